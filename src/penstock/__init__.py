@@ -1,0 +1,1 @@
+"""Streaming data pipelines in Python, on Spark, that account for every record."""

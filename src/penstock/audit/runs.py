@@ -1,0 +1,70 @@
+"""Which numbers of a sequence were seen, kept as runs: memory grows with the gaps, not with the numbers."""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+
+
+class Runs:
+    """A set of whole numbers as sorted, disjoint runs (first, last) that do not touch."""
+
+    __slots__ = ("_firsts", "_lasts")
+
+    def __init__(self, runs: Iterable[tuple[int, int]] = ()) -> None:
+        self._firsts: list[int] = []
+        self._lasts: list[int] = []
+        for first, last in runs:
+            self.add(first, last)
+
+    def add(self, first: int, last: int | None = None) -> int:
+        """Add first–last (or the one number); how many of them were new."""
+        last = first if last is None else last
+        if last < first:
+            raise ValueError(f"a run ends before it begins: {first}–{last}")
+        # The runs that overlap or touch first–last are low..high-1; they melt into one.
+        low = bisect_left(self._lasts, first - 1)
+        high = bisect_right(self._firsts, last + 1)
+        known = sum(
+            max(0, min(end, last) - max(start, first) + 1)
+            for start, end in zip(self._firsts[low:high], self._lasts[low:high], strict=True)
+        )
+        new = last - first + 1 - known
+        if low < high:
+            first, last = min(first, self._firsts[low]), max(last, self._lasts[high - 1])
+        self._firsts[low:high] = [first]
+        self._lasts[low:high] = [last]
+        return new
+
+    def missing(self) -> list[tuple[int, int]]:
+        """The gaps between the first number seen and the last."""
+        return [(a + 1, b - 1) for (_, a), (b, _) in pairwise(self)]
+
+    @property
+    def first(self) -> int | None:
+        return self._firsts[0] if self._firsts else None
+
+    @property
+    def last(self) -> int | None:
+        return self._lasts[-1] if self._lasts else None
+
+    @property
+    def whole_until(self) -> int | None:
+        """The last number before the first gap."""
+        return self._lasts[0] if self._lasts else None
+
+    def __contains__(self, number: int) -> bool:
+        at = bisect_right(self._firsts, number) - 1
+        return at >= 0 and number <= self._lasts[at]
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(zip(self._firsts, self._lasts, strict=True))
+
+    def __len__(self) -> int:
+        """How many numbers, not how many runs."""
+        return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Runs) and list(self) == list(other)
+
+    def __repr__(self) -> str:
+        return f"Runs({list(self)})"

@@ -1,0 +1,60 @@
+"""What can go wrong, in four families, by what the caller does about it.
+
+PenstockError
+├── Misconfigured   the user changes something and starts again
+├── Unavailable     somebody else is away; the same call may work later
+├── Refused         these records are not taken, for this reason; the rest goes on
+└── Unaccounted     the balance does not close; a person has to look
+
+Every error keeps its facts as fields, makes its sentence from them, and survives pickling between processes.
+"""
+
+
+class PenstockError(Exception):
+    """The root of all errors that Penstock raises on purpose."""
+
+
+class Misconfigured(PenstockError):
+    """Raised when a setting, a pipeline or a machine is not as it has to be: `place`, what is wrong, the way out."""
+
+    def __init__(self, place: str, problem: str, way_out: str = "") -> None:
+        super().__init__(place, problem, way_out)
+        self.place, self.problem, self.way_out = place, problem, way_out
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.problem}" + (f"; {self.way_out}" if self.way_out else "")
+
+
+class Unavailable(PenstockError):
+    """Raised when a part that we depend on does not answer."""
+
+    def __init__(self, who: str, why: str, retry_after: float | None = None) -> None:
+        super().__init__(who, why, retry_after)
+        self.who, self.why, self.retry_after = who, why, retry_after
+
+    def __str__(self) -> str:
+        later = f"; trying again in {self.retry_after:g} s" if self.retry_after is not None else ""
+        return f"{self.who} is unavailable: {self.why}{later}"
+
+
+class Refused(PenstockError):
+    """Raised when a record cannot be taken as it is. The record itself is kept by whoever catches this."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(what, reason)
+        self.what, self.reason = what, reason
+
+    def __str__(self) -> str:
+        return f"{self.what} is refused: {self.reason}"
+
+
+class Unaccounted(PenstockError):
+    """Raised when records are missing: which channel, and the (sender, epoch, first, last) ranges."""
+
+    def __init__(self, channel: str, missing: tuple[tuple[str, int, int, int], ...]) -> None:
+        super().__init__(channel, missing)
+        self.channel, self.missing = channel, missing
+
+    def __str__(self) -> str:
+        ranges = ", ".join(f"{sender}/{epoch}: {first}–{last}" for sender, epoch, first, last in self.missing)
+        return f"{self.channel} misses {ranges}"

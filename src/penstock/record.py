@@ -1,0 +1,90 @@
+"""A record and its identity: the words that all tiers share.
+
+The identity travels in the headers of a channel, as text that Kafka's own tools can show:
+`sender`, `epoch` (the sender's incarnation), `seq` (contiguous within the epoch), `time` (microseconds, at the sender).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from penstock.clock import Micros
+from penstock.errors import Refused
+
+Headers = Sequence[tuple[str, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Who sent a record, in which of its lives, as which number, and when."""
+
+    sender: str
+    epoch: int
+    seq: int
+    time: Micros
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        return [
+            ("sender", self.sender.encode()),
+            ("epoch", b"%d" % self.epoch),
+            ("seq", b"%d" % self.seq),
+            ("time", b"%d" % self.time),
+        ]
+
+    @classmethod
+    def of(cls, headers: Iterable[tuple[str, bytes | str | None]] | None) -> "Origin | None":
+        """The origin that the headers tell; None when they tell none; Refused when they contradict themselves."""
+        told: dict[str, bytes | str | None] = {}
+        for name, value in headers or ():
+            if name in _NAMES:
+                if name in told:
+                    raise Refused("an origin", f'the header "{name}" is there twice')
+                told[name] = value
+        if not told:
+            return None
+        if missing := [name for name in _NAMES if told.get(name) is None]:
+            raise Refused("an origin", f"the header {' and '.join(missing)} is missing")
+        try:
+            text = {name: _text(value) for name, value in told.items()}
+            return cls(text["sender"], int(text["epoch"]), int(text["seq"]), int(text["time"]))
+        except ValueError as error:
+            raise Refused("an origin", str(error)) from error
+
+
+_NAMES = ("sender", "epoch", "seq", "time")
+
+
+def _text(value: bytes | str | None) -> str:
+    return value.decode() if isinstance(value, bytes) else value or ""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What a channel carries. The value is the payload as it came, untouched; None deletes its key."""
+
+    value: bytes | None
+    origin: Origin | None = None
+    key: bytes | None = None
+    extra: Headers = ()
+
+    def headers(self) -> list[tuple[str, bytes]]:
+        """The origin's headers and the extra ones."""
+        return [*(self.origin.headers() if self.origin else ()), *self.extra]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """A sender's word that `seq` is its last number so far: a lost tail leaves no gap, but contradicts this."""
+
+    sender: str
+    epoch: int
+    seq: int
+    time: Micros
+
+
+@dataclass(frozen=True, slots=True)
+class Blind:
+    """A time during which a source that cannot be replayed was not heard: what it sent then is unknown, not absent."""
+
+    source: str
+    since: Micros
+    until: Micros

@@ -1,0 +1,107 @@
+"""`penstock.toml`, its profiles, and the environment over both.
+
+Each room keeps its own small frozen class of settings beside what they set; this module only reads them. A table of the
+file is named like the section; `[profiles.NAME.SECTION]` overrides it when the profile is chosen; the environment
+variable `PENSTOCK_SECTION_KEY` overrides both.
+"""
+
+import difflib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from penstock.errors import Misconfigured
+
+FILE = "penstock.toml"
+PREFIX = "PENSTOCK_"
+
+
+class Section(BaseModel):
+    """The base of every settings class: frozen, and closed to keys that it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+def load(
+    sections: Mapping[str, type[Section]],
+    folder: Path,
+    profile: str | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> dict[str, Section]:
+    """Every section, from its defaults, the file in `folder`, the profile and the environment, in this order."""
+    environ = os.environ if environ is None else environ
+    profile = profile or environ.get(f"{PREFIX}PROFILE") or None
+    document = _read(folder / FILE)
+    profiles = document.pop("profiles", {})
+    _refuse_unknown(FILE, "table", document, sections)
+    layers = [(FILE, document)]
+    if profile is not None:
+        if profile not in profiles:
+            raise Misconfigured(FILE, f'there is no profile "{profile}"', _choices(profile, profiles, "profile"))
+        _refuse_unknown(f"{FILE}, [profiles.{profile}]", "table", profiles[profile], sections)
+        layers.append((f"{FILE}, profile {profile}", profiles[profile]))
+    layers.append(("environment", _from_environment(sections, environ)))
+    return {name: _section(name, model, layers) for name, model in sections.items()}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Misconfigured(FILE, f"it is not TOML: {error}") from error
+
+
+def _from_environment(sections: Mapping[str, type[Section]], environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    found: dict[str, dict[str, str]] = {}
+    for name, model in sections.items():
+        start = f"{PREFIX}{name.upper()}_"
+        found[name] = {
+            variable.removeprefix(start).lower(): value
+            for variable, value in environ.items()
+            if variable.startswith(start)
+        }
+        _refuse_unknown(f"environment, {start}*", "setting", found[name], model.model_fields)
+    return found
+
+
+def _section(name: str, model: type[Section], layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Section:
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    for place, tables in layers:
+        table = tables.get(name, {})
+        where = f"{place}, [{name}]"
+        if not isinstance(table, Mapping):
+            raise Misconfigured(
+                where, "this has to be a table", f'write "[{name}]" on a line of its own and the settings under it'
+            )
+        _refuse_unknown(where, "setting", table, model.model_fields)
+        for key, value in table.items():
+            values[key], places[key] = value, where
+    try:
+        return model(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"]) or name
+        where = places.get(str(first["loc"][0]) if first["loc"] else "", f"[{name}]")
+        raise Misconfigured(
+            where, f'"{key}" is {first["input"]!r}', first["msg"].removeprefix("Value error, ")
+        ) from error
+
+
+def _refuse_unknown(place: str, kind: str, given: Iterable[str], known: Iterable[str]) -> None:
+    for key in given:
+        if key not in known:
+            raise Misconfigured(place, f'"{key}" is not a {kind}', _choices(key, known, kind))
+
+
+def _choices(given: str, known: Iterable[str], kind: str) -> str:
+    known = list(known)
+    if close := difflib.get_close_matches(given, known, n=1):
+        return f'did you mean "{close[0]}"?'
+    return f"the {kind}s are {', '.join(sorted(known))}" if known else f"there are no {kind}s"

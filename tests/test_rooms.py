@@ -1,0 +1,66 @@
+"""The import table of docs/architecture.md is true."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock
+
+SRC = Path(penstock.__file__).parent
+WORDS = {"record", "contracts", "errors", "clock", "settings"}
+TIERS = {"collect", "channels", "analysis", "stores", "deliver"}
+BASE = WORDS | {"audit"}
+MAY_IMPORT = {
+    **dict.fromkeys(WORDS, WORDS),
+    "audit": WORDS,
+    "simulate": WORDS,
+    **dict.fromkeys(TIERS, BASE),
+    "supervise": WORDS,
+    "pipeline": BASE | TIERS | {"supervise", "simulate"},
+    "testing": BASE | {"pipeline"},
+    "demo": {"penstock"},
+    "cli": BASE | TIERS | {"supervise", "simulate", "pipeline", "testing", "demo"},
+    "penstock": {"pipeline", "analysis"},
+}
+STANDS_ALONE = {"pyspark": {"analysis"}, "py4j": {"analysis"}}
+
+
+def modules() -> list[Path]:
+    return sorted(SRC.rglob("*.py"))
+
+
+def room_of(path: Path) -> str:
+    first = path.relative_to(SRC).parts[0].removesuffix(".py")
+    return "penstock" if first in {"__init__", "__main__"} else first
+
+
+def imported(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: import from the module that defines the thing, not relatively"
+            if node.module == "penstock":
+                yield from (
+                    f"penstock.{name.name}" if (SRC / name.name).exists() else "penstock" for name in node.names
+                )
+            else:
+                yield node.module or ""
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SRC)))
+def test_a_room_imports_only_what_the_table_allows(path: Path) -> None:
+    room = room_of(path)
+    for name in imported(path):
+        top, *rest = name.split(".")
+        if top == "penstock":
+            target = rest[0] if rest else "penstock"
+            assert target == room or target in MAY_IMPORT[room], f"{room} imports {name}"
+        elif top in STANDS_ALONE:
+            assert room in STANDS_ALONE[top] | {"demo", "testing"}, f"{room} imports {name}"
+
+
+def test_every_room_is_in_the_table() -> None:
+    assert {room_of(path) for path in modules()} <= set(MAY_IMPORT)
