@@ -46,11 +46,12 @@ def duration(text: str) -> timedelta:
     """`"10 seconds"`, `"250 ms"`, `"1h"` as a timedelta; ValueError with the accepted units otherwise."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text.lower())
     seconds = match and _UNITS.get(match[2], _UNITS.get(match[2].removesuffix("s")))
-    if not match or not seconds:
-        raise ValueError(
-            f'"{text}" is not a duration; write a number and a unit, such as "10 seconds", "250 ms", "1 day"'
-        )
-    return timedelta(seconds=float(match[1]) * seconds)
+    try:
+        if match and seconds:
+            return timedelta(seconds=float(match[1]) * seconds)
+    except OverflowError:
+        pass
+    raise ValueError(f'"{text}" is not a duration; write a number and a unit, such as "10 seconds", "250 ms", "1 day"')
 
 
 def _parse(value: object) -> object:

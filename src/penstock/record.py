@@ -45,7 +45,7 @@ class Origin:
             raise Refused("an origin", f"the header {' and '.join(missing)} is missing")
         try:
             text = {name: _text(value) for name, value in told.items()}
-            return cls(text["sender"], int(text["epoch"]), int(text["seq"]), int(text["time"]))
+            return cls(text["sender"], _number(text["epoch"]), _number(text["seq"]), _number(text["time"]))
         except ValueError as error:
             raise Refused("an origin", str(error)) from error
 
@@ -55,6 +55,13 @@ _NAMES = ("sender", "epoch", "seq", "time")
 
 def _text(value: bytes | str | None) -> str:
     return value.decode() if isinstance(value, bytes) else value or ""
+
+
+def _number(text: str) -> int:
+    number = int(text)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"{text} lies beyond 64 bits")
+    return number
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,14 +36,16 @@ def load(
     environ = os.environ if environ is None else environ
     profile = profile or environ.get(f"{PREFIX}PROFILE") or None
     document = _read(folder / FILE)
-    profiles = document.pop("profiles", {})
+    profiles = _table(f"{FILE}, [profiles]", "profiles", document.pop("profiles", {}))
     _refuse_unknown(FILE, "table", document, sections)
     layers = [(FILE, document)]
     if profile is not None:
         if profile not in profiles:
             raise Misconfigured(FILE, f'there is no profile "{profile}"', _choices(profile, profiles, "profile"))
-        _refuse_unknown(f"{FILE}, [profiles.{profile}]", "table", profiles[profile], sections)
-        layers.append((f"{FILE}, profile {profile}", profiles[profile]))
+        place = f"{FILE}, [profiles.{profile}]"
+        overrides = _table(place, f"profiles.{profile}", profiles[profile])
+        _refuse_unknown(place, "table", overrides, sections)
+        layers.append((f"{FILE}, profile {profile}", overrides))
     layers.append(("environment", _from_environment(sections, environ)))
     return {name: _section(name, model, layers) for name, model in sections.items()}
 
@@ -55,6 +57,8 @@ def _read(path: Path) -> dict[str, Any]:
         return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise Misconfigured(FILE, f"it is not TOML: {error}") from error
+    except OSError as error:
+        raise Misconfigured(FILE, f"it cannot be read: {error.strerror}") from error
 
 
 def _from_environment(sections: Mapping[str, type[Section]], environ: Mapping[str, str]) -> dict[str, dict[str, str]]:
@@ -66,7 +70,7 @@ def _from_environment(sections: Mapping[str, type[Section]], environ: Mapping[st
             for variable, value in environ.items()
             if variable.startswith(start)
         }
-        _refuse_unknown(f"environment, {start}*", "setting", found[name], model.model_fields)
+        _refuse_unknown(f"environment, {start}*", "setting", found[name], _keys(model, found[name]))
     return found
 
 
@@ -74,13 +78,9 @@ def _section(name: str, model: type[Section], layers: Iterable[tuple[str, Mappin
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     for place, tables in layers:
-        table = tables.get(name, {})
         where = f"{place}, [{name}]"
-        if not isinstance(table, Mapping):
-            raise Misconfigured(
-                where, "this has to be a table", f'write "[{name}]" on a line of its own and the settings under it'
-            )
-        _refuse_unknown(where, "setting", table, model.model_fields)
+        table = _table(where, name, tables.get(name, {}))
+        _refuse_unknown(where, "setting", table, _keys(model, table))
         for key, value in table.items():
             values[key], places[key] = value, where
     try:
@@ -92,6 +92,19 @@ def _section(name: str, model: type[Section], layers: Iterable[tuple[str, Mappin
         raise Misconfigured(
             where, f'"{key}" is {first["input"]!r}', first["msg"].removeprefix("Value error, ")
         ) from error
+
+
+def _table(place: str, name: str, given: object) -> dict[str, Any]:
+    if not isinstance(given, dict):
+        raise Misconfigured(
+            place, "this has to be a table", f'write "[{name}]" on a line of its own and the settings under it'
+        )
+    return given
+
+
+def _keys(model: type[Section], given: Iterable[str]) -> Iterable[str]:
+    """The keys that a section knows: of an open one, all that are given."""
+    return given if model.model_config.get("extra") == "allow" else model.model_fields
 
 
 def _refuse_unknown(place: str, kind: str, given: Iterable[str], known: Iterable[str]) -> None:

@@ -1,0 +1,181 @@
+"""The running of queries: each reads its channels from Kafka and writes a channel, in its mode, from its checkpoint."""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from graphlib import TopologicalSorter
+from pathlib import Path
+from typing import Self
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.analysis.frames import RAW, built, dead_letters, encoded, typed
+from penstock.analysis.modes import Verdict, accepts_update, decide, objection
+from penstock.analysis.query import Mode, Query, Shape
+from penstock.analysis.settings import SparkSettings
+from penstock.errors import Misconfigured, Unavailable
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What all queries of a pipeline share."""
+
+    spark: SparkSession
+    settings: SparkSettings
+    servers: str
+    checkpoints: str
+    shapes: Mapping[str, Shape]
+    kafka: Mapping[str, str]
+    """Settings of Spark's Kafka client, such as those for security."""
+
+    def stream(self, channel: str) -> DataFrame:
+        """The raw records of a channel, from the beginning and on."""
+        reader = self.spark.readStream.format("kafka").options(**self._source(channel))
+        # A broker that restarts must not end the query.
+        return reader.options(
+            failOnDataLoss="true", **{"fetchOffset.numRetries": "60", "fetchOffset.retryIntervalMs": "1000"}
+        ).load()
+
+    def batch(self, channel: str, until: Mapping[int, int] | None = None) -> DataFrame:
+        """The raw records that a channel holds, up to these offsets."""
+        reader = self.spark.read.format("kafka").options(**self._source(channel))
+        if until is not None:
+            offsets = {channel: {str(partition): offset for partition, offset in until.items()}}
+            reader = reader.option("endingOffsets", json.dumps(offsets))
+        return reader.load()
+
+    def _source(self, channel: str) -> dict[str, str]:
+        return {
+            "kafka.bootstrap.servers": self.servers,
+            "subscribe": channel,
+            "startingOffsets": "earliest",
+            "includeHeaders": "true",
+            "kafka.isolation.level": "read_committed",
+            **self._client(),
+        }
+
+    def _client(self) -> dict[str, str]:
+        return {f"kafka.{name}": value for name, value in self.kafka.items()}
+
+    def frame(self, query: Query, raw: Callable[[str], DataFrame]) -> DataFrame:
+        """The result of a query over raw frames of its inputs."""
+        return built(query, [typed(raw(name), self.shapes[name]) for name in query.inputs])
+
+    def recompute(self, query: Query, until: Mapping[str, Mapping[int, int]] | None = None) -> DataFrame:
+        """The query as a batch over the log: what its live result has to be equal to."""
+        return self.frame(query, lambda name: self.batch(name, (until or {}).get(name)))
+
+    def result(self, query: Query) -> Shape:
+        """What a query's result looks like, found without reading a record; Misconfigured when it cannot work."""
+        nothing = self.spark.createDataFrame([], RAW)
+        frame = self.frame(query, lambda _: nothing)
+        encoded(frame, query)
+        return Shape(query.into, frame.schema.toDDL())
+
+    def knowing(self, queries: Sequence[Query]) -> Self:
+        """The same engine, for queries that read the results of others: it knows what those look like."""
+        read = {name for query in queries for name in query.inputs}
+        engine = self
+        for query in in_order(queries):
+            if query.into in read:
+                engine = replace(engine, shapes={**engine.shapes, query.into: engine.result(query)})
+        return engine
+
+    def verdicts(self, queries: Iterable[Query], curious: bool = False) -> dict[str, Verdict]:
+        """The mode of each query, in the order of their declaration.
+
+        Spark is asked where its answer decides; a curious caller wants to know it of every query.
+        """
+        places = self.settings.real_time_queries
+        found: dict[str, Verdict] = {}
+        for query in queries:
+            against = None
+            if curious or (query.mode is Mode.AUTO and places > 0):
+                against = self.objection(query)
+            found[query.name] = decide(query, against, places)
+            places -= found[query.name].mode is Mode.REAL_TIME
+        return found
+
+    def objection(self, query: Query) -> str | None:
+        return objection(self.spark, lambda raw: encoded(self.frame(query, lambda _: raw()), query))
+
+    def start(self, query: Query, verdict: Verdict, topics: Mapping[str, str]) -> StreamingQuery:
+        """Start a query where its checkpoint stands. `topics` are the ids of the topics that it touches."""
+        result = self.frame(query, self.stream)
+        seconds = (query.every or self.settings.every).total_seconds()
+        update = verdict.mode is Mode.REAL_TIME or accepts_update(result)
+        writer = self._into(encoded(result, query), query.into, query.name, topics).outputMode(
+            "update" if update else "append"
+        )
+        if verdict.mode is Mode.REAL_TIME:
+            # PySpark's own overloads do not know this trigger yet.
+            writer = writer.trigger(realTime=f"{self.settings.real_time_batch.total_seconds():g} seconds")  # type: ignore[call-overload]
+        else:
+            writer = writer.trigger(processingTime=f"{seconds:g} seconds")
+        return writer.start()
+
+    def sift(self, shape: Shape, into: str, topics: Mapping[str, str]) -> StreamingQuery:
+        """Bring what does not fit a channel's schema to its dead letters."""
+        refused = dead_letters(self.stream(shape.channel), shape)
+        writer = self._into(refused, into, f"{shape.channel}.dead", topics).outputMode("append")
+        return writer.trigger(processingTime=f"{self.settings.every.total_seconds():g} seconds").start()
+
+    def _into(self, records: DataFrame, channel: str, name: str, topics: Mapping[str, str]) -> DataStreamWriter:
+        folder = f"{self.checkpoints}/{name}"
+        _belong_together(folder, topics)
+        return (
+            records.writeStream.format("kafka")
+            .queryName(name)
+            .option("kafka.bootstrap.servers", self.servers)
+            .options(**{"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.linger.ms": "1"})
+            .options(**self._client())
+            .option("topic", channel)
+            .option("includeHeaders", "true")
+            .option("checkpointLocation", folder)
+        )
+
+
+def in_order(queries: Sequence[Query]) -> list[Query]:
+    """Each query after those whose results it reads."""
+    made_by = {query.into: query for query in queries}
+    needs = {query.into: [name for name in query.inputs if name in made_by] for query in queries}
+    return [made_by[name] for name in TopologicalSorter(needs).static_order()]
+
+
+def slots(queries: Sequence[Query], partitions: Mapping[str, int], sifted: Iterable[str], shuffle: int) -> int:
+    """How many tasks may have to run at once, if every query takes its turn at the same moment.
+
+    The tasks of a real-time query never end, and Spark starts them all together or not at all: each needs a slot.
+    """
+    reading = sum(partitions[name] for query in queries for name in query.inputs)
+    return reading + shuffle * len(queries) + sum(partitions[name] for name in sifted)
+
+
+def failed(queries: Iterable[StreamingQuery]) -> Unavailable | None:
+    """The first query that ended, with its reason."""
+    for query in queries:
+        if not query.isActive:
+            error: StreamingQueryException | None = query.exception()
+            return Unavailable(f"query {query.name}", str(error).strip().splitlines()[0] if error else "it ended")
+    return None
+
+
+def _belong_together(folder: str, topics: Mapping[str, str]) -> None:
+    """Refuse a checkpoint that was made for other topics: going on from it would skip records in silence."""
+    if "://" in folder and not folder.startswith("file://"):
+        return  # A checkpoint on a shared file system is looked at by Spark alone.
+    path = Path(folder.removeprefix("file://")) / "penstock.json"
+    if path.exists():
+        for name, known in json.loads(path.read_text()).items():
+            if name in topics and topics[name] != known:
+                raise Misconfigured(
+                    f"checkpoint {folder}",
+                    f"it belongs to another topic {name} than the one that is there now",
+                    "remove the checkpoint to read the new topic from its beginning",
+                )
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(topics))

@@ -1,0 +1,201 @@
+"""From the bytes of a channel to the frame that a query sees, and from its result to bytes again.
+
+A record that does not fit has a reason, and the same expression decides it everywhere: queries see the records without
+a reason, the dead letters get the others.
+"""
+
+import re
+from collections.abc import Sequence
+
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from penstock.analysis.query import Query, Shape
+from penstock.errors import Misconfigured
+
+RAW = (
+    "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
+    "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
+)
+"""What Spark's Kafka source gives."""
+
+ADDED = ("origin", "event_time")
+"""The columns that every typed frame has beside those of its payload."""
+
+_CORRUPT = "_corrupt"
+_PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+
+
+def seen() -> Column:
+    """How many records are folded into a result row, and the time of the newest: its version, and what is conserved."""
+    return F.struct(F.count(F.lit(1)).alias("count"), F.max("origin.time").alias("newest")).alias("seen")
+
+
+def schema_of(shape: Shape) -> StructType:
+    """The payload's columns; Misconfigured when the DDL cannot be read."""
+    try:
+        schema = _columns(shape.ddl or "value STRING")
+    except PySparkException as error:
+        raise Misconfigured(f"channel {shape.channel}", f"its schema cannot be read: {_first_line(error)}") from error
+    for name in (*ADDED, _CORRUPT):
+        if name in schema.names:
+            raise Misconfigured(
+                f"channel {shape.channel}", f'"{name}" is a column that Penstock adds', "name the field otherwise"
+            )
+    return schema
+
+
+def judged(raw: DataFrame, shape: Shape) -> DataFrame:
+    """The raw columns, with `origin`, `event_time`, the payload as `doc`, and `reason` where it does not fit."""
+    schema = schema_of(shape)
+    text = F.col("value").cast("string")
+    frame = raw.withColumn("origin", _origin())
+    if shape.ddl is None:
+        frame = frame.withColumn("doc", F.struct(text.alias("value")))
+        unfit = F.when(F.col("value").isNull(), "the value is null")
+    else:
+        nullable = _columns(shape.ddl)
+        for column in nullable.fields:
+            column.nullable = True
+        parsed = F.from_json(text, nullable.add(_CORRUPT, "string"), _PERMISSIVE)
+        frame = frame.withColumn("doc", parsed)
+        unfit = (
+            F.when(F.col("value").isNull(), "the value is null")
+            .when(~F.ltrim(text).startswith("{"), "it is not a JSON object")
+            .when(F.col("doc").isNull() | F.col(f"doc.{_CORRUPT}").isNotNull(), _what_is_corrupt(text, schema))
+        )
+        for column in schema.fields:
+            if not column.nullable:
+                unfit = unfit.when(F.col(f"doc.`{column.name}`").isNull(), f'the field "{column.name}" is missing')
+    # `expr` sees the payload's columns by their own names.
+    if shape.event_time is None:
+        frame = frame.withColumn("event_time", F.timestamp_micros("origin.time"))
+        unfit = unfit.when(F.col("event_time").isNull(), "it has no origin, and the channel declares no event time")
+    else:
+        frame = frame.withColumn("event_time", _over_doc(shape, schema))
+        unfit = unfit.when(F.col("event_time").isNull(), f"its event time ({shape.event_time}) is null")
+    ahead = F.col("event_time") > F.col("timestamp") + F.make_dt_interval(secs=F.lit(shape.ahead.total_seconds()))
+    unfit = unfit.when(
+        (F.col("timestamp") > F.timestamp_seconds(F.lit(0))) & ahead, F.lit("its event time lies in the future")
+    )
+    return frame.withColumn("reason", unfit)
+
+
+def typed(raw: DataFrame, shape: Shape) -> DataFrame:
+    """What a query sees: the payload's columns, `origin` and `event_time`, of the records that fit."""
+    names = schema_of(shape).names
+    fit = judged(raw, shape).where(F.col("reason").isNull())
+    return fit.select(*(F.col(f"doc.`{name}`").alias(name) for name in names), *ADDED)
+
+
+def dead_letters(raw: DataFrame, shape: Shape) -> DataFrame:
+    """What does not fit, as records: key, value and headers as they came, and with them the reason and the place."""
+    place = F.concat_ws(":", F.col("topic"), F.col("partition"), F.col("offset"))
+    added = F.array(_header("reason", F.col("reason")), _header("place", place))
+    headers = F.concat(F.coalesce(F.col("headers"), F.array().cast("array<struct<key:string,value:binary>>")), added)
+    refused = judged(raw, shape).where(F.col("reason").isNotNull())
+    return refused.select("key", F.coalesce("value", F.lit(b"")).alias("value"), headers.alias("headers"))
+
+
+def built(query: Query, frames: Sequence[DataFrame]) -> DataFrame:
+    """The query applied to its inputs."""
+    if query.watermark is not None:
+        delay = f"{query.watermark.total_seconds()} seconds"
+        frames = [frame.withWatermark("event_time", delay) for frame in frames]
+    if not isinstance(query.build, str):
+        result = query.build(*frames)
+        if not isinstance(result, DataFrame):
+            raise Misconfigured(f"query {query.name}", f"it returns {type(result).__name__}", "return a DataFrame")
+        return result
+    for name, frame in zip(query.inputs, frames, strict=True):
+        frame.createOrReplaceTempView(name)
+    counted = "struct(count(1) AS count, max(origin.time) AS newest) AS seen"
+    return frames[0].sparkSession.sql(
+        re.sub(r"\bseen\(\s*\)(\s+AS\s+seen\b)?", counted, query.build, flags=re.IGNORECASE)
+    )
+
+
+def encoded(result: DataFrame, query: Query) -> DataFrame:
+    """A result as records: its key as a JSON array, its row as a JSON object, its identity as headers."""
+    columns = result.columns
+    if absent := [name for name in query.key if name not in columns]:
+        raise Misconfigured(
+            f"query {query.name}",
+            f"its key has {' and '.join(absent)}, and its result only {', '.join(columns)}",
+            "name columns of the result",
+        )
+    row = [name for name in columns if name != "origin"]
+    headers = [_header("query", F.lit(query.name))]
+    if "seen" in columns:
+        headers += [_header("version", F.col("seen.count")), _header("time", F.col("seen.newest"))]
+    elif "origin" in columns:
+        headers += [_header(name, F.col(f"origin.{name}")) for name in ("sender", "epoch", "seq", "time")]
+    return result.select(
+        _json_array([F.col(f"`{name}`") for name in query.key]).cast("binary").alias("key"),
+        F.to_json(F.struct(*(f"`{name}`" for name in row)), {"ignoreNullFields": "false"})
+        .cast("binary")
+        .alias("value"),
+        F.array(*headers).alias("headers"),
+    )
+
+
+def _origin() -> Column:
+    def header(name: str) -> Column:
+        return F.expr(f"filter(headers, h -> h.key = '{name}')[0].value").cast("string")
+
+    return F.struct(
+        header("sender").alias("sender"),
+        header("epoch").try_cast("bigint").alias("epoch"),
+        header("seq").try_cast("bigint").alias("seq"),
+        header("time").try_cast("bigint").alias("time"),
+    )
+
+
+def _what_is_corrupt(text: Column, schema: StructType) -> Column:
+    """The field that has another type than the schema says, as far as the top level tells."""
+    whole = F.try_parse_json(text)
+    wrong = [
+        F.when(
+            F.from_json(text, StructType().add(column.name, column.dataType).add(_CORRUPT, "string"), _PERMISSIVE)[
+                _CORRUPT
+            ].isNotNull(),
+            F.lit(f'the field "{column.name}" is not {column.dataType.simpleString()[:60]}'),
+        )
+        for column in schema.fields
+    ]
+    return F.when(whole.isNull(), F.lit("it is not JSON")).otherwise(
+        F.coalesce(*wrong, F.lit("it does not fit the schema"))
+    )
+
+
+def _over_doc(shape: Shape, schema: StructType) -> Column:
+    """The event time's expression, with the payload's columns put in for their names."""
+    assert shape.event_time is not None
+    expression = re.sub(
+        r"(?<![\w.`'])([A-Za-z_]\w*)(?=[\s,.)+*/-]|$)",
+        lambda match: f"doc.`{match[1]}`" if match[1] in schema.names else match[1],
+        shape.event_time,
+    )
+    return F.expr(f"try_cast({expression} AS TIMESTAMP)")
+
+
+def _header(name: str, value: Column) -> Column:
+    return F.struct(F.lit(name).alias("key"), value.cast("string").cast("binary").alias("value"))
+
+
+def _json_array(columns: Sequence[Column]) -> Column:
+    parts = [F.to_json(F.array(column), {"ignoreNullFields": "false"}) for column in columns]
+    bare = [part.substr(F.lit(2), F.length(part) - 2) for part in parts]
+    return F.concat(F.lit("["), F.concat_ws(",", *bare), F.lit("]"))
+
+
+def _columns(ddl: str) -> StructType:
+    schema = StructType.fromDDL(ddl)
+    assert isinstance(schema, StructType)
+    return schema
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

@@ -1,0 +1,43 @@
+"""What a query is, before Spark comes into it: names, a key, and a pure function of frames."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+
+class Mode(StrEnum):
+    AUTO = "auto"
+    REAL_TIME = "real-time"
+    MICRO_BATCH = "micro-batch"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What the records of a channel look like to a query."""
+
+    channel: str
+    ddl: str | None = None
+    """The columns of the payload, as DDL; None: the payload stays text in the column `value`."""
+    event_time: str | None = None
+    """A SQL expression over the columns; None: the time at the sender."""
+    ahead: timedelta = timedelta(hours=1)
+    """A record whose event time lies further in the future than this is refused: it would make all others late."""
+
+
+@dataclass(frozen=True)
+class Query:
+    name: str
+    inputs: tuple[str, ...]
+    into: str
+    key: tuple[str, ...]
+    build: "Callable[..., DataFrame] | str"
+    """A function of one frame for each input, or a SQL text over views of their names."""
+    mode: Mode = Mode.AUTO
+    watermark: timedelta | None = None
+    every: timedelta | None = None
+    doc: str = field(default="", compare=False)

@@ -1,0 +1,177 @@
+"""The Spark session, on a JVM that we start ourselves.
+
+Spark's own launcher would take the Java on the PATH and ask it for modules that a trimmed runtime lacks. Started here,
+the JVM runs on the Java that was found, comes up while Kafka does, and ends with this process: it reads our end of a
+pipe, and Linux ends it when we are killed.
+"""
+
+import ctypes
+import os
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO, Self
+
+from pyspark.sql import SparkSession
+
+from penstock.analysis.settings import SparkSettings
+from penstock.errors import Unavailable
+
+# What Spark needs of the module system; the list is that of its own launcher.
+_OPENED = {
+    "java.base": (
+        "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util java.util.concurrent "
+        "java.util.concurrent.atomic jdk.internal.ref sun.nio.ch sun.nio.cs sun.security.action sun.util.calendar"
+    ),
+    "java.security.jgss": "sun.security.krb5",
+}
+_JVM = (
+    "-XX:+IgnoreUnrecognizedVMOptions",
+    "-XX:+UseParallelGC",
+    "-XX:MaxMetaspaceFreeRatio=40",
+    "-Dio.netty.tryReflectionSetAccessible=true",
+    "-Dio.netty.allocator.type=pooled",
+    "--enable-native-access=ALL-UNNAMED",
+    *(f"--add-opens={module}/{name}=ALL-UNNAMED" for module, names in _OPENED.items() for name in names.split()),
+)
+
+_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+_ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
+
+
+def conf(settings: SparkSettings, slots: int) -> dict[str, str]:
+    """The settings of Spark that make both modes fast; the user's own come last."""
+    local = settings.master == "local"
+    return {
+        "spark.master": f"local[{slots}]" if local else settings.master,
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
+        # The default manager forks chmod for each file, at four times the cost. The rename of this one is not
+        # exclusive; the state folder's lock keeps a second driver away.
+        **({"spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS} if local else {}),
+        "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
+        "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
+        "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+        "spark.sql.streaming.minBatchesToRetain": "20",
+        "spark.sql.streaming.pollingDelay": "2ms",
+        "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+        "spark.sql.adaptive.streaming.stateless.enabled": "false",
+        "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "5",
+        **settings.conf,
+    }
+
+
+@dataclass
+class Gateway:
+    """A JVM that waits for PySpark."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    secret: str
+
+    @classmethod
+    def start(
+        cls, java: Path, jars: Sequence[Path], memory: str, conf: Mapping[str, str], log: IO[bytes] | None = None
+    ) -> Self:
+        home = _spark_home()
+        local = conf.get("spark.master", "local").startswith("local")
+        folder = Path(tempfile.mkdtemp(prefix="penstock-"))
+        told = folder / "gateway"
+        options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+        if not local and jars:
+            options += ["--jars", ",".join(map(str, jars))]
+        command = [
+            str(java),
+            f"-Xmx{memory}",
+            *_JVM,
+            *_logging(),
+            "-cp",
+            os.pathsep.join([*map(str, jars), str(home / "jars" / "*")]),
+            "org.apache.spark.deploy.SparkSubmit",
+            *options,
+            "pyspark-shell",
+        ]
+        env = {
+            **os.environ,
+            "SPARK_HOME": str(home),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYSPARK_DRIVER_PYTHON": sys.executable,
+            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told),
+        }
+        out = log if log is not None else subprocess.DEVNULL
+        try:
+            process = subprocess.Popen(
+                command, env=env, stdin=subprocess.PIPE, stdout=out, stderr=out, preexec_fn=_end_with_parent
+            )
+            while not told.exists():
+                if process.poll() is not None:
+                    raise Unavailable("Spark", f"its JVM ended with code {process.returncode} while it started")
+                time.sleep(0.02)
+            content = told.read_bytes()
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        port, length = struct.unpack(">ii", content[:8])
+        return cls(process, port, content[8 : 8 + length].decode())
+
+    def stop(self) -> None:
+        if self.process.stdin:
+            self.process.stdin.close()
+        try:
+            self.process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+@contextmanager
+def session(
+    name: str,
+    settings: SparkSettings,
+    java: Path,
+    jars: Sequence[Path],
+    slots: int,
+    log: IO[bytes] | None = None,
+) -> Iterator[SparkSession]:
+    """A Spark session of our own, ended with everything that belongs to it."""
+    gateway = Gateway.start(java, jars, settings.memory, {"spark.app.name": name, **conf(settings, slots)}, log)
+    os.environ["PYSPARK_GATEWAY_PORT"] = str(gateway.port)
+    os.environ["PYSPARK_GATEWAY_SECRET"] = gateway.secret
+    os.environ.setdefault("SPARK_HOME", str(_spark_home()))
+    try:
+        spark = SparkSession.builder.getOrCreate()
+        yield spark
+        for query in spark.streams.active:
+            query.stop()
+    finally:
+        gateway.stop()
+        del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
+
+
+def _spark_home() -> Path:
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _logging() -> list[str]:
+    return [f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"]
+
+
+def _end_with_parent() -> None:
+    # Ctrl-C is for the driver, which ends the JVM in order.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,0 +1,33 @@
+"""`[spark]` of penstock.toml."""
+
+from datetime import timedelta
+
+from pydantic import Field, field_validator
+
+from penstock.clock import Duration
+from penstock.settings import Section
+
+
+class SparkSettings(Section):
+    master: str = Field(
+        "local", description="local: this machine, with as many slots as the queries need; or any Spark master"
+    )
+    memory: str = Field("1g", description="the heap of the driver", pattern=r"^\d+[mg]$")
+    checkpoints: str = Field("", description="where queries remember how far they are; empty: in the state folder")
+    real_time_batch: Duration = Field(
+        timedelta(seconds=60),
+        description="how long a real-time batch lasts: longer means fewer pauses and a larger replay after a crash",
+    )
+    every: Duration = Field(timedelta(seconds=2), description="how often a query in micro-batches runs")
+    shuffle_partitions: int = Field(2, ge=1, description="partitions of state; fixed for the life of a checkpoint")
+    real_time_queries: int = Field(
+        1, ge=0, description="how many queries may run in real time at once on a local master"
+    )
+    conf: dict[str, str] = Field(default_factory=dict, description="settings of Spark itself, by their own names")
+
+    @field_validator("real_time_batch")
+    @classmethod
+    def _at_least_five_seconds(cls, value: timedelta) -> timedelta:
+        if value < timedelta(seconds=5):
+            raise ValueError("Spark takes real-time batches of 5 seconds or more")
+        return value

@@ -1,0 +1,108 @@
+"""How long things took, as counts in logarithmic buckets: any quantile within 1 %, in bounded memory, mergeable."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+_ERROR = 0.01
+_STEP = math.log((1 + _ERROR) / (1 - _ERROR))
+_MIDDLE = 1 - _ERROR
+# One microsecond to 300 years: what lies outside is counted at the edge, so there are never more than 1,900 buckets.
+_LOWEST, _HIGHEST = 0.001, 1e13
+
+
+class Sketch:
+    """Milliseconds. What is negative counts as 0 and as `skewed`: two clocks disagreed."""
+
+    __slots__ = ("_buckets", "_max", "_min", "_sum", "_zeros", "count", "skewed")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.skewed = 0
+        self._zeros = 0
+        self._buckets: Counter[int] = Counter()
+        self._sum = 0.0
+        self._min = math.inf
+        self._max = 0.0
+
+    def add(self, ms: float, times: int = 1) -> None:
+        """Count a duration; ValueError when it is not a number or `times` is negative."""
+        if math.isnan(ms) or times < 0:
+            raise ValueError(f"{times} times {ms} ms cannot be counted")
+        if times == 0:
+            return
+        if ms < 0:
+            self.skewed += times
+        ms = min(max(ms, 0.0), _HIGHEST)
+        if ms < _LOWEST:
+            self._zeros += times
+        else:
+            self._buckets[math.ceil(math.log(ms) / _STEP)] += times
+        self.count += times
+        self._sum += ms * times
+        self._min = min(self._min, ms)
+        self._max = max(self._max, ms)
+
+    def merge(self, other: "Sketch") -> None:
+        """Count all that the other has counted."""
+        self.count += other.count
+        self.skewed += other.skewed
+        self._zeros += other._zeros
+        self._buckets.update(other._buckets)
+        self._sum += other._sum
+        self._min = min(self._min, other._min)
+        self._max = max(self._max, other._max)
+
+    def quantile(self, q: float) -> float | None:
+        """The duration that the share `q` (0 to 1) did not exceed; None when nothing was counted."""
+        if not 0 <= q <= 1:
+            raise ValueError(f"a quantile lies between 0 and 1, not at {q}")
+        if not self.count:
+            return None
+        left = math.ceil(q * self.count) - self._zeros
+        if left <= 0:
+            return self._min
+        for bucket in sorted(self._buckets):
+            left -= self._buckets[bucket]
+            if left <= 0:
+                return min(max(math.exp(bucket * _STEP) * _MIDDLE, self._min), self._max)
+        return self._max
+
+    def summary(self) -> dict[str, float] | None:
+        """count, min, mean, p50, p95, p99, max; None when nothing was counted."""
+        p50, p95, p99 = self.quantile(0.5), self.quantile(0.95), self.quantile(0.99)
+        if p50 is None or p95 is None or p99 is None:
+            return None
+        mean = self._sum / self.count
+        return {
+            "count": self.count,
+            "min": self._min,
+            "mean": mean,
+            "p50": p50,
+            "p95": p95,
+            "p99": p99,
+            "max": self._max,
+        }
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "zeros": self._zeros,
+            "skewed": self.skewed,
+            "buckets": {str(bucket): times for bucket, times in sorted(self._buckets.items())},
+            "sum": self._sum,
+            "min": self._min if self.count else None,
+            "max": self._max,
+        }
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> "Sketch":
+        sketch = cls()
+        sketch._zeros = int(document["zeros"])
+        sketch.skewed = int(document["skewed"])
+        sketch._buckets = Counter({int(bucket): int(times) for bucket, times in document["buckets"].items()})
+        sketch.count = sketch._zeros + sketch._buckets.total()
+        sketch._sum = float(document["sum"])
+        sketch._min = math.inf if document["min"] is None else float(document["min"])
+        sketch._max = float(document["max"])
+        return sketch

@@ -1,0 +1,35 @@
+"""The one retry of the parts that run as threads and processes: patient with whoever is away, awake for the stop."""
+
+from collections.abc import Callable
+from threading import Event
+
+from penstock.errors import Unavailable
+
+FIRST, LONGEST = 0.1, 5.0
+
+
+def patiently(
+    work: Callable[[Callable[[], None]], None],
+    stop: Event,
+    waiting: Callable[[Unavailable], None],
+) -> None:
+    """Call `work` until it returns or `stop` is set; each Unavailable is told to `waiting`, and work starts anew.
+
+    The pauses double up to five seconds, or are what the error asks for. Work is handed a call by which it says that it
+    goes well again: the next pause is then a short one.
+    """
+    pause = FIRST
+
+    def well() -> None:
+        nonlocal pause
+        pause = FIRST
+
+    while not stop.is_set():
+        try:
+            work(well)
+            return
+        except Unavailable as error:
+            delay = pause if error.retry_after is None else error.retry_after
+            waiting(Unavailable(error.who, error.why, delay))
+            stop.wait(delay)
+            pause = min(2 * pause, LONGEST)

@@ -1,0 +1,83 @@
+"""`penstock doctor`: what this machine has and lacks."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from penstock.cli.options import AsJson, Folder, Profile
+from penstock.errors import PenstockError
+from penstock.pipeline.wiring import Wiring
+from penstock.supervise.folder import StateFolder
+from penstock.supervise.java import find_java
+from penstock.supervise.redis import find_redis
+
+
+@dataclass(frozen=True)
+class Finding:
+    what: str
+    good: bool
+    told: str
+
+
+def doctor(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = False) -> None:
+    """Check what this machine has and lacks: Python, Java, the jars, Redis, memory, disk, and the settings.
+
+    Exits with 1 when something is missing; each finding says the way out.
+    """
+    findings = [
+        _ask("Python", lambda: f"{sys.version.split()[0]} at {sys.executable}"),
+        _ask("Java", lambda: "{0.version} at {0.path}".format(find_java())),
+        _ask("jars", _jars),
+        _ask("Redis", lambda: str(find_redis())),
+        _ask("settings", lambda: f"{Wiring.read(folder, profile).folder.absolute()} is in order"),
+        _ask("state folder", lambda: _state(folder)),
+        _measure(
+            "memory", psutil.virtual_memory().available, 3 << 30, "a pipeline with its services takes up to 3 GiB"
+        ),
+        _measure("disk", shutil.disk_usage(folder).free, 5 << 30, "logs, checkpoints and the lake grow here"),
+        Finding("processors", True, f"{os.cpu_count()}; real-time queries want one each"),
+    ]
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        for finding in findings:
+            mark = Text("ok   ", style="green") if finding.good else Text("wrong", style="bold red")
+            console.print(mark, Text(f" {finding.what}: {finding.told}"), sep="")
+    raise typer.Exit(0 if all(finding.good for finding in findings) else 1)
+
+
+def _ask(what: str, question: Callable[[], str]) -> Finding:
+    try:
+        return Finding(what, True, question())
+    except PenstockError as error:
+        return Finding(what, False, str(error))
+
+
+def _jars() -> str:
+    jars = find_jars()
+    return (
+        f"{len(jars.kafka) + len(jars.spark)} in {jars.kafka[0].parent}"
+        if jars
+        else "none yet; the first run fetches them"
+    )
+
+
+def _state(folder: Path) -> str:
+    state = StateFolder(Wiring.read(folder).state)
+    pid = state.holder()
+    return f"{state.path} is held by the process {pid}" if pid else f"{state.path} is free"
+
+
+def _measure(what: str, have: int, need: int, why: str) -> Finding:
+    told = f"{have / 2**30:.1f} GiB free"
+    return Finding(what, have >= need, told if have >= need else f"{told}; {need >> 30} GiB are needed: {why}")

@@ -1,0 +1,46 @@
+"""`penstock plan`: what a pipeline will do."""
+
+import json
+import sys
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.cli.options import AsJson, File, Profile
+from penstock.pipeline.analyse import engine
+from penstock.pipeline.load import load
+from penstock.pipeline.plan import Plan
+from penstock.pipeline.plan import plan as make
+from penstock.pipeline.wiring import Wiring
+
+
+def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
+    """Check a pipeline and explain what it will do: its hops, their guarantees, the mode of each query and why.
+
+    Nothing is started but Spark's planner, which is asked about each query.
+    """
+    description = load(file)
+    wiring = Wiring.read(file.parent, profile)
+    if not as_json and sys.stderr.isatty():
+        typer.echo("asking Spark about the queries …", err=True)
+    with engine(description, wiring, log=None) as spark:
+        made = make(description, wiring, spark)
+    if as_json:
+        typer.echo(json.dumps(made.to_json(), indent=2, ensure_ascii=False))
+    else:
+        show(made)
+
+
+def show(made: Plan) -> None:
+    console = Console(highlight=False)
+    hops = Table("from", "by", "to", "guarantee", "because", title=f"The hops of {made.pipeline}", title_justify="left")
+    for hop in made.hops:
+        hops.add_row(hop.start, hop.by, hop.end, hop.guarantee, hop.why)
+    console.print(hops)
+    queries = Table("query", "mode", "because", "key", "identity", title="Its queries", title_justify="left")
+    for query in made.queries:
+        queries.add_row(query.name, query.mode, query.why, ", ".join(query.key), query.identity)
+    console.print(queries)
+    for remark in made.remarks:
+        console.print(f"note: {remark}")

@@ -1,0 +1,66 @@
+"""What a person sees while a pipeline starts, runs and stops."""
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.text import Text
+
+from penstock.pipeline.run import Running
+from penstock.supervise.events import Event, Kind
+
+_STYLES = {Kind.READY: "green", Kind.DIED: "bold red", Kind.RESTARTING: "yellow", Kind.KILLED: "yellow"}
+_QUIET = {Kind.STARTED}
+
+
+class Screen:
+    """Lines with the time since the start; a bar while jars are fetched. Colours only on a terminal."""
+
+    def __init__(self) -> None:
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._since = time.monotonic()
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_bar()
+
+    def say(self, text: str, style: str = "") -> None:
+        self._end_bar()
+        self._console.print(
+            Text(f"{time.monotonic() - self._since:6.1f} s  ", style="dim"), Text(text, style=style), sep=""
+        )
+
+    def event(self, event: Event) -> None:
+        if event.kind not in _QUIET:
+            self.say(str(event), _STYLES.get(event.kind, ""))
+        for line in event.lines[-8:]:
+            self._console.print(Text(f"          | {line}", style="dim"))
+
+    def jars(self, done: int, total: int) -> None:
+        """Once, on the first run of all: the libraries of the JVM come from Maven Central."""
+        if self._bar is None:
+            self.say("fetching the jars of Kafka and of Spark's connector (once)")
+            columns = (TextColumn("          "), BarColumn(), MofNCompleteColumn())
+            self._bar = Progress(*columns, console=self._console, transient=True)
+            self._task = self._bar.add_task("", total=total)
+            self._bar.start()
+        assert self._task is not None
+        self._bar.update(self._task, completed=done)
+
+    def running(self, name: str, running: Running) -> None:
+        where = f"the page is at {running.page}" if running.page else f"Kafka is at {running.servers}"
+        self.say(f"{name} runs; {where}", "bold green")
+        self.say("penstock status and penstock audit tell more; Ctrl-C stops")
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None

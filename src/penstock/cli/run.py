@@ -1,0 +1,33 @@
+"""`penstock run`: a pipeline on this machine."""
+
+from pathlib import Path
+
+from penstock.cli.options import File, Profile
+from penstock.cli.progress import Screen
+from penstock.pipeline.load import load
+from penstock.pipeline.run import LocalRun
+from penstock.pipeline.wiring import Wiring
+from penstock.supervise.signals import stop_on_signals
+
+
+def run(file: File, profile: Profile = None) -> None:
+    """Run a pipeline on this machine, with all that it needs: Kafka, Redis, Spark, and its page. Ctrl-C stops it.
+
+    State lies in .penstock beside the file, and the next run goes on where this one stopped.
+    """
+    supervised(file, file.parent, profile)
+
+
+def supervised(file: Path, folder: Path, profile: str | None) -> None:
+    """Run a file's pipeline with its state in a folder, and show how it goes."""
+    with stop_on_signals() as stop, Screen() as screen:
+        screen.say(f"reading {file.name}")
+        description = load(file)
+        wiring = Wiring.read(folder, profile)
+        local = LocalRun(file, description, wiring, profile)
+        with local.started(stop, screen.event, screen.jars) as (supervisor, running):
+            if not stop.is_set():
+                screen.running(description.name, running)
+                supervisor.run_until(stop)
+            screen.say("stopping")
+        screen.say("stopped; the next run goes on from here")

@@ -1,0 +1,65 @@
+"""`penstock status`: how the pipeline that runs here is doing."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from penstock.channels.kafka import Kafka
+from penstock.cli.options import AsJson, Folder, Profile
+from penstock.clock import SystemClock
+from penstock.pipeline.run import Running
+from penstock.pipeline.status import Status
+from penstock.pipeline.wiring import Wiring
+
+_LATE = 10_000_000
+
+
+def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = False) -> None:
+    """Show how the pipeline that runs here is doing: rates, lag, latency, memory of each part.
+
+    Exits with 1 when a process has said nothing for ten seconds, or records are missing.
+    """
+    wiring = Wiring.read(folder, profile)
+    running = Running.find(wiring)
+    found = Status.read(Kafka(running.servers, wiring.kafka), running.status)
+    if as_json:
+        typer.echo(json.dumps({"run": running.__dict__, **found.to_json()}, ensure_ascii=False))
+    else:
+        show(running, found)
+    raise typer.Exit(0 if found.well(SystemClock().now(), _LATE) else 1)
+
+
+def show(running: Running, found: Status) -> None:
+    console = Console(highlight=False)
+    console.print(f"{running.pipeline}: the page is at {running.page}, Kafka at {running.servers}")
+    parts = Table("part", "state", "records", "records/s", "lag", "p50 ms", "p95 ms", "p99 ms", "max ms")
+    for column in parts.columns[2:]:
+        column.justify = "right"
+    for name, figures in sorted(found.nodes.items()):
+        latency = figures.get("latency") or {}
+        parts.add_row(
+            name,
+            str(figures.get("state") or ""),
+            _number(figures.get("count")),
+            _number(figures.get("rate")),
+            _number(figures.get("lag")),
+            *(_number(latency.get(name)) for name in ("p50", "p95", "p99", "max")),
+        )
+    console.print(parts)
+    console.print(_memory(found.usage))
+
+
+def _number(value: object) -> str:
+    if not isinstance(value, int | float):
+        return ""
+    return f"{value:,.1f}" if isinstance(value, float) and value < 1000 else f"{value:,.0f}"
+
+
+def _memory(usage: Mapping[str, Mapping[str, Any]]) -> str:
+    each = ", ".join(f"{name} {used['memory'] / 2**20:,.0f}" for name, used in usage.items())
+    return f"memory: {sum(used['memory'] for used in usage.values()) / 2**20:,.0f} MiB ({each})"

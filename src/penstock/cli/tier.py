@@ -1,0 +1,37 @@
+"""`penstock tier`: one tier of a pipeline in this process, for machines of its own."""
+
+import logging
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import File, Profile
+from penstock.pipeline.load import load
+from penstock.pipeline.tiers import Tier, run
+from penstock.pipeline.wiring import Wiring
+from penstock.supervise.signals import stop_on_signals
+
+
+def tier(
+    which: Annotated[Tier, typer.Argument(help="Which tier to run.")],
+    file: File,
+    profile: Profile = None,
+    folder: Annotated[Path | None, typer.Option(help="Where its state lies. [default: beside the file]")] = None,
+    ready: Annotated[Path | None, typer.Option(help="A file to make once the tier does its work.")] = None,
+) -> None:
+    """Run one tier of a pipeline, as a process of its own: the services are found by the addresses in penstock.toml.
+
+    `penstock run` starts all of them on one machine; on several machines, start each where it belongs.
+    """
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+
+    def tell() -> None:
+        if ready is not None:
+            ready.parent.mkdir(parents=True, exist_ok=True)
+            ready.touch()
+
+    if ready is not None:
+        ready.unlink(missing_ok=True)
+    with stop_on_signals() as stop:
+        run(which, load(file), Wiring.read(folder or file.parent, profile), stop, tell)

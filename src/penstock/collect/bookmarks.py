@@ -1,0 +1,159 @@
+"""How a collector knows, after a crash, what its channel holds already.
+
+A bookmark says which numbers were taken, and up to which positions of the channel this is complete. What the channel
+holds beyond them is read from the channel itself. So the answer is exact, however old the bookmark is: the channel is
+the truth, and a bookmark only saves reading all of it.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import orjson
+
+from penstock.clock import Micros
+from penstock.collect.numbers import Numbers
+from penstock.contracts import Channels, Entry, Positions
+from penstock.errors import Refused, Unavailable
+from penstock.record import Origin, Record
+
+log = logging.getLogger(__name__)
+
+READ_MOST = 5_000
+READ_WAIT = 1.0
+QUIET_READS = 30
+
+
+@dataclass
+class Bookmark:
+    """How far a collector is.
+
+    Every record that lies before `positions` is in `numbers`, and every number in `numbers` survives a crash.
+    `incarnation` is the collector's last life that may have numbered records; `heard`, when the last record came that
+    survives a crash.
+    """
+
+    numbers: Numbers = field(default_factory=Numbers)
+    positions: Mapping[str, Positions] = field(default_factory=dict)
+    incarnation: int = 0
+    heard: Micros | None = None
+
+    def record(self, source: str) -> Record:
+        """As it lies in the bookmarks channel."""
+        runs: dict[str, dict[str, list[tuple[int, int]]]] = {}
+        for sender, epoch, found in self.numbers:
+            runs.setdefault(sender, {})[str(epoch)] = list(found)
+        document = {
+            "incarnation": self.incarnation,
+            "heard": self.heard,
+            "positions": {
+                channel: {str(partition): offset for partition, offset in positions.items()}
+                for channel, positions in self.positions.items()
+            },
+            "runs": runs,
+        }
+        return Record(orjson.dumps(document), key=source.encode())
+
+    @classmethod
+    def of(cls, value: bytes) -> "Bookmark":
+        """Refused when it cannot be read."""
+        try:
+            document = orjson.loads(value)
+            numbers = Numbers()
+            for sender, epochs in document["runs"].items():
+                for epoch, runs in epochs.items():
+                    for first, last in runs:
+                        numbers.add(sender, int(epoch), first, last)
+            positions = {
+                channel: {int(partition): int(offset) for partition, offset in offsets.items()}
+                for channel, offsets in document["positions"].items()
+            }
+            heard = document["heard"]
+            return cls(numbers, positions, int(document["incarnation"]), None if heard is None else int(heard))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise Refused("a bookmark", f"it cannot be read: {error!r}") from error
+
+
+def recover(channels: Channels, bookmarks: str, source: str, watched: Sequence[str]) -> Bookmark:
+    """The last bookmark of the source, brought up to the end of the channels that it fills. It blocks.
+
+    A bookmark that cannot be read, or that claims more than a channel holds (it was made anew, or lost its end), is not
+    believed: then the whole channels are read.
+    """
+    bookmark = _last(channels, bookmarks, source)
+    bounds = {channel: channels.bounds(channel) for channel in watched}
+    if not _fits(bookmark.positions, bounds):
+        log.warning("the bookmark of %s claims more than its channel holds: reading the whole channel", source)
+        bookmark = Bookmark(incarnation=bookmark.incarnation, heard=bookmark.heard)
+    for entry in _entries(channels, bookmark.positions, bounds):
+        origin = _origin(entry)
+        if origin is None:
+            continue
+        if origin.sender == source:
+            bookmark.incarnation = max(bookmark.incarnation, origin.epoch)
+            bookmark.heard = max(bookmark.heard or 0, origin.time)
+        else:
+            bookmark.numbers.add(origin.sender, origin.epoch, origin.seq)
+    bookmark.positions = {
+        channel: {partition: end for partition, (_, end) in partitions.items()}
+        for channel, partitions in bounds.items()
+    }
+    return bookmark
+
+
+Bounds = Mapping[int, tuple[int, int]]
+
+
+def _last(channels: Channels, bookmarks: str, source: str) -> Bookmark:
+    value: bytes | None = None
+    for entry in _entries(channels, {}, {bookmarks: channels.bounds(bookmarks)}):
+        if entry.key == source.encode():
+            value = entry.value
+    if value is None:
+        return Bookmark()
+    try:
+        return Bookmark.of(value)
+    except Refused as refused:
+        log.warning("the bookmark of %s is not used, the whole channel is read: %s", source, refused)
+        return Bookmark()
+
+
+def _fits(positions: Mapping[str, Positions], bounds: Mapping[str, Bounds]) -> bool:
+    return all(
+        offset <= bounds[channel].get(partition, (0, 0))[1]
+        for channel, offsets in positions.items()
+        if channel in bounds
+        for partition, offset in offsets.items()
+    )
+
+
+def _entries(channels: Channels, told: Mapping[str, Positions], bounds: Mapping[str, Bounds]) -> Iterator[Entry]:
+    """What the channels hold from the told positions to the ends that the bounds give."""
+    starts: dict[str, dict[int, int]] = {}
+    left: set[tuple[str, int]] = set()
+    for channel, partitions in bounds.items():
+        for partition, (first, end) in partitions.items():
+            start = max(first, told.get(channel, {}).get(partition, first))
+            starts.setdefault(channel, {})[partition] = start
+            if start < end:
+                left.add((channel, partition))
+    if not left:
+        return
+    quiet = 0
+    with channels.reader(starts) as reader:
+        while left:
+            entries = reader.read(READ_MOST, READ_WAIT)
+            yield from entries
+            reached = {channel: reader.positions(channel) for channel in starts}
+            left = {(channel, at) for channel, at in left if reached[channel].get(at, 0) < bounds[channel][at][1]}
+            quiet = 0 if entries else quiet + 1
+            if left and quiet > QUIET_READS:
+                raise Unavailable(", ".join(sorted({channel for channel, _ in left})), "it does not give all it holds")
+
+
+def _origin(entry: Entry) -> Origin | None:
+    try:
+        return Origin.of(entry.headers)
+    except Refused:
+        # Somebody else wrote it: a collector's own headers are whole.
+        return None

@@ -1,0 +1,74 @@
+"""Which numbers of which senders were taken: a set of origins whose memory grows with gaps, not with records."""
+
+from collections.abc import Iterator
+
+from penstock.audit.runs import Runs
+from penstock.contracts import Taken
+from penstock.record import Origin
+
+EPOCHS = 2
+"""Epochs that are kept per sender. The newest is the one that goes on. The one before it stays because the last records
+of a sender's former life may still come again, and because one absurd epoch must not push out the true one."""
+RUNS = 100
+SENDERS = 5_000
+CHECK_EVERY = 10_000
+"""Bounds against senders that jump about and feeds that make up senders. What is forgotten beyond them may be taken
+twice (with the same origin, which readers know); nothing is ever believed taken that was not."""
+
+
+class Numbers:
+    """Origins by sender and epoch. The sender that was quiet for longest comes first."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, dict[int, Runs]] = {}
+        self._added = 0
+
+    def copy(self) -> "Numbers":
+        other = Numbers()
+        for sender, epoch, runs in self:
+            other._runs.setdefault(sender, {})[epoch] = Runs(runs)
+        return other
+
+    def add(self, sender: str, epoch: int, first: int, last: int | None = None) -> int:
+        """Add first–last (or the one number); how many of them were new."""
+        epochs = self._runs.pop(sender, None) or {}
+        self._runs[sender] = epochs
+        if epoch not in epochs:
+            epochs[epoch] = Runs()
+        new = epochs[epoch].add(first, last)
+        if len(epochs) > EPOCHS:
+            del epochs[min(epochs)]
+        if len(self._runs) > SENDERS:
+            del self._runs[next(iter(self._runs))]
+        self._added += 1
+        if self._added % CHECK_EVERY == 0:
+            self._trim()
+        return new
+
+    def __contains__(self, origin: Origin) -> bool:
+        runs = self._runs.get(origin.sender, {}).get(origin.epoch)
+        return runs is not None and origin.seq in runs
+
+    def __iter__(self) -> Iterator[tuple[str, int, Runs]]:
+        for sender, epochs in self._runs.items():
+            for epoch, runs in epochs.items():
+                yield sender, epoch, runs
+
+    def taken(self) -> Taken:
+        """Where each sender's newest epoch has to go on: after the last number before the first gap.
+
+        Numbers begin with 1. If a later one is the first that we hold, those before it may still be on their way.
+        """
+        newest = {sender: max(epochs) for sender, epochs in self._runs.items()}
+        return {sender: (epoch, _whole_until(self._runs[sender][epoch])) for sender, epoch in newest.items()}
+
+    def _trim(self) -> None:
+        """Keep the first run, behind which a resume goes on, and the newest ones."""
+        for epochs in self._runs.values():
+            for epoch, runs in epochs.items():
+                if len(kept := list(runs)) > RUNS:
+                    epochs[epoch] = Runs([kept[0], *kept[1 - RUNS :]])
+
+
+def _whole_until(runs: Runs) -> int:
+    return max(0, runs.whole_until or 0) if (runs.first or 0) <= 1 else 0

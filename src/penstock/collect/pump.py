@@ -1,0 +1,169 @@
+"""The pump: brings what a source yields into a channel, each record once."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import timedelta
+
+from penstock.clock import Clock, SystemClock
+from penstock.collect.bookmarks import Bookmark, recover
+from penstock.collect.crossing import Crossing, Names
+from penstock.collect.numbering import Numbering
+from penstock.collect.rate import Rate
+from penstock.collect.reconnecting import backoff, reconnecting
+from penstock.collect.sorting import Sorting, notice
+from penstock.contracts import Arrival, Channels, Intake, Positions, Sender, Source
+from penstock.errors import Unavailable
+from penstock.record import Heartbeat
+
+log = logging.getLogger(__name__)
+
+
+class Pump:
+    """From a source into a channel.
+
+    A record is settled once the channel holds it. When a send fails the pump fails, too: started again, it reads what
+    the channel holds and goes on with exactly the rest. A source that goes away is opened again by the pump itself.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        into: str,
+        channels: Channels,
+        *,
+        heartbeats: str,
+        bookmarks: str,
+        dead: str | None = None,
+        key: str | Sequence[str] | None = None,
+        limit_bytes: int = 900_000,
+        clock: Clock | None = None,
+        mark_every: timedelta = timedelta(seconds=1),
+        delays: Callable[[], Iterator[float]] = backoff,
+    ) -> None:
+        self._source = source
+        self._names = Names(into, dead or f"{into}.dead", heartbeats, bookmarks)
+        self._channels = channels
+        self._key = key
+        self._limit = limit_bytes
+        self._clock = clock or SystemClock()
+        self._mark_every = mark_every.total_seconds()
+        self._delays = delays
+        self._rate = Rate(self._clock)
+        self._duplicates = self._refused = self._connections = 0
+        self._trouble: Unavailable | None = Unavailable(source.name, "it was not opened yet")
+        self._crossing: Crossing | None = None
+        self._marked: tuple[bytes | None, int] = (None, 0)
+
+    def figures(self) -> dict[str, object]:
+        """What this life of the collector has done so far, for the status page."""
+        crossing = self._crossing
+        return {
+            "count": self._rate.count,
+            "rate": round(self._rate.per_second(), 1),
+            "duplicates": self._duplicates,
+            "refused": self._refused,
+            "connected": self._trouble is None,
+            "trouble": None if self._trouble is None else str(self._trouble),
+            "in_flight": crossing.arrivals if crossing else 0,
+            "reconnects": max(0, self._connections - 1),
+            "heard": crossing.safe.heard if crossing else None,
+        }
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Pump until `stop` is set or the source is done; what is on its way by then still arrives.
+
+        To cancel it is to crash it: nothing is finished, and the next run finds out.
+        """
+        safe = await asyncio.to_thread(self._recover)
+        numbering = Numbering(self._source.name, safe.incarnation)
+        sorting = Sorting(self._names.into, numbering, safe.numbers.copy(), self._key, self._limit)
+        source = reconnecting(self._source, self._clock, safe.heard, self._watch, self._delays)
+        async with self._channels.sender() as sender, source.open(safe.numbers.taken()) as intakes:
+            crossing = self._crossing = Crossing(sender, self._names, safe)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    finished = asyncio.Event()
+                    tasks.create_task(self._mark_until(finished, sender, crossing))
+                    settling = tasks.create_task(crossing.settle())
+                    stopping = tasks.create_task(stop.wait())
+                    taking = tasks.create_task(self._take(intakes, sorting, crossing))
+                    await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
+                    taking.cancel()
+                    stopping.cancel()
+                    await asyncio.wait((taking,))
+                    await crossing.landed()
+                    settling.cancel()
+                    finished.set()
+            except BaseExceptionGroup as failures:
+                raise failures.exceptions[0] from failures
+            finally:
+                self._trouble = self._trouble or Unavailable(self._source.name, "the pump does not run")
+
+    def _recover(self) -> Bookmark:
+        names = self._names
+        safe = recover(self._channels, names.bookmarks, self._source.name, (names.into, names.dead))
+        # Seconds, so that a life's number tells when it began; one more, so that no two lives share it.
+        safe.incarnation = max(safe.incarnation + 1, self._clock.now() // 1_000_000)
+        return safe
+
+    def _watch(self, trouble: Unavailable | None) -> None:
+        self._trouble = trouble
+        if trouble is None:
+            self._connections += 1
+            log.info("%s is connected", self._source.name)
+        else:
+            log.warning("%s: %s", self._source.name, trouble)
+
+    async def _take(self, intakes: AsyncIterator[Intake], sorting: Sorting, crossing: Crossing) -> None:
+        async for intake in intakes:
+            heard = self._clock.now()
+            size = sum(len(arrival.value) for arrival in intake.arrivals if isinstance(arrival, Arrival))
+            try:
+                await crossing.room(size)
+            except asyncio.CancelledError:
+                await intake.settle(Unavailable(self._source.name, "its pump was stopped"))
+                raise
+            found = sorting.sort(intake, heard)
+            self._rate.add(len(found.records))
+            self._duplicates += found.duplicates
+            self._refused += len(found.dead)
+            crossing.launch(intake, found, heard, size)
+
+    async def _mark_until(self, finished: asyncio.Event, sender: Sender, crossing: Crossing) -> None:
+        while True:
+            last = finished.is_set()
+            await self._mark(sender, crossing)
+            if last:
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(finished.wait(), self._mark_every)
+
+    async def _mark(self, sender: Sender, crossing: Crossing) -> None:
+        """Write a bookmark, and say the last number that was given here.
+
+        The ends of the channels are looked up first, and then all that was launched until then is awaited: so whatever
+        lies before these ends is among the safe numbers. That these hold more by now does no harm.
+        """
+        safe = crossing.safe
+        safe.positions = await asyncio.to_thread(self._ends)
+        await crossing.landed()
+        record = safe.record(self._source.name)
+        before, said = self._marked
+        if record.value and record.value != before:
+            if len(record.value) <= self._limit:
+                await sender.send(self._names.bookmarks, [record])
+            else:
+                log.warning("the bookmark of %s is too large to be written; the last one stays", self._source.name)
+        if crossing.safe_last > said:
+            beat = Heartbeat(self._source.name, safe.incarnation, crossing.safe_last, self._clock.now())
+            await sender.send(self._names.heartbeats, [notice(self._names.into, beat)])
+        self._marked = (record.value, crossing.safe_last)
+
+    def _ends(self) -> Mapping[str, Positions]:
+        watched = (self._names.into, self._names.dead)
+        return {
+            channel: {partition: end for partition, (_, end) in self._channels.bounds(channel).items()}
+            for channel in watched
+        }

@@ -1,0 +1,112 @@
+"""A source that comes back: whatever wraps a source here has the shape of a source."""
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+from penstock.clock import Clock, Micros
+from penstock.collect.numbers import Numbers
+from penstock.contracts import Arrival, Guarantee, Intake, Source, Taken
+from penstock.errors import Unavailable
+from penstock.record import Blind
+
+SHORTEST = 0.1
+LONGEST = 5.0
+
+
+def backoff() -> Iterator[float]:
+    """Seconds to wait before each next attempt: doubling, with jitter so that many clients do not come back as one."""
+    delay = SHORTEST
+    while True:
+        yield delay * random.uniform(0.5, 1)
+        delay = min(2 * delay, LONGEST)
+
+
+def reconnecting(
+    source: Source,
+    clock: Clock,
+    heard: Micros | None = None,
+    watch: Callable[[Unavailable | None], None] = lambda error: None,
+    delays: Callable[[], Iterator[float]] = backoff,
+) -> "Reconnecting":
+    """The source, opened again whenever it is lost, and always after what was settled.
+
+    A source that cannot resume is blind while it is away, and that is said: a `Blind` from when it was last heard until
+    it is back. `heard` is when an earlier life of the collector heard it. `watch` is told None at each connection, and
+    the reason at each loss.
+    """
+    return Reconnecting(source, clock, heard, watch, delays)
+
+
+@dataclass(frozen=True)
+class Reconnecting:
+    source: Source
+    clock: Clock
+    heard: Micros | None
+    watch: Callable[[Unavailable | None], None]
+    delays: Callable[[], Iterator[float]]
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self.source.guarantee
+
+    @asynccontextmanager
+    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+        async with aclosing(self._intakes(taken)) as intakes:
+            yield intakes
+
+    async def _intakes(self, taken: Taken) -> AsyncGenerator[Intake, None]:
+        settled = _Settled(taken)
+        heard = self.heard
+        delays = self.delays()
+        while True:
+            try:
+                async with self.source.open(settled.taken()) as intakes:
+                    self.watch(None)
+                    now = self.clock.now()
+                    if heard is not None and self.guarantee is Guarantee.BEST_EFFORT:
+                        yield Intake([Blind(self.name, heard, now)], _nothing)
+                    heard = now
+                    async for intake in intakes:
+                        heard = self.clock.now()
+                        delays = self.delays()
+                        yield settled.noting(intake)
+                return
+            except Unavailable as error:
+                delay = next(delays)
+                self.watch(Unavailable(error.who, error.why, round(delay, 1)))
+                if heard is None:
+                    heard = self.clock.now()
+                await asyncio.sleep(delay)
+
+
+class _Settled:
+    """What was safe when the source was opened, and what became safe since."""
+
+    def __init__(self, taken: Taken) -> None:
+        self._numbers = Numbers()
+        for sender, (epoch, seq) in taken.items():
+            self._numbers.add(sender, epoch, 0, seq)
+
+    def taken(self) -> Taken:
+        return self._numbers.taken()
+
+    def noting(self, intake: Intake) -> Intake:
+        async def settle(error: Exception | None) -> None:
+            await intake.settle(error)
+            if error is None:
+                for arrival in intake.arrivals:
+                    if isinstance(arrival, Arrival) and (origin := arrival.origin):
+                        self._numbers.add(origin.sender, origin.epoch, origin.seq)
+
+        return Intake(intake.arrivals, settle)
+
+
+async def _nothing(error: Exception | None) -> None:
+    """A blind interval has nobody who waits for its acknowledgement."""

@@ -1,0 +1,68 @@
+"""The web app of a pipeline: the live page, and the feeds that it and other clients follow."""
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, WebSocketRoute
+
+from penstock.clock import Clock, SystemClock
+from penstock.contracts import Channels
+from penstock.deliver.delivery import Delivery
+from penstock.deliver.doors import Doors
+from penstock.deliver.outlet import FeedSpec
+from penstock.deliver.replies import Guarded, nothing_here, reply
+from penstock.deliver.settings import DeliverSettings
+from penstock.deliver.site import ChartSpec, Site
+
+
+def build(
+    channels: Channels,
+    feeds: Sequence[FeedSpec],
+    charts: Sequence[ChartSpec],
+    graph: Mapping[str, object],
+    status: str,
+    title: str,
+    clock: Clock | None = None,
+    settings: DeliverSettings | None = None,
+    cache: Path | None = None,
+) -> Starlette:
+    """The app; while it is served it follows the channels from their beginning.
+
+    `app.state.delivery.figures()` tells what it measures itself. `cache` is a folder for what takes long to make.
+    """
+    clock, settings = clock or SystemClock(), settings or DeliverSettings()
+    delivery = Delivery(channels, feeds, status, clock)
+    doors, site = Doors(delivery, settings, clock), Site(charts, graph, title, cache)
+
+    async def say_status(_: Request) -> Response:
+        return reply(delivery.status())
+
+    async def say_health(_: Request) -> Response:
+        health = {"ready": delivery.ready.is_set(), "trouble": delivery.trouble}
+        return reply(health, 200 if delivery.ready.is_set() and not delivery.trouble else 503)
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        async with delivery.running(), site.making():
+            yield
+
+    app = Starlette(
+        routes=[
+            Route("/feeds/{name}", doors.http),
+            WebSocketRoute("/feeds/{name}", doors.websocket),
+            Route("/status", say_status),
+            Route("/healthz", say_health),
+            *site.routes(),
+        ],
+        middleware=[Middleware(Guarded)],
+        exception_handlers={404: nothing_here},
+        lifespan=lifespan,
+    )
+    app.state.delivery = delivery
+    app.state.patience = settings.patience.total_seconds()
+    return app

@@ -1,0 +1,166 @@
+"""The delivery without its web: one thread that reads the channels, and the feeds that it fills."""
+
+import asyncio
+import threading
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import orjson
+
+from penstock.audit.latency import Sketch
+from penstock.clock import Clock
+from penstock.contracts import Channels, Entry, Positions, Reader
+from penstock.deliver.outlet import FeedSpec, Outlet
+from penstock.errors import Unavailable
+
+_MOST = 5_000
+_WAIT = 0.2
+_QUIET = 5.0
+_RETRY = 1.0
+
+
+class Delivery:
+    """Follows result channels and the status channel while it is `running`."""
+
+    def __init__(self, channels: Channels, feeds: Sequence[FeedSpec], status: str, clock: Clock) -> None:
+        self.outlets = {spec.name: Outlet(spec, clock) for spec in feeds}
+        self.ready = asyncio.Event()
+        self.closing = asyncio.Event()
+        self.ended: asyncio.Future[None] | None = None
+        self.trouble: str | None = None
+        self._channels = channels
+        self._clock = clock
+        self._status = status
+        self._processes: dict[str, dict[str, object]] = {}
+        self._read_status: dict[int, int] = {}
+        self._live: dict[str, Positions] = {}
+        self._stop = threading.Event()
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Read while this is open. `ended` tells when reading ends, and raises why if nobody asked for it."""
+        loop = asyncio.get_running_loop()
+        self.ended = asyncio.ensure_future(asyncio.to_thread(self._run, loop.call_soon_threadsafe))
+        try:
+            yield
+        finally:
+            self.close()
+            self._stop.set()
+            await asyncio.wait({self.ended})
+
+    def close(self) -> None:
+        """Ask all who follow to end; nobody new may join."""
+        self.closing.set()
+        for outlet in self.outlets.values():
+            outlet.wake()
+
+    @property
+    def clients(self) -> int:
+        return sum(outlet.clients for outlet in self.outlets.values())
+
+    # --- the thread ---------------------------------------------------------------------------------------------------
+
+    def _run(self, in_loop: Callable[..., object]) -> None:
+        while not self._stop.is_set():
+            try:
+                self._follow(in_loop)
+            except Unavailable as away:
+                in_loop(setattr, self, "trouble", str(away))
+                self._stop.wait(away.retry_after or _RETRY)
+
+    def _follow(self, in_loop: Callable[..., object]) -> None:
+        start: dict[str, Positions] = {outlet.spec.channel: outlet.feed.positions() for outlet in self.outlets.values()}
+        start[self._status] = dict(self._read_status)
+        for channel in start:
+            if channel not in self._live:
+                self._live[channel] = {part: end for part, (_, end) in self._channels.bounds(channel).items()}
+        with self._channels.reader(start) as reader:
+            quiet_since = self._clock.elapsed()
+            while not self._stop.is_set():
+                if entries := reader.read(_MOST, _WAIT):
+                    self._hand_over(in_loop, entries)
+                    quiet_since = self._clock.elapsed()
+                elif self.trouble is not None:
+                    in_loop(setattr, self, "trouble", None)
+                # The end of a channel may hold offsets that no reader ever gets; silence is as good.
+                if not self.ready.is_set() and (
+                    self._caught_up(reader) or self._clock.elapsed() - quiet_since > _QUIET
+                ):
+                    in_loop(self.ready.set)
+
+    def _caught_up(self, reader: Reader) -> bool:
+        return all(
+            reader.positions(channel).get(part, 0) >= end
+            for channel, ends in self._live.items()
+            for part, end in ends.items()
+        )
+
+    def _hand_over(self, in_loop: Callable[..., object], entries: Sequence[Entry]) -> None:
+        # Waiting until they are applied lets a busy loop get fewer and bigger batches instead of a queue of them.
+        applied = threading.Event()
+        in_loop(self._take, entries, applied)
+        while not applied.wait(_WAIT) and not self._stop.is_set():
+            pass
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def _take(self, entries: Sequence[Entry], applied: threading.Event) -> None:
+        try:
+            by_channel: defaultdict[str, list[Entry]] = defaultdict(list)
+            for entry in entries:
+                by_channel[entry.channel].append(entry)
+            for entry in by_channel.pop(self._status, ()):
+                self._take_status(entry)
+            for outlet in self.outlets.values():
+                if some := by_channel.get(outlet.spec.channel):
+                    outlet.take(some, self._live.get(outlet.spec.channel, {}))
+        finally:
+            applied.set()
+
+    def _take_status(self, entry: Entry) -> None:
+        self._read_status[entry.partition] = entry.offset + 1
+        process = (entry.key or b"").decode(errors="replace")
+        try:
+            said = None if entry.value is None else orjson.loads(entry.value)
+        except orjson.JSONDecodeError:
+            said = {"note": "its last status is not JSON"}
+        if isinstance(said, dict):
+            self._processes[process] = said
+        else:
+            self._processes.pop(process, None)
+
+    # --- what it knows ------------------------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, object]:
+        """The nodes that the delivery measures itself: the page, and each feed."""
+        browser, door = Sketch(), Sketch()
+        for outlet in self.outlets.values():
+            browser.merge(outlet.to_the_browser)
+            door.merge(outlet.to_the_door)
+        page = {
+            "count": sum(outlet.count for outlet in self.outlets.values()),
+            "rate": round(sum(outlet.rate.per_second() for outlet in self.outlets.values()), 1),
+            "lag": None,
+            "latency": browser.summary(),
+            "door": door.summary(),
+            "browser": browser.summary(),
+            "clients": self.clients,
+            "state": "serving" if self.ready.is_set() and not self.trouble else "reading",
+            "note": self.trouble or f"{self.clients} following",
+        }
+        return {"page": page} | {f"feed:{name}": outlet.figures() for name, outlet in self.outlets.items()}
+
+    def status(self) -> Mapping[str, object]:
+        """What every process said last, the nodes of all of them, and the balance."""
+        nodes: dict[str, object] = {}
+        for said in self._processes.values():
+            if isinstance(theirs := said.get("nodes"), dict):
+                nodes.update(theirs)
+        balance = self._processes.get("audit", {}).get("balance")
+        return {
+            "now": self._clock.now(),
+            "processes": self._processes,
+            "nodes": {**nodes, **self.figures()},
+            "balance": balance,
+        }

@@ -1,0 +1,112 @@
+"""A feed at work: who waits for it, and how long rows take to get here and to the browsers."""
+
+import asyncio
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+from penstock.audit.latency import Sketch
+from penstock.clock import Clock
+from penstock.contracts import Entry, Positions
+from penstock.deliver.feed import Feed
+
+
+@dataclass(frozen=True, slots=True)
+class FeedSpec:
+    """A result channel that clients may follow under a name. `topic_id` changes when the channel is made anew."""
+
+    name: str
+    channel: str
+    topic_id: str = ""
+    keep: timedelta | None = None
+
+
+class Rate:
+    """How many per second, over the last ten seconds."""
+
+    _SPAN = 100
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._since = clock.elapsed()
+        # Counts per tenth of a second.
+        self._slots: deque[list[int]] = deque(maxlen=self._SPAN + 1)
+
+    def add(self, count: int) -> None:
+        slot = int(self._clock.elapsed() * 10)
+        if not self._slots or self._slots[-1][0] != slot:
+            self._slots.append([slot, 0])
+        self._slots[-1][1] += count
+
+    def per_second(self) -> float:
+        now = self._clock.elapsed()
+        recent = sum(count for slot, count in self._slots if slot >= now * 10 - self._SPAN)
+        return round(recent / min(self._SPAN / 10, max(1.0, now - self._since)), 1)
+
+
+class Outlet:
+    """One feed, those who follow it, and its figures."""
+
+    def __init__(self, spec: FeedSpec, clock: Clock) -> None:
+        self.spec = spec
+        self.feed = Feed(spec.name, spec.topic_id, spec.keep)
+        self.to_the_door = Sketch()
+        self.to_the_browser = Sketch()
+        self._clock = clock
+        self.rate = Rate(clock)
+        self.count = 0
+        self._wakers: set[asyncio.Event] = set()
+
+    def take(self, entries: Sequence[Entry], live: Positions) -> None:
+        """Apply entries and wake those who follow. What lies before `live` was there at the start: no latency."""
+        now = self._clock.now()
+        for entry in entries:
+            if entry.offset >= live.get(entry.partition, 0):
+                self._measure(entry, now)
+        self.count += len(entries)
+        self.rate.add(len(entries))
+        tick = self.feed.tick
+        self.feed.push(entries)
+        if self.feed.tick != tick:
+            self.wake()
+
+    def _measure(self, entry: Entry, now: int) -> None:
+        for name, value in entry.headers:
+            # Longer ones are no microseconds of this age; the feed refuses them.
+            if name == "time" and value.isdigit() and len(value) <= 18:
+                self.to_the_door.add((now - int(value)) / 1_000)
+
+    @contextmanager
+    def following(self) -> Iterator[asyncio.Event]:
+        """An event that is set whenever there may be something new."""
+        waker = asyncio.Event()
+        self._wakers.add(waker)
+        try:
+            yield waker
+        finally:
+            self._wakers.discard(waker)
+
+    def wake(self) -> None:
+        for waker in self._wakers:
+            waker.set()
+
+    @property
+    def clients(self) -> int:
+        return len(self._wakers)
+
+    def figures(self) -> dict[str, object]:
+        return {
+            "count": self.count,
+            "rate": self.rate.per_second(),
+            "lag": None,
+            "latency": self.to_the_browser.summary() or self.to_the_door.summary(),
+            "door": self.to_the_door.summary(),
+            "browser": self.to_the_browser.summary(),
+            "rows": len(self.feed),
+            "clients": self.clients,
+            "refused": self.feed.refused,
+            "state": "serving",
+            "note": self.feed.refusal and f"{self.feed.refused} refused, the last: {self.feed.refusal}",
+        }

@@ -1,0 +1,150 @@
+// One chart: a Vega view whose rows follow a feed.
+
+import { count, durationText } from "./format.js";
+
+const REDRAW_EVERY = 100;
+// Vega warns of every chart that has no rows yet.
+const ERRORS = 1;
+const COMPOSED = ["hconcat", "vconcat", "concat", "facet", "repeat"];
+
+export class Chart {
+  constructor(spec, feed, parent) {
+    this.spec = spec;
+    this.feed = feed;
+    this.shown = new Map();
+    this.pending = new Set();
+    this.drawn = 0;
+    this.busy = false;
+    this.element = document.createElement("figure");
+    this.element.className = "chart";
+    this.element.dataset.chart = spec.name;
+    this.plot = document.createElement("div");
+    this.plot.className = "plot";
+    this.plot.setAttribute("role", "img");
+    this.plot.setAttribute("aria-label", `${spec.title}. ${spec.doc}`);
+    this.foot = document.createElement("div");
+    this.foot.className = "foot";
+    this.foot.append(document.createElement("span"), document.createElement("span"));
+    this.element.append(element("h2", spec.title), element("p", spec.doc, "doc"), this.plot, this.foot);
+    parent.append(this.element);
+  }
+
+  // Draw from the beginning: at the start, and when the colours change.
+  async draw() {
+    this.view?.finalize();
+    this.view = null;
+    try {
+      const { view } = await window.vegaEmbed(this.plot, fitted(this.spec.spec, this.plot), {
+        mode: "vega-lite",
+        actions: false,
+        renderer: "canvas",
+        ast: true,
+        logLevel: ERRORS,
+        defaultStyle: false,
+        tooltip: { disableDefaultStyle: true },
+        config: theme(),
+      });
+      this.shown.clear();
+      this.pending = new Set(this.feed.rows.keys());
+      this.view = view;
+    } catch (problem) {
+      this.plot.replaceChildren(element("p", `This chart cannot be drawn: ${problem.message}`, "broken"));
+    }
+  }
+
+  changed(names) {
+    for (const name of names) this.pending.add(name);
+  }
+
+  // Called for each frame of the browser; redraws when there is something new, ten times a second at most.
+  async frame(now) {
+    if (!this.view || this.busy || !this.pending.size || now - this.drawn < REDRAW_EVERY) return;
+    this.busy = true;
+    this.drawn = now;
+    const gone = new Set();
+    const come = [];
+    for (const name of this.pending) {
+      const before = this.shown.get(name);
+      const after = this.feed.rows.get(name);
+      if (before === after) continue;
+      if (before) gone.add(before);
+      if (after) {
+        come.push(after);
+        this.shown.set(name, after);
+      } else this.shown.delete(name);
+    }
+    this.pending.clear();
+    const change = changeset(this.view).remove((row) => gone.has(row)).insert(come);
+    try {
+      await this.view.change("rows", change).runAsync();
+    } finally {
+      this.busy = false;
+    }
+    const [rows, latency] = this.foot.children;
+    rows.textContent = `${count(this.feed.rows.size)} rows`;
+    latency.textContent = this.feed.latest === null ? "" : `${durationText(this.feed.latest)} behind the sender`;
+  }
+}
+
+// The bundle does not give out Vega's own changeset(), but a view makes one whenever it inserts rows.
+function changeset(view) {
+  let made;
+  const probe = Object.create(view, { pulse: { value: (_, change) => (made = change) } });
+  probe.insert("rows", []);
+  return made;
+}
+
+function fitted(spec, plot) {
+  if (COMPOSED.some((word) => word in spec)) return spec;
+  return {
+    width: "container",
+    height: plot.clientHeight,
+    autosize: { type: "fit", contains: "padding", resize: true },
+    ...spec,
+  };
+}
+
+function element(tag, text, className = "") {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  made.className = className;
+  return made;
+}
+
+function theme() {
+  const style = getComputedStyle(document.documentElement);
+  const colour = (name) => style.getPropertyValue(`--${name}`).trim();
+  const font = getComputedStyle(document.body).fontFamily;
+  return {
+    background: "transparent",
+    font,
+    padding: 2,
+    view: { stroke: null },
+    mark: { color: colour("accent") },
+    bar: { cornerRadiusEnd: 3, color: colour("accent") },
+    line: { strokeWidth: 2.2, strokeCap: "round" },
+    area: { opacity: 0.75 },
+    geoshape: { fill: colour("grid"), stroke: colour("line"), strokeWidth: 0.6 },
+    axis: {
+      labelColor: colour("muted"),
+      titleColor: colour("muted"),
+      titleFontWeight: 500,
+      labelFontSize: 11.5,
+      titleFontSize: 11.5,
+      domain: false,
+      ticks: false,
+      labelPadding: 6,
+      gridColor: colour("grid"),
+      labelLimit: 140,
+    },
+    axisY: { minExtent: 34 },
+    legend: { labelColor: colour("muted"), titleColor: colour("muted"), labelFontSize: 11.5, titleFontSize: 11.5, symbolType: "circle" },
+    text: { color: colour("ink") },
+    title: { color: colour("ink"), anchor: "start" },
+    range: {
+      category: ["accent", "query", "channel", "store", "page", "warn", "bad", "faint"].map(colour),
+      ramp: [colour("accent-soft"), colour("accent")],
+      heatmap: [colour("accent-soft"), colour("accent")],
+    },
+  };
+}

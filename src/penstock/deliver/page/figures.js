@@ -1,0 +1,119 @@
+// The figures at the top, the verdict, and the balance.
+
+import { count, duration, known, rate } from "./format.js";
+
+const WINDOW = 60_000;
+const MOST = 30_000;
+const SILENT_AFTER = 30_000_000;
+const byId = (id) => document.getElementById(id);
+
+let latencies = [];
+const rates = [];
+
+export function tookLatencies(took) {
+  const at = performance.now();
+  for (const ms of took) latencies.push({ at, ms: Math.max(0, ms) });
+  if (latencies.length > MOST) latencies = latencies.slice(-MOST / 2);
+}
+
+export function showLatencies() {
+  const since = performance.now() - WINDOW;
+  latencies = latencies.filter(({ at }) => at >= since);
+  const sorted = Float64Array.from(latencies, ({ ms }) => ms).sort();
+  const at = (share) => sorted[Math.max(0, Math.ceil(share * sorted.length) - 1)];
+  for (const [id, share] of [["p50", 0.5], ["p95", 0.95], ["p99", 0.99], ["max", 1]]) set(id, ...duration(at(share)));
+}
+
+export function showIntake(nodes) {
+  const sources = Object.entries(nodes).filter(([id]) => id.startsWith("source:")).map(([, node]) => node);
+  const sum = (name) => (sources.length ? sources.reduce((total, node) => total + (known(node[name]) ? node[name] : 0), 0) : NaN);
+  const now = sum("rate");
+  set("rate", rate(now));
+  set("taken", count(sum("count")));
+  byId("taken-hint").textContent = sources.length === 1 ? "from one source" : `from ${sources.length || "all"} sources`;
+  if (known(now)) {
+    rates.push(now);
+    if (rates.length > 60) rates.shift();
+    spark(byId("rate-spark"), rates);
+  }
+}
+
+function set(id, text, unit = "") {
+  const element = byId(id);
+  if (element.dataset.text === text + unit) return;
+  element.dataset.text = text + unit;
+  element.replaceChildren(text);
+  if (unit) {
+    const small = document.createElement("span");
+    small.className = "unit";
+    small.textContent = unit;
+    element.append(small);
+  }
+}
+
+function spark(svg, values) {
+  if (values.length < 2) return;
+  const top = Math.max(...values, 1) * 1.15;
+  const points = values.map((value, at) => `${((at / (values.length - 1)) * 120).toFixed(2)},${(32 - (value / top) * 26).toFixed(2)}`);
+  if (!svg.children.length) {
+    for (const name of ["under", "over"]) {
+      const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
+      path.setAttribute("class", name);
+      svg.append(path);
+    }
+  }
+  svg.children[0].setAttribute("d", `M0,32L${points.join("L")}L120,32Z`);
+  svg.children[1].setAttribute("d", `M${points.join("L")}`);
+}
+
+// --- the verdict and the balance -----------------------------------------------------------------------------------
+
+export function showBalance({ balance, processes, now }) {
+  const channels = balance?.channels ?? [];
+  const total = (name) => channels.reduce((sum, channel) => sum + (known(channel[name]) ? channel[name] : 0), 0);
+  const silent = balance ? now - (processes.audit?.at ?? now) : 0;
+  const missing = total("missing");
+  const unknown = total("unknown_seconds");
+  if (!balance) verdict("unknown", "waiting for the audit");
+  else if (missing) verdict("missing", `${count(missing)} missing`);
+  else if (silent > SILENT_AFTER) verdict("unknown", `the audit is silent for ${count(silent / 1e6)} s`);
+  else if (unknown) verdict("unknown", `${rate(unknown)} s unknown`);
+  else if (balance.whole) verdict("whole", "every record accounted for");
+  else verdict("unknown", "records under way");
+  if (balance) byId("balance").tBodies[0].replaceChildren(...channels.flatMap(rowsOf));
+}
+
+function verdict(kind, text) {
+  const pill = byId("verdict");
+  pill.dataset.verdict = kind;
+  // Written only when it changes, or it would be read aloud again and again.
+  const words = pill.querySelector("span");
+  if (words.textContent !== text) words.textContent = text;
+}
+
+function rowsOf(channel) {
+  const row = document.createElement("tr");
+  const cell = (text, className = "") => {
+    const made = row.insertCell();
+    made.textContent = text;
+    made.className = className;
+  };
+  const number = (value, className = "") => cell(count(value), value ? className : "none");
+  cell(channel.channel);
+  number(channel.senders);
+  number(channel.claimed);
+  number(channel.distinct ?? channel.records);
+  number(channel.duplicates);
+  number(channel.refused, "unsure");
+  cell(channel.unknown_seconds ? `${rate(channel.unknown_seconds)} s` : "0", channel.unknown_seconds ? "unsure" : "none");
+  number(channel.missing, "bad");
+  if (!channel.gaps?.length) return [row];
+  const named = document.createElement("tr");
+  const ranges = named.insertCell();
+  ranges.colSpan = 8;
+  ranges.className = "ranges";
+  const shown = channel.gaps.slice(0, 12).map(({ sender, epoch, first, last }) => `${sender}/${epoch}: ${first === last ? first : `${first}–${last}`}`);
+  const more = channel.gaps.length - shown.length;
+  ranges.textContent = `missing ${shown.join(", ")}${more > 0 ? ` and ${count(more)} more ranges` : ""}`;
+  return [row, named];
+}

@@ -1,0 +1,28 @@
+// Numbers as people read them.
+
+const THIN = "\u202f";
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const tenth = new Intl.NumberFormat("en", { minimumFractionDigits: 1, maximumFractionDigits: 1 });
+const spaced = (text) => text.replaceAll(",", THIN);
+
+export const known = (value) => typeof value === "number" && Number.isFinite(value);
+
+export function count(value) {
+  return known(value) ? spaced(whole.format(value)) : "–";
+}
+
+export function rate(value) {
+  if (!known(value)) return "–";
+  return spaced((value < 100 ? tenth : whole).format(value));
+}
+
+// A duration as [number, unit], so that the unit can be set smaller.
+export function duration(ms) {
+  if (!known(ms)) return ["–", ""];
+  if (ms < 9.95) return [tenth.format(ms), "ms"];
+  if (ms < 9_995) return [count(ms), "ms"];
+  if (ms < 600_000) return [tenth.format(ms / 1_000), "s"];
+  return [count(ms / 60_000), "min"];
+}
+
+export const durationText = (ms) => duration(ms).filter(Boolean).join(THIN);

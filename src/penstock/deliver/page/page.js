@@ -1,0 +1,99 @@
+// The page: loads what to draw, follows the feeds, asks for the status, and keeps at it when the server is away.
+
+import { Chart } from "./chart.js";
+import { browserNow } from "./clock.js";
+import { Feed } from "./feed.js";
+import { showBalance, showIntake, showLatencies, tookLatencies } from "./figures.js";
+import { Graph } from "./graph.js";
+
+const ASK_EVERY = 1_000;
+const SLOWEST = 8_000;
+const PING_EVERY = 5_000;
+
+const byId = (id) => document.getElementById(id);
+const feeds = new Map();
+const charts = [];
+let graph = null;
+let patience = ASK_EVERY;
+
+async function get(address) {
+  const answer = await fetch(address, { signal: AbortSignal.timeout(10_000) });
+  if (!answer.ok) throw new Error(`${address} answered ${answer.status}`);
+  return answer.json();
+}
+
+function feedOf(name) {
+  if (!feeds.has(name)) {
+    feeds.set(name, new Feed(name, {
+      onChange: (feed, names) => charts.filter((chart) => chart.feed === feed).forEach((chart) => chart.changed(names)),
+      onLatency: tookLatencies,
+      onState: (feed) => {
+        if (feed.state === "live") ping(feed, 3);
+        showConnection();
+      },
+    }));
+  }
+  return feeds.get(name);
+}
+
+async function prepare() {
+  const [specs, plan] = await Promise.all([get("/charts"), get("/graph")]);
+  graph = new Graph(plan, byId("graph"), byId("tip"));
+  for (const spec of specs) charts.push(new Chart(spec, feedOf(spec.feed), byId("charts")));
+  byId("feeds").replaceChildren(...[...feeds.keys()].map((name) => {
+    const link = document.createElement("a");
+    link.href = `/feeds/${encodeURIComponent(name)}`;
+    link.textContent = `feeds/${name}`;
+    return link;
+  }));
+  await Promise.all(charts.map((chart) => chart.draw()));
+  byId("charts").removeAttribute("aria-busy");
+}
+
+// The only call that is repeated while the server is away. Feeds connect when it is answered, so an outage costs one
+// failed request at a time and not one for each feed.
+async function ask() {
+  try {
+    if (!graph) await prepare();
+    const status = await get("/status");
+    patience = ASK_EVERY;
+    for (const feed of feeds.values()) feed.connect();
+    graph.show(status);
+    showIntake(status.nodes);
+    showBalance(status);
+    showConnection();
+  } catch (problem) {
+    patience = Math.min(SLOWEST, patience * (1.3 + Math.random() * 0.4));
+    showConnection(`no answer from the server; asking again in ${Math.ceil(patience / 1_000)} s`);
+  }
+  setTimeout(ask, patience);
+}
+
+function ping(feed, times) {
+  feed.ping(browserNow());
+  if (times > 1) setTimeout(() => ping(feed, times - 1), 150);
+}
+
+function showConnection(trouble = "") {
+  const lost = [...feeds.values()].filter((feed) => feed.state === "lost").map((feed) => feed.name);
+  const live = [...feeds.values()].filter((feed) => feed.state === "live").length;
+  const line = byId("connection");
+  const text = trouble || (lost.length ? `reconnecting to ${lost.join(", ")}` : live < feeds.size ? "connecting…" : `live · ${live} feeds`);
+  line.dataset.state = trouble || lost.length ? "lost" : live < feeds.size ? "connecting" : "live";
+  const words = line.querySelector("span");
+  if (words.textContent !== text) words.textContent = text;
+}
+
+function frame(now) {
+  for (const chart of charts) chart.frame(now);
+  requestAnimationFrame(frame);
+}
+
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => charts.forEach((chart) => chart.draw()));
+setInterval(showLatencies, 500);
+setInterval(() => {
+  const live = [...feeds.values()].find((feed) => feed.state === "live");
+  if (live) ping(live, 1);
+}, PING_EVERY);
+requestAnimationFrame(frame);
+ask();

@@ -1,0 +1,116 @@
+"""The page: its files, its script of charts, and the documents that say what to draw."""
+
+import asyncio
+import gzip
+import html
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from penstock.deliver import vega
+from penstock.deliver.replies import reply
+
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChartSpec:
+    """A chart of the page: a Vega-Lite specification whose data is named "rows", filled from a feed."""
+
+    name: str
+    feed: str
+    title: str
+    doc: str
+    spec: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A file of the page, ready to be sent."""
+
+    body: bytes
+    packed: bytes
+    kind: str
+    etag: str
+    cache: str
+
+    @classmethod
+    def of(cls, body: bytes, kind: str, cache: str = "no-cache") -> "_File":
+        return cls(body, gzip.compress(body, 6), kind, f'"{blake2b(body, digest_size=12).hexdigest()}"', cache)
+
+    def answer(self, request: Request) -> Response:
+        headers = {"etag": self.etag, "cache-control": self.cache, "vary": "accept-encoding"}
+        if self.etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            return Response(self.packed, headers={**headers, "content-encoding": "gzip"}, media_type=self.kind)
+        return Response(self.body, headers=headers, media_type=self.kind)
+
+
+class Site:
+    """What a browser loads before it follows feeds."""
+
+    def __init__(
+        self, charts: Sequence[ChartSpec], graph: Mapping[str, object], title: str, cache: Path | None
+    ) -> None:
+        self._charts = [asdict(chart) for chart in charts]
+        self._graph = graph
+        self._cache = cache
+        self._vega: asyncio.Future[_File] | None = None
+        words = {"{{title}}": html.escape(title), "{{vega}}": vega.VERSION}
+        self._files = {file.name: _page_file(file, words) for file in (files("penstock.deliver") / "page").iterdir()}
+
+    @asynccontextmanager
+    async def making(self) -> AsyncIterator[None]:
+        """Make the script of the charts, while the rest is served already."""
+        self._vega = asyncio.ensure_future(asyncio.to_thread(self._make_vega))
+        try:
+            yield
+        finally:
+            await self._vega
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/", self._file("index.html")),
+            *(Route(f"/{name}", self._file(name)) for name in self._files if name != "index.html"),
+            Route("/vega.js", self._script),
+            Route("/charts", self._say_charts),
+            Route("/graph", self._say_graph),
+        ]
+
+    def _file(self, name: str) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            return self._files[name].answer(request)
+
+        return answer
+
+    async def _script(self, request: Request) -> Response:
+        assert self._vega is not None, "the app is served within its lifespan"
+        # Shielded: a browser that goes away must not stop the making for all others.
+        return (await asyncio.shield(self._vega)).answer(request)
+
+    async def _say_charts(self, _: Request) -> Response:
+        return reply(self._charts)
+
+    async def _say_graph(self, _: Request) -> Response:
+        return reply(self._graph)
+
+    def _make_vega(self) -> _File:
+        # The page asks for it by version.
+        return _File.of(vega.script(self._cache), "text/javascript", "public, max-age=31536000, immutable")
+
+
+def _page_file(file: Traversable, words: Mapping[str, str]) -> _File:
+    text = file.read_text(encoding="utf-8")
+    if file.name.endswith(".html"):
+        for word, meaning in words.items():
+            text = text.replace(word, meaning)
+    return _File.of(text.encode(), _TYPES[Path(file.name).suffix])

@@ -1,0 +1,165 @@
+"""A client that follows a feed, over WebSocket and over server-sent events: thin shells around a follower."""
+
+import asyncio
+import math
+from collections.abc import Awaitable
+
+import orjson
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
+
+from penstock.clock import Clock
+from penstock.deliver.delivery import Delivery
+from penstock.deliver.feed import Follower, Message
+from penstock.deliver.outlet import Outlet
+from penstock.errors import Refused
+
+LONGEST = 4_096
+"""Bytes of a message from a client."""
+
+_KEEP_ALIVE = 15.0
+_VIOLATION, _GOING_AWAY = 1008, 1001
+
+
+class Allowance:
+    """How much a client may say: some messages at once, and some per second."""
+
+    def __init__(self, clock: Clock, burst: float = 40, per_second: float = 10) -> None:
+        self._clock = clock
+        self._burst, self._per_second = burst, per_second
+        self._left, self._at = burst, clock.elapsed()
+
+    def spend(self) -> bool:
+        """Whether one more message is within it."""
+        now = self._clock.elapsed()
+        self._left = min(self._burst, self._left + (now - self._at) * self._per_second) - 1
+        self._at = now
+        return self._left >= 0
+
+
+class Socket:
+    """One WebSocket client. It gets messages of the feed, and may say `{"ping": x}` and `{"latency": [ms, …]}`."""
+
+    def __init__(self, socket: WebSocket, delivery: Delivery, outlet: Outlet, clock: Clock, patience: float) -> None:
+        self._socket = socket
+        self._delivery, self._outlet = delivery, outlet
+        self._clock, self._patience = clock, patience
+        self._pongs: list[float] = []
+
+    async def follow(self, token: str | None) -> None:
+        """Return when the client is gone, was dropped, or the delivery closes."""
+        with self._outlet.following() as waker:
+            talking = asyncio.create_task(self._talk(Follower(self._outlet.feed, token), waker))
+            listening = asyncio.create_task(self._listen(waker))
+            try:
+                await asyncio.wait({talking, listening}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                talking.cancel()
+                listening.cancel()
+                ends = await asyncio.gather(talking, listening, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(
+                end, WebSocketDisconnect | WebSocketDisconnected | TimeoutError
+            ):
+                raise end
+
+    async def _talk(self, follower: Follower, waker: asyncio.Event) -> None:
+        while not self._delivery.closing.is_set():
+            waker.clear()
+            while self._pongs:
+                pong = orjson.dumps({"pong": self._pongs.pop(0), "now": self._clock.now()}).decode()
+                await self._within_patience(self._socket.send_text(pong))
+            if message := follower.take():
+                await self._within_patience(self._socket.send_text(message.text))
+            await waker.wait()
+        await self._within_patience(self._socket.close(_GOING_AWAY, "the delivery stops; come back with your position"))
+
+    async def _within_patience(self, sending: Awaitable[None]) -> None:
+        async with asyncio.timeout(self._patience):
+            await sending
+
+    async def _listen(self, waker: asyncio.Event) -> None:
+        allowance = Allowance(self._clock)
+        while (said := await self._socket.receive())["type"] != "websocket.disconnect":
+            try:
+                if not allowance.spend():
+                    raise Refused("what you say", "it is too much")
+                self._hear(said.get("text"))
+            except Refused as refused:
+                await self._within_patience(self._socket.close(_VIOLATION, str(refused)))
+                return
+            if self._pongs:
+                waker.set()
+
+    def _hear(self, text: str | None) -> None:
+        try:
+            said = orjson.loads(text or "")
+        except orjson.JSONDecodeError as error:
+            raise Refused("what you say", "it is not JSON") from error
+        match said:
+            case {"ping": int() | float() as sent} if _finite(sent):
+                self._pongs.append(sent)
+            case {"latency": list(took)} if all(_finite(ms) for ms in took):
+                for ms in took:
+                    self._outlet.to_the_browser.add(ms)
+            case _:
+                raise Refused("what you say", 'say {"ping": number} or {"latency": [milliseconds, …]}')
+
+
+def _finite(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+class EventStream(Response):
+    """One client of server-sent events; the id of each event is the position that the client reaches by it."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, delivery: Delivery, outlet: Outlet, token: str | None, patience: float) -> None:
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._delivery, self._outlet = delivery, outlet
+        self._token, self._patience = token, patience
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        with self._outlet.following() as waker:
+            talking = asyncio.create_task(self._talk(send, waker))
+            leaving = asyncio.create_task(_left(receive))
+            try:
+                await asyncio.wait({talking, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                talking.cancel()
+                leaving.cancel()
+                ends = await asyncio.gather(talking, leaving, return_exceptions=True)
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(end, TimeoutError | OSError):
+                raise end
+
+    async def _talk(self, send: Send, waker: asyncio.Event) -> None:
+        follower = Follower(self._outlet.feed, self._token)
+        text = "retry: 1000\n\n"
+        while not self._delivery.closing.is_set():
+            waker.clear()
+            if message := follower.take():
+                text += _event(message)
+            if text:
+                async with asyncio.timeout(self._patience):
+                    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
+            try:
+                async with asyncio.timeout(_KEEP_ALIVE):
+                    await waker.wait()
+                text = ""
+            except TimeoutError:
+                text = ": still here\n\n"
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _event(message: Message) -> str:
+    return f"id: {message.position}\ndata: {message.text}\n\n"
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,90 @@
+"""The charts of the demo, by Altair. Each is drawn from the rows of a feed, flattened: `window_start`."""
+
+from typing import Any
+
+import altair as alt
+
+ROWS = alt.NamedData("rows")
+
+
+def people_by_country() -> Any:
+    """The newest windows, one bar each, by country."""
+    recent = "datum.start >= datum.newest - 180000"
+    return (
+        alt.Chart(ROWS)
+        .transform_calculate(start="toNumber(toDate(datum.window_start))")
+        .transform_joinaggregate(newest="max(start)")
+        .transform_filter(recent)
+        .mark_bar()
+        .encode(
+            x=alt.X("window_start:T", title=None, axis=alt.Axis(format="%H:%M:%S", labelOverlap=True)),
+            x2="window_end:T",
+            y=alt.Y("people:Q", title="people"),
+            color=alt.Color("country:N", title=None),
+            tooltip=["country:N", "people:Q", alt.Tooltip("window_start:T", format="%H:%M:%S")],
+        )
+    )
+
+
+def trending_topics() -> Any:
+    """The ten most wanted topics of the newest whole window."""
+    return (
+        alt.Chart(ROWS)
+        .transform_joinaggregate(newest="max(window_start)")
+        .transform_calculate(age="(toNumber(toDate(datum.newest)) - toNumber(toDate(datum.window_start))) / 1000")
+        .transform_filter("datum.age == 50")
+        .transform_window(rank="row_number()", sort=[alt.SortField("yes", order="descending")])
+        .transform_filter("datum.rank <= 10")
+        .mark_bar()
+        .encode(
+            x=alt.X("yes:Q", title="yes answers"),
+            y=alt.Y("topic:N", sort="-x", title=None),
+            tooltip=["topic:N", "yes:Q"],
+        )
+    )
+
+
+def busy_venues() -> Any:
+    """A map without borders: the sphere, its grid, and a circle for each venue."""
+    earth = alt.Chart(alt.sphere()).mark_geoshape(fill="transparent", stroke="#8886")
+    grid = alt.Chart(alt.graticule(step=[30, 30])).mark_geoshape(filled=False, stroke="#8884", strokeWidth=0.5)
+    venues = (
+        alt.Chart(ROWS)
+        .mark_circle(opacity=0.6)
+        .encode(
+            longitude="lon:Q",
+            latitude="lat:Q",
+            size=alt.Size("people:Q", legend=None, scale=alt.Scale(range=[8, 220])),
+            tooltip=["name:N", "people:Q"],
+        )
+    )
+    return alt.layer(earth, grid, venues).project("naturalEarth1")
+
+
+def answers_by_city() -> Any:
+    """The cities with most answers, yes and no."""
+    return (
+        alt.Chart(ROWS)
+        .transform_joinaggregate(all="sum(answers)", groupby=["city"])
+        .transform_window(rank="dense_rank()", sort=[alt.SortField("all", order="descending")])
+        .transform_filter("datum.rank <= 12")
+        .mark_bar()
+        .encode(
+            x=alt.X("answers:Q", title="answers"),
+            y=alt.Y("city:N", sort="-x", title=None),
+            color=alt.Color("response:N", title=None, sort=["yes", "no"]),
+            tooltip=["city:N", "response:N", "answers:Q"],
+        )
+    )
+
+
+def distinct_members() -> Any:
+    return (
+        alt.Chart(ROWS)
+        .mark_area(line=True, point=True, opacity=0.3)
+        .encode(
+            x=alt.X("window_start:T", title=None, axis=alt.Axis(format="%H:%M")),
+            y=alt.Y("members:Q", title="members"),
+            tooltip=["members:Q", alt.Tooltip("window_start:T", format="%H:%M")],
+        )
+    )

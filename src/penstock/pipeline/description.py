@@ -1,0 +1,294 @@
+"""What a user writes: sources, channels, queries, stores and pages, by name. Nothing here starts anything."""
+
+import difflib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+from penstock.analysis.query import Mode, Query, Shape
+from penstock.clock import duration
+from penstock.errors import Misconfigured
+from penstock.pipeline.schema import ddl
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Channel:
+    name: str
+    schema: str | None = None
+    event_time: str | None = None
+    partitions: int = 2
+    replicas: int | None = None
+    keep: timedelta | None = None
+    ahead: timedelta = timedelta(hours=1)
+    result_of: str | None = None
+
+    @property
+    def dead(self) -> str:
+        """The channel of what did not fit into this one."""
+        return f"{self.name}.dead"
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.name, self.schema, self.event_time, self.ahead)
+
+
+@dataclass(frozen=True)
+class SourceSpec:
+    name: str
+    url: str
+    into: str
+    key: tuple[str, ...]
+    numbered: str | None
+    resume: bool
+
+
+@dataclass(frozen=True)
+class StoreSpec:
+    channel: str
+    url: str
+    ttl: timedelta | None
+
+
+@dataclass(frozen=True)
+class PageSpec:
+    channel: str
+    title: str
+    doc: str
+    chart: "Mapping[str, Any] | Callable[[], Any] | Any | None"
+
+
+@dataclass(frozen=True)
+class Description:
+    """A whole pipeline, checked and frozen."""
+
+    name: str
+    channels: Mapping[str, Channel]
+    sources: tuple[SourceSpec, ...]
+    queries: tuple[Query, ...]
+    stores: tuple[StoreSpec, ...]
+    pages: tuple[PageSpec, ...]
+
+    @property
+    def typed(self) -> tuple[Channel, ...]:
+        """The channels whose records are checked against a schema."""
+        return tuple(channel for channel in self.channels.values() if channel.schema and not channel.result_of)
+
+    @property
+    def heartbeats(self) -> str:
+        return f"penstock.{self.name}.heartbeats"
+
+    @property
+    def bookmarks(self) -> str:
+        return f"penstock.{self.name}.bookmarks"
+
+    @property
+    def status(self) -> str:
+        return f"penstock.{self.name}.status"
+
+
+class Pipeline:
+    """The front door: a list of parts under names. `describe()` checks how they fit."""
+
+    def __init__(self, name: str) -> None:
+        self.name = _named("pipeline", name)
+        self._channels: dict[str, Channel] = {}
+        self._sources: list[SourceSpec] = []
+        self._queries: list[Query] = []
+        self._stores: list[StoreSpec] = []
+        self._pages: list[PageSpec] = []
+
+    def channel(
+        self,
+        name: str,
+        *,
+        schema: str | type | None = None,
+        event_time: str | None = None,
+        partitions: int = 2,
+        replicas: int | None = None,
+        keep: str | None = None,
+        ahead: str = "1 hour",
+    ) -> None:
+        """Say what a channel holds. A channel that a source fills or a query reads need not be said otherwise.
+
+        `schema`: DDL, or a class with annotated fields. `event_time`: a column or a SQL expression over them, such as
+        `"timestamp_millis(mtime)"`. `keep`: how long records stay; forever if it is not said.
+        """
+        place = f"channel {name}"
+        if name in self._channels:
+            raise Misconfigured(place, "it is declared twice")
+        if partitions < 1:
+            raise Misconfigured(place, f"{partitions} partitions are asked for", "ask for one or more")
+        columns = None if schema is None else ddl(schema)
+        self._channels[_named("channel", name)] = Channel(
+            name,
+            columns,
+            event_time,
+            partitions,
+            replicas,
+            _span(place, keep),
+            _span(place, ahead) or timedelta(hours=1),
+        )
+
+    def source(
+        self,
+        url: str,
+        *,
+        into: str,
+        key: str | Sequence[str] = (),
+        name: str | None = None,
+        numbered: str | None = "feed",
+        resume: bool = True,
+    ) -> None:
+        """Bring what arrives at `url` into a channel.
+
+        `key`: the field, or fields, of the payload that decide the partition. `numbered`: the field in which the outside
+        tells sender, epoch and number; where a record has none, the collector numbers it. `resume`: whether the outside
+        can go on after a number.
+        """
+        self._sources.append(
+            SourceSpec(_named("source", name or into), url, _named("channel", into), _names(key), numbered, resume)
+        )
+
+    def query(
+        self,
+        name: str | None = None,
+        *,
+        into: str | None = None,
+        key: str | Sequence[str],
+        sql: str | None = None,
+        mode: str = "auto",
+        watermark: str | None = None,
+        every: str | None = None,
+        keep: str | None = None,
+        partitions: int = 1,
+    ) -> Callable[[Function], Function]:
+        """A continuous query: a decorator for a function of DataFrames; with `sql`, complete as it is.
+
+        The function's parameters name the channels that it reads; `into` names the one that it writes (the function's
+        own name if not said); `key` names the columns that tell its rows apart.
+        """
+
+        def declare(declared: str, inputs: tuple[str, ...], build: Callable[..., Any] | str, doc: str) -> None:
+            place = f"query {declared}"
+            target = into or declared
+            try:
+                wanted = Mode(mode)
+            except ValueError:
+                raise Misconfigured(place, f'the mode is "{mode}"', f"the modes are {', '.join(Mode)}") from None
+            if target in self._channels:
+                raise Misconfigured(place, f"it writes into {target}, which is there already", "name another channel")
+            if not _names(key):
+                raise Misconfigured(place, "it has no key", "name the columns that tell its rows apart: key=…")
+            self._channels[_named("channel", target)] = Channel(
+                target, partitions=partitions, keep=_span(place, keep), result_of=declared
+            )
+            self._queries.append(
+                Query(
+                    _named("query", declared), inputs, target, _names(key), build, wanted,
+                    _span(place, watermark), _span(place, every), doc,
+                )
+            )  # fmt: skip
+
+        def decorate(function: Function) -> Function:
+            inputs = tuple(inspect.signature(function).parameters)
+            if not inputs:
+                raise Misconfigured(
+                    f"query {function.__name__}", "it has no parameter", "name the channels that it reads"
+                )
+            declare(name or function.__name__, inputs, function, inspect.getdoc(function) or "")
+            return function
+
+        if sql is not None:
+            if name is None:
+                raise Misconfigured("query", "a query in SQL has no name", 'say it: app.query("name", sql=…, key=…)')
+            declare(name, _tables(sql), sql, "")
+        return decorate
+
+    def store(self, channel: str, url: str, *, ttl: str | None = None) -> None:
+        """Keep a channel in a store: `redis://…` for live tables, `delta://PATH` for all its records."""
+        self._stores.append(StoreSpec(channel, url, _span(f"store {url}", ttl)))
+
+    def page(self, channel: str, *, chart: Any, title: str | None = None, doc: str = "") -> None:
+        """Show a result on the live page: a Vega-Lite specification, an Altair chart, or a function that makes one."""
+        self._pages.append(PageSpec(channel, title or channel.replace("_", " "), doc, chart))
+
+    def describe(self) -> Description:
+        """The whole, checked."""
+        channels = dict(self._channels)
+        for source in self._sources:
+            channels.setdefault(source.into, Channel(source.into))
+            if channels[source.into].result_of:
+                raise Misconfigured(
+                    f"source {source.name}", f"{source.into} is the result of a query", "name another channel"
+                )
+        _unique("source", [source.name for source in self._sources])
+        _unique("query", [query.name for query in self._queries])
+        for query in self._queries:
+            for name in query.inputs:
+                _known(f"query {query.name}", name, channels)
+        for store in self._stores:
+            _known(f"store {store.url}", store.channel, channels)
+        for page in self._pages:
+            _known("page", page.channel, {name for name, channel in channels.items() if channel.result_of})
+        _acyclic(self._queries)
+        return Description(
+            self.name, channels, tuple(self._sources), tuple(self._queries), tuple(self._stores), tuple(self._pages)
+        )
+
+
+def _named(kind: str, name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise Misconfigured(
+            f"{kind} {name!r}", "this is not a name", "begin with a letter and use letters, digits, _ and -"
+        )
+    return name
+
+
+def _names(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _span(place: str, text: str | None) -> timedelta | None:
+    try:
+        return None if text is None else duration(text)
+    except ValueError as error:
+        raise Misconfigured(place, str(error)) from error
+
+
+def _tables(sql: str) -> tuple[str, ...]:
+    """The channels that a SQL text reads."""
+    found = re.findall(r"\b(?:FROM|JOIN)\s+([A-Za-z]\w*)", sql, flags=re.IGNORECASE)
+    own = set(re.findall(r"\b([A-Za-z]\w*)\s+AS\s+\(", sql, flags=re.IGNORECASE))  # Its own WITH clauses.
+    return tuple(dict.fromkeys(name for name in found if name not in own))
+
+
+def _unique(kind: str, names: Sequence[str]) -> None:
+    for name in names:
+        if names.count(name) > 1:
+            raise Misconfigured(f"{kind} {name}", "two have this name", "give one of them another: name=…")
+
+
+def _known(place: str, name: str, channels: Iterable[str]) -> None:
+    if name not in channels:
+        close = difflib.get_close_matches(name, list(channels), n=1)
+        way_out = f'did you mean "{close[0]}"?' if close else f"there are {', '.join(sorted(channels)) or 'none'}"
+        raise Misconfigured(place, f'there is no channel "{name}"', way_out)
+
+
+def _acyclic(queries: Sequence[Query]) -> None:
+    reads = {query.into: set(query.inputs) for query in queries}
+    for start in reads:
+        waiting, passed = list(reads[start]), set[str]()
+        while waiting:
+            name = waiting.pop()
+            if name == start:
+                raise Misconfigured(f"channel {start}", "it is made from itself", "write into another channel")
+            if name not in passed:
+                passed.add(name)
+                waiting += reads.get(name, ())

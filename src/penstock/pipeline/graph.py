@@ -1,0 +1,41 @@
+"""A pipeline as a graph: what the page and the plan draw."""
+
+from typing import Any
+
+from penstock.pipeline.description import Description
+from penstock.pipeline.wiring import Wiring
+
+
+def store_node(url: str, channel: str) -> str:
+    return f"store:{url.split(':', 1)[0]}/{channel}"
+
+
+def graph(description: Description, wiring: Wiring) -> dict[str, Any]:
+    """Nodes with kind, label and note; edges from node to node."""
+    nodes: list[dict[str, str]] = []
+    edges: list[list[str]] = []
+
+    def add(node: str, kind: str, label: str, note: str = "") -> None:
+        nodes.append({"id": node, "kind": kind, "label": label, "note": note})
+
+    for source in description.sources:
+        add(f"source:{source.name}", "source", source.name, wiring.address(source))
+        edges.append([f"source:{source.name}", f"channel:{source.into}"])
+    for channel in description.channels.values():
+        note = f"the result of {channel.result_of}" if channel.result_of else "a channel of records"
+        add(f"channel:{channel.name}", "channel", channel.name, note)
+        if channel in description.typed:
+            add(f"channel:{channel.dead}", "channel", channel.dead, f"what does not fit the schema of {channel.name}")
+            edges.append([f"channel:{channel.name}", f"channel:{channel.dead}"])
+    for query in description.queries:
+        add(f"query:{query.name}", "query", query.name.replace("_", " "), query.doc)
+        edges += [[f"channel:{name}", f"query:{query.name}"] for name in query.inputs]
+        edges.append([f"query:{query.name}", f"channel:{query.into}"])
+    for store in description.stores:
+        node = store_node(store.url, store.channel)
+        add(node, "store", store.url.split(":", 1)[0], f"{store.channel} in {store.url}")
+        edges.append([f"channel:{store.channel}", node])
+    if description.pages:
+        add("page", "page", "page", "live, in browsers")
+        edges += [[f"channel:{page.channel}", "page"] for page in description.pages]
+    return {"nodes": nodes, "edges": edges}

@@ -1,0 +1,50 @@
+"""What a process measures, told once a second on the status channel."""
+
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import orjson
+import psutil
+
+from penstock.channels.kafka import Kafka
+from penstock.clock import SystemClock
+
+Figures = Mapping[str, Any]
+"""What a process tells: under `nodes`, per part of the pipeline (`source:rsvps`, `query:by_country`, …) its figures."""
+
+EVERY = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def pulse(kafka: Kafka, channel: str, process: str, figures: Callable[[], Figures]) -> Iterator[None]:
+    """Tell the figures of this process while the body runs."""
+    clock, this, stop = SystemClock(), psutil.Process(), threading.Event()
+
+    def said() -> dict[str, Any]:
+        about = {"process": process, "at": clock.now(), "pid": os.getpid(), "memory": this.memory_info().rss}
+        return {**about, "nodes": {}, **figures()}
+
+    def beat() -> None:
+        with kafka.poster() as post:
+            while True:
+                try:
+                    post(channel, process.encode(), orjson.dumps(said()))
+                except Exception:
+                    # The pipeline does not end because its figures cannot be told; `penstock status` sees the silence.
+                    log.exception("the figures of %s cannot be told", process)
+                if stop.wait(EVERY):
+                    return
+
+    thread = threading.Thread(target=beat, name="pulse", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=5)

@@ -1,0 +1,198 @@
+"""A pipeline on this machine: the services that it needs, and its tiers, all supervised."""
+
+import json
+import os
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from urllib.error import URLError
+
+from penstock.channels.kafka import Kafka
+from penstock.errors import Misconfigured
+from penstock.pipeline.description import Description
+from penstock.pipeline.pulse import Figures, pulse
+from penstock.pipeline.tiers import Tier
+from penstock.pipeline.wiring import Wiring, simulated
+from penstock.supervise.events import Event
+from penstock.supervise.folder import StateFolder
+from penstock.supervise.jars import ensure_jars
+from penstock.supervise.java import find_java
+from penstock.supervise.kafka import kafka_services
+from penstock.supervise.redis import redis_service
+from penstock.supervise.service import Service
+from penstock.supervise.supervisor import Supervisor
+
+USUAL_PORT = 8787
+
+
+@dataclass(frozen=True)
+class Running:
+    """Where a run can be found; kept in the state folder for the other commands."""
+
+    pid: int
+    pipeline: str
+    status: str
+    servers: str
+    page: str | None
+    redis: str | None
+
+    FILE = "run.json"
+
+    @classmethod
+    def find(cls, wiring: Wiring) -> "Running":
+        """The run in this folder; Misconfigured when there is none."""
+        folder = StateFolder(wiring.state)
+        file = folder.path / cls.FILE
+        if folder.holder() is None or not file.exists():
+            raise Misconfigured(
+                str(wiring.folder), "nothing runs here", "start it: penstock run FILE, or penstock demo"
+            )
+        return cls(**json.loads(file.read_text()))
+
+
+class LocalRun:
+    """Everything that `penstock run` starts, in a state folder that it holds."""
+
+    def __init__(self, file: Path, description: Description, wiring: Wiring, profile: str | None) -> None:
+        self._file, self._description, self._wiring, self._profile = file, description, wiring, profile
+
+    @contextmanager
+    def started(
+        self,
+        stop: threading.Event,
+        on_event: Callable[[Event], None],
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Iterator[tuple[Supervisor, Running]]:
+        """Start all and yield once everything is ready, or `stop` is set; stop all afterwards."""
+        with StateFolder(self._wiring.state).held() as folder:
+            services, running = self._services(folder, progress)
+            (folder.path / Running.FILE).write_text(json.dumps(asdict(running)))
+            supervisor = Supervisor(services, folder, on_event)
+            try:
+                supervisor.start(stop)
+                with pulse(
+                    Kafka(running.servers, self._wiring.kafka), running.status, "run", lambda: _usage(supervisor)
+                ):
+                    yield supervisor, running
+            finally:
+                supervisor.stop()
+                (folder.path / Running.FILE).unlink(missing_ok=True)
+
+    def _services(
+        self, folder: StateFolder, progress: Callable[[int, int], None] | None
+    ) -> tuple[list[Service], Running]:
+        wiring, description = self._wiring, self._description
+        java = find_java()
+        jars = ensure_jars(java, progress=progress)
+        services: list[Service] = []
+        env: dict[str, str] = {"PYTHONUNBUFFERED": "1"}
+        servers, redis = wiring.kafka.servers, wiring.redis.url
+        if servers == "local":
+            brokers, servers = kafka_services(java, jars, folder, wiring.local)
+            services += brokers
+        env["PENSTOCK_KAFKA_SERVERS"] = servers
+        brokers_ready = tuple(service.name for service in services)
+        stores_ready: tuple[str, ...] = ()
+        if redis == "local" and any(store.url == "redis://" for store in description.stores):
+            service, redis = redis_service(folder, wiring.local)
+            services.append(service)
+            stores_ready = (service.name,)
+        env["PENSTOCK_REDIS_URL"] = redis
+        feeds = []
+        for source in description.sources:
+            if (simulation := simulated(wiring.address(source))) is not None:
+                service, url = _simulation(source.name, *simulation, folder)
+                feeds.append(service)
+                env[f"PENSTOCK_SOURCES_{source.name.upper()}"] = url
+        services += feeds
+        page = None
+        if description.pages:
+            host, port = wiring.page.host, self._page_port(folder)
+            env["PENSTOCK_PAGE_PORT"] = str(port)
+            page = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+        for tier in self._tiers():
+            needs = brokers_ready
+            if tier is Tier.LOAD:
+                needs += stores_ready
+            if tier is Tier.COLLECT:
+                needs += tuple(feed.name for feed in feeds)
+            # Spark takes longest: it begins at once, and waits for the brokers by itself.
+            services.append(self._tier(tier, folder, env, () if tier is Tier.ANALYSE else needs, page))
+        found = Running(
+            os.getpid(), description.name, description.status, servers, page, None if redis == "local" else redis
+        )
+        return services, found
+
+    def _tiers(self) -> list[Tier]:
+        description = self._description
+        wanted = {
+            Tier.ANALYSE: bool(description.queries or description.typed),
+            Tier.COLLECT: bool(description.sources),
+            Tier.LOAD: bool(description.stores),
+            Tier.AUDIT: True,
+            Tier.DELIVER: bool(description.pages),
+        }
+        return [tier for tier, needed in wanted.items() if needed]
+
+    def _tier(
+        self, tier: Tier, folder: StateFolder, env: dict[str, str], needs: tuple[str, ...], page: str | None
+    ) -> Service:
+        told = folder.sub("ready") / tier
+        told.unlink(missing_ok=True)
+        profile = ("--profile", self._profile) if self._profile else ()
+        command = (
+            sys.executable,
+            "-m",
+            "penstock",
+            "tier",
+            tier,
+            str(self._file.absolute()),
+            "--ready",
+            str(told),
+            *profile,
+        )
+        ready = _Answers(f"{page}/healthz") if tier is Tier.DELIVER else told.exists
+        return Service(
+            tier, (*command, "--folder", str(self._wiring.folder.absolute())), folder.log(tier), ready, env,
+            needs=needs, patience=180,
+        )  # fmt: skip
+
+    def _page_port(self, folder: StateFolder) -> int:
+        wanted = self._wiring.page.port
+        if wanted is None:
+            with suppress(Misconfigured):
+                return folder.port("page", USUAL_PORT)
+        return folder.port("page", wanted, "[page] port")
+
+
+def _simulation(source: str, name: str, options: dict[str, str], folder: StateFolder) -> tuple[Service, str]:
+    """A feed of the outside world, as a service of its own."""
+    port = folder.port(f"feed-{source}")
+    flags = [part for option, value in options.items() for part in (f"--{option}", value)]
+    command = (sys.executable, "-m", "penstock", "feed", name, "--port", str(port), *flags)
+    return (
+        Service(f"feed-{source}", command, folder.log(f"feed-{source}"), _Answers(f"http://127.0.0.1:{port}/")),
+        f"ws://127.0.0.1:{port}/{name}",
+    )
+
+
+class _Answers:
+    """Asks an address whether it answers with 200."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def __call__(self) -> bool:
+        try:
+            with urllib.request.urlopen(self._url, timeout=1) as response:
+                return bool(response.status == 200)
+        except (URLError, OSError):
+            return False
+
+
+def _usage(supervisor: Supervisor) -> Figures:
+    return {"usage": {name: asdict(usage) for name, usage in supervisor.processes().items()}}

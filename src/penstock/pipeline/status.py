@@ -1,0 +1,51 @@
+"""What all processes of a run said last, read from the status channel."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from penstock.channels.kafka import Kafka
+from penstock.clock import Micros
+
+
+@dataclass(frozen=True)
+class Status:
+    processes: Mapping[str, Mapping[str, Any]]
+
+    @classmethod
+    def read(cls, kafka: Kafka, channel: str) -> "Status":
+        """The last word of each process."""
+        ends = {partition: end for partition, (_, end) in kafka.bounds(channel).items()}
+        processes: dict[str, Mapping[str, Any]] = {}
+        with kafka.reader({channel: {}}) as reader:
+            while any(reader.positions(channel)[partition] < end for partition, end in ends.items()):
+                for entry in reader.read(5_000, 1.0):
+                    if entry.key and entry.value:
+                        processes[entry.key.decode()] = orjson.loads(entry.value)
+        return cls(processes)
+
+    @property
+    def nodes(self) -> dict[str, Mapping[str, Any]]:
+        """The figures of each part of the pipeline."""
+        return {name: figures for said in self.processes.values() for name, figures in said["nodes"].items()}
+
+    @property
+    def usage(self) -> Mapping[str, Mapping[str, Any]]:
+        """Memory and restarts of each process, as the supervisor sees them."""
+        told: Mapping[str, Mapping[str, Any]] = self.processes.get("run", {}).get("usage", {})
+        return told
+
+    @property
+    def balance(self) -> Mapping[str, Any] | None:
+        return self.processes.get("audit", {}).get("balance")
+
+    def well(self, now: Micros, late: Micros) -> bool:
+        """Every process spoke lately, and nothing is missing."""
+        spoke = all(now - said["at"] <= late for said in self.processes.values())
+        return bool(self.processes) and spoke and bool((self.balance or {}).get("whole", True))
+
+    def to_json(self) -> dict[str, Any]:
+        memory = sum(used["memory"] for used in self.usage.values())
+        return {"nodes": self.nodes, "balance": self.balance, "usage": self.usage, "memory": memory}

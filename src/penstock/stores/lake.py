@@ -1,0 +1,253 @@
+"""A lake on Delta: every record of a channel as a row, with the positions in the same commit. No JVM."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # it ships no types
+from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
+from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError, TableNotFoundError
+
+from penstock.audit.runs import Runs
+from penstock.contracts import Entry, Guarantee, Positions
+from penstock.errors import Misconfigured, Refused, Unavailable
+from penstock.record import Origin
+from penstock.stores.ddl import schema_of
+from penstock.stores.fit import fitting
+from penstock.stores.loading import ahead_of, furthest, require_topic
+
+ADDED = pa.schema(
+    [
+        ("_sender", pa.string()),
+        ("_epoch", pa.int64()),
+        ("_seq", pa.int64()),
+        ("_time", pa.timestamp("us", tz="UTC")),
+        pa.field("_partition", pa.int32(), nullable=False),
+        pa.field("_offset", pa.int64(), nullable=False),
+    ]
+)
+"""The columns that stand beside those of the payload: the record's origin and its place in the channel."""
+
+_UNTYPED = pa.schema([pa.field("value", pa.binary())])
+_FILE_SIZE = 64 * 1024 * 1024
+_VACUUM_EVERY = 12
+_SETTINGS = {
+    "delta.checkpointInterval": "50",
+    "delta.enableExpiredLogCleanup": "true",
+    "delta.logRetentionDuration": "interval 7 days",
+}
+
+Numbering = tuple[str, int]
+"""A sender in one of its lives."""
+
+
+@dataclass(frozen=True, slots=True)
+class LakeStore:
+    """A Delta table at `path`, a folder or an address. With a schema (DDL), a column for each field of the payload.
+
+    Records that do not fit the schema are not in the table: the analysis puts them into the dead letters. Without a
+    schema, all are there, in the column `value`.
+    """
+
+    path: str
+    channel: str
+    schema: str | None = None
+    topic_id: str = ""
+    every: timedelta = timedelta(seconds=5)
+    compact_every: int = 60
+    keep: timedelta = timedelta(days=7)
+
+    def columns(self) -> pa.Schema:
+        """The table's columns; Misconfigured when the schema cannot be read or takes a name that is taken."""
+        payload = schema_of(self.schema) if self.schema is not None else _UNTYPED
+        taken = {name.lower() for name in ADDED.names}
+        for name in payload.names:
+            if name.lower() in taken:
+                raise Misconfigured(
+                    f"the schema of {self.channel}", f'the lake has a column "{name}" of its own', "name it otherwise"
+                )
+            taken.add(name.lower())
+        return pa.schema([*payload, *ADDED])
+
+    def open(self) -> "LakeTable":
+        """Open the table, made if it is not there, and learn from it which records it holds."""
+        return LakeTable(self)
+
+
+class LakeTable:
+    guarantee = Guarantee.EXACTLY_ONCE
+
+    def __init__(self, store: LakeStore) -> None:
+        self._store = store
+        self._who = f"the lake {store.path}"
+        self._columns = store.columns()
+        self._fit = fitting(schema_of(store.schema)) if store.schema is not None else _whole_value
+        self._commits = 0
+        self.refused = 0
+        """How many records did not fit the schema, since this was opened."""
+        with self._explained():
+            self._table = self._open_table()
+            self._stands = self._read_positions()
+            self._known = _numbers_in(self._table)
+
+    def positions(self) -> Positions:
+        with self._explained():
+            self._table.update_incremental()
+            self._stands = self._read_positions()
+        return self._stands
+
+    def write(self, entries: Sequence[Entry], positions: Positions) -> int:
+        fresh = ahead_of(self._stands, entries)
+        reached = furthest(self._stands, furthest({entry.partition: entry.offset + 1 for entry in fresh}, positions))
+        if reached == self._stands:
+            return 0
+        rows, numbers, refused = self._rows(fresh)
+        with self._explained():
+            write_deltalake(self._table, self._arrow(rows), mode="append", commit_properties=self._commit_of(reached))
+        self.refused += refused
+        self._stands = reached
+        for numbering, some in numbers.items():
+            runs = self._known.setdefault(numbering, Runs())
+            for seq in some:
+                runs.add(seq)
+        self._commits += 1
+        if self._commits % self._store.compact_every == 0:
+            self.compact()
+        return len(rows)
+
+    def compact(self) -> None:
+        """Put small files together; now and then remove those that no version of the last days needs."""
+        with self._explained():
+            self._table.optimize.compact(target_size=_FILE_SIZE)
+            if self._commits // self._store.compact_every % _VACUUM_EVERY == 0:
+                hours = round(self._store.keep.total_seconds() / 3600)
+                self._table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
+
+    def close(self) -> None:
+        """There is nothing to let go of: a table is files."""
+
+    def _rows(self, entries: Iterable[Entry]) -> tuple[list[dict[str, Any]], Mapping[Numbering, set[int]], int]:
+        """The rows that are new, the numbers among them, and how many entries did not fit."""
+        rows: list[dict[str, Any]] = []
+        numbers: defaultdict[Numbering, set[int]] = defaultdict(set)
+        refused = 0
+        for entry in entries:
+            origin = _origin(entry)
+            if origin is not None and self._held(origin, numbers):
+                continue
+            try:
+                row = self._fit(entry.value)
+            except Refused:
+                refused += 1
+                continue
+            if origin is not None:
+                numbers[origin.sender, origin.epoch].add(origin.seq)
+            row["_sender"], row["_epoch"], row["_seq"], row["_time"] = (
+                (origin.sender, origin.epoch, origin.seq, origin.time) if origin else (None, None, None, None)
+            )
+            row["_partition"], row["_offset"] = entry.partition, entry.offset
+            rows.append(row)
+        return rows, numbers, refused
+
+    def _held(self, origin: Origin, batch: Mapping[Numbering, set[int]]) -> bool:
+        numbering = (origin.sender, origin.epoch)
+        return origin.seq in batch.get(numbering, ()) or origin.seq in self._known.get(numbering, Runs())
+
+    def _arrow(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+        return pa.Table.from_arrays(
+            [pa.array([row[column.name] for row in rows], column.type) for column in self._columns],
+            schema=self._columns,
+        )
+
+    def _commit_of(self, reached: Positions) -> CommitProperties:
+        """One transaction id per partition; two loaders that write the same one collide, and only one commits."""
+        moved = [
+            Transaction(self._app(partition), offset)
+            for partition, offset in reached.items()
+            if offset != self._stands.get(partition)
+        ]
+        return CommitProperties(app_transactions=[*moved, Transaction(self._app("count"), max(reached) + 1)])
+
+    def _read_positions(self) -> dict[int, int]:
+        found = {}
+        for partition in range(self._table.transaction_version(self._app("count")) or 0):
+            if (offset := self._table.transaction_version(self._app(partition))) is not None:
+                found[partition] = offset
+        return found
+
+    def _app(self, part: int | str) -> str:
+        return f"penstock/{self._store.channel}/{part}"
+
+    def _open_table(self) -> DeltaTable:
+        store = self._store
+        try:
+            table = DeltaTable(store.path)
+        except TableNotFoundError:
+            if "://" not in store.path:
+                Path(store.path).mkdir(parents=True, exist_ok=True)
+            table = DeltaTable.create(
+                store.path,
+                schema=Schema.from_arrow(self._columns),
+                name=store.channel,
+                description=f"topic {store.topic_id}" if store.topic_id else None,
+                configuration=_SETTINGS,
+            )
+        way_out = "move the table away; it is filled again from what the channel holds"
+        remembered = re.fullmatch(r"topic (\S+)", table.metadata().description or "")
+        require_topic(self._who, store.channel, remembered and remembered[1], store.topic_id, way_out)
+        if table.schema() != Schema.from_arrow(self._columns):
+            raise Misconfigured(self._who, f"its columns are not those of the schema of {store.channel}", way_out)
+        return table
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (DeltaProtocolError, SchemaMismatchError) as error:
+            raise Misconfigured(self._who, str(error)) from error
+        except (DeltaError, OSError) as error:
+            raise Unavailable(self._who, str(error)) from error
+
+
+def _whole_value(value: bytes | None) -> dict[str, Any]:
+    return {"value": value}
+
+
+def _origin(entry: Entry) -> Origin | None:
+    try:
+        return Origin.of(entry.headers)
+    except Refused:
+        return None
+
+
+def _numbers_in(table: DeltaTable) -> dict[Numbering, Runs]:
+    """Which numbers of which senders a table holds, streamed: memory grows with the gaps."""
+    found: defaultdict[Numbering, Runs] = defaultdict(Runs)
+    scanner = table.to_pyarrow_dataset().scanner(columns=["_sender", "_epoch", "_seq"])
+    for batch in scanner.to_batches():
+        for sender, epoch, first, last in _islands(pa.table(batch).drop_null()):
+            found[sender, epoch].add(first, last)
+    return dict(found)
+
+
+def _islands(rows: pa.Table) -> Iterator[tuple[str, int, int, int]]:
+    """The runs of numbers: sender, epoch, first, last. Done by Arrow, so that a large table opens soon."""
+    if not rows.num_rows:
+        return
+    rows = rows.sort_by([(name, "ascending") for name in rows.column_names]).combine_chunks()
+    before, after = rows.slice(0, rows.num_rows - 1), rows.slice(1)
+    same = pc.and_(
+        pc.and_(pc.equal(before["_sender"], after["_sender"]), pc.equal(before["_epoch"], after["_epoch"])),
+        pc.or_(pc.equal(before["_seq"], after["_seq"]), pc.equal(pc.add(before["_seq"], 1), after["_seq"])),
+    )
+    ends = [*pc.indices_nonzero(pc.invert(same)).to_pylist(), rows.num_rows - 1]
+    starts = [0, *(end + 1 for end in ends[:-1])]
+    lasts = rows["_seq"].take(pa.array(ends)).to_pylist()
+    for start, last in zip(rows.take(pa.array(starts)).to_pylist(), lasts, strict=True):
+        yield start["_sender"], start["_epoch"], start["_seq"], last

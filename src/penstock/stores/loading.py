@@ -1,0 +1,43 @@
+"""What all stores share: the entries that are still to be applied, given where a store stands."""
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol
+
+from penstock.contracts import Entry, Positions, Store
+from penstock.errors import Misconfigured, Unavailable
+
+
+class Loadable(Protocol):
+    """The description of a store that a loader can fill."""
+
+    @property
+    def every(self) -> timedelta:
+        """How long entries may gather before they are written together."""
+
+    def open(self) -> Store: ...
+
+
+def ahead_of(stands: Positions, entries: Sequence[Entry]) -> list[Entry]:
+    """The entries that a store standing there has not applied."""
+    return [entry for entry in entries if entry.offset >= stands.get(entry.partition, 0)]
+
+
+def furthest(stands: Positions, positions: Positions) -> dict[int, int]:
+    """Positions never go back."""
+    return {**stands, **{partition: max(offset, stands.get(partition, 0)) for partition, offset in positions.items()}}
+
+
+def require_kept(who: str, known: Positions, stands: Positions) -> None:
+    """Raise Unavailable when a store forgot what it had acknowledged: it must be filled again from where it stands."""
+    for partition, offset in known.items():
+        if stands.get(partition, 0) < offset:
+            raise Unavailable(who, f"it went back from {offset} to {stands.get(partition, 0)} in partition {partition}")
+
+
+def require_topic(who: str, channel: str, remembered: str | None, topic_id: str, way_out: str) -> None:
+    """Raise Misconfigured when a store was filled from another topic that had the same name."""
+    if topic_id and remembered and remembered != topic_id:
+        raise Misconfigured(
+            who, f"it was filled from another topic named {channel} ({remembered}, now {topic_id})", way_out
+        )

@@ -1,0 +1,203 @@
+"""Live tables in Redis: the newest row of each key, its version beside it, and the positions, in one atomic step."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from urllib.parse import urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError
+from redis.retry import Retry
+
+from penstock.contracts import Entry, Guarantee, Positions
+from penstock.errors import Misconfigured, Unavailable
+from penstock.record import Headers
+from penstock.stores.loading import furthest, require_kept, require_topic
+
+_TOMBSTONES = timedelta(days=1)
+"""How long the version of a deleted row is remembered, when rows have no time to live of their own."""
+
+# Redis runs this alone and to its end. Entries before the positions were applied by an earlier call. A row is written
+# only over an older version; a deletion leaves its version behind, so that an older row does not come back.
+_APPLY = """
+local positions, index, prefix = KEYS[1], KEYS[2], ARGV[1]
+local ttl, tombstones, topic, partitions = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local clock = redis.call('TIME')
+local now = clock[1] * 1000000 + clock[2]
+local at, stands, reached = 6, {}, {}
+for _ = 1, partitions do
+    local partition, known = ARGV[at], tonumber(ARGV[at + 1])
+    stands[partition] = tonumber(redis.call('HGET', positions, partition) or '0')
+    if stands[partition] < known then
+        return {-1, partition, stands[partition]}
+    end
+    reached[partition] = ARGV[at + 2]
+    at = at + 3
+end
+
+local function apply(row, key, version, appended, value)
+    if version ~= '' then
+        local held = redis.call('HGET', row, 'version')
+        if held and tonumber(held) >= tonumber(version) then
+            return 0
+        end
+    end
+    local life = ttl
+    if value then
+        redis.call('HSET', row, 'row', value)
+        redis.call('ZADD', index, string.format('%.0f', appended), key)
+    else
+        redis.call('DEL', row)
+        redis.call('ZREM', index, key)
+        life = tombstones
+    end
+    if version ~= '' then
+        redis.call('HSET', row, 'version', version)
+    else
+        redis.call('HDEL', row, 'version')
+    end
+    if life > 0 then
+        redis.call('PEXPIREAT', row, string.format('%.0f', math.floor(appended / 1000) + life))
+    else
+        redis.call('PERSIST', row)
+    end
+    return 1
+end
+
+local changed = 0
+while at <= #ARGV do
+    local partition, offset, key, version = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3]
+    local appended, value = tonumber(ARGV[at + 4]), ARGV[at + 5] == '1' and ARGV[at + 6]
+    if appended <= 0 then
+        appended = now
+    end
+    if offset >= stands[partition] then
+        changed = changed + apply(prefix .. key, key, version, appended, value)
+    end
+    at = at + 7
+end
+for partition, offset in pairs(reached) do
+    if tonumber(offset) > stands[partition] then
+        redis.call('HSET', positions, partition, offset)
+    end
+end
+if topic ~= '' then
+    redis.call('HSET', positions, 'topic', topic)
+end
+if ttl > 0 then
+    redis.call('ZREMRANGEBYSCORE', index, '-inf', string.format('%.0f', now - ttl * 1000))
+end
+return {changed}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisStore:
+    """A live table: `penstock:CHANNEL:row:KEY` for each row. Rows perish `ttl` after they were appended."""
+
+    url: str
+    channel: str
+    ttl: timedelta | None = None
+    topic_id: str = ""
+    every: timedelta = timedelta(milliseconds=5)
+
+    def open(self) -> "RedisTable":
+        return RedisTable(self)
+
+
+class RedisTable:
+    """Opened lazily: the first call connects."""
+
+    guarantee = Guarantee.EXACTLY_ONCE
+
+    def __init__(self, store: RedisStore) -> None:
+        self._store = store
+        self._who = f"Redis at {urlsplit(store.url).netloc.rpartition('@')[2] or 'localhost'}"
+        self._prefix = f"penstock:{store.channel}:"
+        self._positions = f"{self._prefix}positions"
+        with self._explained():
+            # The loader is the one that tries again: a retry here could hide a Redis that came back without its rows.
+            self._redis = redis.Redis.from_url(
+                store.url, socket_timeout=10, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0)
+            )
+            self._apply = self._redis.register_script(_APPLY)
+        self._known: dict[int, int] = {}
+
+    def positions(self) -> Positions:
+        with self._explained():
+            held = {_text(name): _text(value) for name, value in self._redis.hgetall(self._positions).items()}
+        topic = held.pop("topic", None)
+        require_topic(
+            self._who,
+            self._store.channel,
+            topic,
+            self._store.topic_id,
+            f'delete the keys "{self._prefix}*", or use another database',
+        )
+        stands = {int(partition): int(offset) for partition, offset in held.items()}
+        self._known = stands
+        return stands
+
+    def write(self, entries: Sequence[Entry], positions: Positions) -> int:
+        store = self._store
+        ttl = _milliseconds(store.ttl) if store.ttl else 0
+        arguments: list[bytes | str | int] = [
+            f"{self._prefix}row:",
+            ttl,
+            ttl or _milliseconds(_TOMBSTONES),
+            store.topic_id,
+        ]
+        reached = furthest({entry.partition: entry.offset + 1 for entry in entries}, positions)
+        arguments.append(len(reached))
+        for partition, offset in reached.items():
+            arguments += [partition, self._known.get(partition, 0), offset]
+        for entry in entries:
+            key = b"%d-%d" % (entry.partition, entry.offset) if entry.key is None else entry.key
+            arguments += [entry.partition, entry.offset, key, _version(entry.headers), entry.appended]
+            arguments += [0, b""] if entry.value is None else [1, entry.value]
+        with self._explained():
+            answer = self._apply(keys=[self._positions, f"{self._prefix}index"], args=arguments)
+        if answer[0] < 0:
+            stands = {int(answer[1]): int(answer[2])}
+            require_kept(self._who, {partition: self._known[partition] for partition in stands}, stands)
+        self._known = furthest(self._known, reached)
+        return int(answer[0])
+
+    def close(self) -> None:
+        self._redis.close()
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except (AuthenticationError, NoPermissionError) as error:
+            raise Misconfigured(
+                self._who, f"it does not let us in: {error}", "check user and password in its URL"
+            ) from error
+        except ValueError as error:
+            raise Misconfigured("the URL of Redis", str(error), 'write "redis://host:6379/0"') from error
+        except redis.RedisError as error:
+            raise Unavailable(self._who, str(error) or type(error).__name__) from error
+
+
+def _version(headers: Headers) -> int | str:
+    """The version of a result row; empty when it has none that can be compared."""
+    for name, value in headers:
+        if name == "version":
+            try:
+                version = int(value)
+            except (TypeError, ValueError):
+                return ""
+            # Lua counts in doubles.
+            return version if abs(version) < 2**53 else ""
+    return ""
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _milliseconds(span: timedelta) -> int:
+    return round(span.total_seconds() * 1000)

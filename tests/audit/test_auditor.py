@@ -1,0 +1,204 @@
+import json
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.audit.auditor import Auditor
+from penstock.audit.balance import Balance, Gap, balance
+from penstock.audit.findings import Kind, Watched
+from penstock.audit.ledger import Ledger
+from penstock.clock import Micros
+from penstock.errors import Misconfigured, Unavailable
+from penstock.record import Origin
+from penstock.testing.channels import MemoryChannels
+
+WATCHED = [Watched("rsvps", Kind.SOURCE), Watched("rsvps.dead", Kind.DEAD), Watched("by_country", Kind.RESULT)]
+NOTES = "penstock.test.heartbeats"
+
+
+class HandClock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.micros: Micros = 1_000_000_000
+
+    def now(self) -> Micros:
+        return self.micros
+
+    def elapsed(self) -> float:
+        return self.micros / 1e6
+
+
+@pytest.fixture
+def clock() -> HandClock:
+    return HandClock()
+
+
+@pytest.fixture
+def channels(clock: HandClock) -> MemoryChannels:
+    return MemoryChannels(partitions=3, clock=clock)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(tmp_path / "ledger.db")
+    yield ledger
+    ledger.close()
+
+
+def send(channels: MemoryChannels, seqs: Sequence[int], sender: str = "a", channel: str = "rsvps") -> None:
+    for seq in seqs:
+        channels.append(channel, b"{}", b"%d" % (seq % 7), Origin(sender, 1, seq, 1_000_000_000).headers())
+
+
+def settled(ledger: Ledger, clock: HandClock) -> Balance:
+    return balance(ledger.content(), clock.now(), grace=0)
+
+
+def read_all(auditor: Auditor) -> int:
+    total = 0
+    while some := auditor.step(0):
+        total += some
+    return total
+
+
+def test_everything_is_counted_whatever_its_order(channels: MemoryChannels, ledger: Ledger, clock: HandClock) -> None:
+    seqs = list(range(1000, 1500))
+    random.Random(3).shuffle(seqs)
+    send(channels, seqs)
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock, most=37)
+    assert read_all(auditor) == 500
+    auditor.close()
+    found = settled(ledger, clock)
+    assert found.whole
+    assert found.channels[0].distinct == found.channels[0].records == 500
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_dropped_or_doubled_is_named(
+    channels: MemoryChannels, ledger: Ledger, clock: HandClock, seed: int
+) -> None:
+    """The auditor is itself tested by mutation."""
+    chance = random.Random(seed)
+    seqs = list(range(1, 300))
+    dropped, doubled = sorted(chance.sample(seqs[1:-1], 2))
+    mutated = [seq for seq in seqs if seq != dropped] + [doubled]
+    chance.shuffle(mutated)
+    send(channels, mutated)
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock, most=11)
+    read_all(auditor)
+    auditor.close()
+    rsvps = settled(ledger, clock).channels[0]
+    assert rsvps.gaps == (Gap("a", 1, dropped, dropped),)
+    assert rsvps.duplicates == 1
+
+
+def test_an_auditor_goes_on_where_the_ledger_stands(channels: MemoryChannels, ledger: Ledger, clock: HandClock) -> None:
+    """Auditors that die after any step count every entry once together."""
+    send(channels, range(1, 200))
+    total = 0
+    for _ in range(30):
+        auditor = Auditor(channels, ledger, WATCHED, NOTES, clock, most=7)
+        total += auditor.step(0)
+        auditor.close()
+    assert total == 199
+    rsvps = settled(ledger, clock).channels[0]
+    assert (rsvps.records, rsvps.distinct, rsvps.duplicates) == (199, 199, 0)
+
+
+def test_two_auditors_do_not_count_twice(channels: MemoryChannels, ledger: Ledger, clock: HandClock) -> None:
+    one, two = (Auditor(channels, ledger, WATCHED, NOTES, clock, most=10) for _ in range(2))
+    send(channels, range(1, 100))
+    assert (one.step(0), two.step(0)) == (10, 10)
+    with pytest.raises(Unavailable, match="somebody else keeps this ledger"):
+        one.step(0)
+    read_all(one)
+    two.close()
+    one.close()
+    rsvps = settled(ledger, clock).channels[0]
+    assert (rsvps.records, rsvps.duplicates) == (99, 0)
+
+
+def test_a_lost_tail_is_in_flight_and_then_missing(channels: MemoryChannels, ledger: Ledger, clock: HandClock) -> None:
+    send(channels, range(1, 6))
+    note = {"kind": "heartbeat", "sender": "a", "epoch": 1, "seq": 8, "time": 0}
+    channels.append(NOTES, json.dumps(note).encode())
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock)
+    read_all(auditor)
+    assert balance(ledger.content(), clock.now()).channels[0].in_flight == 3
+    clock.micros += 11_000_000
+    assert balance(ledger.content(), clock.now()).channels[0].gaps == (Gap("a", 1, 6, 8),)
+    send(channels, [6, 7, 8])
+    read_all(auditor)
+    auditor.close()
+    assert balance(ledger.content(), clock.now()).whole
+
+
+def test_payloads_are_never_parsed(channels: MemoryChannels, ledger: Ledger, clock: HandClock) -> None:
+    channels.append("rsvps", b"\xff[[[", None, Origin("a", 1, 1, 0).headers())
+    channels.append("rsvps", None, None, [("seq", b"?")])
+    channels.append(NOTES, b"\xff")
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock)
+    assert read_all(auditor) == 3
+    auditor.close()
+    assert settled(ledger, clock).channels[0].without_identity == 1
+
+
+def test_refused_records_are_found_in_the_dead_letters(
+    channels: MemoryChannels, ledger: Ledger, clock: HandClock
+) -> None:
+    send(channels, range(1, 10))
+    send(channels, [3, 3, 7], channel="rsvps.dead")
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock)
+    read_all(auditor)
+    auditor.close()
+    assert settled(ledger, clock).channels[0].refused == 2
+
+
+def test_another_channel_of_the_same_name_is_not_read_on(ledger: Ledger, clock: HandClock) -> None:
+    channels = MemoryChannels(clock=clock)
+    send(channels, range(1, 10))
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock)
+    read_all(auditor)
+    auditor.close()
+    with pytest.raises(Misconfigured, match="another channel of the same name; move the ledger away"):
+        Auditor(MemoryChannels(clock=clock), ledger, WATCHED, NOTES, clock).step(0)
+
+
+class Flaky(MemoryChannels):
+    """Channels whose broker is away at every other look."""
+
+    looks = 0
+
+    def bounds(self, channel: str) -> dict[int, tuple[int, int]]:
+        self.looks += 1
+        if self.looks % 2:
+            raise Unavailable("the broker", "it restarts", retry_after=0)
+        return dict(super().bounds(channel))
+
+
+def test_it_runs_until_it_is_stopped_and_waits_for_who_is_away(tmp_path: Path, clock: HandClock) -> None:
+    channels = Flaky(clock=clock)
+    ledger = Ledger(tmp_path / "ledger.db")
+    send(channels, range(1, 10))
+    first = Auditor(channels, ledger, WATCHED, NOTES, clock)
+    read_all(first)
+    first.close()
+    stop = threading.Event()
+    thread = threading.Thread(target=Auditor(channels, ledger, WATCHED, NOTES, clock).run, args=(stop, 0.05))
+    thread.start()
+    send(channels, range(10, 20))
+    reader = Ledger(tmp_path / "ledger.db", read_only=True)
+    tries = 0
+    while settled(reader, clock).channels[0].distinct < 19 and tries < 1_000:
+        tries += 1
+        threading.Event().wait(0.005)
+    stop.set()
+    thread.join(5)
+    assert settled(reader, clock).channels[0].distinct == 19
+    assert channels.looks > 1
+    reader.close()
+    ledger.close()

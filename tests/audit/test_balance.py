@@ -1,0 +1,186 @@
+import json
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from penstock.audit.balance import ChannelBalance, Gap, balance
+from penstock.audit.findings import Kind, Numbering
+from penstock.audit.latency import Sketch
+from penstock.audit.ledger import Content, Run, Tally
+from penstock.errors import Unaccounted
+from penstock.record import Blind
+
+SECOND = 1_000_000
+NOW = 1_000 * SECOND
+LONG_AGO = NOW - 60 * SECOND
+JUST_NOW = NOW - SECOND
+
+
+def content(
+    runs: Mapping[Numbering, Sequence[tuple[int, int]]],
+    claims: Mapping[tuple[str, int], Sequence[tuple[int, int]]] | None = None,
+    blinds: Sequence[Blind] = (),
+    doubled: int = 0,
+    noticed: int = LONG_AGO,
+    nameless: int = 0,
+    told: str = "",
+    channels: Mapping[str, Kind] | None = None,
+) -> Content:
+    numbered = {key: sum(last - first + 1 for first, last in some) + doubled for key, some in runs.items()}
+    names = {channel for channel, _, _ in runs}
+    return Content(
+        channels=channels or {"rsvps": Kind.SOURCE, "rsvps.dead": Kind.DEAD, "by_country": Kind.RESULT},
+        tallies={
+            name: Tally(sum(count for key, count in numbered.items() if key[0] == name) + nameless, nameless)
+            for name in names
+        },
+        numbered=numbered,
+        runs={key: [Run(first, last, noticed) for first, last in some] for key, some in runs.items()},
+        claims={(told, *who): some for who, some in (claims or {}).items()},
+        blinds=[(told, blind) for blind in blinds],
+        latencies={},
+    )
+
+
+def of(found: Content) -> ChannelBalance:
+    return balance(found, NOW).channels[0]
+
+
+def test_what_starts_at_1000_is_whole_from_1000_on() -> None:
+    rsvps = of(content({("rsvps", "a", 1): [(1000, 1002)]}))
+    assert (rsvps.claimed, rsvps.distinct, rsvps.missing) == (3, 3, 0)
+
+
+def test_a_gap_is_named() -> None:
+    found = balance(content({("rsvps", "a", 1): [(1000, 1001), (1003, 1003)]}), NOW)
+    assert not found.whole
+    assert found.channels[0].gaps == (Gap("a", 1, 1002, 1002),)
+    with pytest.raises(Unaccounted, match="rsvps misses a/1: 1002–1002"):
+        found.require_whole()
+
+
+def test_each_life_of_a_sender_has_its_own_numbers() -> None:
+    rsvps = of(content({("rsvps", "a", 1): [(1, 5)], ("rsvps", "a", 2): [(1, 3)], ("rsvps", "b", 1): [(100, 101)]}))
+    assert (rsvps.senders, rsvps.distinct, rsvps.missing) == (2, 10, 0)
+
+
+def test_duplicates_are_counted_and_harm_nobody() -> None:
+    found = balance(content({("rsvps", "a", 1): [(1, 5)]}, doubled=2), NOW)
+    assert found.whole
+    assert (found.channels[0].records, found.channels[0].distinct, found.channels[0].duplicates) == (7, 5, 2)
+
+
+def test_a_lost_tail_contradicts_the_claim_of_its_sender() -> None:
+    rsvps = of(content({("rsvps", "a", 1): [(1, 5)]}, {("a", 1): [(8, LONG_AGO)]}))
+    assert rsvps.gaps == (Gap("a", 1, 6, 8),)
+    assert (rsvps.claimed, rsvps.distinct, rsvps.missing, rsvps.in_flight) == (8, 5, 3, 0)
+
+
+def test_a_tail_that_was_just_claimed_is_in_flight() -> None:
+    found = balance(content({("rsvps", "a", 1): [(1, 5)]}, {("a", 1): [(8, JUST_NOW)]}), NOW)
+    assert found.whole
+    assert not found.settled
+    assert found.channels[0].in_flight == 3
+
+
+def test_a_tail_is_split_where_its_claims_are_settled() -> None:
+    """A sender that goes on claiming does not hide that its older numbers never came."""
+    rsvps = of(content({("rsvps", "a", 1): [(1, 5)]}, {("a", 1): [(3, LONG_AGO), (6, LONG_AGO), (9, JUST_NOW)]}))
+    assert rsvps.gaps == (Gap("a", 1, 6, 6),)
+    assert (rsvps.missing, rsvps.in_flight, rsvps.claimed) == (1, 3, 9)
+
+
+def test_a_gap_that_has_just_opened_may_still_close() -> None:
+    found = content({("rsvps", "a", 1): [(1, 5), (7, 9)]}, noticed=JUST_NOW)
+    assert balance(found, NOW).channels[0].in_flight == 1
+    assert balance(found, NOW, grace=0).channels[0].missing == 1
+
+
+def test_a_claim_of_less_than_what_came_is_old_news() -> None:
+    rsvps = of(content({("rsvps", "a", 1): [(1, 5)]}, {("a", 1): [(3, LONG_AGO)]}))
+    assert (rsvps.claimed, rsvps.missing) == (5, 0)
+
+
+def test_a_sender_that_claims_and_is_never_seen_owes_what_followed_its_first_word() -> None:
+    rsvps = of(content({("rsvps", "a", 1): [(1, 5)]}, {("b", 1): [(100, LONG_AGO), (103, LONG_AGO)]}))
+    assert rsvps.gaps == (Gap("b", 1, 101, 103),)
+    assert rsvps.senders == 2
+
+
+def test_claims_belong_to_the_channel_where_the_sender_was_seen() -> None:
+    channels = {"rsvps": Kind.SOURCE, "sales": Kind.SOURCE}
+    runs = {("rsvps", "a", 1): [(1, 5)], ("sales", "b", 1): [(1, 5)]}
+    found = balance(
+        content(runs, {("b", 1): [(7, LONG_AGO)], ("b", 2): [(3, LONG_AGO), (4, LONG_AGO)]}, channels=channels), NOW
+    )
+    rsvps, sales = found.channels
+    assert rsvps.missing == 0
+    assert sales.gaps == (Gap("b", 1, 6, 7), Gap("b", 2, 4, 4))
+
+
+def test_claims_and_blind_times_belong_to_the_channel_that_they_tell() -> None:
+    channels = {"rsvps": Kind.SOURCE, "sales": Kind.SOURCE}
+    runs = {("rsvps", "a", 1): [(1, 5)], ("sales", "a", 1): [(1, 5)]}
+    blinds = [Blind("a", 0, SECOND)]
+    found = content(runs, {("a", 1): [(7, LONG_AGO)]}, blinds, channels=channels, told="sales")
+    rsvps, sales = balance(found, NOW).channels
+    assert (rsvps.missing, rsvps.unknown_seconds) == (0, 0)
+    assert (sales.missing, sales.unknown_seconds) == (2, 1)
+
+
+def test_a_record_that_is_only_in_the_dead_letters_is_not_missing() -> None:
+    """One that is too large never enters the channel, and is refused all the same."""
+    runs = {("rsvps", "a", 1): [(1, 4), (7, 9)], ("rsvps.dead", "a", 1): [(2, 2), (5, 6), (10, 10)]}
+    found = balance(content(runs, {("a", 1): [(10, LONG_AGO)]}), NOW)
+    rsvps = found.channels[0]
+    assert found.whole
+    assert (rsvps.claimed, rsvps.distinct, rsvps.refused, rsvps.records) == (10, 10, 4, 7)
+
+
+def test_dead_letters_are_refused_records_and_have_no_gaps() -> None:
+    found = balance(content({("rsvps", "a", 1): [(1, 50)], ("rsvps.dead", "a", 1): [(3, 3), (40, 41)]}), NOW)
+    rsvps, dead, _ = found.channels
+    assert found.whole
+    assert rsvps.refused == 3
+    assert (dead.distinct, dead.missing) == (3, 0)
+
+
+def test_a_dead_letter_without_identity_is_a_refused_record() -> None:
+    found = content({("rsvps", "a", 1): [(1, 5)], ("rsvps.dead", "a", 1): [(3, 3)]}, nameless=2)
+    assert of(found).refused == 3
+    assert of(found).without_identity == 2
+
+
+def test_a_blind_time_is_unknown_and_not_missing() -> None:
+    blinds = [
+        Blind("feed", 0, 3 * SECOND),
+        Blind("feed", 2 * SECOND, 5 * SECOND),
+        Blind("feed", 9 * SECOND, 10 * SECOND),
+    ]
+    found = balance(content({("rsvps", "a", 1): [(1, 5)]}, blinds=blinds), NOW)
+    assert found.whole
+    assert found.unknown_seconds == 6
+
+
+def test_nothing_counted_is_whole() -> None:
+    found = balance(content({}), NOW)
+    assert found.whole
+    assert [channel.claimed for channel in found.channels] == [0, 0, 0]
+
+
+def test_the_homes_add_up_in_json() -> None:
+    whole = content({("rsvps", "a", 1): [(1, 5), (8, 9)]}, {("a", 1): [(9, LONG_AGO), (12, JUST_NOW)]}, doubled=1)
+    sketch = Sketch()
+    sketch.add(10)
+    found = balance(
+        Content(**{**{name: getattr(whole, name) for name in whole.__slots__}, "latencies": {"rsvps": sketch}}), NOW
+    )
+    told = json.loads(found.dumps())
+    assert told["whole"] is False
+    assert told["at"] == NOW
+    rsvps = told["channels"][0]
+    assert rsvps["claimed"] == rsvps["distinct"] + rsvps["missing"] + rsvps["in_flight"] == 12
+    assert rsvps["records"] == rsvps["distinct"] + rsvps["duplicates"] + rsvps["without_identity"]
+    assert rsvps["gaps"] == [{"sender": "a", "epoch": 1, "first": 6, "last": 7}]
+    assert rsvps["kind"] == "source"
+    assert set(rsvps["latency"]) == {"count", "min", "mean", "p50", "p95", "p99", "max"}

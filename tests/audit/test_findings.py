@@ -1,0 +1,119 @@
+import json
+import random
+from typing import Any
+
+import pytest
+
+from penstock.audit.findings import Findings, Kind, islands, reduced
+from penstock.audit.runs import Runs
+from penstock.contracts import Entry
+from penstock.record import Blind, Headers, Heartbeat, Origin
+
+KINDS = {"rsvps": Kind.SOURCE, "by_country": Kind.RESULT}
+
+
+def entry(channel: str, headers: Headers = (), value: bytes | None = b"{}", appended: int = 5_000) -> Entry:
+    return Entry(channel, 0, 0, appended, None, value, headers)
+
+
+def numbered(seq: int, sender: str = "a", epoch: int = 1, time: int = 1_000) -> Entry:
+    return entry("rsvps", Origin(sender, epoch, seq, time).headers())
+
+
+def note(**told: Any) -> Entry:
+    return entry("notes", value=json.dumps(told).encode())
+
+
+def found_in(*entries: Entry) -> Findings:
+    return reduced(entries, {}, {}, KINDS, "notes")
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_islands_are_the_runs_of_a_set(seed: int) -> None:
+    chance = random.Random(seed)
+    numbers = [chance.randrange(60) for _ in range(chance.randrange(60))]
+    assert islands(numbers) == Runs((number, number) for number in numbers)
+
+
+def test_entries_are_reduced_to_runs() -> None:
+    found = found_in(numbered(1), numbered(3), numbered(2), numbered(2), numbered(9, sender="b"), numbered(7, epoch=2))
+    assert found.runs == {
+        ("rsvps", "a", 1): Runs([(1, 3)]),
+        ("rsvps", "b", 1): Runs([(9, 9)]),
+        ("rsvps", "a", 2): Runs([(7, 7)]),
+    }
+    assert found.numbered == {("rsvps", "a", 1): 4, ("rsvps", "b", 1): 1, ("rsvps", "a", 2): 1}
+    assert found.records == {"rsvps": 6}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        (),
+        [("sender", b"a")],
+        [*Origin("a", 1, 1, 1).headers(), ("seq", b"2")],
+        [("sender", b"\xff"), ("epoch", b"1"), ("seq", b"1"), ("time", b"1")],
+        [("sender", b"a"), ("epoch", b"1"), ("seq", b"99999999999999999999"), ("time", b"1")],
+        [("time", b"soon")],
+    ],
+)
+def test_broken_headers_are_counted_and_do_no_harm(headers: Headers) -> None:
+    found = found_in(entry("rsvps", headers), numbered(1))
+    assert found.without_identity == {"rsvps": 1}
+    assert found.records == {"rsvps": 2}
+
+
+def test_a_result_needs_no_number() -> None:
+    found = found_in(entry("by_country", [("version", b"3"), ("time", b"1000")]), entry("by_country", [("time", b"?")]))
+    assert not found.without_identity
+    assert found.latencies["by_country"].summary() == pytest.approx(
+        {"count": 1, "min": 4, "mean": 4, "p50": 4, "p95": 4, "p99": 4, "max": 4}, rel=0.01
+    )
+
+
+def test_times_that_a_broker_cut_are_no_skew() -> None:
+    """A record of 5.7 ms that was appended at 5 ms waited no time; one of 9 ms comes from another clock."""
+    found = found_in(numbered(1, time=5_700), numbered(2, time=9_000))
+    assert found.latencies["rsvps"].skewed == 1
+    assert found.latencies["rsvps"].count == 2
+
+
+def test_a_deletion_is_counted() -> None:
+    assert found_in(entry("by_country", value=None)).deletions == {"by_country": 1}
+
+
+def test_notes_of_senders_are_read() -> None:
+    found = found_in(
+        note(kind="heartbeat", channel="rsvps", sender="a", epoch=1, seq=9, time=3),
+        note(kind="blind", source="feed", since=10, until=20),
+    )
+    assert found.claims == [("rsvps", Heartbeat("a", 1, 9, 3), 5_000)]
+    assert found.blinds == [("", Blind("feed", 10, 20))]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        b"",
+        b"\xff",
+        b"[]",
+        b"null",
+        b"{",
+        b"[" * 100_000,
+        b"{}",
+        b'{"kind": "gossip"}',
+        b'{"kind": "heartbeat", "sender": "a"}',
+        b'{"kind": "heartbeat", "sender": 7, "epoch": 1, "seq": 1, "time": 1}',
+        b'{"kind": "heartbeat", "sender": "\\ud800", "epoch": 1, "seq": 1, "time": 1}',
+        b'{"kind": "heartbeat", "sender": "a", "epoch": 1, "seq": 1e400, "time": 1}',
+        b'{"kind": "heartbeat", "sender": "a", "epoch": 1, "seq": true, "time": 1}',
+        b'{"kind": "heartbeat", "sender": "a", "epoch": 1, "seq": 9223372036854775808, "time": 1}',
+        b'{"kind": "heartbeat", "channel": 7, "sender": "a", "epoch": 1, "seq": 1, "time": 1}',
+        b'{"kind": "blind", "source": "feed", "since": 20, "until": 10}',
+    ],
+)
+def test_a_note_that_cannot_be_read_is_counted(value: bytes | None) -> None:
+    found = found_in(entry("notes", value=value))
+    assert found.without_identity == {"notes": 1}
+    assert (found.claims, found.blinds) == ([], [])

@@ -1,0 +1,83 @@
+import json
+import math
+import random
+
+import pytest
+
+from penstock.audit.latency import Sketch
+
+
+def sketch_of(*values: float) -> Sketch:
+    sketch = Sketch()
+    for value in values:
+        sketch.add(value)
+    return sketch
+
+
+@pytest.mark.parametrize("q", [0.0, 0.01, 0.5, 0.95, 0.99, 0.999, 1.0])
+def test_a_quantile_is_within_one_percent(q: float) -> None:
+    chance = random.Random(7)
+    values = sorted(chance.lognormvariate(3, 2) for _ in range(10_000))
+    exact = values[max(0, math.ceil(q * len(values)) - 1)]
+    assert sketch_of(*values).quantile(q) == pytest.approx(exact, rel=0.0101)
+
+
+def test_an_empty_sketch_says_nothing() -> None:
+    assert Sketch().quantile(0.5) is None
+    assert Sketch().summary() is None
+    assert Sketch.from_json(json.loads(json.dumps(Sketch().to_json()))).summary() is None
+
+
+def test_a_negative_duration_counts_as_zero_and_as_skewed() -> None:
+    sketch = sketch_of(-5, 10)
+    assert sketch.skewed == 1
+    assert sketch.summary() == {
+        "count": 2,
+        "min": 0,
+        "mean": 5,
+        "p50": 0,
+        "p95": pytest.approx(10, rel=0.01),
+        "p99": pytest.approx(10, rel=0.01),
+        "max": 10,
+    }
+
+
+def test_merging_counts_what_both_have_counted() -> None:
+    chance = random.Random(8)
+    left, right = ([chance.expovariate(0.01) - 1 for _ in range(1_000)] for _ in range(2))
+    merged = sketch_of(*left)
+    merged.merge(sketch_of(*right))
+    together = sketch_of(*left, *right)
+    assert merged.skewed == together.skewed > 0
+    assert merged.summary() == pytest.approx(together.summary())
+
+
+def test_a_sketch_survives_json() -> None:
+    sketch = sketch_of(-1, 0, 0.5, 20, 20, 3_000)
+    again = Sketch.from_json(json.loads(json.dumps(sketch.to_json())))
+    assert again.summary() == sketch.summary()
+    assert again.to_json() == sketch.to_json()
+
+
+def test_counting_many_times_at_once_is_counting_one_by_one() -> None:
+    many = Sketch()
+    many.add(12.5, times=3)
+    many.add(99.0, times=0)
+    assert many.to_json() == sketch_of(12.5, 12.5, 12.5).to_json()
+
+
+def test_the_memory_is_bounded_whatever_comes() -> None:
+    sketch = Sketch()
+    for exponent in range(-320, 309):
+        for digit in (1, 2, 5):
+            sketch.add(digit * 10.0**exponent)
+    sketch.add(math.inf)
+    assert len(sketch.to_json()["buckets"]) < 1_900
+    json.dumps(sketch.to_json(), allow_nan=False)
+
+
+def test_what_is_no_number_is_not_counted() -> None:
+    with pytest.raises(ValueError, match="cannot be counted"):
+        Sketch().add(math.nan)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        sketch_of(1).quantile(1.5)

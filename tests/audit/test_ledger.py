@@ -1,0 +1,181 @@
+import random
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.audit.findings import Findings, Kind, Watched, islands
+from penstock.audit.latency import Sketch
+from penstock.audit.ledger import SETTLES_AFTER, Ledger, Run, Tally
+from penstock.audit.runs import Runs
+from penstock.errors import Misconfigured, Refused, Unavailable
+from penstock.record import Blind, Heartbeat
+
+A = ("rsvps", "a", 1)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "audit" / "ledger.db"
+
+
+@pytest.fixture
+def ledger(path: Path) -> Iterator[Ledger]:
+    ledger = Ledger(path)
+    yield ledger
+    ledger.close()
+
+
+def batch(start: int | None, *numbers: int) -> Findings:
+    end = (start or 0) + len(numbers)
+    found = Findings({"rsvps": {} if start is None else {0: start}}, {"rsvps": {0: end}})
+    found.records["rsvps"] = found.numbered[A] = len(numbers)
+    found.runs[A] = islands(list(numbers))
+    return found
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_batches_melt_into_the_runs_of_a_set(ledger: Ledger, seed: int) -> None:
+    chance = random.Random(seed)
+    seen = Counter[int]()
+    for start in range(0, 200, 5):
+        numbers = [chance.randrange(-20, 120) for _ in range(5)]
+        seen.update(numbers)
+        ledger.merge(batch(start or None, *numbers), now=start)
+    content = ledger.content()
+    assert [(run.first, run.last) for run in content.runs[A]] == list(Runs((n, n) for n in seen))
+    assert content.numbered[A] == seen.total()
+    assert content.tallies["rsvps"] == Tally(records=seen.total())
+
+
+def test_a_run_remembers_when_its_first_number_was_noticed(ledger: Ledger) -> None:
+    ledger.merge(batch(None, 1, 2), now=10)
+    ledger.merge(batch(2, 5), now=20)
+    ledger.merge(batch(3, 6), now=30)
+    assert ledger.content().runs[A] == [Run(1, 2, 10), Run(5, 6, 20)]
+
+
+@pytest.mark.parametrize("start", [None, 1, 3])
+def test_a_batch_that_does_not_start_where_the_ledger_stands_is_refused(ledger: Ledger, start: int | None) -> None:
+    ledger.merge(batch(None, 1, 2), now=0)
+    before = ledger.content()
+    with pytest.raises(Refused, match="the ledger stands at 2"):
+        ledger.merge(batch(start, 3, 4), now=0)
+    assert ledger.content() == before
+    assert ledger.positions() == {"rsvps": {0: 2}}
+
+
+def test_two_auditors_cannot_both_count(path: Path, ledger: Ledger) -> None:
+    other = Ledger(path)
+    ledger.merge(batch(None, 1, 2), now=0)
+    with pytest.raises(Refused):
+        other.merge(batch(None, 1, 2), now=0)
+    other.merge(batch(2, 3), now=0)
+    assert ledger.content().numbered[A] == 3
+    other.close()
+
+
+def test_a_batch_is_merged_whole_or_not_at_all(ledger: Ledger) -> None:
+    broken = batch(None, 1, 2)
+    broken.latencies["rsvps"] = Sketch()
+    broken.blinds.append(("rsvps", Blind("feed", 0, 2**70)))
+    with pytest.raises(OverflowError):
+        ledger.merge(broken, now=0)
+    assert ledger.positions() == {}
+    assert ledger.content().runs == {}
+    ledger.merge(batch(None, 1, 2), now=0)
+
+
+def test_what_was_merged_is_there_after_opening_again(path: Path) -> None:
+    ledger = Ledger(path)
+    found = batch(None, 1, 2, 4)
+    found.latencies["rsvps"] = Sketch()
+    found.latencies["rsvps"].add(12, 3)
+    found.without_identity["rsvps"] = found.deletions["rsvps"] = 1
+    found.claims.append(("rsvps", Heartbeat("a", 1, 9, 0), 7))
+    found.blinds += [("rsvps", Blind("feed", 10, 20)), ("rsvps", Blind("feed", 10, 30))]
+    ledger.watch([Watched("rsvps", Kind.SOURCE)])
+    ledger.merge(found, now=5)
+    content = ledger.content()
+    ledger.close()
+    again = Ledger(path, read_only=True)
+    found_again = again.content()
+    again.close()
+    assert found_again.channels == {"rsvps": Kind.SOURCE}
+    assert found_again.runs == {A: [Run(1, 2, 5), Run(4, 4, 5)]}
+    assert found_again.tallies == {"rsvps": Tally(3, 1, 1)}
+    assert found_again.claims == {A: [(9, 7)]}
+    assert found_again.blinds == [("rsvps", Blind("feed", 10, 30))]
+    assert found_again.latencies["rsvps"].summary() == content.latencies["rsvps"].summary()
+
+
+def test_it_can_be_read_while_it_is_written(path: Path, ledger: Ledger) -> None:
+    ledger.merge(batch(None, 1), now=0)
+    reader = Ledger(path, read_only=True)
+    for start in range(1, 50):
+        ledger.merge(batch(start, start + 1), now=0)
+        assert reader.content().runs[A] == [Run(1, start + 1, 0)]
+    reader.close()
+
+
+def test_a_reader_cannot_write(path: Path, ledger: Ledger) -> None:
+    reader = Ledger(path, read_only=True)
+    with pytest.raises(Unavailable, match="readonly"):
+        reader.watch([])
+    reader.close()
+
+
+def test_the_claims_of_a_sender_stay_few(ledger: Ledger) -> None:
+    """The first, the last that is settled, and those after it."""
+    second = 1_000_000
+    for at in range(60):
+        found = batch(at or None, at)
+        found.claims.append(("rsvps", Heartbeat("a", 1, 100 + at // 2, 0), at * second))
+        ledger.merge(found, now=0)
+    claims = ledger.content().claims[A]
+    assert claims[0] == (100, 0)
+    assert claims[-1] == (129, 58 * second)
+    assert claims[1] == (124, 48 * second)
+    assert 59 * second - claims[1][1] >= SETTLES_AFTER
+    assert len(claims) == 7
+
+
+def test_the_file_grows_with_gaps_and_not_with_records(path: Path, ledger: Ledger) -> None:
+    for start in range(0, 100_000, 10_000):
+        ledger.merge(batch(start or None, *range(start, start + 10_000)), now=0)
+    assert ledger.content().runs[A] == [Run(0, 99_999, 0)]
+
+
+def test_the_outermost_numbers_can_be_kept(ledger: Ledger) -> None:
+    ledger.merge(batch(None, 2**63 - 1, -(2**63)), now=0)
+    ledger.merge(batch(2, 2**63 - 2, -(2**63) + 1), now=0)
+    assert [(run.first, run.last) for run in ledger.content().runs[A]] == [
+        (-(2**63), -(2**63) + 1),
+        (2**63 - 2, 2**63 - 1),
+    ]
+
+
+def test_without_a_ledger_the_way_out_is_told(path: Path) -> None:
+    with pytest.raises(Misconfigured, match="there is no ledger; start the pipeline once"):
+        Ledger(path, read_only=True)
+    assert not path.parent.exists()
+
+
+def test_a_file_that_is_no_ledger_is_told(path: Path) -> None:
+    path.parent.mkdir()
+    path.write_bytes(b"not a database, but long enough to be taken for one" * 100)
+    with pytest.raises(Misconfigured, match="move it away"):
+        Ledger(path)
+    with pytest.raises(Misconfigured, match="move it away"):
+        Ledger(path, read_only=True)
+
+
+def test_a_ledger_of_another_format_is_told(path: Path) -> None:
+    path.parent.mkdir()
+    db = sqlite3.connect(path)
+    db.execute("PRAGMA user_version = 99")
+    db.close()
+    with pytest.raises(Misconfigured, match="format 99"):
+        Ledger(path)

@@ -1,0 +1,52 @@
+from collections.abc import Callable
+from threading import Event
+
+import pytest
+
+from penstock.audit.patience import patiently
+from penstock.errors import Misconfigured, Unavailable
+
+
+def test_work_that_returns_is_done() -> None:
+    calls: list[str] = []
+    patiently(lambda well: calls.append("once"), Event(), lambda error: calls.append("waiting"))
+    assert calls == ["once"]
+
+
+def test_the_pauses_grow_until_it_goes_well() -> None:
+    stop, pauses = Event(), list[float | None]()
+
+    def work(well: Callable[[], None]) -> None:
+        if len(pauses) == 2:
+            well()
+        raise Unavailable("Redis", "it is away")
+
+    def waiting(error: Unavailable) -> None:
+        pauses.append(error.retry_after)
+        if len(pauses) == 4:
+            stop.set()
+
+    patiently(work, stop, waiting)
+    assert pauses == [0.1, 0.2, 0.1, 0.2]
+
+
+def test_the_other_side_may_say_when_to_come_back() -> None:
+    stop, pauses = Event(), list[float | None]()
+
+    def work(well: Callable[[], None]) -> None:
+        raise Unavailable("a feed", "too many requests", retry_after=60)
+
+    def waiting(error: Unavailable) -> None:
+        pauses.append(error.retry_after)
+        stop.set()
+
+    patiently(work, stop, waiting)
+    assert pauses == [60]
+
+
+def test_any_other_error_is_not_waited_out() -> None:
+    def work(well: Callable[[], None]) -> None:
+        raise Misconfigured("Redis", "the password is wrong")
+
+    with pytest.raises(Misconfigured):
+        patiently(work, Event(), lambda error: None)

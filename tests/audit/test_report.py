@@ -1,0 +1,103 @@
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from penstock.audit.balance import Balance, ChannelBalance, Gap
+from penstock.audit.findings import Kind
+from penstock.audit.report import NAMED, printable, show
+
+LATENCY = {"count": 3.0, "min": 1.0, "mean": 2.0, "p50": 2.04, "p95": 3.0, "p99": 1234.5, "max": 1300.0}
+RSVPS = ChannelBalance(
+    channel="rsvps",
+    kind=Kind.SOURCE,
+    senders=20,
+    records=1_234_570,
+    distinct=1_234_567,
+    duplicates=3,
+    missing=0,
+    claimed=1_234_567,
+    in_flight=0,
+    refused=7,
+    unknown_seconds=0,
+    without_identity=0,
+    gaps=(),
+    latency=LATENCY,
+)
+BY_COUNTRY = replace(RSVPS, channel="by_country", kind=Kind.RESULT, senders=0, distinct=0, duplicates=0, latency=None)
+
+
+def shown(*channels: ChannelBalance, terminal: bool = False) -> str:
+    file = io.StringIO()
+    console = Console(
+        file=file, width=120, force_terminal=terminal, highlight=False, color_system="standard" if terminal else None
+    )
+    show(Balance(0, channels), console)
+    return file.getvalue()
+
+
+def test_a_whole_balance_says_so_last() -> None:
+    text = shown(RSVPS, BY_COUNTRY)
+    assert text.rstrip().splitlines()[-1] == "Whole: nothing is missing."
+    assert "1,234,567" in text
+    assert "1,234.5" in text
+
+
+def test_columns_are_aligned() -> None:
+    header, _, one, two, *_ = [line for line in shown(RSVPS, BY_COUNTRY).splitlines() if line.strip()]
+    end = header.index("present") + len("present")
+    assert one[:end].endswith("1,234,567")
+    assert two[:end].endswith("1,234,570")
+
+
+def test_several_sources_have_a_total() -> None:
+    text = shown(RSVPS, replace(RSVPS, channel="sales"), BY_COUNTRY)
+    (total,) = [line for line in text.splitlines() if "all sources" in line]
+    assert "2,469,134" in total
+    assert "all sources" not in shown(RSVPS, BY_COUNTRY)
+
+
+def test_missing_ranges_are_named() -> None:
+    text = shown(replace(RSVPS, missing=4, gaps=(Gap("kiosk 7", 2, 5, 5), Gap("kiosk 8", 1, 10, 12))))
+    assert "rsvps misses kiosk 7/2: 5\n" in text
+    assert "rsvps misses kiosk 8/1: 10–12 (3 records)\n" in text
+    assert "Not whole: 4 records are missing." in text
+
+
+def test_of_many_ranges_the_first_are_named_and_the_rest_are_counted() -> None:
+    gaps = tuple(Gap("a", 1, 2 * n, 2 * n) for n in range(NAMED + 5))
+    text = shown(replace(RSVPS, missing=len(gaps), gaps=gaps))
+    assert text.count("rsvps misses") == NAMED
+    assert "and 5 more ranges" in text
+
+
+def test_what_is_unknown_gets_a_sentence() -> None:
+    text = shown(replace(RSVPS, unknown_seconds=83.25))
+    assert "rsvps: for 0:01:23.250000 (h:mm:ss) the source was not heard" in " ".join(text.split())
+    assert "Whole where it is known: nothing is missing." in text
+
+
+def test_what_has_no_identity_gets_a_sentence() -> None:
+    assert "rsvps: 3 entries carry no identity" in shown(replace(RSVPS, without_identity=3))
+
+
+def test_what_is_in_flight_is_said() -> None:
+    assert "Whole: nothing is missing; 12 records are in flight." in shown(replace(RSVPS, in_flight=12))
+
+
+def test_nothing_counted_is_not_called_whole() -> None:
+    empty = replace(RSVPS, records=0, distinct=0, duplicates=0, claimed=0)
+    assert "Nothing was counted yet." in shown(empty)
+
+
+def test_there_are_colours_on_a_terminal_only() -> None:
+    assert "\x1b" in shown(RSVPS, terminal=True)
+    assert "\x1b" not in shown(RSVPS)
+
+
+def test_a_name_cannot_colour_the_screen_or_break_a_line() -> None:
+    assert printable("a\x1b[31m\nb [bold]") == "a\\x1b[31m\\nb [bold]"
+    evil = replace(RSVPS, missing=1, gaps=(Gap("a\x1b[31m\n[bold]b", 1, 1, 1),))
+    text = shown(evil)
+    assert "\x1b" not in text
+    assert "rsvps misses a\\x1b[31m\\n[bold]b/1: 1\n" in text

@@ -1,0 +1,160 @@
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.collect.bookmarks import Bookmark, recover
+from penstock.collect.numbers import Numbers
+from penstock.contracts import Entry, Positions, Reader
+from penstock.errors import Refused, Unavailable
+from penstock.record import Origin
+from penstock.testing.channels import MemoryChannels
+
+WATCHED = ("rsvps", "rsvps.dead")
+
+
+def put(channels: MemoryChannels, origin: Origin, channel: str = "rsvps", key: bytes | None = None) -> None:
+    channels.append(channel, b"{}", key, origin.headers())
+
+
+def mark(channels: MemoryChannels, bookmark: Bookmark, source: str = "source") -> None:
+    record = bookmark.record(source)
+    channels.append("bookmarks", record.value, record.key)
+
+
+def recovered(channels: MemoryChannels) -> Bookmark:
+    return recover(channels, "bookmarks", "source", WATCHED)
+
+
+def numbers(*origins: tuple[str, int, int, int]) -> Numbers:
+    found = Numbers()
+    for sender, epoch, first, last in origins:
+        found.add(sender, epoch, first, last)
+    return found
+
+
+def told(found: Numbers) -> set[tuple[str, int, tuple[tuple[int, int], ...]]]:
+    return {(sender, epoch, tuple(runs)) for sender, epoch, runs in found}
+
+
+def test_a_collector_without_a_past_knows_nothing() -> None:
+    found = recovered(MemoryChannels())
+    assert (told(found.numbers), found.incarnation, found.heard) == (set(), 0, None)
+
+
+def test_a_bookmark_comes_back_as_it_was_written() -> None:
+    written = Bookmark(numbers(("a", 1, 1, 5), ("a", 1, 9, 9), ("ü", 2, 1, 3)), {"rsvps": {0: 4, 1: 5}}, 7, 99)
+    found = Bookmark.of(written.record("source").value or b"")
+    assert told(found.numbers) == told(written.numbers)
+    assert (found.positions, found.incarnation, found.heard) == ({"rsvps": {0: 4, 1: 5}}, 7, 99)
+
+
+def test_the_last_bookmark_of_the_source_counts() -> None:
+    channels = MemoryChannels()
+    mark(channels, Bookmark(numbers(("a", 1, 1, 5))))
+    mark(channels, Bookmark(numbers(("a", 1, 1, 8)), incarnation=3))
+    mark(channels, Bookmark(numbers(("a", 1, 1, 99))), source="another")
+    found = recovered(channels)
+    assert found.numbers.taken() == {"a": (1, 8)}
+    assert found.incarnation == 3
+
+
+def test_what_the_channel_holds_after_the_bookmark_counts_too() -> None:
+    channels = MemoryChannels()
+    for seq in (1, 2, 3):
+        put(channels, Origin("a", 1, seq, 0))
+    mark(channels, Bookmark(numbers(("a", 1, 1, 2)), {"rsvps": {0: 2}}))
+    put(channels, Origin("a", 1, 4, 0), channel="rsvps.dead")
+    found = recovered(channels)
+    assert told(found.numbers) == {("a", 1, ((1, 4),))}
+    assert found.positions == {"rsvps": {0: 3}, "rsvps.dead": {0: 1}}
+
+
+def test_without_a_bookmark_the_whole_channel_is_read() -> None:
+    channels = MemoryChannels(partitions=3)
+    for seq in range(1, 101):
+        put(channels, Origin("a", 1, seq, 0), key=b"%d" % seq)
+    assert told(recovered(channels).numbers) == {("a", 1, ((1, 100),))}
+
+
+@pytest.mark.parametrize("value", [b"", b"nonsense", b"[]", b"{}", b'{"runs":5}', b'{"runs":{"a":{"x":[[1,2]]}}}'])
+def test_a_bookmark_that_cannot_be_read_is_not_believed(value: bytes) -> None:
+    with pytest.raises(Refused):
+        Bookmark.of(value)
+    channels = MemoryChannels()
+    put(channels, Origin("a", 1, 1, 0))
+    channels.append("bookmarks", value, b"source")
+    assert told(recovered(channels).numbers) == {("a", 1, ((1, 1),))}
+
+
+def test_a_bookmark_that_claims_more_than_the_channel_holds_is_not_believed() -> None:
+    """The channel was made anew, or lost its end: what it lacks has to come again."""
+    channels = MemoryChannels()
+    put(channels, Origin("a", 1, 1, 0))
+    mark(channels, Bookmark(numbers(("a", 1, 1, 500)), {"rsvps": {0: 500}}, incarnation=3, heard=9))
+    found = recovered(channels)
+    assert found.numbers.taken() == {"a": (1, 1)}
+    assert (found.incarnation, found.heard) == (3, 9)
+
+
+def test_a_life_that_numbered_records_and_died_before_its_bookmark_is_known() -> None:
+    channels = MemoryChannels()
+    put(channels, Origin("source", 41, 1, 77))
+    found = recovered(channels)
+    assert (found.incarnation, found.heard) == (41, 77)
+    assert told(found.numbers) == set()
+
+
+def test_what_others_wrote_into_the_channel_is_no_obstacle() -> None:
+    channels = MemoryChannels()
+    channels.append("rsvps", None)
+    channels.append("rsvps", b"by hand", None, [("seq", b"x")])
+    channels.append("rsvps", b"by hand", None, [("seq", b"1"), ("seq", b"2")])
+    put(channels, Origin("a", 1, 1, 0))
+    assert told(recovered(channels).numbers) == {("a", 1, ((1, 1),))}
+
+
+class Mute:
+    """A binder whose channel says that it holds something, and does not give it."""
+
+    def __init__(self) -> None:
+        self.memory = MemoryChannels()
+        self.sender = self.memory.sender
+
+    def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
+        return {0: (0, 5)}
+
+    @contextmanager
+    def reader(self, start: Mapping[str, Positions]) -> Iterator[Reader]:
+        yield self
+
+    def read(self, most: int, wait: float) -> Sequence[Entry]:
+        return []
+
+    def positions(self, channel: str) -> Positions:
+        return {0: 0}
+
+
+def test_a_channel_that_does_not_give_what_it_holds_is_unavailable() -> None:
+    with pytest.raises(Unavailable, match="bookmarks is unavailable"):
+        recover(Mute(), "bookmarks", "source", WATCHED)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_recovery_is_exact_whatever_was_written_and_marked(seed: int) -> None:
+    """Senders, epochs, gaps, partitions and bookmarks at random; the channel's own content is the judge."""
+    draw = random.Random(seed)
+    channels = MemoryChannels(partitions=draw.randint(1, 4))
+    held = Numbers()
+    for _ in range(draw.randint(1, 20)):
+        ends = {channel: {at: end for at, (_, end) in channels.bounds(channel).items()} for channel in WATCHED}
+        for _ in range(draw.randint(0, 30)):
+            origin = Origin(draw.choice("abc"), draw.choice((1, 2)), draw.randint(1, 60), 0)
+            if origin not in held:
+                put(channels, origin, draw.choice(WATCHED), draw.randbytes(2))
+                held.add(origin.sender, origin.epoch, origin.seq)
+        if draw.random() < 0.5:
+            # The positions are older than the numbers, as when a pump looks them up first.
+            mark(channels, Bookmark(held.copy(), ends))
+    assert told(recovered(channels).numbers) == told(held)

@@ -1,0 +1,115 @@
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+
+import pytest
+
+from penstock.collect.bookmarks import Bookmark
+from penstock.collect.crossing import MOST_BYTES, Crossing, Names
+from penstock.collect.sorting import Sorted
+from penstock.contracts import Intake
+from penstock.record import Origin, Record
+
+
+class Held:
+    """A sender that keeps each send open until the test ends it."""
+
+    def __init__(self) -> None:
+        self.sends: list[tuple[str, asyncio.Future[None]]] = []
+
+    async def send(self, channel: str, records: Sequence[Record]) -> None:
+        self.sends.append((channel, asyncio.get_running_loop().create_future()))
+        await self.sends[-1][1]
+
+
+class Settled:
+    """What was settled, in order."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, Exception | None]] = []
+
+    def intake(self, which: int) -> Intake:
+        async def settle(error: Exception | None) -> None:
+            self.told.append((which, error))
+
+        return Intake((), settle)
+
+
+async def turns() -> None:
+    """Let everything run that can."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+def crossing(sender: Held) -> Crossing:
+    return Crossing(sender, Names("into", "dead", "heartbeats", "bookmarks"), Bookmark())
+
+
+def one(seq: int, notices: bool = False) -> Sorted:
+    origin = Origin("a", 1, seq, 0)
+    return Sorted([Record(b"", origin)], numbers=[origin], notices=[Record(b"")] if notices else [], last=seq)
+
+
+async def test_intakes_are_sent_side_by_side_and_settled_in_order() -> None:
+    sender, settled = Held(), Settled()
+    crossed = crossing(sender)
+    settling = asyncio.create_task(crossed.settle())
+    for seq in (1, 2, 3):
+        crossed.launch(settled.intake(seq), one(seq), heard=seq, size=1)
+    await turns()
+    assert len(sender.sends) == 3
+    sender.sends[2][1].set_result(None)
+    sender.sends[1][1].set_result(None)
+    await turns()
+    assert settled.told == []
+    assert crossed.safe.numbers.taken() == {}
+    sender.sends[0][1].set_result(None)
+    await crossed.landed()
+    assert settled.told == [(1, None), (2, None), (3, None)]
+    assert (crossed.safe.numbers.taken(), crossed.safe.heard, crossed.safe_last) == ({"a": (1, 3)}, 3, 3)
+    settling.cancel()
+
+
+async def test_a_notice_waits_for_the_records_before_it() -> None:
+    sender, settled = Held(), Settled()
+    crossed = crossing(sender)
+    settling = asyncio.create_task(crossed.settle())
+    crossed.launch(settled.intake(1), one(1), heard=1, size=1)
+    crossed.launch(settled.intake(2), Sorted(notices=[Record(b"")]), heard=2, size=0)
+    await turns()
+    assert [channel for channel, _ in sender.sends] == ["into"]
+    sender.sends[0][1].set_result(None)
+    await turns()
+    assert [channel for channel, _ in sender.sends] == ["into", "heartbeats"]
+    settling.cancel()
+
+
+async def test_a_failure_is_told_to_all_that_wait() -> None:
+    sender, settled = Held(), Settled()
+    crossed = crossing(sender)
+    settling = asyncio.create_task(crossed.settle())
+    for seq in (1, 2):
+        crossed.launch(settled.intake(seq), one(seq), heard=seq, size=1)
+    await turns()
+    failure = OSError("the disk is full")
+    sender.sends[0][1].set_exception(failure)
+    with pytest.raises(OSError, match="the disk is full"):
+        await settling
+    assert settled.told == [(1, failure), (2, failure)]
+    assert crossed.safe.numbers.taken() == {}
+
+
+async def test_too_many_bytes_wait_but_one_intake_alone_never_does() -> None:
+    sender, settled = Held(), Settled()
+    crossed = crossing(sender)
+    settling = asyncio.create_task(crossed.settle())
+    await crossed.room(10 * MOST_BYTES)
+    crossed.launch(settled.intake(1), one(1), heard=1, size=10 * MOST_BYTES)
+    waiting = asyncio.create_task(crossed.room(1))
+    await turns()
+    assert not waiting.done()
+    sender.sends[0][1].set_result(None)
+    await waiting
+    settling.cancel()
+    with suppress(asyncio.CancelledError):
+        await settling

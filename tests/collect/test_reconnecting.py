@@ -1,0 +1,145 @@
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import islice, repeat
+
+import pytest
+
+from penstock.collect.reconnecting import LONGEST, SHORTEST, backoff, reconnecting
+from penstock.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.errors import Unavailable
+from penstock.record import Blind, Heartbeat, Origin
+
+
+class Ticking:
+    """A clock that moves on by one each time it is looked at."""
+
+    def __init__(self) -> None:
+        self.micros = 100
+
+    def now(self) -> int:
+        self.micros += 1
+        return self.micros
+
+    def elapsed(self) -> float:
+        return self.micros / 1_000_000
+
+
+@dataclass
+class Scripted:
+    """A source whose lives are lists of what arrives; in a life of None it does not answer. The last life ends."""
+
+    lives: list[Sequence[Arrival | Heartbeat | Blind] | None]
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+    name: str = "scripted"
+    opened: list[Taken] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+        self.opened.append(dict(taken))
+        life = self.lives.pop(0)
+        if life is None:
+            raise Unavailable(self.name, "away")
+        yield self._intakes(life)
+
+    async def _intakes(self, life: Sequence[Arrival | Heartbeat | Blind]) -> AsyncIterator[Intake]:
+        for arrival in life:
+            yield Intake([arrival], self._settle)
+        if self.lives:
+            raise Unavailable(self.name, "gone")
+
+    async def _settle(self, error: Exception | None) -> None:
+        await asyncio.sleep(0)
+
+
+def record(seq: int, epoch: int = 1) -> Arrival:
+    return Arrival(b"%d" % seq, Origin("a", epoch, seq, 0))
+
+
+async def run(
+    source: Scripted, taken: Taken, heard: int | None = None, settle: bool = True
+) -> tuple[list[Arrival | Heartbeat | Blind], list[str | None]]:
+    found: list[Arrival | Heartbeat | Blind] = []
+    watched: list[str | None] = []
+    wrapped = reconnecting(
+        source, Ticking(), heard, lambda error: watched.append(error.why if error else None), lambda: repeat(0.0)
+    )
+    assert (wrapped.name, wrapped.guarantee) == (source.name, source.guarantee)
+    async with wrapped.open(taken) as intakes:
+        async for intake in intakes:
+            found += intake.arrivals
+            if settle:
+                await intake.settle(None)
+    return found, watched
+
+
+async def test_it_goes_on_after_what_was_settled() -> None:
+    source = Scripted([[record(6), record(7)], [record(8)]])
+    found, _ = await run(source, {"a": (1, 5)})
+    assert found == [record(6), record(7), record(8)]
+    assert source.opened == [{"a": (1, 5)}, {"a": (1, 7)}]
+
+
+async def test_what_was_not_settled_is_asked_for_again() -> None:
+    source = Scripted([[record(6), record(7)], []])
+    await run(source, {"a": (1, 5)}, settle=False)
+    assert source.opened == [{"a": (1, 5)}, {"a": (1, 5)}]
+
+
+async def test_it_does_not_ask_beyond_a_gap() -> None:
+    source = Scripted([[record(6), record(9)], []])
+    await run(source, {"a": (1, 5)})
+    assert source.opened[-1] == {"a": (1, 6)}
+
+
+async def test_a_new_epoch_takes_over() -> None:
+    source = Scripted([[record(6), record(1, epoch=2)], []])
+    await run(source, {"a": (1, 5)})
+    assert source.opened[-1] == {"a": (2, 1)}
+
+
+async def test_it_tries_until_somebody_answers_and_tells_each_change() -> None:
+    source = Scripted([None, None, [record(1)], []])
+    found, watched = await run(source, {})
+    assert found == [record(1)]
+    assert watched == ["away", "away", None, "gone", None]
+
+
+async def test_a_source_that_can_resume_is_never_blind() -> None:
+    found, _ = await run(Scripted([[record(1)], None, [record(2)]]), {}, heard=50)
+    assert not [arrival for arrival in found if isinstance(arrival, Blind)]
+
+
+async def test_a_source_that_cannot_resume_says_when_it_was_blind() -> None:
+    source = Scripted([[Arrival(b"x")], None, [Arrival(b"y")]], Guarantee.BEST_EFFORT)
+    found, _ = await run(source, {})
+    before, blind, after = found
+    assert (before, after) == (Arrival(b"x"), Arrival(b"y"))
+    assert blind == Blind("scripted", 102, 103)
+
+
+async def test_it_was_blind_since_its_former_life() -> None:
+    found, _ = await run(Scripted([[Arrival(b"x")]], Guarantee.BEST_EFFORT), {}, heard=50)
+    assert found == [Blind("scripted", 50, 101), Arrival(b"x")]
+
+
+async def test_it_was_blind_since_its_first_attempt() -> None:
+    found, _ = await run(Scripted([None, [Arrival(b"x")]], Guarantee.BEST_EFFORT), {})
+    assert found == [Blind("scripted", 101, 102), Arrival(b"x")]
+
+
+async def test_another_failure_is_not_swallowed() -> None:
+    class Broken(Scripted):
+        async def _intakes(self, life: Sequence[Arrival | Heartbeat | Blind]) -> AsyncIterator[Intake]:
+            raise ZeroDivisionError
+            yield
+
+    with pytest.raises(ZeroDivisionError):
+        await run(Broken([[], []]), {})
+
+
+def test_the_waits_double_up_to_a_bound() -> None:
+    waits = list(islice(backoff(), 12))
+    assert SHORTEST / 2 <= waits[0] <= SHORTEST
+    assert all(LONGEST / 2 <= wait <= LONGEST for wait in waits[-3:])

@@ -1,0 +1,79 @@
+import orjson
+
+from penstock.collect.numbering import Numbering
+from penstock.collect.numbers import Numbers
+from penstock.collect.sorting import DEAD_BYTES, Sorting, notice
+from penstock.contracts import Arrival, Intake
+from penstock.record import Blind, Heartbeat, Origin, Record
+
+NOW = 1_700_000_000_000_000
+
+
+async def nobody(error: Exception | None) -> None:
+    pass
+
+
+def intake(*arrivals: Arrival | Heartbeat | Blind) -> Intake:
+    return Intake(arrivals, nobody)
+
+
+def sorting(limit: int = 100, key: str | None = None) -> Sorting:
+    return Sorting("rsvps", Numbering("source", 9), Numbers(), key, limit)
+
+
+def test_what_the_outside_numbers_keeps_its_number() -> None:
+    found = sorting().sort(intake(Arrival(b"x", Origin("a", 1, 5, 3))), NOW)
+    assert found.records == [Record(b"x", Origin("a", 1, 5, 3))]
+    assert found.numbers == [Origin("a", 1, 5, 3)]
+
+
+def test_what_has_no_number_gets_one_at_intake() -> None:
+    found = sorting().sort(intake(Arrival(b"x"), Arrival(b"y")), NOW)
+    assert [record.origin for record in found.records] == [Origin("source", 9, 1, NOW), Origin("source", 9, 2, NOW)]
+    assert found.numbers == []
+    assert found.last == 2
+
+
+def test_a_number_that_came_before_is_a_duplicate_even_if_it_is_still_on_its_way() -> None:
+    sort = sorting()
+    sort.sort(intake(Arrival(b"x", Origin("a", 1, 5, 3))), NOW)
+    found = sort.sort(intake(Arrival(b"x", Origin("a", 1, 5, 3)), Arrival(b"y", Origin("a", 1, 6, 4))), NOW)
+    assert found.duplicates == 1
+    assert [record.value for record in found.records] == [b"y"]
+
+
+def test_nobody_outside_speaks_in_the_collectors_name() -> None:
+    found = sorting().sort(intake(Arrival(b"x", Origin("source", 9, 1, 3)), Arrival(b"y")), NOW)
+    assert [record.origin for record in found.records] == [Origin("source", 9, 1, NOW), Origin("source", 9, 2, NOW)]
+
+
+def test_exactly_the_limit_is_taken_and_one_byte_more_is_refused() -> None:
+    found = sorting(limit=10).sort(intake(Arrival(b"x" * 10), Arrival(b"y" * 11)), NOW)
+    assert [record.value for record in found.records] == [b"x" * 10]
+    (dead,) = found.dead
+    assert dead.origin == Origin("source", 9, 2, NOW)
+    assert dict(dead.extra) == {"reason": b"it has 11 bytes, more than the 10 that the channel takes", "size": b"11"}
+
+
+def test_a_key_counts_towards_the_limit() -> None:
+    found = sorting(limit=10, key="k").sort(intake(Arrival(b'{"k":"12"}')), NOW)
+    assert (len(found.records), len(found.dead)) == (0, 1)
+
+
+def test_a_refused_payload_is_cut() -> None:
+    found = sorting(limit=10).sort(intake(Arrival(b"x" * (DEAD_BYTES + 1))), NOW)
+    assert found.dead[0].value == b"x" * DEAD_BYTES
+    assert dict(found.dead[0].extra)["size"] == b"%d" % (DEAD_BYTES + 1)
+
+
+def test_records_get_their_key() -> None:
+    assert sorting(key="k").sort(intake(Arrival(b'{"k":5}')), NOW).records[0].key == b"5"
+
+
+def test_heartbeats_and_blind_intervals_become_notices() -> None:
+    found = sorting().sort(intake(Heartbeat("a", 1, 5, 3), Blind("source", 10, 20)), NOW)
+    assert [orjson.loads(record.value or b"") for record in found.notices] == [
+        {"kind": "heartbeat", "channel": "rsvps", "sender": "a", "epoch": 1, "seq": 5, "time": 3},
+        {"kind": "blind", "channel": "rsvps", "source": "source", "since": 10, "until": 20},
+    ]
+    assert notice("rsvps", Heartbeat("a", 1, 5, 3)).key == b"a"

@@ -1,0 +1,99 @@
+"""The delivery without its web: it goes on after an outage, and a real fault is not hidden."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.clock import SystemClock
+from penstock.contracts import Entry, Positions, Reader
+from penstock.deliver.app import build
+from penstock.deliver.delivery import Delivery
+from penstock.deliver.outlet import FeedSpec
+from penstock.deliver.serving import serve
+from penstock.errors import Misconfigured, Unavailable
+from penstock.testing.channels import MemoryChannels
+
+
+class Shaky(MemoryChannels):
+    """Channels whose reader fails as often as it is told to, after each batch that it gave."""
+
+    def __init__(self, *failures: Exception) -> None:
+        super().__init__(partitions=2)
+        self.failures = list(failures)
+        self.starts: list[Mapping[str, Positions]] = []
+
+    @contextmanager
+    def reader(self, start: Mapping[str, Positions]) -> Iterator[Reader]:  # type: ignore[override] # a reader all the same
+        self.starts.append(start)
+        with super().reader(start) as steady:
+            yield _ShakyReader(self, steady)
+
+
+class _ShakyReader:
+    def __init__(self, channels: Shaky, steady: Reader) -> None:
+        self._channels, self._steady = channels, steady
+
+    def read(self, most: int, wait: float) -> Sequence[Entry]:
+        entries = self._steady.read(2, wait)
+        if not entries and self._channels.failures:
+            raise self._channels.failures.pop(0)
+        return entries
+
+    def positions(self, channel: str) -> Positions:
+        return self._steady.positions(channel)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 # what is waited for has no event
+            await asyncio.sleep(0.01)
+
+
+def delivery_of(channels: MemoryChannels) -> Delivery:
+    return Delivery(channels, [FeedSpec("f", "f", "id")], "status", SystemClock())
+
+
+async def test_it_goes_on_where_it_was_after_an_outage() -> None:
+    channels = Shaky(Unavailable("kafka", "no answer", 0.01), Unavailable("kafka", "no answer", 0.01))
+    for n in range(5):
+        channels.append("f", b'{"n": 1}', b"[%d]" % n)
+    delivery = delivery_of(channels)
+    async with delivery.running():
+        await until(lambda: len(channels.starts) == 3)
+        channels.append("f", b'{"n": 1}', b"[99]")
+        await until(lambda: len(delivery.outlets["f"].feed) == 6)
+    assert sum(channels.starts[-1]["f"].values()) == 5
+    assert delivery.outlets["f"].count == 6
+
+
+async def test_an_outage_is_told_until_it_is_over() -> None:
+    channels = Shaky(Unavailable("kafka", "no answer", 0.3))
+    delivery = delivery_of(channels)
+    async with delivery.running():
+        await until(lambda: delivery.trouble is not None)
+        page = delivery.figures()["page"]
+        assert isinstance(page, dict)
+        assert page["state"] == "reading"
+        assert page["note"] == "kafka is unavailable: no answer; trying again in 0.3 s"
+        await until(lambda: delivery.trouble is None)
+
+
+async def test_serving_ends_with_the_fault_that_ended_the_reading() -> None:
+    app = build(Shaky(ZeroDivisionError("a fault")), [FeedSpec("f", "f")], [], {}, "status", "title")
+    async with asyncio.timeout(20):
+        with pytest.raises(ZeroDivisionError, match="a fault"):
+            await serve(app, "127.0.0.1", 0, asyncio.Event())
+
+
+async def test_a_port_that_is_taken_is_named_with_the_way_out() -> None:
+    stop, told = asyncio.Event(), asyncio.get_running_loop().create_future()
+    first = asyncio.create_task(
+        serve(build(MemoryChannels(), [], [], {}, "status", "title"), "127.0.0.1", 0, stop, told.set_result)
+    )
+    port = int((await told).rpartition(":")[2])
+    with pytest.raises(Misconfigured, match=f"127.0.0.1:{port}: .*in use.*choose another port"):
+        await serve(build(MemoryChannels(), [], [], {}, "status", "title"), "127.0.0.1", port, asyncio.Event())
+    stop.set()
+    await first

@@ -1,0 +1,122 @@
+"""The page in a real browser."""
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+Served = Callable[..., AbstractContextManager[str]]
+CHARTS = ["by_country", "trending", "answers", "members", "venues"]
+# The browser itself writes this one when a server is away; no page can keep it from doing so.
+AWAY = re.compile(r"ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_EMPTY_RESPONSE")
+
+
+class Demo(Protocol):
+    missing: int
+
+    def app(self, cache: Path) -> Any: ...
+
+
+@pytest.fixture
+def complaints() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def page(chromium: Browser, complaints: list[str]) -> Iterator[Page]:
+    opened = chromium.new_page(viewport={"width": 1280, "height": 900})
+    opened.on("console", lambda said: complaints.append(said.text) if said.type in {"error", "warning"} else None)
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def address(demo: Demo, served: Served, vega_cache: Path) -> Iterator[str]:
+    with served(demo.app(vega_cache)) as at:
+        yield at
+
+
+def until_it_changes(page: Page, selector: str) -> None:
+    before = page.inner_text(selector)
+    expect(page.locator(selector)).not_to_have_text(before, timeout=20_000)
+
+
+def ink(page: Page, chart: str) -> str:
+    """What is painted on a chart's canvas."""
+    return str(page.evaluate("name => document.querySelector(`[data-chart=${name}] canvas`).toDataURL()", chart))
+
+
+def test_the_charts_are_there_and_move_and_the_numbers_change(page: Page, address: str, complaints: list[str]) -> None:
+    page.goto(address)
+    expect(page.locator("#connection")).to_have_text("live · 5 feeds", timeout=30_000)
+    for chart in CHARTS:
+        expect(page.locator(f"[data-chart={chart}] canvas")).to_be_visible()
+        expect(page.locator(f"[data-chart={chart}] .foot span").first).to_have_text(re.compile(r"^[1-9]\S* rows$"))
+        before = ink(page, chart)
+        page.wait_for_function(
+            "([name, before]) => document.querySelector(`[data-chart=${name}] canvas`).toDataURL() !== before",
+            arg=[chart, before],
+            timeout=20_000,
+        )
+    for figure in ("#rate", "#taken"):
+        until_it_changes(page, figure)
+    for figure in ("#p50", "#p95", "#p99", "#max"):
+        expect(page.locator(figure)).to_have_text(re.compile(r"^\d.*(ms|s)$"))
+    assert complaints == []
+
+
+def test_the_pipeline_is_drawn_with_what_each_hop_measures(page: Page, address: str, complaints: list[str]) -> None:
+    page.goto(address)
+    expect(page.locator("#graph [data-node]")).to_have_count(15, timeout=30_000)
+    expect(page.locator("[data-node='source:rsvps'] .live")).to_have_text(re.compile(r"/s"))
+    page.focus("[data-node='query:by_country']")
+    expect(page.locator("#tip")).to_contain_text("in real-time mode")
+    assert complaints == []
+
+
+def test_the_verdict_turns_when_records_are_missing_and_the_ranges_are_named(
+    page: Page, address: str, demo: Demo
+) -> None:
+    page.goto(address)
+    expect(page.locator("#verdict")).to_have_text("every record accounted for", timeout=30_000)
+    demo.missing = 11
+    expect(page.locator("#verdict")).to_have_text("11 missing")
+    expect(page.locator("#balance")).to_contain_text("missing sender-7/1: 120–130")
+
+
+def test_a_browser_reports_how_long_rows_took(page: Page, address: str) -> None:
+    page.goto(address)
+    page.wait_for_function(
+        "fetch('/status').then(answer => answer.json()).then(({nodes}) => nodes.page.browser?.count > 100)",
+        timeout=30_000,
+    )
+
+
+def test_the_page_goes_on_after_a_restart_of_the_server(
+    page: Page, demo: Demo, served: Served, vega_cache: Path, complaints: list[str]
+) -> None:
+    with served(demo.app(vega_cache)) as address:
+        page.goto(address)
+        expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=30_000)
+        page.evaluate("window.notReloaded = true")
+    expect(page.locator("#connection")).to_have_attribute("data-state", "lost", timeout=20_000)
+    with served(demo.app(vega_cache), port=int(address.rpartition(":")[2])):
+        expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=30_000)
+        until_it_changes(page, "#taken")
+        assert page.evaluate("window.notReloaded")
+        expect(page.locator("[data-chart=by_country] .foot span").first).to_have_text(re.compile(r"rows$"))
+    assert [said for said in complaints if not AWAY.search(said)] == []
+
+
+@pytest.mark.parametrize(("width", "colours"), [(390, "light"), (820, "dark")])
+def test_nothing_sticks_out_on_a_small_screen(page: Page, address: str, width: int, colours: Any) -> None:
+    page.set_viewport_size({"width": width, "height": 844})
+    page.emulate_media(color_scheme=colours)
+    page.goto(address)
+    expect(page.locator("#connection")).to_have_attribute("data-state", "live", timeout=30_000)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")

@@ -1,0 +1,14 @@
+"""The script of the charts."""
+
+from pathlib import Path
+
+from penstock.deliver import vega
+
+
+def test_the_script_is_made_once_and_then_kept(tmp_path: Path) -> None:
+    made = vega.script(tmp_path / "cache")
+    assert b"window.vegaEmbed" in made
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert vega.VERSION in kept.name
+    kept.write_bytes(b"kept")
+    assert vega.script(tmp_path / "cache") == b"kept"

@@ -1,0 +1,84 @@
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from penstock.errors import Misconfigured
+from penstock.supervise.folder import StateFolder
+
+HOLD = """
+import sys
+from pathlib import Path
+from penstock.supervise.folder import StateFolder
+with StateFolder(Path(sys.argv[1])).held():
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the folder."""
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_second_run_is_refused_with_the_pid_of_the_first(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    with pytest.raises(Misconfigured) as refused, StateFolder(tmp_path).held():
+        pass
+    assert str(refused.value) == (
+        f"{tmp_path}: it is in use by the process {other.pid}; "
+        f"stop that one (kill {other.pid}), or start this one in another folder"
+    )
+
+
+def test_a_folder_is_free_once_its_holder_was_killed(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    other.kill()
+    other.wait()
+    with StateFolder(tmp_path).held() as folder:
+        assert folder.holder() == os.getpid()
+
+
+def test_the_holder_is_known_to_those_who_only_look(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    assert StateFolder(tmp_path).holder() == other.pid
+    assert StateFolder(tmp_path / "unknown").holder() is None
+
+
+def test_a_folder_that_was_held_has_no_holder(tmp_path: Path) -> None:
+    with StateFolder(tmp_path).held():
+        pass
+    assert StateFolder(tmp_path).holder() is None
+
+
+def test_holding_ends_what_a_killed_run_left(tmp_path: Path, gone: Callable[[int], bool]) -> None:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as left:
+        StateFolder(tmp_path).children.remember("left", left.pid, psutil.Process(left.pid).create_time())
+        with StateFolder(tmp_path).held():
+            assert gone(left.pid)
+
+
+def test_sub_folders_and_logs_lie_in_the_folder(tmp_path: Path) -> None:
+    folder = StateFolder(tmp_path / "a" / ".penstock")
+    assert folder.sub("kafka", "1") == tmp_path / "a/.penstock/kafka/1"
+    assert folder.sub("kafka", "1").is_dir()
+    assert folder.log("redis") == tmp_path / "a/.penstock/logs/redis.log"
+    assert folder.port("redis") == folder.port("redis")
+
+
+def test_version_control_does_not_see_the_folder(tmp_path: Path) -> None:
+    with StateFolder(tmp_path).held():
+        assert (tmp_path / ".gitignore").read_text() == "*\n"
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Misconfigured, match="no state can be kept there"), StateFolder(tmp_path / "file" / "x").held():
+        pass

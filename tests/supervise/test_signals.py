@@ -1,0 +1,27 @@
+import signal
+
+import pytest
+
+from penstock.supervise.signals import stop_on_signals
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_sets_the_event_and_the_second_interrupts(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with stop_on_signals() as stop:
+        assert not stop.is_set()
+        signal.raise_signal(number)
+        assert stop.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(number)
+    assert signal.getsignal(number) is before
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)
