@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "testing": BASE | {"pipeline"},
     "demo": {"penstock"},
     "cli": BASE | TIERS | {"supervise", "simulate", "pipeline", "testing", "demo"},
-    "penstock": {"pipeline", "analysis"},
+    "penstock": {"pipeline", "analysis", "cli"},
 }
 STANDS_ALONE = {"pyspark": {"analysis"}, "py4j": {"analysis"}}
 

@@ -1,18 +1,19 @@
 """Streaming data pipelines in Python, on Spark, that account for every record."""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from penstock.pipeline.description import Pipeline
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column
+    from penstock.analysis.frames import seen
 
 __all__ = ["Pipeline", "seen"]
 
 
-def seen() -> "Column":
-    """How many records are folded into a result row, and the time of the newest of them."""
-    # Here and not above: only the analysis needs pyspark, and it takes a while to import.
-    from penstock.analysis import frames
+def __getattr__(name: str) -> Any:
+    # Only the analysis needs pyspark, which takes a while to import: `seen` comes when it is asked for.
+    if name == "seen":
+        from penstock.analysis.frames import seen
 
-    return frames.seen()
+        return seen
+    raise AttributeError(f"penstock has no {name!r}")

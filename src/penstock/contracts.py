@@ -4,7 +4,7 @@ Each shape comes as a frozen description that costs nothing and can be pickled, 
 gives. Wrappers have the shape of what they wrap.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -37,8 +37,8 @@ class Arrival:
 class Intake:
     """What a source yields: some arrivals in order, and the call that tells it that they are safe now.
 
-    `settle(None)` is awaited once all arrivals survive a crash of this process; `settle(error)` when they were not taken.
-    Only then may the source acknowledge to the outside or move its cursor.
+    `settle(None)` is awaited once all arrivals survive a crash of this process; `settle(error)` when they were not
+    taken. Only then may the source acknowledge to the outside or move its cursor.
     """
 
     arrivals: Sequence[Arrival | Heartbeat | Blind]
@@ -92,7 +92,7 @@ class Sender(Protocol):
 
 class Reader(Protocol):
     def read(self, most: int, wait: float) -> Sequence[Entry]:
-        """Up to `most` entries, in order within each partition, after at most `wait` seconds; empty when there are none."""
+        """Up to `most` entries, in order within each partition; as soon as there is one, none after `wait` seconds."""
 
     def positions(self, channel: str) -> Positions:
         """Where reading goes on."""

@@ -2,6 +2,7 @@ import random
 import sqlite3
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,15 @@ def test_it_can_be_read_while_it_is_written(path: Path, ledger: Ledger) -> None:
         ledger.merge(batch(start, start + 1), now=0)
         assert reader.content().runs[A] == [Run(1, start + 1, 0)]
     reader.close()
+
+
+def test_threads_may_share_a_ledger(ledger: Ledger) -> None:
+    ledger.merge(batch(None, 1), now=0)
+    with ThreadPoolExecutor(4) as pool:
+        looks = [pool.submit(ledger.content) for _ in range(50)]
+        for start in range(1, 50):
+            ledger.merge(batch(start, start + 1), now=0)
+    assert all(look.result().runs[A][0].first == 1 for look in looks)
 
 
 def test_a_reader_cannot_write(path: Path, ledger: Ledger) -> None:

@@ -1,19 +1,21 @@
 """The running of queries: each reads its channels from Kafka and writes a channel, in its mode, from its checkpoint."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Self
 
-from pyspark.errors import StreamingQueryException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.analysis.frames import RAW, built, dead_letters, encoded, typed
-from penstock.analysis.modes import Verdict, accepts_update, decide, objection
+from penstock.analysis.modes import Verdict, accepts_update, decide, objection, refusal, words
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.errors import Misconfigured, Unavailable
@@ -84,38 +86,50 @@ class Engine:
                 engine = replace(engine, shapes={**engine.shapes, query.into: engine.result(query)})
         return engine
 
-    def verdicts(self, queries: Iterable[Query], curious: bool = False) -> dict[str, Verdict]:
-        """The mode of each query, in the order of their declaration.
-
-        Spark is asked where its answer decides; a curious caller wants to know it of every query.
-        """
+    def verdicts(self, queries: Iterable[Query]) -> dict[str, Verdict]:
+        """The mode that each query would get, in the order of their declaration, by a rehearsal of each."""
         places = self.settings.real_time_queries
         found: dict[str, Verdict] = {}
         for query in queries:
-            against = None
-            if curious or (query.mode is Mode.AUTO and places > 0):
-                against = self.objection(query)
-            found[query.name] = decide(query, against, places)
+            found[query.name] = decide(query, self.objection(query), places)
             places -= found[query.name].mode is Mode.REAL_TIME
         return found
 
     def objection(self, query: Query) -> str | None:
         return objection(self.spark, lambda raw: encoded(self.frame(query, lambda _: raw()), query))
 
-    def start(self, query: Query, verdict: Verdict, topics: Mapping[str, str]) -> StreamingQuery:
-        """Start a query where its checkpoint stands. `topics` are the ids of the topics that it touches."""
-        result = self.frame(query, self.stream)
-        seconds = (query.every or self.settings.every).total_seconds()
-        update = verdict.mode is Mode.REAL_TIME or accepts_update(result)
-        writer = self._into(encoded(result, query), query.into, query.name, topics).outputMode(
-            "update" if update else "append"
-        )
+    def launch(self, query: Query, places: int, topics: Mapping[str, str]) -> tuple[StreamingQuery, Verdict]:
+        """Start a query where its checkpoint stands, in the best mode that Spark accepts.
+
+        Nothing is rehearsed here: real time is tried, and an objection comes before the first record is read. `topics`
+        are the ids of the topics that the query touches.
+        """
+        verdict = decide(query, None, places)
         if verdict.mode is Mode.REAL_TIME:
+            try:
+                started = self._start(query, verdict.mode, topics)
+                against = refusal(started)
+            except (PySparkException, Py4JJavaError) as error:
+                against = words(error)
+            if against is None:
+                return started, verdict
+            verdict = decide(query, against, places)
+            if verdict.mode is Mode.REAL_TIME:
+                raise Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", "leave mode= out")
+            _forget_if_unused(self._checkpoint(query.name))
+        return self._start(query, verdict.mode, topics), verdict
+
+    def _start(self, query: Query, mode: Mode, topics: Mapping[str, str]) -> StreamingQuery:
+        result = self.frame(query, self.stream)
+        update = mode is Mode.REAL_TIME or accepts_update(result)
+        writer = self._into(encoded(result, query), query.into, query.name, topics)
+        writer = writer.outputMode("update" if update else "append")
+        if mode is Mode.REAL_TIME:
+            length = self.settings.real_time_batch.total_seconds()
             # PySpark's own overloads do not know this trigger yet.
-            writer = writer.trigger(realTime=f"{self.settings.real_time_batch.total_seconds():g} seconds")  # type: ignore[call-overload]
-        else:
-            writer = writer.trigger(processingTime=f"{seconds:g} seconds")
-        return writer.start()
+            return writer.trigger(realTime=f"{length:g} seconds").start()  # type: ignore[call-overload,no-any-return]
+        every = (query.every or self.settings.every).total_seconds()
+        return writer.trigger(processingTime=f"{every:g} seconds").start()
 
     def sift(self, shape: Shape, into: str, topics: Mapping[str, str]) -> StreamingQuery:
         """Bring what does not fit a channel's schema to its dead letters."""
@@ -123,8 +137,11 @@ class Engine:
         writer = self._into(refused, into, f"{shape.channel}.dead", topics).outputMode("append")
         return writer.trigger(processingTime=f"{self.settings.every.total_seconds():g} seconds").start()
 
+    def _checkpoint(self, name: str) -> str:
+        return f"{self.checkpoints}/{name}"
+
     def _into(self, records: DataFrame, channel: str, name: str, topics: Mapping[str, str]) -> DataStreamWriter:
-        folder = f"{self.checkpoints}/{name}"
+        folder = self._checkpoint(name)
         _belong_together(folder, topics)
         return (
             records.writeStream.format("kafka")
@@ -163,13 +180,18 @@ def failed(queries: Iterable[StreamingQuery]) -> Unavailable | None:
     return None
 
 
+def _on_disk(folder: str) -> Path | None:
+    """The folder, if this machine can look into it; one on a shared file system is looked at by Spark alone."""
+    return None if "://" in folder and not folder.startswith("file://") else Path(folder.removeprefix("file://"))
+
+
 def _belong_together(folder: str, topics: Mapping[str, str]) -> None:
     """Refuse a checkpoint that was made for other topics: going on from it would skip records in silence."""
-    if "://" in folder and not folder.startswith("file://"):
-        return  # A checkpoint on a shared file system is looked at by Spark alone.
-    path = Path(folder.removeprefix("file://")) / "penstock.json"
-    if path.exists():
-        for name, known in json.loads(path.read_text()).items():
+    if (path := _on_disk(folder)) is None:
+        return
+    note = path / "penstock.json"
+    if note.exists():
+        for name, known in json.loads(note.read_text()).items():
             if name in topics and topics[name] != known:
                 raise Misconfigured(
                     f"checkpoint {folder}",
@@ -177,5 +199,12 @@ def _belong_together(folder: str, topics: Mapping[str, str]) -> None:
                     "remove the checkpoint to read the new topic from its beginning",
                 )
         return
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(topics))
+    path.mkdir(parents=True, exist_ok=True)
+    note.write_text(json.dumps(topics))
+
+
+def _forget_if_unused(folder: str) -> None:
+    """Remove what an attempt left behind that Spark refused; a checkpoint that holds a batch is kept."""
+    path = _on_disk(folder)
+    if path is not None and not any(path.glob("commits/[0-9]*")):
+        shutil.rmtree(path, ignore_errors=True)

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.analysis.frames import RAW
 from penstock.analysis.query import Mode, Query
 
-_PATIENCE = 20.0
+_PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,22 @@ def objection(spark: SparkSession, build: Callable[[Callable[[], DataFrame]], Da
         writer = writer.trigger(realTime="5 seconds")  # type: ignore[call-overload]  # unknown to PySpark's overloads
         query = writer.option("checkpointLocation", folder).start()
         try:
-            until = time.monotonic() + _PATIENCE
-            # Planned means accepted: the tasks of the first batch run.
-            while query.isActive and query.status["message"] != "Processing new data" and time.monotonic() < until:
-                time.sleep(0.02)
-            error = query.exception()
-            return _words(error) if error else None
+            return refusal(query)
         finally:
             query.stop()
     except (PySparkException, Py4JJavaError) as error:
-        return _words(error)
+        return words(error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def refusal(query: StreamingQuery) -> str | None:
+    """Wait until a query in real time is planned; what Spark has against it, or None when its tasks run."""
+    until = time.monotonic() + _PATIENCE
+    while query.isActive and query.status["message"] != "Processing new data" and time.monotonic() < until:
+        time.sleep(0.02)
+    error = query.exception()
+    return words(error) if error else None
 
 
 def accepts_update(frame: DataFrame) -> bool:
@@ -89,7 +94,7 @@ def _empty_stream(spark: SparkSession) -> DataFrame:
     return DataFrame(getattr(source, "MODULE$").apply(spark._jsparkSession, 1, encoder).toDF(), spark)
 
 
-def _words(error: Exception) -> str:
+def words(error: Exception) -> str:
     """Spark's sentence, without the class names and advice around it."""
     text = re.split(r"\n|SQLSTATE|To bypass", str(error))[0]
     text = re.sub(r"^.*?\[[A-Z_.]+\]\s*", "", text)

@@ -4,6 +4,8 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
+__all__ = ["StreamingQuery", "progress"]
+
 
 def progress(query: StreamingQuery) -> dict[str, Any]:
     """The figures of a query's last batch. In real time a batch lasts long, so they are that old."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from threading import RLock
 
 from penstock.audit.findings import Findings, Kind, Numbering, Watched
 from penstock.audit.latency import Sketch
@@ -78,20 +79,21 @@ class Content:
 
 
 class Ledger:
-    """One ledger file. `read_only` refuses to make one, and never holds up the one who writes."""
+    """One ledger file, for any thread. `read_only` refuses to make one, and never holds up the one who writes."""
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self._path = path
+        self._lock = RLock()
         with self._explained():
             if read_only:
                 if not path.is_file():
                     raise Misconfigured(
                         str(path), "there is no ledger", "start the pipeline once; its auditor makes one"
                     )
-                self._db = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)
+                self._db = self._connect("ro")
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                self._db = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+                self._db = self._connect("rwc")
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")
             self._db.execute("PRAGMA busy_timeout=5000")
@@ -167,6 +169,11 @@ class Ledger:
 
     def close(self) -> None:
         self._db.close()
+
+    def _connect(self, mode: str) -> sqlite3.Connection:
+        # The lock lets one thread at a time through.
+        address = f"{self._path.absolute().as_uri()}?mode={mode}"
+        return sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
 
     def _advance(self, start: Mapping[str, Positions], end: Mapping[str, Positions]) -> None:
         for channel, positions in end.items():
@@ -262,7 +269,8 @@ class Ledger:
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
-            yield
+            with self._lock:
+                yield
         except sqlite3.OperationalError as error:
             raise Unavailable(f"the ledger {self._path}", str(error)) from error
         except sqlite3.DatabaseError as error:

@@ -298,6 +298,9 @@ class KafkaReader:
         return dict(self._next[channel])
 
 
+# What brokers answer until a new topic, or a partition that has lost its leader, has one.
+_UNSETTLED = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE}
+
 # Faults that the client gets over by itself.
 _PASSING = {KafkaError._ALL_BROKERS_DOWN, KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._PARTITION_EOF}
 
@@ -317,7 +320,8 @@ def _patiently(ask: Callable[[], Answer], patience: float = 10) -> Answer:
         try:
             return ask()
         except KafkaException as error:
-            if not error.args[0].retriable() or time.monotonic() > until:
+            passing = error.args[0].retriable() or error.args[0].code() in _UNSETTLED
+            if not passing or time.monotonic() > until:
                 raise
             time.sleep(0.05)
 

@@ -17,6 +17,7 @@ from penstock.cli.options import AsJson, Folder, Profile
 from penstock.errors import PenstockError
 from penstock.pipeline.wiring import Wiring
 from penstock.supervise.folder import StateFolder
+from penstock.supervise.jars import kept_jars
 from penstock.supervise.java import find_java
 from penstock.supervise.redis import find_redis
 
@@ -64,12 +65,8 @@ def _ask(what: str, question: Callable[[], str]) -> Finding:
 
 
 def _jars() -> str:
-    jars = find_jars()
-    return (
-        f"{len(jars.kafka) + len(jars.spark)} in {jars.kafka[0].parent}"
-        if jars
-        else "none yet; the first run fetches them"
-    )
+    jars = kept_jars()
+    return f"{len(jars.kafka) + len(jars.spark)}, all there" if jars else "none yet; the first run fetches them"
 
 
 def _state(folder: Path) -> str:

@@ -4,14 +4,14 @@ import json
 import sys
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
+from penstock.cli.console import console
 from penstock.cli.options import AsJson, File, Profile
-from penstock.pipeline.analyse import engine
 from penstock.pipeline.load import load
 from penstock.pipeline.plan import Plan
 from penstock.pipeline.plan import plan as make
+from penstock.pipeline.tiers.analyse import engine
 from penstock.pipeline.wiring import Wiring
 
 
@@ -33,14 +33,14 @@ def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
 
 
 def show(made: Plan) -> None:
-    console = Console(highlight=False)
+    screen = console()
     hops = Table("from", "by", "to", "guarantee", "because", title=f"The hops of {made.pipeline}", title_justify="left")
     for hop in made.hops:
         hops.add_row(hop.start, hop.by, hop.end, hop.guarantee, hop.why)
-    console.print(hops)
+    screen.print(hops)
     queries = Table("query", "mode", "because", "key", "identity", title="Its queries", title_justify="left")
     for query in made.queries:
         queries.add_row(query.name, query.mode, query.why, ", ".join(query.key), query.identity)
-    console.print(queries)
+    screen.print(queries)
     for remark in made.remarks:
-        console.print(f"note: {remark}")
+        screen.print(f"note: {remark}")

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from penstock.channels.kafka import Kafka
+from penstock.cli.console import console
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.clock import SystemClock
 from penstock.pipeline.run import Running
@@ -35,8 +35,8 @@ def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
 
 
 def show(running: Running, found: Status) -> None:
-    console = Console(highlight=False)
-    console.print(f"{running.pipeline}: the page is at {running.page}, Kafka at {running.servers}")
+    screen = console()
+    screen.print(f"{running.pipeline}: the page is at {running.page}, Kafka at {running.servers}")
     parts = Table("part", "state", "records", "records/s", "lag", "p50 ms", "p95 ms", "p99 ms", "max ms")
     for column in parts.columns[2:]:
         column.justify = "right"
@@ -50,8 +50,8 @@ def show(running: Running, found: Status) -> None:
             _number(figures.get("lag")),
             *(_number(latency.get(name)) for name in ("p50", "p95", "p99", "max")),
         )
-    console.print(parts)
-    console.print(_memory(found.usage))
+    screen.print(parts)
+    screen.print(_memory(found.usage))
 
 
 def _number(value: object) -> str:

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 
+from penstock.audit.rate import Rate
 from penstock.clock import Clock, SystemClock
 from penstock.collect.bookmarks import Bookmark, recover
 from penstock.collect.crossing import Crossing, Names
 from penstock.collect.numbering import Numbering
-from penstock.collect.rate import Rate
 from penstock.collect.reconnecting import backoff, reconnecting
 from penstock.collect.sorting import Sorting, notice
 from penstock.contracts import Arrival, Channels, Intake, Positions, Sender, Source
@@ -61,7 +61,7 @@ class Pump:
         crossing = self._crossing
         return {
             "count": self._rate.count,
-            "rate": round(self._rate.per_second(), 1),
+            "rate": self._rate.per_second(),
             "duplicates": self._duplicates,
             "refused": self._refused,
             "connected": self._trouble is None,

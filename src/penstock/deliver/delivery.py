@@ -136,8 +136,8 @@ class Delivery:
         """The nodes that the delivery measures itself: the page, and each feed."""
         browser, door = Sketch(), Sketch()
         for outlet in self.outlets.values():
-            browser.merge(outlet.to_the_browser)
-            door.merge(outlet.to_the_door)
+            browser.merge(outlet.to_the_browser.sketch())
+            door.merge(outlet.to_the_door.sketch())
         page = {
             "count": sum(outlet.count for outlet in self.outlets.values()),
             "rate": round(sum(outlet.rate.per_second() for outlet in self.outlets.values()), 1),

@@ -1,13 +1,13 @@
 """A feed at work: who waits for it, and how long rows take to get here and to the browsers."""
 
 import asyncio
-from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.audit.latency import Sketch
+from penstock.audit.rate import Rate
+from penstock.audit.recent import Recent
 from penstock.clock import Clock
 from penstock.contracts import Entry, Positions
 from penstock.deliver.feed import Feed
@@ -23,37 +23,14 @@ class FeedSpec:
     keep: timedelta | None = None
 
 
-class Rate:
-    """How many per second, over the last ten seconds."""
-
-    _SPAN = 100
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._since = clock.elapsed()
-        # Counts per tenth of a second.
-        self._slots: deque[list[int]] = deque(maxlen=self._SPAN + 1)
-
-    def add(self, count: int) -> None:
-        slot = int(self._clock.elapsed() * 10)
-        if not self._slots or self._slots[-1][0] != slot:
-            self._slots.append([slot, 0])
-        self._slots[-1][1] += count
-
-    def per_second(self) -> float:
-        now = self._clock.elapsed()
-        recent = sum(count for slot, count in self._slots if slot >= now * 10 - self._SPAN)
-        return round(recent / min(self._SPAN / 10, max(1.0, now - self._since)), 1)
-
-
 class Outlet:
     """One feed, those who follow it, and its figures."""
 
     def __init__(self, spec: FeedSpec, clock: Clock) -> None:
         self.spec = spec
         self.feed = Feed(spec.name, spec.topic_id, spec.keep)
-        self.to_the_door = Sketch()
-        self.to_the_browser = Sketch()
+        self.to_the_door = Recent(clock)
+        self.to_the_browser = Recent(clock)
         self._clock = clock
         self.rate = Rate(clock)
         self.count = 0

@@ -147,9 +147,9 @@ class Pipeline:
     ) -> None:
         """Bring what arrives at `url` into a channel.
 
-        `key`: the field, or fields, of the payload that decide the partition. `numbered`: the field in which the outside
-        tells sender, epoch and number; where a record has none, the collector numbers it. `resume`: whether the outside
-        can go on after a number.
+        `key`: the field, or fields, of the payload that decide the partition. `numbered`: the field in which the
+        outside tells sender, epoch and number; where a record has none, the collector numbers it. `resume`: whether
+        the outside can go on after a number.
         """
         self._sources.append(
             SourceSpec(_named("source", name or into), url, _named("channel", into), _names(key), numbered, resume)

@@ -45,7 +45,7 @@ class Plan:
 
 def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
     """Analyse every query with Spark and say what follows; Misconfigured when something cannot work."""
-    verdicts = engine.verdicts(description.queries, curious=True)
+    verdicts = engine.verdicts(description.queries)
     queries, remarks = [], []
     for query in description.queries:
         identity = _identity(engine.result(query).ddl or "")

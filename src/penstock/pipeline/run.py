@@ -120,8 +120,7 @@ class LocalRun:
                 needs += stores_ready
             if tier is Tier.COLLECT:
                 needs += tuple(feed.name for feed in feeds)
-            # Spark takes longest: it begins at once, and waits for the brokers by itself.
-            services.append(self._tier(tier, folder, env, () if tier is Tier.ANALYSE else needs, page))
+            services.append(self._tier(tier, folder, env, needs, page))
         found = Running(
             os.getpid(), description.name, description.status, servers, page, None if redis == "local" else redis
         )
@@ -156,9 +155,11 @@ class LocalRun:
             *profile,
         )
         ready = _Answers(f"{page}/healthz") if tier is Tier.DELIVER else told.exists
+        # Spark takes longest: it begins at once, and waits for the brokers by itself.
+        early = tier is Tier.ANALYSE
         return Service(
-            tier, (*command, "--folder", str(self._wiring.folder.absolute())), folder.log(tier), ready, env,
-            needs=needs, patience=180,
+            str(tier), (*command, "--folder", str(self._wiring.folder.absolute())), folder.log(tier), ready, env,
+            needs=() if early else needs, uses=needs if early else (), patience=180,
         )  # fmt: skip
 
     def _page_port(self, folder: StateFolder) -> int:

@@ -41,8 +41,7 @@ def ensure_jars(
     What the network refuses is asked for again after each of the pauses; Unavailable when that did not help.
     """
     cache = cache or cache_folder()
-    home = cache / hashlib.sha256(_LIST.read_bytes()).hexdigest()[:16]
-    wanted = _wanted()
+    home, wanted = _home(cache), _wanted()
     if not _complete(home, wanted):
         try:
             cache.mkdir(parents=True, exist_ok=True)
@@ -53,7 +52,24 @@ def ensure_jars(
             raise Misconfigured(
                 str(cache), f"the jars cannot be kept there: {error}", "set XDG_CACHE_HOME to a folder with 200 MB free"
             ) from error
-    return Jars(*(tuple(home / name for name in wanted if name.startswith(f"{conf}/")) for conf in ("kafka", "spark")))
+    return _jars(home)
+
+
+def kept_jars(cache: Path | None = None) -> Jars | None:
+    """The jars, if the cache has them all already."""
+    home = _home(cache or cache_folder())
+    return _jars(home) if _complete(home, _wanted()) else None
+
+
+def _home(cache: Path) -> Path:
+    """A folder for each list of jars: versions never meet."""
+    return cache / hashlib.sha256(_LIST.read_bytes()).hexdigest()[:16]
+
+
+def _jars(home: Path) -> Jars:
+    return Jars(
+        *(tuple(home / name for name in _wanted() if name.startswith(f"{conf}/")) for conf in ("kafka", "spark"))
+    )
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:

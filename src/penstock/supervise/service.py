@@ -18,7 +18,8 @@ class Service:
 
     `ready` asks the service itself; it answers within a second or so, and never raises. `env` comes over the
     environment of the supervisor. `needs` names the services that have to be ready before this one starts, and that
-    are stopped after it. With `restart="on-failure"` an exit with code 0 is an end, not a death.
+    are stopped after it; those that it `uses` are only stopped after it. With
+    `restart="on-failure"` an exit with code 0 is an end, not a death.
     """
 
     name: str
@@ -28,6 +29,7 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     folder: Path | None = None
     needs: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
     patience: float = 60.0
     restart: Literal["always", "on-failure"] = "always"
     stop_signal: signal.Signals = signal.SIGTERM

@@ -211,9 +211,9 @@ def _waves(services: list[Service]) -> list[tuple[str, ...]]:
     """The names in groups, each of which needs only groups before it."""
     names = {service.name for service in services}
     for service in services:
-        if unknown := set(service.needs) - names:
+        if unknown := {*service.needs, *service.uses} - names:
             raise ValueError(f"{service.name} needs {', '.join(sorted(unknown))}, which is not there")
-    sorter = TopologicalSorter({service.name: service.needs for service in services})
+    sorter = TopologicalSorter({service.name: (*service.needs, *service.uses) for service in services})
     sorter.prepare()
     waves: list[tuple[str, ...]] = []
     while sorter.is_active():

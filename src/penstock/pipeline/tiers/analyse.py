@@ -1,18 +1,22 @@
 """The analysis tier: all queries of a pipeline in one Spark session."""
 
+import os
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import IO
 
 from penstock.analysis.engine import Engine, failed, slots
-from penstock.analysis.progress import progress
+from penstock.analysis.progress import StreamingQuery, progress
+from penstock.analysis.query import Mode
 from penstock.analysis.session import session
 from penstock.channels.kafka import Kafka
 from penstock.errors import Unavailable
 from penstock.pipeline.description import Description
 from penstock.pipeline.pulse import Figures, pulse
+from penstock.pipeline.tiers import Ready, Tier
 from penstock.pipeline.wiring import Wiring, topics
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java
@@ -21,39 +25,40 @@ _LOOK_EVERY = 0.5
 _PATIENCE = 120.0
 
 
-def analyse(description: Description, wiring: Wiring, stop: threading.Event, ready: Callable[[], None]) -> None:
+def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
     """Run the queries until `stop`; raises Unavailable when one of them ends, so that all begin again together."""
     kafka = wiring.channels()
+    started = threading.Event()
+    threading.Thread(target=_leave_at_once, args=(stop, started), daemon=True).start()
     with engine(description, wiring, sys.stderr.buffer) as spark:
-        # Spark comes up, and answers about modes, while the broker does.
-        verdicts = spark.verdicts(description.queries)
-        _arrived(kafka, stop)
+        # Spark comes up while the broker does.
+        _arrived(kafka)
         kafka.ensure(topics(description))
         ids = {topic.name: kafka.topic_id(topic.name) for topic in topics(description)}
-        running = {
-            f"query:{query.name}": spark.start(
-                query, verdicts[query.name], {name: ids[name] for name in (*query.inputs, query.into)}
-            )
-            for query in description.queries
-        }
-        sifting = {
-            f"channel:{channel.dead}": spark.sift(channel.shape, channel.dead, {channel.name: ids[channel.name]})
-            for channel in description.typed
-        }
-        queries = [*running.values(), *sifting.values()]
+        started.set()
+        running: dict[str, StreamingQuery] = {}
+        notes: dict[str, str] = {}
+        places = wiring.spark.real_time_queries
+        for query in description.queries:
+            touched = {name: ids[name] for name in (*query.inputs, query.into)}
+            running[f"query:{query.name}"], verdict = spark.launch(query, places, touched)
+            notes[f"query:{query.name}"] = f"{verdict.mode}: {verdict.why}"
+            places -= verdict.mode is Mode.REAL_TIME
+        sifting = [
+            spark.sift(channel.shape, channel.dead, {channel.name: ids[channel.name]}) for channel in description.typed
+        ]
+        queries = [*running.values(), *sifting]
 
         def figures() -> Figures:
-            told = {node: {**progress(query), "note": notes[node]} for node, query in running.items()}
-            return {"nodes": told}
+            return {"nodes": {node: {**progress(query), "note": notes[node]} for node, query in running.items()}}
 
-        notes = {f"query:{name}": f"{verdict.mode}: {verdict.why}" for name, verdict in verdicts.items()}
-        with pulse(kafka, description.status, "analyse", figures):
+        with pulse(kafka, description.status, Tier.ANALYSE, figures):
             ready()
             while not stop.wait(_LOOK_EVERY):
                 if error := failed(queries):
                     raise error
-        for query in queries:
-            query.stop()
+        for one in queries:
+            one.stop()
 
 
 @contextmanager
@@ -81,16 +86,22 @@ def _spark_words(conf: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in conf.items() if name.startswith(("security.", "sasl.", "ssl."))}
 
 
-def _arrived(kafka: Kafka, stop: threading.Event) -> None:
+def _leave_at_once(stop: threading.Event, started: threading.Event) -> None:
+    """While Spark comes up, this process waits for its JVM and hears nothing; there is nothing to end in order yet."""
+    stop.wait()
+    if not started.is_set():
+        os._exit(0)
+
+
+def _arrived(kafka: Kafka) -> None:
     """Wait until the brokers answer."""
-    waited = 0.0
-    while not stop.is_set():
+    until = time.monotonic() + _PATIENCE
+    while True:
         try:
             kafka.brokers(timeout=2)
         except Unavailable:
-            if waited >= _PATIENCE:
+            if time.monotonic() > until:
                 raise
-            stop.wait(0.2)
-            waited += 2
+            time.sleep(0.1)
         else:
             return

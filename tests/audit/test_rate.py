@@ -1,4 +1,4 @@
-from penstock.collect.rate import Rate
+from penstock.audit.rate import Rate
 
 
 class Moved:

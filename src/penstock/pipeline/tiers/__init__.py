@@ -1,0 +1,31 @@
+"""The tiers, each as it runs in a process of its own. Here the strangers are introduced to each other."""
+
+import importlib
+import threading
+from collections.abc import Callable
+from enum import StrEnum
+
+from penstock.pipeline.description import Description
+from penstock.pipeline.wiring import Wiring, topics
+
+
+class Tier(StrEnum):
+    """Each is the function `run` in the module of its name."""
+
+    COLLECT = "collect"
+    ANALYSE = "analyse"
+    LOAD = "load"
+    AUDIT = "audit"
+    DELIVER = "deliver"
+
+
+Ready = Callable[[], None]
+
+
+def run(tier: Tier, description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
+    """Run a tier until `stop`; `ready` is called once it does its work."""
+    # Imported here: each tier has libraries of its own, and a process needs only one of them.
+    module = importlib.import_module(f"penstock.pipeline.tiers.{tier}")
+    if tier is not Tier.ANALYSE:
+        wiring.channels().ensure(topics(description))
+    module.run(description, wiring, stop, ready)

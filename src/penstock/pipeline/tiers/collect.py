@@ -1,0 +1,73 @@
+"""The collection tier: every source of a pipeline, each with a pump into its channel."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from penstock.collect.pump import Pump
+from penstock.collect.websocket import WebSocketSource
+from penstock.errors import Misconfigured, PenstockError
+from penstock.pipeline.description import Description, SourceSpec
+from penstock.pipeline.pulse import Figures, pulse
+from penstock.pipeline.tiers import Ready, Tier
+from penstock.pipeline.tiers.waiting import until_set
+from penstock.pipeline.wiring import Wiring, simulated
+
+
+def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
+    """Every source of the pipeline, each with a pump into its channel."""
+    kafka = wiring.channels()
+    pumps = {
+        source.name: Pump(
+            _source(source, wiring),
+            source.into,
+            kafka,
+            heartbeats=description.heartbeats,
+            bookmarks=description.bookmarks,
+            dead=description.channels[source.into].dead,
+            key=source.key[0] if len(source.key) == 1 else source.key or None,
+        )
+        for source in description.sources
+    }
+
+    def figures() -> Figures:
+        return {"nodes": {f"source:{name}": _state(pump.figures()) for name, pump in pumps.items()}}
+
+    async def pump_all() -> None:
+        asked = asyncio.Event()
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(pump.run(asked)) for pump in pumps.values()]
+            ready()
+            await until_set(stop)
+            asked.set()
+            await asyncio.wait(running)
+
+    with pulse(kafka, description.status, Tier.COLLECT, figures):
+        _unwrapped(lambda: asyncio.run(pump_all()))
+
+
+def _source(source: SourceSpec, wiring: Wiring) -> WebSocketSource:
+    url = wiring.address(source)
+    if simulated(url) is not None:
+        raise Misconfigured(
+            f"source {source.name}",
+            "it is simulated, and nobody started the simulation here",
+            f'use "penstock run", or give the address of a feed: [sources] {source.name} = "ws://…"',
+        )
+    if not url.startswith(("ws://", "wss://")):
+        raise Misconfigured(f"source {source.name}", f"{url} is no address of a feed", 'write "ws://…" or "wss://…"')
+    return WebSocketSource(url, source.name, source.numbered, source.resume and source.numbered is not None)
+
+
+def _state(figures: Mapping[str, Any]) -> dict[str, Any]:
+    return {**figures, "state": "connected" if figures["connected"] else "waiting", "note": figures["trouble"] or ""}
+
+
+def _unwrapped(work: Callable[[], None]) -> None:
+    """Run; of a group of errors, raise the one that tells."""
+    try:
+        work()
+    except BaseExceptionGroup as group:
+        known, _ = group.split(PenstockError)
+        raise (known or group).exceptions[0] from group

@@ -1,0 +1,64 @@
+"""The delivery tier: the page, and a feed for each result."""
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.deliver.app import build
+from penstock.deliver.outlet import FeedSpec
+from penstock.deliver.serving import serve
+from penstock.deliver.site import ChartSpec
+from penstock.errors import Misconfigured
+from penstock.pipeline.description import Description, PageSpec
+from penstock.pipeline.graph import graph
+from penstock.pipeline.pulse import pulse
+from penstock.pipeline.tiers import Ready, Tier
+from penstock.pipeline.tiers.waiting import until_set
+from penstock.pipeline.wiring import Wiring
+from penstock.supervise.jars import cache_folder
+
+
+def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
+    """The page, and a feed for each result."""
+    kafka = wiring.channels()
+    feeds = [
+        FeedSpec(channel.name, channel.name, kafka.topic_id(channel.name), channel.keep)
+        for channel in description.channels.values()
+        if channel.result_of
+    ]
+    app = build(
+        kafka,
+        feeds,
+        [_chart(page) for page in description.pages],
+        graph(description, wiring),
+        description.status,
+        description.name,
+        settings=wiring.page,
+        cache=cache_folder().parent / "page",
+    )
+
+    async def serve_all() -> None:
+        asked = asyncio.Event()
+        server = asyncio.create_task(serve(app, wiring.page.host, wiring.page.port or 0, asked, lambda _: ready()))
+        stopping = asyncio.create_task(until_set(stop))
+        await asyncio.wait((server, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        asked.set()
+        await server
+
+    with pulse(kafka, description.status, Tier.DELIVER, lambda: {"nodes": app.state.delivery.figures()}):
+        asyncio.run(serve_all())
+
+
+def _chart(page: PageSpec) -> ChartSpec:
+    made: Any = page.chart
+    if callable(made) and not hasattr(made, "to_dict"):
+        made = made()
+    if hasattr(made, "to_dict"):
+        made = made.to_dict()
+    if not isinstance(made, Mapping):
+        raise Misconfigured(
+            f"page {page.channel}", f"its chart is {type(made).__name__}", "give a Vega-Lite dict or an Altair chart"
+        )
+    return ChartSpec(page.channel, page.channel, page.title, page.doc, {"data": {"name": "rows"}, **made})

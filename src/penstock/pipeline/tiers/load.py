@@ -1,0 +1,61 @@
+"""The tier of the stores: each with a loader from its channel."""
+
+import threading
+
+from penstock.errors import Misconfigured
+from penstock.pipeline.description import Description, StoreSpec
+from penstock.pipeline.graph import store_node
+from penstock.pipeline.pulse import Figures, pulse
+from penstock.pipeline.tiers import Ready, Tier
+from penstock.pipeline.wiring import Wiring
+from penstock.stores.lake import LakeStore
+from penstock.stores.loader import Loader
+from penstock.stores.redis import RedisStore
+
+
+def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
+    """Every store of the pipeline, each with a loader from its channel."""
+    kafka = wiring.channels()
+    loaders = {
+        store: Loader(kafka, store.channel, _store(store, description, wiring, kafka.topic_id(store.channel)))
+        for store in description.stores
+    }
+
+    def figures() -> Figures:
+        return {"nodes": {store_node(store.url, store.channel): loader.figures() for store, loader in loaders.items()}}
+
+    failures: list[BaseException] = []
+
+    def work(loader: Loader) -> None:
+        try:
+            loader.run(stop)
+        except BaseException as error:  # noqa: BLE001 (told by the thread that waits)
+            failures.append(error)
+            stop.set()
+
+    threads = [
+        threading.Thread(target=work, args=(loader,), name=f"load {store.url}") for store, loader in loaders.items()
+    ]
+    with pulse(kafka, description.status, Tier.LOAD, figures):
+        for thread in threads:
+            thread.start()
+        ready()
+        for thread in threads:
+            thread.join()
+        stop.wait()
+    if failures:
+        raise failures[0]
+
+
+def _store(store: StoreSpec, description: Description, wiring: Wiring, topic_id: str) -> RedisStore | LakeStore:
+    if store.url.startswith(("redis://", "rediss://", "unix://")):
+        url = wiring.redis.url if store.url == "redis://" else store.url
+        return RedisStore(url, store.channel, store.ttl, topic_id)
+    if store.url.startswith("delta://"):
+        if store.ttl is not None:
+            raise Misconfigured(
+                f"store {store.url}", "a lake keeps everything: it has no time to live", "leave ttl out"
+            )
+        schema = description.channels[store.channel].schema
+        return LakeStore(wiring.path(store.url), store.channel, schema, topic_id)
+    raise Misconfigured(f"store {store.url}", "no store has such an address", 'the stores are "redis://…", "delta://…"')
