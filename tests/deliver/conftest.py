@@ -4,7 +4,6 @@ import asyncio
 import json
 import math
 import random
-import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, sync_playwright
 from starlette.applications import Starlette
 
 from penstock.deliver.app import build
@@ -23,16 +21,6 @@ from penstock.deliver.site import ChartSpec
 from penstock.testing.channels import MemoryChannels
 
 STATUS = "penstock.demo.status"
-_FLAGS = [
-    "--headless=new",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
 
 
 @contextmanager
@@ -74,17 +62,6 @@ def served() -> Callable[..., AbstractContextManager[str]]:
 @pytest.fixture(scope="session")
 def vega_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("vega")
-
-
-@pytest.fixture(scope="session")
-def chromium() -> Iterator[Browser]:
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.fail("there is no chromium on the PATH; install it, on Debian with: apt install chromium")
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=_FLAGS)
-        yield browser
-        browser.close()
 
 
 # --- a made-up pipeline -----------------------------------------------------------------------------------------------

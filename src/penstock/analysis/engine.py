@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.analysis.frames import RAW, built, dead_letters, encoded, typed
+from penstock.analysis.frames import ADDED, RAW, built, dead_letters, encoded, typed
 from penstock.analysis.modes import Verdict, accepts_update, decide, objection, refusal, words
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
@@ -70,12 +70,19 @@ class Engine:
         """The query as a batch over the log: what its live result has to be equal to."""
         return self.frame(query, lambda name: self.batch(name, (until or {}).get(name)))
 
+    def columns(self, query: Query) -> list[str]:
+        """The columns of a query's result; Misconfigured when it cannot work."""
+        result = self._over_nothing(query)
+        encoded(result, query)
+        return result.columns
+
     def result(self, query: Query) -> Shape:
-        """What a query's result looks like, found without reading a record; Misconfigured when it cannot work."""
+        """What a query's result looks like to another query."""
+        return Shape(query.into, self._over_nothing(query).drop(*ADDED).schema.toDDL())
+
+    def _over_nothing(self, query: Query) -> DataFrame:
         nothing = self.spark.createDataFrame([], RAW)
-        frame = self.frame(query, lambda _: nothing)
-        encoded(frame, query)
-        return Shape(query.into, frame.schema.toDDL())
+        return self.frame(query, lambda _: nothing)
 
     def knowing(self, queries: Sequence[Query]) -> Self:
         """The same engine, for queries that read the results of others: it knows what those look like."""

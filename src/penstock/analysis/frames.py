@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from penstock.analysis.query import Query, Shape
 from penstock.errors import Misconfigured
@@ -47,56 +47,65 @@ def schema_of(shape: Shape) -> StructType:
     return schema
 
 
-def judged(raw: DataFrame, shape: Shape) -> DataFrame:
-    """The raw columns, with `origin`, `event_time`, the payload as `doc`, and `reason` where it does not fit."""
-    schema = schema_of(shape)
-    text = F.col("value").cast("string")
-    frame = raw.withColumn("origin", _origin())
-    if shape.ddl is None:
-        frame = frame.withColumn("doc", F.struct(text.alias("value")))
-        unfit = F.when(F.col("value").isNull(), "the value is null")
-    else:
-        nullable = _columns(shape.ddl)
-        for column in nullable.fields:
-            column.nullable = True
-        parsed = F.from_json(text, nullable.add(_CORRUPT, "string"), _PERMISSIVE)
-        frame = frame.withColumn("doc", parsed)
-        unfit = (
-            F.when(F.col("value").isNull(), "the value is null")
-            .when(~F.ltrim(text).startswith("{"), "it is not a JSON object")
-            .when(F.col("doc").isNull() | F.col(f"doc.{_CORRUPT}").isNotNull(), _what_is_corrupt(text, schema))
-        )
-        for column in schema.fields:
-            if not column.nullable:
-                unfit = unfit.when(F.col(f"doc.`{column.name}`").isNull(), f'the field "{column.name}" is missing')
-    # `expr` sees the payload's columns by their own names.
-    if shape.event_time is None:
-        frame = frame.withColumn("event_time", F.timestamp_micros("origin.time"))
-        unfit = unfit.when(F.col("event_time").isNull(), "it has no origin, and the channel declares no event time")
-    else:
-        frame = frame.withColumn("event_time", _over_doc(shape, schema))
-        unfit = unfit.when(F.col("event_time").isNull(), f"its event time ({shape.event_time}) is null")
-    ahead = F.col("event_time") > F.col("timestamp") + F.make_dt_interval(secs=F.lit(shape.ahead.total_seconds()))
-    unfit = unfit.when(
-        (F.col("timestamp") > F.timestamp_seconds(F.lit(0))) & ahead, F.lit("its event time lies in the future")
-    )
-    return frame.withColumn("reason", unfit)
-
-
 def typed(raw: DataFrame, shape: Shape) -> DataFrame:
     """What a query sees: the payload's columns, `origin` and `event_time`, of the records that fit."""
+    fits = F.lit(True)
+    for objection, _ in reversed(_objections(shape)):
+        fits = F.when(objection, F.lit(False)).otherwise(fits)
     names = schema_of(shape).names
-    fit = judged(raw, shape).where(F.col("reason").isNull())
-    return fit.select(*(F.col(f"doc.`{name}`").alias(name) for name in names), *ADDED)
+    return _parsed(raw, shape).where(fits).select(*(F.col(f"doc.`{name}`").alias(name) for name in names), *ADDED)
 
 
 def dead_letters(raw: DataFrame, shape: Shape) -> DataFrame:
     """What does not fit, as records: key, value and headers as they came, and with them the reason and the place."""
+    reason = F.lit(None).cast("string")
+    for objection, words in reversed(_objections(shape)):
+        reason = F.when(objection, words).otherwise(reason)
     place = F.concat_ws(":", F.col("topic"), F.col("partition"), F.col("offset"))
     added = F.array(_header("reason", F.col("reason")), _header("place", place))
     headers = F.concat(F.coalesce(F.col("headers"), F.array().cast("array<struct<key:string,value:binary>>")), added)
-    refused = judged(raw, shape).where(F.col("reason").isNotNull())
+    refused = _parsed(raw, shape).withColumn("reason", reason).where(F.col("reason").isNotNull())
     return refused.select("key", F.coalesce("value", F.lit(b"")).alias("value"), headers.alias("headers"))
+
+
+def _parsed(raw: DataFrame, shape: Shape) -> DataFrame:
+    """The raw columns, and with them `doc` (the payload), `origin` and `event_time`."""
+    schema = schema_of(shape)
+    text = F.col("value").cast("string")
+    doc = F.struct(text.alias("value"))
+    if shape.ddl is not None:
+        optional = StructType([StructField(column.name, column.dataType) for column in schema.fields])
+        doc = F.from_json(text, optional.add(_CORRUPT, "string"), _PERMISSIVE)
+    # A generator is a wall to the optimizer, which would copy the parsing into every expression that uses its result.
+    frame = raw.select("*", F.explode(F.array(doc)).alias("doc")).withColumn("origin", _origin())
+    if shape.event_time is None:
+        return frame.withColumn("event_time", F.timestamp_micros("origin.time"))
+    return frame.withColumn("event_time", _over_doc(shape.event_time, schema))
+
+
+def _objections(shape: Shape) -> list[tuple[Column, Column]]:
+    """What speaks against a record, in the order in which it is asked, and the words for it."""
+    schema = schema_of(shape)
+    text = F.col("value").cast("string")
+    found = [(F.col("value").isNull(), F.lit("the value is null"))]
+    if shape.ddl is not None:
+        corrupt = F.col("doc").isNull() | F.col(f"doc.{_CORRUPT}").isNotNull()
+        found.append((~F.ltrim(text).startswith("{"), F.lit("it is not a JSON object")))
+        found.append((corrupt, _what_is_corrupt(text, schema)))
+        found += [
+            (F.col(f"doc.`{column.name}`").isNull(), F.lit(f'the field "{column.name}" is missing'))
+            for column in schema.fields
+            if not column.nullable
+        ]
+    without = "it has no origin, and the channel declares no event time"
+    if shape.event_time is not None:
+        without = f"its event time ({shape.event_time}) is null"
+    found.append((F.col("event_time").isNull(), F.lit(without)))
+    # Records whose time of arrival nobody told (0 or -1) are not measured by it.
+    told = F.col("timestamp") > F.timestamp_seconds(F.lit(0))
+    latest = F.col("timestamp") + F.make_dt_interval(secs=F.lit(shape.ahead.total_seconds()))
+    found.append((told & (F.col("event_time") > latest), F.lit("its event time lies in the future")))
+    return found
 
 
 def built(query: Query, frames: Sequence[DataFrame]) -> DataFrame:
@@ -170,13 +179,12 @@ def _what_is_corrupt(text: Column, schema: StructType) -> Column:
     )
 
 
-def _over_doc(shape: Shape, schema: StructType) -> Column:
+def _over_doc(event_time: str, schema: StructType) -> Column:
     """The event time's expression, with the payload's columns put in for their names."""
-    assert shape.event_time is not None
     expression = re.sub(
         r"(?<![\w.`'])([A-Za-z_]\w*)(?=[\s,.)+*/-]|$)",
         lambda match: f"doc.`{match[1]}`" if match[1] in schema.names else match[1],
-        shape.event_time,
+        event_time,
     )
     return F.expr(f"try_cast({expression} AS TIMESTAMP)")
 

@@ -92,7 +92,7 @@ class Auditor:
                         " this is another channel of the same name",
                         "move the ledger away, or bring back the channel that it belongs to",
                     )
-        self._reader = self._opened.enter_context(self._channels.reader(self._positions))
+        self._reader = self._opened.enter_context(self._channels.reader(self._positions, linger=0.25))
         return self._reader
 
     def _merge(self, reader: Reader, entries: Sequence[Entry]) -> None:

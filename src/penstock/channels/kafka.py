@@ -71,6 +71,9 @@ class Kafka:
     def __init__(self, servers: str, settings: KafkaSettings | None = None) -> None:
         self.servers = servers
         self._settings = settings or KafkaSettings()
+        # One client for all questions about the bounds of channels: they are asked often, and a connection costs more.
+        self._asking = threading.Lock()
+        self._asker: Consumer | None = None
         self._common: dict[str, Any] = {
             "bootstrap.servers": servers,
             "client.id": "penstock",
@@ -105,7 +108,7 @@ class Kafka:
             producer.flush(2)
 
     @contextmanager
-    def reader(self, start: Mapping[str, Positions]) -> Iterator["KafkaReader"]:
+    def reader(self, start: Mapping[str, Positions], linger: float = 0.0) -> Iterator["KafkaReader"]:
         consumer = Consumer(
             {
                 **self._common,
@@ -114,7 +117,9 @@ class Kafka:
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "error",
                 "isolation.level": "read_committed",
-                "fetch.wait.max.ms": 100,
+                # The broker answers at the first byte, or gathers up to half a megabyte while entries may linger.
+                "fetch.wait.max.ms": int(linger * 1000) or 500,
+                "fetch.min.bytes": 1 << 19 if linger else 1,
                 "fetch.queue.backoff.ms": 5,
                 "queued.max.messages.kbytes": 16_384,
             }
@@ -129,17 +134,14 @@ class Kafka:
         return {partition: positions.get(partition) or low for partition, (low, _) in self.bounds(channel).items()}
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
-        consumer = Consumer({**self._common, "group.id": "penstock"})
-        try:
-            with _answering(self.servers):
-                return _patiently(lambda: self._bounds(consumer, channel))
-        finally:
-            consumer.close()
+        with self._asking, _answering(self.servers):
+            asker = self._asker = self._asker or Consumer({**self._common, "group.id": "penstock"})
+            return _patiently(lambda: self._bounds(asker, channel))
 
-    def _bounds(self, consumer: Consumer, channel: str) -> Mapping[int, tuple[int, int]]:
+    def _bounds(self, asker: Consumer, channel: str) -> Mapping[int, tuple[int, int]]:
         return {
-            partition: consumer.get_watermark_offsets(TopicPartition(channel, partition), timeout=10)
-            for partition in _partitions(consumer.list_topics(channel, timeout=10), channel)
+            partition: asker.get_watermark_offsets(TopicPartition(channel, partition), timeout=10)
+            for partition in _partitions(asker.list_topics(channel, timeout=10), channel)
         }
 
     def topic_id(self, channel: str) -> str:

@@ -25,6 +25,7 @@ def tier(
     `penstock run` starts all of them on one machine; on several machines, start each where it belongs.
     """
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
 
     def tell() -> None:
         if ready is not None:

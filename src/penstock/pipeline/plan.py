@@ -48,7 +48,7 @@ def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
     verdicts = engine.verdicts(description.queries)
     queries, remarks = [], []
     for query in description.queries:
-        identity = _identity(engine.result(query).ddl or "")
+        identity = _identity(engine.columns(query))
         if identity == _NONE:
             remarks.append(
                 f"query {query.name}: its rows carry neither seen() nor origin; after a crash an older row may win. "
@@ -69,10 +69,10 @@ def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
 _NONE = "none"
 
 
-def _identity(ddl: str) -> str:
-    if "seen STRUCT<count:" in ddl:
+def _identity(columns: list[str]) -> str:
+    if "seen" in columns:
         return "version by seen()"
-    return "origin of its record" if "origin STRUCT<" in ddl else _NONE
+    return "origin of its record" if "origin" in columns else _NONE
 
 
 def _hops(description: Description, wiring: Wiring) -> list[Hop]:

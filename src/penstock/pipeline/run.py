@@ -4,11 +4,13 @@ import json
 import os
 import sys
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 
 from penstock.channels.kafka import Kafka
@@ -74,9 +76,7 @@ class LocalRun:
             supervisor = Supervisor(services, folder, on_event)
             try:
                 supervisor.start(stop)
-                with pulse(
-                    Kafka(running.servers, self._wiring.kafka), running.status, "run", lambda: _usage(supervisor)
-                ):
+                with pulse(Kafka(running.servers, self._wiring.kafka), running.status, "run", _Usage(supervisor)):
                     yield supervisor, running
             finally:
                 supervisor.stop()
@@ -195,5 +195,18 @@ class _Answers:
             return False
 
 
-def _usage(supervisor: Supervisor) -> Figures:
-    return {"usage": {name: asdict(usage) for name, usage in supervisor.processes().items()}}
+class _Usage:
+    """The usage of all services, looked up every few seconds: adding up the pages of a JVM takes a while."""
+
+    _EVERY = 5.0
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+        self._at = -self._EVERY
+        self._told: dict[str, Any] = {}
+
+    def __call__(self) -> Figures:
+        if time.monotonic() - self._at >= self._EVERY:
+            self._told = {name: asdict(usage) for name, usage in self._supervisor.processes().items()}
+            self._at = time.monotonic()
+        return {"usage": self._told}

@@ -60,9 +60,11 @@ class Loader:
 
     def _load(self, stop: Event, well: Callable[[], None]) -> None:
         """From one fault to the next: everything is opened anew, so nothing has to be mended."""
+        # Half of the time that entries may gather here is spent at the broker.
+        linger = min(1.0, self._store.every.total_seconds() / 2)
         with closing(self._store.open()) as store:
             stands = store.positions()
-            with self._channels.reader({self._channel: stands}) as reader:
+            with self._channels.reader({self._channel: stands}, linger) as reader:
                 batch = _Batch(self._channel, store, reader, dict(stands), self._figures)
                 self._fill(batch, stop, well)
 

@@ -101,7 +101,7 @@ class RedisStore:
     channel: str
     ttl: timedelta | None = None
     topic_id: str = ""
-    every: timedelta = timedelta(milliseconds=5)
+    every: timedelta = timedelta(milliseconds=100)
 
     def open(self) -> "RedisTable":
         return RedisTable(self)

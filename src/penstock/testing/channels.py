@@ -40,7 +40,7 @@ class MemoryChannels:
         yield _Sender(self)
 
     @contextmanager
-    def reader(self, start: Mapping[str, Positions]) -> Iterator["_Reader"]:
+    def reader(self, start: Mapping[str, Positions], linger: float = 0.0) -> Iterator["_Reader"]:
         yield _Reader(self, start)
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:

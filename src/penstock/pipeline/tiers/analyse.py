@@ -1,5 +1,6 @@
 """The analysis tier: all queries of a pipeline in one Spark session."""
 
+import logging
 import os
 import sys
 import threading
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from typing import IO
 
 from penstock.analysis.engine import Engine, failed, slots
+from penstock.analysis.modes import Verdict
 from penstock.analysis.progress import StreamingQuery, progress
 from penstock.analysis.query import Mode
 from penstock.analysis.session import session
@@ -21,8 +23,11 @@ from penstock.pipeline.wiring import Wiring, topics
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java
 
+log = logging.getLogger(__name__)
+
 _LOOK_EVERY = 0.5
 _PATIENCE = 120.0
+_FIRST = 10.0
 
 
 def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
@@ -32,6 +37,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
     threading.Thread(target=_leave_at_once, args=(stop, started), daemon=True).start()
     with engine(description, wiring, sys.stderr.buffer) as spark:
         # Spark comes up while the broker does.
+        log.info("Spark is up")
         _arrived(kafka)
         kafka.ensure(topics(description))
         ids = {topic.name: kafka.topic_id(topic.name) for topic in topics(description)}
@@ -44,6 +50,9 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             running[f"query:{query.name}"], verdict = spark.launch(query, places, touched)
             notes[f"query:{query.name}"] = f"{verdict.mode}: {verdict.why}"
             places -= verdict.mode is Mode.REAL_TIME
+            log.info("query %s runs, %s: %s", query.name, verdict.mode, verdict.why)
+            # One after the other: all at once would keep the one that people watch from its first rows.
+            _first_batch(running[f"query:{query.name}"], verdict)
         sifting = [
             spark.sift(channel.shape, channel.dead, {channel.name: ids[channel.name]}) for channel in description.typed
         ]
@@ -91,6 +100,13 @@ def _leave_at_once(stop: threading.Event, started: threading.Event) -> None:
     stop.wait()
     if not started.is_set():
         os._exit(0)
+
+
+def _first_batch(query: StreamingQuery, verdict: Verdict) -> None:
+    """Wait until a query has done its first batch; one in real time has begun it already."""
+    until = time.monotonic() + _FIRST
+    while verdict.mode is Mode.MICRO_BATCH and query.isActive and not query.lastProgress and time.monotonic() < until:
+        time.sleep(0.05)
 
 
 def _arrived(kafka: Kafka) -> None:
