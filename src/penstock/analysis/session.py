@@ -44,6 +44,9 @@ _JVM = (
     *(f"--add-opens={module}/{name}=ALL-UNNAMED" for module, names in _OPENED.items() for name in names.split()),
 )
 
+# With the quick compiler alone, a JVM reserves too little for its code: Spark filled it within a minute.
+_QUICK = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
+
 _CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
@@ -82,7 +85,12 @@ class Gateway:
 
     @classmethod
     def start(
-        cls, java: Path, jars: Sequence[Path], memory: str, conf: Mapping[str, str], log: IO[bytes] | None = None
+        cls,
+        java: Path,
+        jars: Sequence[Path],
+        flags: Sequence[str],
+        conf: Mapping[str, str],
+        log: IO[bytes] | None = None,
     ) -> Self:
         home = _spark_home()
         local = conf.get("spark.master", "local").startswith("local")
@@ -93,11 +101,11 @@ class Gateway:
             options += ["--jars", ",".join(map(str, jars))]
         command = [
             str(java),
-            f"-Xmx{memory}",
             *_JVM,
+            *flags,
             *_logging(),
             "-cp",
-            os.pathsep.join([*map(str, jars), str(home / "jars" / "*")]),
+            os.pathsep.join(map(str, classpath(jars))),
             "org.apache.spark.deploy.SparkSubmit",
             *options,
             "pyspark-shell",
@@ -124,11 +132,11 @@ class Gateway:
         port, length = struct.unpack(">ii", content[:8])
         return cls(process, port, content[8 : 8 + length].decode())
 
-    def stop(self) -> None:
+    def stop(self, patience: float) -> None:
         if self.process.stdin:
             self.process.stdin.close()
         try:
-            self.process.wait(timeout=5)
+            self.process.wait(patience)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -142,9 +150,15 @@ def session(
     jars: Sequence[Path],
     slots: int,
     log: IO[bytes] | None = None,
+    jvm: Sequence[str] = (),
+    patience: float = 5.0,
 ) -> Iterator[SparkSession]:
-    """A Spark session of our own, ended with everything that belongs to it."""
-    gateway = Gateway.start(java, jars, settings.memory, {"spark.app.name": name, **conf(settings, slots)}, log)
+    """A Spark session of our own, ended with everything that belongs to it, after `patience` by force.
+
+    What its JVM says goes to the log, or nowhere; `jvm` are further flags of it.
+    """
+    flags = [f"-Xmx{settings.memory}", *(_QUICK if settings.jit == "quick" else ()), *jvm]
+    gateway = Gateway.start(java, jars, flags, {"spark.app.name": name, **conf(settings, slots)}, log)
     os.environ["PYSPARK_GATEWAY_PORT"] = str(gateway.port)
     os.environ["PYSPARK_GATEWAY_SECRET"] = gateway.secret
     os.environ.setdefault("SPARK_HOME", str(_spark_home()))
@@ -154,8 +168,13 @@ def session(
         for query in spark.streams.active:
             query.stop()
     finally:
-        gateway.stop()
+        gateway.stop(patience)
         del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
+
+
+def classpath(jars: Sequence[Path]) -> list[Path]:
+    """Our jars and Spark's, one by one: a class-data archive knows no wildcards."""
+    return [*jars, *sorted((_spark_home() / "jars").glob("*.jar"))]
 
 
 def _spark_home() -> Path:

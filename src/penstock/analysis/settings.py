@@ -1,6 +1,7 @@
 """`[spark]` of penstock.toml."""
 
 from datetime import timedelta
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -19,6 +20,9 @@ class SparkSettings(Section):
         description="how long a real-time batch lasts: longer means fewer pauses and a larger replay after a crash",
     )
     every: Duration = Field(timedelta(seconds=2), description="how often a query in micro-batches runs")
+    jit: Literal["quick", "thorough"] = Field(
+        "quick", description="quick: the JVM is at speed at once; thorough: at full speed, after minutes of compiling"
+    )
     shuffle_partitions: int = Field(2, ge=1, description="partitions of state; fixed for the life of a checkpoint")
     real_time_queries: int = Field(
         1, ge=0, description="how many queries may run in real time at once on a local master"

@@ -18,6 +18,7 @@ COMMANDS = {
     "audit": "Account for every record: what is there, what is missing, what is unknown.",
     "doctor": "Check what this machine has and lacks.",
     "feed": "Serve a simulated public feed over WebSocket.",
+    "warm": "Prepare Java for quick starts, once per machine.",
     "tier": "Run one tier of a pipeline, as a process of its own.",
 }
 """Each is the function of its name in the module of its name."""

@@ -25,7 +25,7 @@ def supervised(file: Path, folder: Path, profile: str | None) -> None:
         description = load(file)
         wiring = Wiring.read(folder, profile)
         local = LocalRun(file, description, wiring, profile)
-        with local.started(stop, screen.event, screen.jars) as (supervisor, running):
+        with local.started(stop, screen) as (supervisor, running):
             if not stop.is_set():
                 screen.running(description.name, running)
                 supervisor.run_until(stop)

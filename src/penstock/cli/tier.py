@@ -1,6 +1,7 @@
 """`penstock tier`: one tier of a pipeline in this process, for machines of its own."""
 
 import logging
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -18,7 +19,7 @@ def tier(
     file: File,
     profile: Profile = None,
     folder: Annotated[Path | None, typer.Option(help="Where its state lies. [default: beside the file]")] = None,
-    ready: Annotated[Path | None, typer.Option(help="A file to make once the tier does its work.")] = None,
+    ready: Annotated[Path | None, typer.Option(help="A file that gets the pid once the tier does its work.")] = None,
 ) -> None:
     """Run one tier of a pipeline, as a process of its own: the services are found by the addresses in penstock.toml.
 
@@ -30,7 +31,7 @@ def tier(
     def tell() -> None:
         if ready is not None:
             ready.parent.mkdir(parents=True, exist_ok=True)
-            ready.touch()
+            ready.write_text(str(os.getpid()))
 
     if ready is not None:
         ready.unlink(missing_ok=True)

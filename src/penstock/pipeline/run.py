@@ -2,22 +2,26 @@
 
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 from urllib.error import URLError
+
+import psutil
 
 from penstock.channels.kafka import Kafka
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.pipeline.pulse import Figures, pulse
 from penstock.pipeline.tiers import Tier
+from penstock.pipeline.warm import is_warm, kafka_archive
 from penstock.pipeline.wiring import Wiring, simulated
 from penstock.supervise.events import Event
 from penstock.supervise.folder import StateFolder
@@ -56,6 +60,16 @@ class Running:
         return cls(**json.loads(file.read_text()))
 
 
+class Screen(Protocol):
+    """Who shows a person how a run starts and goes."""
+
+    def say(self, text: str) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def jars(self, done: int, total: int) -> None: ...
+
+
 class LocalRun:
     """Everything that `penstock run` starts, in a state folder that it holds."""
 
@@ -66,14 +80,13 @@ class LocalRun:
     def started(
         self,
         stop: threading.Event,
-        on_event: Callable[[Event], None],
-        progress: Callable[[int, int], None] | None = None,
+        screen: Screen,
     ) -> Iterator[tuple[Supervisor, Running]]:
         """Start all and yield once everything is ready, or `stop` is set; stop all afterwards."""
         with StateFolder(self._wiring.state).held() as folder:
-            services, running = self._services(folder, progress)
+            services, running = self._services(folder, screen)
             (folder.path / Running.FILE).write_text(json.dumps(asdict(running)))
-            supervisor = Supervisor(services, folder, on_event)
+            supervisor = Supervisor(services, folder, screen.event)
             try:
                 supervisor.start(stop)
                 with pulse(Kafka(running.servers, self._wiring.kafka), running.status, "run", _Usage(supervisor)):
@@ -82,17 +95,19 @@ class LocalRun:
                 supervisor.stop()
                 (folder.path / Running.FILE).unlink(missing_ok=True)
 
-    def _services(
-        self, folder: StateFolder, progress: Callable[[int, int], None] | None
-    ) -> tuple[list[Service], Running]:
+    def _services(self, folder: StateFolder, screen: Screen) -> tuple[list[Service], Running]:
         wiring, description = self._wiring, self._description
         java = find_java()
-        jars = ensure_jars(java, progress=progress)
+        jars = ensure_jars(java, progress=screen.jars)
+        if not is_warm(java, jars):
+            screen.say("preparing Java for quick starts (once, half a minute)")
+            _warm(folder)
         services: list[Service] = []
         env: dict[str, str] = {"PYTHONUNBUFFERED": "1"}
         servers, redis = wiring.kafka.servers, wiring.redis.url
         if servers == "local":
-            brokers, servers = kafka_services(java, jars, folder, wiring.local)
+            archive = kafka_archive(java, jars)
+            brokers, servers = kafka_services(java, jars, folder, wiring.local, archive.used())
             services += brokers
         env["PENSTOCK_KAFKA_SERVERS"] = servers
         brokers_ready = tuple(service.name for service in services)
@@ -154,7 +169,7 @@ class LocalRun:
             str(told),
             *profile,
         )
-        ready = _Answers(f"{page}/healthz") if tier is Tier.DELIVER else told.exists
+        ready = _Answers(f"{page}/healthz") if tier is Tier.DELIVER else _Told(told)
         # Spark takes longest: it begins at once, and waits for the brokers by itself.
         early = tier is Tier.ANALYSE
         return Service(
@@ -179,6 +194,25 @@ def _simulation(source: str, name: str, options: dict[str, str], folder: StateFo
         Service(f"feed-{source}", command, folder.log(f"feed-{source}"), _Answers(f"http://127.0.0.1:{port}/")),
         f"ws://127.0.0.1:{port}/{name}",
     )
+
+
+class _Told:
+    """Asks whether the process that a file names is alive: the word of one that died counts no more."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+
+    def __call__(self) -> bool:
+        try:
+            return psutil.pid_exists(int(self._file.read_text()))
+        except (FileNotFoundError, ValueError):
+            return False
+
+
+def _warm(folder: StateFolder) -> None:
+    """In a process of its own; without it, everything works, only later."""
+    with folder.log("warm").open("ab") as log:
+        subprocess.run([sys.executable, "-m", "penstock", "warm"], stdout=log, stderr=log, check=False)
 
 
 class _Answers:

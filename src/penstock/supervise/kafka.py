@@ -4,6 +4,7 @@ import base64
 import shlex
 import socket
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -20,11 +21,20 @@ from penstock.supervise.settings import LocalSettings
 
 _LOGGING = Path(__file__).with_name("log4j2.xml")
 # G1 gives memory back: after a load it held 223 MB where the serial collector held 271, at the same cost.
-_JVM_OPTIONS = ("-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:-UsePerfData", "-XX:+ExitOnOutOfMemoryError")
+# The quick compiler alone: on a laptop the thorough one takes more time than it saves.
+_JVM_OPTIONS = (
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+UseG1GC",
+    "-XX:MaxGCPauseMillis=20",
+    "-XX:-UsePerfData",
+    "-XX:+ExitOnOutOfMemoryError",
+)
 
 
-def kafka_services(java: Java, jars: Jars, folder: StateFolder, settings: LocalSettings) -> tuple[list[Service], str]:
-    """A service for each broker, and the addresses at which they will answer (`bootstrap.servers`)."""
+def kafka_services(
+    java: Java, jars: Jars, folder: StateFolder, settings: LocalSettings, jvm: Sequence[str] = ()
+) -> tuple[list[Service], str]:
+    """A service for each broker, and the addresses at which they will answer; `jvm` are further flags of their Java."""
     nodes = range(1, settings.brokers + 1)
     wanted = settings.kafka_port
     ports = {node: folder.port(f"kafka-{node}", wanted and wanted + node - 1, "[local] kafka_port") for node in nodes}
@@ -38,7 +48,7 @@ def kafka_services(java: Java, jars: Jars, folder: StateFolder, settings: LocalS
         services.append(
             Service(
                 f"kafka-{node}",
-                ("sh", "-c", _script(java, jars, cluster, settings.kafka_memory)),
+                ("sh", "-c", _script(java, jars, cluster, settings.kafka_memory, jvm)),
                 folder.log(f"kafka-{node}"),
                 ready=_Answers(node, ports[node], cluster),
                 # Names of files are text only in a locale that says so; and a JVM needs no arena for each thread.
@@ -112,16 +122,23 @@ def _properties(node: int, port: int, controller_port: int, voters: str, brokers
     }
 
 
-def _script(java: Java, jars: Jars, cluster: str, memory: str) -> str:
+def _script(java: Java, jars: Jars, cluster: str, memory: str, flags: Sequence[str]) -> str:
     """Format the storage where that was not done, then become the broker."""
     jvm = [
         str(java.path),
         *("-cp", ":".join(map(str, jars.kafka))),
         f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
     ]
-    form = [*jvm, "-Xmx128m", "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format"]
+    form = [
+        *jvm,
+        "-Xmx128m",
+        "-XX:TieredStopAtLevel=1",
+        "-XX:ReservedCodeCacheSize=128m",
+        "kafka.tools.StorageTool",
+        "format",
+    ]
     form += ["--cluster-id", cluster, "--config", "server.properties", "--ignore-formatted"]
-    serve = [*jvm, f"-Xmx{memory}", *_JVM_OPTIONS, "kafka.Kafka", "server.properties"]
+    serve = [*jvm, f"-Xmx{memory}", *_JVM_OPTIONS, *flags, "kafka.Kafka", "server.properties"]
     return f"test -e formatted || {{ {shlex.join(form)} && touch formatted; }} || exit 1\nexec {shlex.join(serve)}"
 
 

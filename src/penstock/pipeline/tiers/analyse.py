@@ -5,12 +5,12 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import IO
 
 from penstock.analysis.engine import Engine, failed, slots
-from penstock.analysis.modes import Verdict
 from penstock.analysis.progress import StreamingQuery, progress
 from penstock.analysis.query import Mode
 from penstock.analysis.session import session
@@ -19,6 +19,7 @@ from penstock.errors import Unavailable
 from penstock.pipeline.description import Description
 from penstock.pipeline.pulse import Figures, pulse
 from penstock.pipeline.tiers import Ready, Tier
+from penstock.pipeline.warm import spark_archive
 from penstock.pipeline.wiring import Wiring, topics
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java
@@ -45,6 +46,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         running: dict[str, StreamingQuery] = {}
         notes: dict[str, str] = {}
         places = wiring.spark.real_time_queries
+        sizes = {query.into: _size(kafka, query.into) for query in description.queries}
         for query in description.queries:
             touched = {name: ids[name] for name in (*query.inputs, query.into)}
             running[f"query:{query.name}"], verdict = spark.launch(query, places, touched)
@@ -52,7 +54,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             places -= verdict.mode is Mode.REAL_TIME
             log.info("query %s runs, %s: %s", query.name, verdict.mode, verdict.why)
             # One after the other: all at once would keep the one that people watch from its first rows.
-            _first_batch(running[f"query:{query.name}"], verdict)
+            _first_rows(running[f"query:{query.name}"], partial(_grown, kafka, query.into, sizes[query.into]))
         sifting = [
             spark.sift(channel.shape, channel.dead, {channel.name: ids[channel.name]}) for channel in description.typed
         ]
@@ -75,6 +77,7 @@ def engine(description: Description, wiring: Wiring, log: IO[bytes] | None) -> I
     """Spark, ready for the queries of a pipeline; what its JVM says goes to the log, or nowhere."""
     java = find_java()
     jars = ensure_jars(java)
+    flags = spark_archive(java, jars).used()
     partitions = {name: channel.partitions for name, channel in description.channels.items()}
     needed = slots(
         description.queries,
@@ -82,7 +85,7 @@ def engine(description: Description, wiring: Wiring, log: IO[bytes] | None) -> I
         [channel.name for channel in description.typed],
         wiring.spark.shuffle_partitions,
     )
-    with session(description.name, wiring.spark, java.path, jars.spark, needed, log) as spark:
+    with session(description.name, wiring.spark, java.path, jars.spark, needed, log, flags) as spark:
         shapes = {name: channel.shape for name, channel in description.channels.items()}
         own = Engine(
             spark, wiring.spark, wiring.kafka.servers, wiring.checkpoints, shapes, _spark_words(wiring.kafka.conf)
@@ -102,11 +105,19 @@ def _leave_at_once(stop: threading.Event, started: threading.Event) -> None:
         os._exit(0)
 
 
-def _first_batch(query: StreamingQuery, verdict: Verdict) -> None:
-    """Wait until a query has done its first batch; one in real time has begun it already."""
+def _first_rows(query: StreamingQuery, written: Callable[[], bool]) -> None:
+    """Wait until a query has written its first rows, for a while: there may be none to write."""
     until = time.monotonic() + _FIRST
-    while verdict.mode is Mode.MICRO_BATCH and query.isActive and not query.lastProgress and time.monotonic() < until:
-        time.sleep(0.05)
+    while query.isActive and not query.lastProgress and not written() and time.monotonic() < until:
+        time.sleep(0.1)
+
+
+def _grown(kafka: Kafka, channel: str, size: int) -> bool:
+    return _size(kafka, channel) > size
+
+
+def _size(kafka: Kafka, channel: str) -> int:
+    return sum(end for _, end in kafka.bounds(channel).values())
 
 
 def _arrived(kafka: Kafka) -> None:

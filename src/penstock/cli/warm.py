@@ -1,0 +1,17 @@
+"""`penstock warm`: make later starts quick."""
+
+import typer
+
+from penstock.pipeline.warm import is_warm
+from penstock.pipeline.warm import warm as make
+from penstock.supervise.jars import ensure_jars
+from penstock.supervise.java import find_java
+
+
+def warm() -> None:
+    """Fetch the jars and prepare Java for quick starts, once per machine. `penstock run` does it where it is needed."""
+    java = find_java()
+    jars = ensure_jars(java)
+    if not is_warm(java, jars):
+        make(java, jars)
+    typer.echo("Kafka and Spark are ready for quick starts")

@@ -1,0 +1,83 @@
+"""Once per machine: Kafka and Spark go through their paces, so that later runs start in a third of the time."""
+
+import asyncio
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from penstock.analysis.engine import Engine
+from penstock.analysis.query import Mode, Query, Shape
+from penstock.analysis.session import classpath, session
+from penstock.analysis.settings import SparkSettings
+from penstock.channels.kafka import Kafka, Topic
+from penstock.record import Origin, Record
+from penstock.supervise.archive import Archive
+from penstock.supervise.folder import StateFolder
+from penstock.supervise.jars import Jars
+from penstock.supervise.java import Java
+from penstock.supervise.kafka import kafka_services
+from penstock.supervise.settings import LocalSettings
+from penstock.supervise.supervisor import Supervisor
+
+PATIENCE = 120.0
+
+
+def kafka_archive(java: Java, jars: Jars) -> Archive:
+    return Archive.of("kafka", java, jars.kafka)
+
+
+def spark_archive(java: Java, jars: Jars) -> Archive:
+    return Archive.of("spark", java, classpath(jars.spark))
+
+
+def is_warm(java: Java, jars: Jars) -> bool:
+    return kafka_archive(java, jars).tried and spark_archive(java, jars).tried
+
+
+def warm(java: Java, jars: Jars) -> None:
+    """Run a small pipeline on a broker of its own, and keep what both JVMs have loaded."""
+    kafka, spark = kafka_archive(java, jars), spark_archive(java, jars)
+    with tempfile.TemporaryDirectory(prefix="penstock-warm-") as place, StateFolder(Path(place)).held() as folder:
+        services, servers = kafka_services(java, jars, folder, LocalSettings(), kafka.made())
+        supervisor = Supervisor(services, folder)
+        supervisor.start()
+        try:
+            settings = SparkSettings()
+            log = sys.stderr.buffer
+            with session("warm", settings, java.path, jars.spark, 8, log, spark.made(), patience=PATIENCE) as running:
+                _go_through_the_paces(Engine(running, settings, servers, str(folder.sub("checkpoints")), _SHAPES, {}))
+        finally:
+            # The archive is written when the broker has stopped.
+            supervisor.stop(within=PATIENCE)
+    kafka.keep()
+    spark.keep()
+
+
+_SHAPES = {"in": Shape("in", "k STRING NOT NULL, n BIGINT, t BIGINT", "timestamp_millis(t)")}
+_SQL = "SELECT window(event_time, '10 seconds') AS window, k, sum(n) AS n, seen() FROM in GROUP BY 1, 2"
+_QUERIES = [
+    Query("live", ("in",), "live", ("window", "k"), _SQL, Mode.REAL_TIME),
+    Query("slow", ("in",), "slow", ("window", "k"), _SQL, Mode.MICRO_BATCH),
+]
+
+
+def _go_through_the_paces(engine: Engine) -> None:
+    kafka = Kafka(engine.servers)
+    kafka.ensure([Topic(name) for name in ("in", "in.dead", "live", "slow")])
+    now = time.time_ns() // 1_000
+    values = [b'{"k": "a", "n": %d, "t": %d}' % (n, now // 1_000) for n in range(100)] + [b"not JSON"]
+    records = [Record(value, Origin("warm", 1, seq, now), b"a") for seq, value in enumerate(values)]
+
+    async def send() -> None:
+        async with kafka.sender() as sender:
+            await sender.send("in", records)
+
+    for query in _QUERIES:
+        engine.launch(query, 1, {})
+    engine.sift(_SHAPES["in"], "in.dead", {})
+    asyncio.run(send())
+    for name in ("live", "slow", "in.dead"):
+        until = time.monotonic() + PATIENCE
+        while kafka.bounds(name)[0][1] == 0 and time.monotonic() < until:
+            time.sleep(0.1)
