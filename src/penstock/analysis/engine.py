@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from graphlib import TopologicalSorter
 from pathlib import Path
 from typing import Self
@@ -105,16 +106,18 @@ class Engine:
     def objection(self, query: Query) -> str | None:
         return objection(self.spark, lambda raw: encoded(self.frame(query, lambda _: raw()), query))
 
-    def launch(self, query: Query, places: int, topics: Mapping[str, str]) -> tuple[StreamingQuery, Verdict]:
+    def launch(
+        self, query: Query, places: int, topics: Mapping[str, str], turn: int = 0
+    ) -> tuple[StreamingQuery, Verdict]:
         """Start a query where its checkpoint stands, in the best mode that Spark accepts.
 
         Nothing is rehearsed here: real time is tried, and an objection comes before the first record is read. `topics`
-        are the ids of the topics that the query touches.
+        are the ids of the topics that the query touches. Queries with different turns do not all run at once.
         """
         verdict = decide(query, None, places)
         if verdict.mode is Mode.REAL_TIME:
             try:
-                started = self._start(query, verdict.mode, topics)
+                started = self._start(query, verdict.mode, topics, turn)
                 against = refusal(started)
             except (PySparkException, Py4JJavaError) as error:
                 against = words(error)
@@ -124,9 +127,9 @@ class Engine:
             if verdict.mode is Mode.REAL_TIME:
                 raise Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", "leave mode= out")
             _forget_if_unused(self._checkpoint(query.name))
-        return self._start(query, verdict.mode, topics), verdict
+        return self._start(query, verdict.mode, topics, turn), verdict
 
-    def _start(self, query: Query, mode: Mode, topics: Mapping[str, str]) -> StreamingQuery:
+    def _start(self, query: Query, mode: Mode, topics: Mapping[str, str], turn: int) -> StreamingQuery:
         result = self.frame(query, self.stream)
         update = mode is Mode.REAL_TIME or accepts_update(result)
         writer = self._into(encoded(result, query), query.into, query.name, topics)
@@ -135,14 +138,13 @@ class Engine:
             length = self.settings.real_time_batch.total_seconds()
             # PySpark's own overloads do not know this trigger yet.
             return writer.trigger(realTime=f"{length:g} seconds").start()  # type: ignore[call-overload,no-any-return]
-        every = (query.every or self.settings.every).total_seconds()
-        return writer.trigger(processingTime=f"{every:g} seconds").start()
+        return writer.trigger(processingTime=_every(query.every or self.settings.every, turn)).start()
 
-    def sift(self, shape: Shape, into: str, topics: Mapping[str, str]) -> StreamingQuery:
+    def sift(self, shape: Shape, into: str, topics: Mapping[str, str], turn: int = 0) -> StreamingQuery:
         """Bring what does not fit a channel's schema to its dead letters."""
         refused = dead_letters(self.stream(shape.channel), shape)
         writer = self._into(refused, into, f"{shape.channel}.dead", topics).outputMode("append")
-        return writer.trigger(processingTime=f"{self.settings.every.total_seconds():g} seconds").start()
+        return writer.trigger(processingTime=_every(self.settings.every, turn)).start()
 
     def _checkpoint(self, name: str) -> str:
         return f"{self.checkpoints}/{name}"
@@ -154,12 +156,17 @@ class Engine:
             records.writeStream.format("kafka")
             .queryName(name)
             .option("kafka.bootstrap.servers", self.servers)
-            .options(**{"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.linger.ms": "1"})
+            .options(**{"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.linger.ms": "5"})
             .options(**self._client())
             .option("topic", channel)
             .option("includeHeaders", "true")
             .option("checkpointLocation", folder)
         )
+
+
+def _every(interval: timedelta, turn: int) -> str:
+    """Spark begins batches at multiples of their interval; slightly different ones keep queries out of step."""
+    return f"{int(interval.total_seconds() * 1000) + 130 * turn} milliseconds"
 
 
 def in_order(queries: Sequence[Query]) -> list[Query]:

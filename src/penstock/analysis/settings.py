@@ -19,7 +19,7 @@ class SparkSettings(Section):
         timedelta(seconds=60),
         description="how long a real-time batch lasts: longer means fewer pauses and a larger replay after a crash",
     )
-    every: Duration = Field(timedelta(seconds=2), description="how often a query in micro-batches runs")
+    every: Duration = Field(timedelta(seconds=5), description="how often a query in micro-batches runs")
     jit: Literal["quick", "thorough"] = Field(
         "quick", description="quick: the JVM is at speed at once; thorough: at full speed, after minutes of compiling"
     )

@@ -195,7 +195,7 @@ class Kafka:
                 "enable.idempotence": True,
                 # A record that timed out would leave a hole in the middle of a sequence.
                 "message.timeout.ms": 0,
-                "linger.ms": 1,
+                "linger.ms": 5,
                 "compression.type": self._settings.compression,
                 "queue.buffering.max.kbytes": 65_536,
             }

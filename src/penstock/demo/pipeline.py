@@ -80,7 +80,7 @@ def people_by_country(rsvps: DataFrame) -> DataFrame:
     )
 
 
-@app.query(into="trending", key=["window", "topic"], keep="15 minutes", every="4 seconds")
+@app.query(into="trending", key=["window", "topic"], keep="15 minutes")
 def trending_topics(rsvps: DataFrame) -> DataFrame:
     """Topics of the groups that get a yes, over a minute that slides by ten seconds."""
     return (
@@ -96,12 +96,12 @@ app.query(
     "answers_by_city",
     into="by_city",
     key=["city", "response"],
-    every="4 seconds",
+    every="10 seconds",
     sql="SELECT group.group_city AS city, response, count(1) AS answers, seen() FROM rsvps GROUP BY 1, 2",
 )
 
 
-@app.query(into="members", key="window", keep="1 hour", every="4 seconds")
+@app.query(into="members", key="window", keep="1 hour", every="10 seconds")
 def distinct_members(rsvps: DataFrame) -> DataFrame:
     """Different members who answered, per minute, by HyperLogLog."""
     return (
@@ -111,7 +111,7 @@ def distinct_members(rsvps: DataFrame) -> DataFrame:
     )
 
 
-@app.query(into="venues", key=["window", "venue_id"], keep="5 minutes", every="4 seconds")
+@app.query(into="venues", key=["window", "venue_id"], keep="5 minutes")
 def busy_venues(rsvps: DataFrame) -> DataFrame:
     """Where people will meet: the venues that got a yes in the last minutes."""
     return (

@@ -2,7 +2,9 @@
 
 import { count, durationText } from "./format.js";
 
-const REDRAW_EVERY = 100;
+const REDRAW_EVERY = 200;
+// A drawing is followed by a pause of at least this many times its length: a slow machine keeps time for the rows.
+const PAUSE = 10;
 // Vega warns of every chart that has no rows yet.
 const ERRORS = 1;
 const COMPOSED = ["hconcat", "vconcat", "concat", "facet", "repeat"];
@@ -13,7 +15,7 @@ export class Chart {
     this.feed = feed;
     this.shown = new Map();
     this.pending = new Set();
-    this.drawn = 0;
+    this.due = 0;
     this.busy = false;
     this.element = document.createElement("figure");
     this.element.className = "chart";
@@ -56,11 +58,11 @@ export class Chart {
     for (const name of names) this.pending.add(name);
   }
 
-  // Called for each frame of the browser; redraws when there is something new, ten times a second at most.
+  // Called for each frame of the browser; redraws when there is something new, five times a second at most.
   async frame(now) {
-    if (!this.view || this.busy || !this.pending.size || now - this.drawn < REDRAW_EVERY) return;
+    if (!this.view || this.busy || !this.pending.size || now < this.due) return;
     this.busy = true;
-    this.drawn = now;
+    const began = performance.now();
     const gone = new Set();
     const come = [];
     for (const name of this.pending) {
@@ -79,6 +81,7 @@ export class Chart {
       await this.view.change("rows", change).runAsync();
     } finally {
       this.busy = false;
+      this.due = now + Math.max(REDRAW_EVERY, PAUSE * (performance.now() - began));
     }
     const [rows, latency] = this.foot.children;
     rows.textContent = `${count(this.feed.rows.size)} rows`;

@@ -47,16 +47,17 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         notes: dict[str, str] = {}
         places = wiring.spark.real_time_queries
         sizes = {query.into: _size(kafka, query.into) for query in description.queries}
-        for query in description.queries:
+        for turn, query in enumerate(description.queries):
             touched = {name: ids[name] for name in (*query.inputs, query.into)}
-            running[f"query:{query.name}"], verdict = spark.launch(query, places, touched)
+            running[f"query:{query.name}"], verdict = spark.launch(query, places, touched, turn)
             notes[f"query:{query.name}"] = f"{verdict.mode}: {verdict.why}"
             places -= verdict.mode is Mode.REAL_TIME
             log.info("query %s runs, %s: %s", query.name, verdict.mode, verdict.why)
             # One after the other: all at once would keep the one that people watch from its first rows.
             _first_rows(running[f"query:{query.name}"], partial(_grown, kafka, query.into, sizes[query.into]))
         sifting = [
-            spark.sift(channel.shape, channel.dead, {channel.name: ids[channel.name]}) for channel in description.typed
+            spark.sift(channel.shape, channel.dead, {channel.name: ids[channel.name]}, len(running) + turn)
+            for turn, channel in enumerate(description.typed)
         ]
         queries = [*running.values(), *sifting]
 
