@@ -1,10 +1,24 @@
-"""What tests of several rooms share: a real browser."""
+"""What tests of several rooms share: one broker, one Spark session, one browser; all of them real."""
 
 import shutil
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from itertools import count
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
+from pyspark.sql import SparkSession
+
+from penstock.analysis.session import session
+from penstock.analysis.settings import SparkSettings
+from penstock.channels.kafka import Kafka
+from penstock.pipeline.warm import is_warm, kafka_archive, spark_archive, warm
+from penstock.supervise.folder import StateFolder
+from penstock.supervise.jars import Jars, ensure_jars
+from penstock.supervise.java import Java, find_java
+from penstock.supervise.kafka import kafka_services
+from penstock.supervise.settings import LocalSettings
+from penstock.supervise.supervisor import Supervisor
 
 _FLAGS = [
     "--headless=new",
@@ -18,9 +32,64 @@ _FLAGS = [
 ]
 
 
+@pytest.fixture(scope="session")
+def java() -> Java:
+    return find_java()
+
+
+@pytest.fixture(scope="session")
+def jars(java: Java) -> Jars:
+    """The jars, and with them the archives that make the starts of this run quick."""
+    found = ensure_jars(java)
+    if not is_warm(java, found):
+        warm(java, found)
+    return found
+
+
+@pytest.fixture(scope="session")
+def kafka(java: Java, jars: Jars, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
+    """A real broker, for all tests that do not break it."""
+    with StateFolder(tmp_path_factory.mktemp("kafka") / ".penstock").held() as folder:
+        services, servers = kafka_services(java, jars, folder, LocalSettings(), kafka_archive(java, jars).used())
+        supervisor = Supervisor(services, folder)
+        supervisor.start()
+        yield Kafka(servers)
+        supervisor.stop()
+
+
+_numbers = count(1)
+
+
+@pytest.fixture
+def fresh() -> Callable[[str], str]:
+    """A name for a channel that no other test has."""
+    return lambda name: f"{name}-{next(_numbers)}"
+
+
+@pytest.fixture(scope="session")
+def spark(java: Java, jars: Jars) -> Iterator[SparkSession]:
+    """A real Spark session, for all tests."""
+    archive = spark_archive(java, jars).used()
+    with session("tests", SparkSettings(), java.path, jars.spark, 12, None, archive) as running:
+        yield running
+
+
+@pytest.fixture
+def eventually() -> Callable[..., None]:
+    """Wait until something is true."""
+
+    def wait(condition: Callable[[], object], patience: float = 60) -> None:
+        until = time.monotonic() + patience
+        while not condition():
+            assert time.monotonic() < until, "it did not come true"
+            time.sleep(0.05)
+
+    return wait
+
+
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    # Of a module, not of the session: while it is open, no event loop of asyncio can run in this thread.
+    """A real browser. Of a module, not of the session: while it is open, no event loop can run in this thread."""
     path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
     if path is None:
         pytest.fail("there is no chromium on the PATH; install it, on Debian with: apt install chromium")

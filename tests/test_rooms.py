@@ -19,7 +19,7 @@ MAY_IMPORT = {
     **dict.fromkeys(TIERS, BASE),
     "supervise": WORDS,
     "pipeline": BASE | TIERS | {"supervise", "simulate"},
-    "testing": BASE | {"pipeline"},
+    "testing": BASE | {"analysis", "pipeline"},
     "demo": {"penstock"},
     "cli": BASE | TIERS | {"supervise", "simulate", "pipeline", "testing", "demo"},
     "penstock": {"pipeline", "analysis", "cli"},

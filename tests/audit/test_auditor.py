@@ -10,35 +10,22 @@ from penstock.audit.auditor import Auditor
 from penstock.audit.balance import Balance, Gap, balance
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.ledger import Ledger
-from penstock.clock import Micros
 from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Origin
 from penstock.testing.channels import MemoryChannels
+from penstock.testing.clock import ManualClock
 
 WATCHED = [Watched("rsvps", Kind.SOURCE), Watched("rsvps.dead", Kind.DEAD), Watched("by_country", Kind.RESULT)]
 NOTES = "penstock.test.heartbeats"
 
 
-class HandClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.micros: Micros = 1_000_000_000
-
-    def now(self) -> Micros:
-        return self.micros
-
-    def elapsed(self) -> float:
-        return self.micros / 1e6
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock(now=1_000_000_000)
 
 
 @pytest.fixture
-def clock() -> HandClock:
-    return HandClock()
-
-
-@pytest.fixture
-def channels(clock: HandClock) -> MemoryChannels:
+def channels(clock: ManualClock) -> MemoryChannels:
     return MemoryChannels(partitions=3, clock=clock)
 
 
@@ -54,7 +41,7 @@ def send(channels: MemoryChannels, seqs: Sequence[int], sender: str = "a", chann
         channels.append(channel, b"{}", b"%d" % (seq % 7), Origin(sender, 1, seq, 1_000_000_000).headers())
 
 
-def settled(ledger: Ledger, clock: HandClock) -> Balance:
+def settled(ledger: Ledger, clock: ManualClock) -> Balance:
     return balance(ledger.content(), clock.now(), grace=0)
 
 
@@ -65,7 +52,7 @@ def read_all(auditor: Auditor) -> int:
     return total
 
 
-def test_everything_is_counted_whatever_its_order(channels: MemoryChannels, ledger: Ledger, clock: HandClock) -> None:
+def test_everything_is_counted_whatever_its_order(channels: MemoryChannels, ledger: Ledger, clock: ManualClock) -> None:
     seqs = list(range(1000, 1500))
     random.Random(3).shuffle(seqs)
     send(channels, seqs)
@@ -79,7 +66,7 @@ def test_everything_is_counted_whatever_its_order(channels: MemoryChannels, ledg
 
 @pytest.mark.parametrize("seed", range(5))
 def test_what_is_dropped_or_doubled_is_named(
-    channels: MemoryChannels, ledger: Ledger, clock: HandClock, seed: int
+    channels: MemoryChannels, ledger: Ledger, clock: ManualClock, seed: int
 ) -> None:
     """The auditor is itself tested by mutation."""
     chance = random.Random(seed)
@@ -96,7 +83,9 @@ def test_what_is_dropped_or_doubled_is_named(
     assert rsvps.duplicates == 1
 
 
-def test_an_auditor_goes_on_where_the_ledger_stands(channels: MemoryChannels, ledger: Ledger, clock: HandClock) -> None:
+def test_an_auditor_goes_on_where_the_ledger_stands(
+    channels: MemoryChannels, ledger: Ledger, clock: ManualClock
+) -> None:
     """Auditors that die after any step count every entry once together."""
     send(channels, range(1, 200))
     total = 0
@@ -109,7 +98,7 @@ def test_an_auditor_goes_on_where_the_ledger_stands(channels: MemoryChannels, le
     assert (rsvps.records, rsvps.distinct, rsvps.duplicates) == (199, 199, 0)
 
 
-def test_two_auditors_do_not_count_twice(channels: MemoryChannels, ledger: Ledger, clock: HandClock) -> None:
+def test_two_auditors_do_not_count_twice(channels: MemoryChannels, ledger: Ledger, clock: ManualClock) -> None:
     one, two = (Auditor(channels, ledger, WATCHED, NOTES, clock, most=10) for _ in range(2))
     send(channels, range(1, 100))
     assert (one.step(0), two.step(0)) == (10, 10)
@@ -122,14 +111,16 @@ def test_two_auditors_do_not_count_twice(channels: MemoryChannels, ledger: Ledge
     assert (rsvps.records, rsvps.duplicates) == (99, 0)
 
 
-def test_a_lost_tail_is_in_flight_and_then_missing(channels: MemoryChannels, ledger: Ledger, clock: HandClock) -> None:
+def test_a_lost_tail_is_in_flight_and_then_missing(
+    channels: MemoryChannels, ledger: Ledger, clock: ManualClock
+) -> None:
     send(channels, range(1, 6))
     note = {"kind": "heartbeat", "sender": "a", "epoch": 1, "seq": 8, "time": 0}
     channels.append(NOTES, json.dumps(note).encode())
     auditor = Auditor(channels, ledger, WATCHED, NOTES, clock)
     read_all(auditor)
     assert balance(ledger.content(), clock.now()).channels[0].in_flight == 3
-    clock.micros += 11_000_000
+    clock.move(11)
     assert balance(ledger.content(), clock.now()).channels[0].gaps == (Gap("a", 1, 6, 8),)
     send(channels, [6, 7, 8])
     read_all(auditor)
@@ -137,7 +128,7 @@ def test_a_lost_tail_is_in_flight_and_then_missing(channels: MemoryChannels, led
     assert balance(ledger.content(), clock.now()).whole
 
 
-def test_payloads_are_never_parsed(channels: MemoryChannels, ledger: Ledger, clock: HandClock) -> None:
+def test_payloads_are_never_parsed(channels: MemoryChannels, ledger: Ledger, clock: ManualClock) -> None:
     channels.append("rsvps", b"\xff[[[", None, Origin("a", 1, 1, 0).headers())
     channels.append("rsvps", None, None, [("seq", b"?")])
     channels.append(NOTES, b"\xff")
@@ -148,7 +139,7 @@ def test_payloads_are_never_parsed(channels: MemoryChannels, ledger: Ledger, clo
 
 
 def test_refused_records_are_found_in_the_dead_letters(
-    channels: MemoryChannels, ledger: Ledger, clock: HandClock
+    channels: MemoryChannels, ledger: Ledger, clock: ManualClock
 ) -> None:
     send(channels, range(1, 10))
     send(channels, [3, 3, 7], channel="rsvps.dead")
@@ -158,7 +149,7 @@ def test_refused_records_are_found_in_the_dead_letters(
     assert settled(ledger, clock).channels[0].refused == 2
 
 
-def test_another_channel_of_the_same_name_is_not_read_on(ledger: Ledger, clock: HandClock) -> None:
+def test_another_channel_of_the_same_name_is_not_read_on(ledger: Ledger, clock: ManualClock) -> None:
     channels = MemoryChannels(clock=clock)
     send(channels, range(1, 10))
     auditor = Auditor(channels, ledger, WATCHED, NOTES, clock)
@@ -180,7 +171,7 @@ class Flaky(MemoryChannels):
         return dict(super().bounds(channel))
 
 
-def test_it_runs_until_it_is_stopped_and_waits_for_who_is_away(tmp_path: Path, clock: HandClock) -> None:
+def test_it_runs_until_it_is_stopped_and_waits_for_who_is_away(tmp_path: Path, clock: ManualClock) -> None:
     channels = Flaky(clock=clock)
     ledger = Ledger(tmp_path / "ledger.db")
     send(channels, range(1, 10))

@@ -1,42 +1,30 @@
 from penstock.audit.rate import Rate
-
-
-class Moved:
-    """A clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.seconds = 100.0
-
-    def now(self) -> int:
-        return int(self.seconds * 1_000_000)
-
-    def elapsed(self) -> float:
-        return self.seconds
+from penstock.testing.clock import ManualClock
 
 
 def test_the_rate_is_that_of_the_last_five_seconds() -> None:
-    clock = Moved()
+    clock = ManualClock()
     rate = Rate(clock)
     for _ in range(100):
-        clock.seconds += 0.1
+        clock.move(0.1)
         rate.add(20)
     assert 190 <= rate.per_second() <= 210
     assert rate.count == 2_000
 
 
 def test_silence_brings_the_rate_to_zero() -> None:
-    clock = Moved()
+    clock = ManualClock()
     rate = Rate(clock)
     for _ in range(100):
-        clock.seconds += 0.1
+        clock.move(0.1)
         rate.add(20)
     for _ in range(60):
-        clock.seconds += 0.1
+        clock.move(0.1)
         rate.per_second()
     assert rate.per_second() == 0
 
 
 def test_one_record_at_the_start_is_no_flood() -> None:
-    rate = Rate(Moved())
+    rate = Rate(ManualClock())
     rate.add(1)
     assert rate.per_second() == 1

@@ -126,7 +126,7 @@ class Mute:
         return {0: (0, 5)}
 
     @contextmanager
-    def reader(self, start: Mapping[str, Positions]) -> Iterator[Reader]:
+    def reader(self, start: Mapping[str, Positions], linger: float = 0.0) -> Iterator[Reader]:
         yield self
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:

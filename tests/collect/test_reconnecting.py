@@ -10,20 +10,15 @@ from penstock.collect.reconnecting import LONGEST, SHORTEST, backoff, reconnecti
 from penstock.contracts import Arrival, Guarantee, Intake, Taken
 from penstock.errors import Unavailable
 from penstock.record import Blind, Heartbeat, Origin
+from penstock.testing.clock import ManualClock
 
 
-class Ticking:
-    """A clock that moves on by one each time it is looked at."""
-
-    def __init__(self) -> None:
-        self.micros = 100
+class Ticking(ManualClock):
+    """A clock that moves on by one microsecond each time it is looked at."""
 
     def now(self) -> int:
-        self.micros += 1
-        return self.micros
-
-    def elapsed(self) -> float:
-        return self.micros / 1_000_000
+        self.move(1e-6)
+        return super().now()
 
 
 @dataclass
@@ -63,7 +58,7 @@ async def run(
     found: list[Arrival | Heartbeat | Blind] = []
     watched: list[str | None] = []
     wrapped = reconnecting(
-        source, Ticking(), heard, lambda error: watched.append(error.why if error else None), lambda: repeat(0.0)
+        source, Ticking(now=100), heard, lambda error: watched.append(error.why if error else None), lambda: repeat(0.0)
     )
     assert (wrapped.name, wrapped.guarantee) == (source.name, source.guarantee)
     async with wrapped.open(taken) as intakes:

@@ -25,9 +25,11 @@ class Shaky(MemoryChannels):
         self.starts: list[Mapping[str, Positions]] = []
 
     @contextmanager
-    def reader(self, start: Mapping[str, Positions]) -> Iterator[Reader]:  # type: ignore[override] # a reader all the same
+    def reader(  # type: ignore[override] # a reader all the same
+        self, start: Mapping[str, Positions], linger: float = 0.0
+    ) -> Iterator[Reader]:
         self.starts.append(start)
-        with super().reader(start) as steady:
+        with super().reader(start, linger) as steady:
             yield _ShakyReader(self, steady)
 
 

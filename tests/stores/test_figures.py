@@ -1,20 +1,8 @@
 import json
 
-from penstock.clock import Micros
 from penstock.contracts import Entry
 from penstock.stores.figures import Figures
-
-
-class HandClock:
-    """A clock that stands still until it is moved."""
-
-    seconds = 1_000.0
-
-    def now(self) -> Micros:
-        return int(self.seconds * 1e6)
-
-    def elapsed(self) -> float:
-        return self.seconds
+from penstock.testing.clock import ManualClock
 
 
 def entry(**headers: bytes) -> Entry:
@@ -22,10 +10,10 @@ def entry(**headers: bytes) -> Entry:
 
 
 def test_the_figures_are_told_as_json_can_hold_them() -> None:
-    clock = HandClock()
+    clock = ManualClock(now=1_000_000_000)
     figures = Figures(clock)
     figures.lags(10)
-    clock.seconds += 2
+    clock.move(2)
     figures.wrote([entry(time=b"1001000000"), entry(time=b"?"), entry()], rows=2, refused=1)
     figures.says("waiting", "Redis is away")
     told = json.loads(json.dumps(figures.told()))

@@ -141,8 +141,8 @@ class Followed(MemoryChannels):
     """Channels that tell how many entries were read from them."""
 
     @contextmanager
-    def reader(self, start: Mapping[str, Positions]) -> Iterator[Any]:
-        with super().reader(start) as reader:
+    def reader(self, start: Mapping[str, Positions], linger: float = 0.0) -> Iterator[Any]:
+        with super().reader(start, linger) as reader:
             self._last: Reader = reader
             yield reader
 

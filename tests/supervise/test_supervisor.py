@@ -18,6 +18,7 @@ from penstock.supervise.folder import StateFolder
 from penstock.supervise.service import Service
 from penstock.supervise.signals import stop_on_signals
 from penstock.supervise.supervisor import Supervisor, backoff
+from penstock.testing.clock import ManualClock
 
 Running = Callable[[Sequence[Service]], AbstractContextManager[Supervisor]]
 Wait = Callable[[Callable[[], object]], None]
@@ -135,35 +136,22 @@ def test_the_pause_doubles_up_to_half_a_minute() -> None:
     assert backoff(5000) == 30
 
 
-class HandClock:
-    """A clock that is moved by hand."""
-
-    def __init__(self) -> None:
-        self.time = 1000.0
-
-    def now(self) -> int:
-        return int(self.time * 1_000_000)
-
-    def elapsed(self) -> float:
-        return self.time
-
-
 @pytest.mark.parametrize(("healthy", "pauses"), [(59, [0.5, 1, 2]), (61, [0.5, 0.5, 0.5])])
 def test_failures_are_forgotten_after_a_minute_of_health(
     folder: StateFolder, scripts: Scripts, healthy: int, pauses: list[float]
 ) -> None:
-    clock = HandClock()
+    clock = ManualClock()
     told: list[float | None] = []
     stop = threading.Event()
 
     def react(event: Event) -> None:
         if event.kind is Kind.RESTARTING:
             told.append(event.delay)
-            clock.time += event.delay or 0
+            clock.move(event.delay or 0)
             if len(told) == 3:
                 stop.set()
         if event.kind is Kind.READY:
-            clock.time += healthy
+            clock.move(healthy)
             (scripts.folder / "die").touch()
 
     mortal = scripts.service("a", "touch up; while ! test -e die; do sleep 0.02; done; rm die up", mark="up")

@@ -1,6 +1,7 @@
 """The running of queries: each reads its channels from Kafka and writes a channel, in its mode, from its checkpoint."""
 
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -118,7 +119,7 @@ class Engine:
         if verdict.mode is Mode.REAL_TIME:
             try:
                 started = self._start(query, verdict.mode, topics, turn)
-                against = refusal(started)
+                against = refusal(self.spark, started)
             except (PySparkException, Py4JJavaError) as error:
                 against = words(error)
             if against is None:
@@ -190,8 +191,17 @@ def failed(queries: Iterable[StreamingQuery]) -> Unavailable | None:
     for query in queries:
         if not query.isActive:
             error: StreamingQueryException | None = query.exception()
-            return Unavailable(f"query {query.name}", str(error).strip().splitlines()[0] if error else "it ended")
+            return Unavailable(f"query {query.name}", _telling(error) if error else "it ended")
     return None
+
+
+def _telling(error: StreamingQueryException) -> str:
+    """The line that tells most: of a Python function's failure the end of its trace, otherwise the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if "PYTHON_EXCEPTION" in lines[0]:
+        traced = [line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception)\b", line)]
+        return (traced or lines)[-1]
+    return lines[0]
 
 
 def _on_disk(folder: str) -> Path | None:

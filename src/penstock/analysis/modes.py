@@ -55,7 +55,7 @@ def objection(spark: SparkSession, build: Callable[[Callable[[], DataFrame]], Da
         writer = writer.trigger(realTime="5 seconds")  # type: ignore[call-overload]  # unknown to PySpark's overloads
         query = writer.option("checkpointLocation", folder).start()
         try:
-            return refusal(query)
+            return refusal(spark, query)
         finally:
             query.stop()
     except (PySparkException, Py4JJavaError) as error:
@@ -64,10 +64,11 @@ def objection(spark: SparkSession, build: Callable[[Callable[[], DataFrame]], Da
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def refusal(query: StreamingQuery) -> str | None:
-    """Wait until a query in real time is planned; what Spark has against it, or None when its tasks run."""
+def refusal(spark: SparkSession, query: StreamingQuery) -> str | None:
+    """Wait until a query in real time is planned; what Spark has against it, or None when its job runs."""
     until = time.monotonic() + _PATIENCE
-    while query.isActive and query.status["message"] != "Processing new data" and time.monotonic() < until:
+    jobs = spark.sparkContext.statusTracker()
+    while query.isActive and not jobs.getJobIdsForGroup(str(query.runId)) and time.monotonic() < until:
         time.sleep(0.02)
     error = query.exception()
     return words(error) if error else None

@@ -113,6 +113,8 @@ class Gateway:
         env = {
             **os.environ,
             "SPARK_HOME": str(home),
+            # Workers find what the driver has imported, such as a module beside the pipeline.
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told),

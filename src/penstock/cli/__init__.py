@@ -2,7 +2,6 @@
 
 import importlib
 import sys
-from collections.abc import Callable
 from typing import Any
 
 import typer
@@ -15,7 +14,7 @@ COMMANDS = {
     "run": "Run a pipeline on this machine, with all that it needs.",
     "plan": "Check a pipeline and explain what it will do; start nothing.",
     "status": "Show how the pipeline that runs here is doing.",
-    "audit": "Account for every record: what is there, what is missing, what is unknown.",
+    "audit": "Account for every record: what is there, missing, or unknown.",
     "doctor": "Check what this machine has and lacks.",
     "feed": "Serve a simulated public feed over WebSocket.",
     "warm": "Prepare Java for quick starts, once per machine.",
@@ -33,23 +32,14 @@ class _Lazy(TyperGroup):
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        if ctx.invoked_subcommand is None and ctx.resilient_parsing is False and _only_listing():
-            return typer.main.get_command(_single(cmd_name, _placeholder, COMMANDS[cmd_name]))
         module = importlib.import_module(f"penstock.cli.{cmd_name}")
-        return typer.main.get_command(_single(cmd_name, getattr(module, cmd_name)))
+        single = typer.Typer(add_completion=False, rich_markup_mode=None)
+        single.command(cmd_name)(getattr(module, cmd_name))
+        return typer.main.get_command(single)
 
-
-def _only_listing() -> bool:
-    return not any(argument in COMMANDS for argument in sys.argv[1:])
-
-
-def _placeholder() -> None: ...
-
-
-def _single(name: str, function: Callable[..., None], help: str | None = None) -> typer.Typer:
-    app = typer.Typer(add_completion=False, rich_markup_mode=None)
-    app.command(name, help=help)(function)
-    return app
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 app = typer.Typer(cls=_Lazy, add_completion=False, no_args_is_help=True, rich_markup_mode=None)

@@ -44,7 +44,7 @@ def doctor(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
         _measure(
             "memory", psutil.virtual_memory().available, 3 << 30, "a pipeline with its services takes up to 3 GiB"
         ),
-        _measure("disk", shutil.disk_usage(folder).free, 5 << 30, "logs, checkpoints and the lake grow here"),
+        _measure("disk", _free(folder), 5 << 30, "logs, checkpoints and the lake grow here"),
         Finding("processors", True, f"{os.cpu_count()}; real-time queries want one each"),
     ]
     if as_json:
@@ -73,6 +73,12 @@ def _state(folder: Path) -> str:
     state = StateFolder(Wiring.read(folder).state)
     pid = state.holder()
     return f"{state.path} is held by the process {pid}" if pid else f"{state.path} is free"
+
+
+def _free(folder: Path) -> int:
+    """What is free where the folder is, or will be."""
+    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
+    return shutil.disk_usage(place).free
 
 
 def _measure(what: str, have: int, need: int, why: str) -> Finding:

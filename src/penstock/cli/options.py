@@ -6,6 +6,6 @@ from typing import Annotated
 import typer
 
 File = Annotated[Path, typer.Argument(help="The Python file that makes the pipeline.", show_default=False)]
-Profile = Annotated[str | None, typer.Option(help="A profile of penstock.toml.", show_default=False)]
+Profile = Annotated[str | None, typer.Option(help="The profile of penstock.toml to use.", show_default=False)]
 Folder = Annotated[Path, typer.Option(help="Where the pipeline runs: the folder that holds .penstock.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]

@@ -36,7 +36,8 @@ def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
 
 def show(running: Running, found: Status) -> None:
     screen = console()
-    screen.print(f"{running.pipeline}: the page is at {running.page}, Kafka at {running.servers}")
+    page = f"the page is at {running.page}, " if running.page else ""
+    screen.print(f"{running.pipeline}: {page}Kafka is at {running.servers}")
     parts = Table("part", "state", "records", "records/s", "lag", "p50 ms", "p95 ms", "p99 ms", "max ms")
     for column in parts.columns[2:]:
         column.justify = "right"

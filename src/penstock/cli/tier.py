@@ -18,7 +18,7 @@ def tier(
     which: Annotated[Tier, typer.Argument(help="Which tier to run.")],
     file: File,
     profile: Profile = None,
-    folder: Annotated[Path | None, typer.Option(help="Where its state lies. [default: beside the file]")] = None,
+    folder: Annotated[Path | None, typer.Option(help="Where its state lies.", show_default="beside the file")] = None,
     ready: Annotated[Path | None, typer.Option(help="A file that gets the pid once the tier does its work.")] = None,
 ) -> None:
     """Run one tier of a pipeline, as a process of its own: the services are found by the addresses in penstock.toml.

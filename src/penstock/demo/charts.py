@@ -8,20 +8,23 @@ ROWS = alt.NamedData("rows")
 
 
 def people_by_country() -> Any:
-    """The newest windows, one bar each, by country."""
-    recent = "datum.start >= datum.newest - 180000"
+    """The last three minutes, a bar for each window; the seven largest countries have a colour of their own."""
     return (
         alt.Chart(ROWS)
         .transform_calculate(start="toNumber(toDate(datum.window_start))")
         .transform_joinaggregate(newest="max(start)")
-        .transform_filter(recent)
+        .transform_filter("datum.start > datum.newest - 180000")
+        .transform_joinaggregate(total="sum(people)", groupby=["country"])
+        .transform_window(rank="dense_rank()", sort=[alt.SortField("total", order="descending")])
+        .transform_calculate(
+            where="datum.rank <= 7 ? upper(datum.country) : 'others'", at="utcFormat(datum.start, '%H:%M:%S')"
+        )
         .mark_bar()
         .encode(
-            x=alt.X("window_start:T", title=None, axis=alt.Axis(format="%H:%M:%S", labelOverlap=True)),
-            x2="window_end:T",
-            y=alt.Y("people:Q", title="people"),
-            color=alt.Color("country:N", title=None),
-            tooltip=["country:N", "people:Q", alt.Tooltip("window_start:T", format="%H:%M:%S")],
+            x=alt.X("at:O", title=None, axis=alt.Axis(labelOverlap=True, labelAngle=0)),
+            y=alt.Y("sum(people):Q", title="people"),
+            color=alt.Color("where:N", title=None, sort=alt.EncodingSortField("rank", op="min")),
+            tooltip=["where:N", "sum(people):Q", "at:O"],
         )
     )
 
@@ -47,7 +50,7 @@ def trending_topics() -> Any:
 def busy_venues() -> Any:
     """A map without borders: the sphere, its grid, and a circle for each venue."""
     earth = alt.Chart(alt.sphere()).mark_geoshape(fill="transparent", stroke="#8886")
-    grid = alt.Chart(alt.graticule(step=[30, 30])).mark_geoshape(filled=False, stroke="#8884", strokeWidth=0.5)
+    grid = alt.Chart(alt.graticule(step=[30, 30])).mark_geoshape(fill="transparent", stroke="#8884", strokeWidth=0.5)
     venues = (
         alt.Chart(ROWS)
         .mark_circle(opacity=0.6)

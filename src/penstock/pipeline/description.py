@@ -3,7 +3,7 @@
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from penstock.analysis.query import Mode, Query, Shape
 from penstock.clock import duration
 from penstock.errors import Misconfigured
 from penstock.pipeline.schema import ddl
+from penstock.pipeline.sql import tables
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -121,18 +122,16 @@ class Pipeline:
         """
         place = f"channel {name}"
         if name in self._channels:
-            raise Misconfigured(place, "it is declared twice")
-        if partitions < 1:
-            raise Misconfigured(place, f"{partitions} partitions are asked for", "ask for one or more")
+            raise Misconfigured(place, "it is declared twice", "keep one, or give one of them another name")
         columns = None if schema is None else ddl(schema)
         self._channels[_named("channel", name)] = Channel(
             name,
             columns,
             event_time,
-            partitions,
+            _some(place, partitions),
             replicas,
             _span(place, keep),
-            _span(place, ahead) or timedelta(hours=1),
+            _duration(place, ahead),
         )
 
     def source(
@@ -186,7 +185,7 @@ class Pipeline:
             if not _names(key):
                 raise Misconfigured(place, "it has no key", "name the columns that tell its rows apart: key=…")
             self._channels[_named("channel", target)] = Channel(
-                target, partitions=partitions, keep=_span(place, keep), result_of=declared
+                target, partitions=_some(place, partitions), keep=_span(place, keep), result_of=declared
             )
             self._queries.append(
                 Query(
@@ -196,18 +195,19 @@ class Pipeline:
             )  # fmt: skip
 
         def decorate(function: Function) -> Function:
+            declared = name or function.__name__
             inputs = tuple(inspect.signature(function).parameters)
             if not inputs:
-                raise Misconfigured(
-                    f"query {function.__name__}", "it has no parameter", "name the channels that it reads"
-                )
-            declare(name or function.__name__, inputs, function, inspect.getdoc(function) or "")
+                raise Misconfigured(f"query {declared}", "it has no parameter", "name the channels that it reads")
+            declare(declared, inputs, function, inspect.getdoc(function) or "")
             return function
 
         if sql is not None:
             if name is None:
                 raise Misconfigured("query", "a query in SQL has no name", 'say it: app.query("name", sql=…, key=…)')
-            declare(name, _tables(sql), sql, "")
+            if not (inputs := tables(sql)):
+                raise Misconfigured(f"query {name}", "it reads no channel", "name one after FROM")
+            declare(name, inputs, sql, "")
         return decorate
 
     def store(self, channel: str, url: str, *, ttl: str | None = None) -> None:
@@ -235,7 +235,11 @@ class Pipeline:
         for store in self._stores:
             _known(f"store {store.url}", store.channel, channels)
         for page in self._pages:
-            _known("page", page.channel, {name for name, channel in channels.items() if channel.result_of})
+            _known(f"page {page.title}", page.channel, channels)
+            if not channels[page.channel].result_of:
+                raise Misconfigured(
+                    f"page {page.title}", f"{page.channel} is not the result of a query", "show one that is"
+                )
         _acyclic(self._queries)
         return Description(
             self.name, channels, tuple(self._sources), tuple(self._queries), tuple(self._stores), tuple(self._pages)
@@ -254,18 +258,21 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
 
 
+def _some(place: str, partitions: int) -> int:
+    if partitions < 1:
+        raise Misconfigured(place, f"{partitions} partitions are asked for", "ask for one or more")
+    return partitions
+
+
 def _span(place: str, text: str | None) -> timedelta | None:
+    return None if text is None else _duration(place, text)
+
+
+def _duration(place: str, text: str) -> timedelta:
     try:
-        return None if text is None else duration(text)
+        return duration(text)
     except ValueError as error:
         raise Misconfigured(place, str(error)) from error
-
-
-def _tables(sql: str) -> tuple[str, ...]:
-    """The channels that a SQL text reads."""
-    found = re.findall(r"\b(?:FROM|JOIN)\s+([A-Za-z]\w*)", sql, flags=re.IGNORECASE)
-    own = set(re.findall(r"\b([A-Za-z]\w*)\s+AS\s+\(", sql, flags=re.IGNORECASE))  # Its own WITH clauses.
-    return tuple(dict.fromkeys(name for name in found if name not in own))
 
 
 def _unique(kind: str, names: Sequence[str]) -> None:
@@ -274,10 +281,12 @@ def _unique(kind: str, names: Sequence[str]) -> None:
             raise Misconfigured(f"{kind} {name}", "two have this name", "give one of them another: name=…")
 
 
-def _known(place: str, name: str, channels: Iterable[str]) -> None:
+def _known(place: str, name: str, channels: Collection[str]) -> None:
     if name not in channels:
-        close = difflib.get_close_matches(name, list(channels), n=1)
-        way_out = f'did you mean "{close[0]}"?' if close else f"there are {', '.join(sorted(channels)) or 'none'}"
+        by_lower = {known.lower(): known for known in channels}
+        way_out = f"there are {', '.join(sorted(channels))}" if by_lower else "declare it: app.channel(…)"
+        if close := difflib.get_close_matches(name.lower(), by_lower, n=1):
+            way_out = f'did you mean "{by_lower[close[0]]}"?'
         raise Misconfigured(place, f'there is no channel "{name}"', way_out)
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.pipeline.description import Description
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.wiring import Wiring, shown
 
 
 def store_node(url: str, channel: str) -> str:
@@ -19,7 +19,7 @@ def graph(description: Description, wiring: Wiring) -> dict[str, Any]:
         nodes.append({"id": node, "kind": kind, "label": label, "note": note})
 
     for source in description.sources:
-        add(f"source:{source.name}", "source", source.name, wiring.address(source))
+        add(f"source:{source.name}", "source", source.name, shown(wiring.address(source)))
         edges.append([f"source:{source.name}", f"channel:{source.into}"])
     for channel in description.channels.values():
         note = f"the result of {channel.result_of}" if channel.result_of else "a channel of records"
@@ -33,7 +33,7 @@ def graph(description: Description, wiring: Wiring) -> dict[str, Any]:
         edges.append([f"query:{query.name}", f"channel:{query.into}"])
     for store in description.stores:
         node = store_node(store.url, store.channel)
-        add(node, "store", store.url.split(":", 1)[0], f"{store.channel} in {store.url}")
+        add(node, "store", store.url.split(":", 1)[0], f"{store.channel} in {shown(store.url)}")
         edges.append([f"channel:{store.channel}", node])
     if description.pages:
         add("page", "page", "page", "live, in browsers")

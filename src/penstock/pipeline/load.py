@@ -17,17 +17,21 @@ def load(path: Path) -> Description:
     if spec is None or spec.loader is None:
         raise Misconfigured(str(path), "this is not a Python file", "its name has to end in .py")
     module = importlib.util.module_from_spec(spec)
-    # A pipeline may import what lies beside it, and executors must find its functions by name.
+    # A pipeline may import what lies beside it.
     sys.path.insert(0, str(path.parent.resolve()))
     sys.modules[spec.name] = module
     try:
         spec.loader.exec_module(module)
     except PenstockError as error:
-        raise Misconfigured(f"{path.name}:{_line(error, path)}", str(error)) from error
+        raise Misconfigured(_place(error, path), str(error)) from error
     except Exception as error:
-        problem = f"{type(error).__name__}: {error}"
-        raise Misconfigured(f"{path.name}:{_line(error, path)}", problem) from error
-    found = [value for value in vars(module).values() if isinstance(value, Pipeline)]
+        said = error.msg if isinstance(error, SyntaxError) else error
+        raise Misconfigured(_place(error, path), f"{type(error).__name__}: {said}") from error
+    finally:
+        # Out of the list again: functions of a module that Python cannot find by name travel to Spark's workers whole.
+        del sys.modules[spec.name]
+    # One pipeline may have two names.
+    found = list({id(value): value for value in vars(module).values() if isinstance(value, Pipeline)}.values())
     if len(found) != 1:
         problem = "it makes no Pipeline" if not found else f"it makes {len(found)} pipelines"
         raise Misconfigured(path.name, problem, 'write one: app = Pipeline("name")')
@@ -37,9 +41,11 @@ def load(path: Path) -> Description:
         raise Misconfigured(f"{path.name}, {error.place}", error.problem, error.way_out) from error
 
 
-def _line(error: BaseException, path: Path) -> int | str:
-    """The line of the user's own file at which it happened."""
-    if isinstance(error, SyntaxError) and error.lineno:
-        return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
-    return lines[-1] if lines and lines[-1] is not None else "?"
+def _place(error: Exception, path: Path) -> str:
+    """The file and line at which it happened: of the user's own file, or of the one that does not parse."""
+    if isinstance(error, SyntaxError):
+        name = Path(error.filename or path).name
+        return f"{name}:{error.lineno}" if error.lineno else name
+    own = path.absolute()
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == own]
+    return f"{path.name}:{lines[-1]}" if lines else path.name

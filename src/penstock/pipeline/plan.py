@@ -6,7 +6,7 @@ from typing import Any
 from penstock.analysis.engine import Engine
 from penstock.contracts import Guarantee
 from penstock.pipeline.description import Description
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.wiring import Wiring, shown
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _hops(description: Description, wiring: Wiring) -> list[Hop]:
         resumed = source.resume and source.numbered is not None
         hops.append(
             Hop(
-                wiring.address(source),
+                shown(wiring.address(source)),
                 "websocket",
                 source.into,
                 Guarantee.EXACTLY_ONCE if resumed else Guarantee.BEST_EFFORT,
@@ -95,7 +95,7 @@ def _hops(description: Description, wiring: Wiring) -> list[Hop]:
         hops += [Hop(name, f"query {query.name}", query.into, Guarantee.AT_LEAST_ONCE, why) for name in query.inputs]
     for store in description.stores:
         why = "rows and positions are written in one transaction, older versions never win"
-        hops.append(Hop(store.channel, "loader", store.url, Guarantee.EXACTLY_ONCE, why))
+        hops.append(Hop(store.channel, "loader", shown(store.url), Guarantee.EXACTLY_ONCE, why))
     for page in description.pages:
         why = "a snapshot, then the changes; whoever comes back gets what it missed"
         hops.append(Hop(page.channel, "feed", "browsers", Guarantee.EXACTLY_ONCE, why))

@@ -4,13 +4,12 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import orjson
 import psutil
 
-from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
 
 Figures = Mapping[str, Any]
@@ -21,9 +20,17 @@ EVERY = 1.0
 log = logging.getLogger(__name__)
 
 
+class Posting(Protocol):
+    """The part of a binder that figures need: `post(channel, key, value)`, without waiting."""
+
+    def poster(self) -> AbstractContextManager[Callable[[str, bytes, bytes], None]]: ...
+
+
 @contextmanager
-def pulse(kafka: Kafka, channel: str, process: str, figures: Callable[[], Figures]) -> Iterator[None]:
-    """Tell the figures of this process while the body runs."""
+def pulse(
+    channels: Posting, channel: str, process: str, figures: Callable[[], Figures], every: float = EVERY
+) -> Iterator[None]:
+    """Tell the figures of this process while the body runs, at once and then every so many seconds."""
     clock, this, stop = SystemClock(), psutil.Process(), threading.Event()
 
     def said() -> dict[str, Any]:
@@ -31,14 +38,14 @@ def pulse(kafka: Kafka, channel: str, process: str, figures: Callable[[], Figure
         return {**about, "nodes": {}, **figures()}
 
     def beat() -> None:
-        with kafka.poster() as post:
+        with channels.poster() as post:
             while True:
                 try:
                     post(channel, process.encode(), orjson.dumps(said()))
                 except Exception:
                     # The pipeline does not end because its figures cannot be told; `penstock status` sees the silence.
                     log.exception("the figures of %s cannot be told", process)
-                if stop.wait(EVERY):
+                if stop.wait(every):
                     return
 
     thread = threading.Thread(target=beat, name="pulse", daemon=True)

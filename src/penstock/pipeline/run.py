@@ -55,7 +55,7 @@ class Running:
         file = folder.path / cls.FILE
         if folder.holder() is None or not file.exists():
             raise Misconfigured(
-                str(wiring.folder), "nothing runs here", "start it: penstock run FILE, or penstock demo"
+                str(wiring.folder.absolute()), "nothing runs here", "start it: penstock run FILE, or penstock demo"
             )
         return cls(**json.loads(file.read_text()))
 
@@ -188,7 +188,7 @@ class LocalRun:
 def _simulation(source: str, name: str, options: dict[str, str], folder: StateFolder) -> tuple[Service, str]:
     """A feed of the outside world, as a service of its own."""
     port = folder.port(f"feed-{source}")
-    flags = [part for option, value in options.items() for part in (f"--{option}", value)]
+    flags = [part for option, value in options.items() for part in (f"--{option}", value) if part]
     command = (sys.executable, "-m", "penstock", "feed", name, "--port", str(port), *flags)
     return (
         Service(f"feed-{source}", command, folder.log(f"feed-{source}"), _Answers(f"http://127.0.0.1:{port}/")),

@@ -2,11 +2,13 @@
 
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING
+from collections.abc import Collection, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from datetime import date, datetime
 from decimal import Decimal
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
 
 from penstock.errors import Misconfigured
 
@@ -35,15 +37,25 @@ def ddl(schema: str | type) -> str:
 
 
 def _fields(cls: type) -> list[tuple[str, str, bool]]:
-    fields = []
+    found = []
+    defaults = _defaults(cls)
     for name, annotation in typing.get_type_hints(cls).items():
-        kind, optional = _without_none(annotation)
-        fields.append((name, _type(kind, f"{cls.__name__}.{name}"), optional or _has_default(cls, name)))
-    return fields
+        if typing.get_origin(annotation) is not ClassVar:
+            kind, optional = _without_none(annotation)
+            found.append((name, _type(kind, f"{cls.__name__}.{name}"), optional or name in defaults))
+    return found
 
 
-def _has_default(cls: type, name: str) -> bool:
-    return getattr(cls, name, MISSING) is not MISSING or name in getattr(cls, "__optional_keys__", ())
+def _defaults(cls: type) -> Collection[str]:
+    """The fields that may be left out, by what each kind of class knows of them itself."""
+    if is_dataclass(cls):
+        return {one.name for one in fields(cls) if (one.default, one.default_factory) != (MISSING, MISSING)}
+    if issubclass(cls, BaseModel):
+        return {name for name, one in cls.model_fields.items() if not one.is_required()}
+    for known in ("_field_defaults", "__optional_keys__"):  # Of a NamedTuple, and of a TypedDict.
+        if isinstance(told := getattr(cls, known, None), Collection):
+            return told
+    return {name for name in typing.get_type_hints(cls) if hasattr(cls, name)}
 
 
 def _without_none(annotation: Any) -> tuple[Any, bool]:

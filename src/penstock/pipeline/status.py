@@ -6,8 +6,8 @@ from typing import Any
 
 import orjson
 
-from penstock.channels.kafka import Kafka
 from penstock.clock import Micros
+from penstock.contracts import Channels
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,11 @@ class Status:
     processes: Mapping[str, Mapping[str, Any]]
 
     @classmethod
-    def read(cls, kafka: Kafka, channel: str) -> "Status":
+    def read(cls, channels: Channels, channel: str) -> "Status":
         """The last word of each process."""
-        ends = {partition: end for partition, (_, end) in kafka.bounds(channel).items()}
+        ends = {partition: end for partition, (_, end) in channels.bounds(channel).items()}
         processes: dict[str, Mapping[str, Any]] = {}
-        with kafka.reader({channel: {}}) as reader:
+        with channels.reader({channel: {}}) as reader:
             while any(reader.positions(channel)[partition] < end for partition, end in ends.items()):
                 for entry in reader.read(5_000, 1.0):
                     if entry.key and entry.value:

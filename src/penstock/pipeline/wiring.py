@@ -1,5 +1,6 @@
 """The wiring of an environment: every section of penstock.toml, and the places that follow from it."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,9 @@ class Wiring:
 
     def address(self, source: SourceSpec) -> str:
         """Where a source is heard: the settings' word over the pipeline's."""
-        return str((self.sources.model_extra or {}).get(source.name, source.url))
+        told = self.sources.model_extra or {}
+        # The environment knows names in lower case only.
+        return str(told.get(source.name.lower(), told.get(source.name, source.url)))
 
     def path(self, url: str) -> str:
         """The place of a lake, `delta://PATH`: relative to the pipeline, absolute, or on an object store."""
@@ -90,12 +93,18 @@ class Wiring:
         return rest if "://" in rest else str(self.folder / rest)
 
 
+def shown(url: str) -> str:
+    """An address for the eyes of others: without the user, the password, or the token that it may hold."""
+    bare = re.sub(r"://[^/?#]*@", "://", url)
+    return bare if simulated(url) is not None else bare.partition("?")[0]
+
+
 def simulated(url: str) -> tuple[str, dict[str, str]] | None:
-    """The name and options of `simulate://NAME?rate=200&…`; None for the address of somebody real."""
+    """The name and options of `simulate://NAME?rate=200&no-resume&…`; None for the address of somebody real."""
     parts = urlsplit(url)
     if parts.scheme != SIMULATED:
         return None
-    return parts.netloc, {name: values[-1] for name, values in parse_qs(parts.query).items()}
+    return parts.netloc, {name: values[-1] for name, values in parse_qs(parts.query, True).items()}
 
 
 def topics(description: Description) -> list[Topic]:

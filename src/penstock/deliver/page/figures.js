@@ -100,6 +100,11 @@ function rowsOf(channel) {
   };
   const number = (value, className = "") => cell(count(value), value ? className : "none");
   cell(channel.channel);
+  if (channel.kind === "result") {
+    // Rows of a query have no sender: they are counted, and their version tells which is newer.
+    for (const text of ["", "", count(channel.records), "", "", "", ""]) cell(text);
+    return [row];
+  }
   number(channel.senders);
   number(channel.claimed);
   number(channel.distinct ?? channel.records);

@@ -24,9 +24,11 @@ async function get(address) {
 
 function feedOf(name) {
   if (!feeds.has(name)) {
+    // The figures at the top are those of the first chart: the one that people watch.
+    const watched = feeds.size === 0;
     feeds.set(name, new Feed(name, {
       onChange: (feed, names) => charts.filter((chart) => chart.feed === feed).forEach((chart) => chart.changed(names)),
-      onLatency: tookLatencies,
+      onLatency: watched ? tookLatencies : () => {},
       onState: (feed) => {
         if (feed.state === "live") ping(feed, 3);
         showConnection();
@@ -39,6 +41,7 @@ function feedOf(name) {
 async function prepare() {
   const [specs, plan] = await Promise.all([get("/charts"), get("/graph")]);
   graph = new Graph(plan, byId("graph"), byId("tip"));
+  if (specs.length) byId("latency-hint").textContent = `${specs[0].title.toLowerCase()}, the last minute`;
   for (const spec of specs) charts.push(new Chart(spec, feedOf(spec.feed), byId("charts")));
   byId("feeds").replaceChildren(...[...feeds.keys()].map((name) => {
     const link = document.createElement("a");

@@ -1,0 +1,78 @@
+"""Frames from rows and rows from frames: a query is a function, and can be tested as one.
+
+def test_guests_count_as_people(spark):
+    rsvps = frame(spark, app.describe().channels["rsvps"], {"response": "yes", "guests": 2, "country": "nl"})
+    assert rows(people_by_country(rsvps), "country", "people") == [("nl", 3)]
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.analysis.frames import RAW, dead_letters, typed
+from penstock.analysis.query import Shape
+from penstock.clock import Micros
+from penstock.errors import Misconfigured, Refused
+from penstock.pipeline.description import Channel
+from penstock.record import Origin
+
+BEGIN: Micros = 1_700_000_000_000_000
+"""The time of the first row that says no other; each further one is a second later."""
+
+# Nobody tells when it arrived, so that its event time may be any.
+_ARRIVED = datetime.fromtimestamp(0, UTC)
+
+
+def frame(spark: SparkSession, shape: Channel | Shape | str, *rows: Mapping[str, Any]) -> DataFrame:
+    """The rows as a query would see them in a channel: their columns, `origin` and `event_time`.
+
+    `shape` is a channel of a pipeline, or the columns of one as DDL. A row is a payload; it may hold an `Origin` under
+    "origin", and is the next record of the sender "test" otherwise. Refused when a row does not fit its channel.
+    """
+    known = _shape(shape)
+    records = [_raw(known, seq, row) for seq, row in enumerate(rows, start=1)]
+    raw = spark.createDataFrame(records, RAW)
+    fitting = typed(raw, known)
+    if fitting.count() < len(rows):
+        refused = dead_letters(raw, known).collect()[0]
+        headers = {header["key"]: bytes(header["value"]).decode() for header in refused["headers"]}
+        offset = int(headers["place"].rpartition(":")[2])
+        raise Refused(f"row {offset + 1} of {known.channel}", headers["reason"])
+    return fitting
+
+
+def rows(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+    """What a frame holds, sorted: all columns, or these, each a name or a SQL expression."""
+    chosen = frame.selectExpr(*columns) if columns else frame
+    return sorted((tuple(row) for row in chosen.collect()), key=_order)
+
+
+def _shape(shape: Channel | Shape | str) -> Shape:
+    if isinstance(shape, str):
+        return Shape("test", shape)
+    if isinstance(shape, Shape):
+        return shape
+    if shape.result_of is not None:
+        raise Misconfigured(
+            f"channel {shape.name}", f"its columns follow from the query {shape.result_of}", "give them as DDL"
+        )
+    return shape.shape
+
+
+def _raw(shape: Shape, seq: int, row: Mapping[str, Any]) -> tuple[Any, ...]:
+    payload = {name: value for name, value in row.items() if name != "origin"}
+    value = str(payload["value"]).encode() if shape.ddl is None else orjson.dumps(payload, default=str)
+    origin = row.get("origin", Origin("test", 1, seq, BEGIN + (seq - 1) * 1_000_000))
+    return None, value, shape.channel, 0, seq - 1, _ARRIVED, 0, origin.headers()
+
+
+def _order(value: Any) -> tuple[int, Any]:
+    """Nulls first; within rows, lists and maps, too."""
+    if value is None:
+        return 0, 0
+    if isinstance(value, dict):
+        return 1, sorted((_order(key), _order(inner)) for key, inner in value.items())
+    return 1, [_order(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,186 @@
+"""From bytes to the frame of a query, and back, on a real Spark."""
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from penstock.analysis.frames import RAW, built, dead_letters, encoded, schema_of, seen, typed
+from penstock.analysis.query import Query, Shape
+from penstock.errors import Misconfigured
+
+DDL = "id BIGINT NOT NULL, name STRING, tags ARRAY<STRING>, at BIGINT NOT NULL"
+SHAPE = Shape("things", DDL, "timestamp_millis(at)")
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+MILLIS = int(NOW.timestamp() * 1000)
+
+
+def raw(spark: SparkSession, *values: bytes | None, origin: bool = True) -> DataFrame:
+    """Records as Spark's Kafka source gives them."""
+    told = [("sender", b"s"), ("epoch", b"1"), ("time", b"%d" % (MILLIS * 1000))]
+    rows = [
+        (b"k", value, "things", 0, at, NOW, 0, [*told, ("seq", b"%d" % at)] if origin else None)
+        for at, value in enumerate(values, start=1)
+    ]
+    return spark.createDataFrame(rows, RAW)
+
+
+def thing(**fields: Any) -> bytes:
+    return json.dumps({"id": 1, "at": MILLIS, **fields}).encode()
+
+
+def told(frame: DataFrame, name: str) -> list[str]:
+    """What a header says in each row."""
+    headers = [header for row in frame.collect() for header in row["headers"]]
+    return [bytes(header["value"]).decode() for header in headers if header["key"] == name]
+
+
+def reasons(frame: DataFrame) -> list[str]:
+    return told(frame, "reason")
+
+
+def test_a_query_sees_columns_origin_and_event_time(spark: SparkSession) -> None:
+    (row,) = typed(raw(spark, thing(name="a", tags=["x"])), SHAPE).collect()
+    assert (row["id"], row["name"], row["tags"]) == (1, "a", ["x"])
+    assert row["origin"].asDict() == {"sender": "s", "epoch": 1, "seq": 1, "time": MILLIS * 1000}
+    assert row["event_time"].timestamp() == NOW.timestamp()
+
+
+def test_fields_that_nobody_declared_are_ignored(spark: SparkSession) -> None:
+    assert typed(raw(spark, thing(more={"deep": [1]})), SHAPE).columns == [
+        "id",
+        "name",
+        "tags",
+        "at",
+        "origin",
+        "event_time",
+    ]
+
+
+UNFIT = {
+    "the value is null": None,
+    "it is not a JSON object": b"",
+    "it is not JSON": b'{"id": 1, "at": ',
+    'the field "id" is missing': b'{"at": 1}',
+    'the field "id" is not bigint': thing(id="one"),
+    'the field "tags" is not array<string>': thing(tags={"a": 1}),
+    "its event time lies in the future": thing(at=MILLIS + 2 * 3_600_000),
+}
+
+
+@pytest.mark.parametrize(("reason", "value"), UNFIT.items(), ids=list(UNFIT))
+def test_what_does_not_fit_has_a_reason(spark: SparkSession, reason: str, value: bytes | None) -> None:
+    assert reasons(dead_letters(raw(spark, value), SHAPE)) == [reason]
+    assert typed(raw(spark, value), SHAPE).count() == 0
+
+
+ODD = [
+    b"[]",
+    b"null",
+    b'"text"',
+    b"\xff\xfe{",
+    b"{" * 1_000,
+    b'{"id": NaN, "at": 1}',
+    b'{"id": 1e400, "at": 1}',
+    b'{"id": 9223372036854775808, "at": 1}',
+    b'{"id": 1, "at": -99999999999999999999}',
+    thing(name="\x00\ud800"),
+    thing(id=None),
+]
+
+
+def test_every_record_is_either_seen_or_refused(spark: SparkSession) -> None:
+    good = [thing(id=n) for n in range(5)]
+    frame = raw(spark, *good, *ODD, *UNFIT.values()).cache()
+    seen_ids = {row["seq"] for row in typed(frame, SHAPE).select("origin.seq").collect()}
+    refused = {int(place.split(":")[2]) for place in told(dead_letters(frame, SHAPE), "place")}
+    assert seen_ids | refused == set(range(1, len(good) + len(ODD) + len(UNFIT) + 1))
+    assert not seen_ids & refused
+    assert set(range(1, 6)) <= seen_ids
+
+
+def test_a_dead_letter_keeps_its_bytes_key_and_headers(spark: SparkSession) -> None:
+    (row,) = dead_letters(raw(spark, b"\xff\x00 raw"), SHAPE).collect()
+    headers = {header["key"]: bytes(header["value"]) for header in row["headers"]}
+    assert (bytes(row["key"]), bytes(row["value"])) == (b"k", b"\xff\x00 raw")
+    assert headers["sender"] == b"s"
+    assert headers["place"] == b"things:0:1"
+
+
+def test_without_a_schema_records_are_text(spark: SparkSession) -> None:
+    (row,) = typed(raw(spark, b"plain text"), Shape("lines")).collect()
+    assert row["value"] == "plain text"
+    assert row["event_time"].timestamp() == NOW.timestamp()
+
+
+def test_without_origin_and_event_time_a_record_is_refused(spark: SparkSession) -> None:
+    assert reasons(dead_letters(raw(spark, b"x", origin=False), Shape("lines"))) == [
+        "it has no origin, and the channel declares no event time"
+    ]
+
+
+def test_a_schema_that_cannot_be_read_is_misconfigured() -> None:
+    with pytest.raises(Misconfigured, match="channel things: its schema cannot be read"):
+        schema_of(Shape("things", "id BIGGEST"))
+
+
+def test_a_column_that_penstock_adds_cannot_be_declared() -> None:
+    with pytest.raises(Misconfigured, match='"origin" is a column that Penstock adds'):
+        schema_of(Shape("things", "origin STRING"))
+
+
+def counted(things: DataFrame) -> DataFrame:
+    return things.groupBy("name").agg(F.sum("id").alias("total"), seen())
+
+
+COUNTED = Query("counted", ("things",), "totals", ("name",), counted)
+
+
+def test_a_result_carries_its_key_row_and_version(spark: SparkSession) -> None:
+    frame = typed(raw(spark, thing(id=1, name="a"), thing(id=2, name="a")), SHAPE)
+    (row,) = encoded(built(COUNTED, [frame]), COUNTED).collect()
+    headers = {header["key"]: bytes(header["value"]) for header in row["headers"]}
+    assert json.loads(bytes(row["key"])) == ["a"]
+    assert json.loads(bytes(row["value"])) == {
+        "name": "a",
+        "total": 3,
+        "seen": {"count": 2, "newest": MILLIS * 1000},
+    }
+    assert headers == {"query": b"counted", "version": b"2", "time": b"%d" % (MILLIS * 1000)}
+
+
+def test_keys_of_any_type_are_json(spark: SparkSession) -> None:
+    frame = spark.sql("SELECT struct(1 AS a, 'x' AS b) AS s, cast(NULL AS STRING) AS n, 'q\"uote' AS t, 1.5D AS d")
+    query = Query("q", (), "o", ("s", "n", "t", "d"), lambda frame: frame)
+    (row,) = encoded(frame, query).collect()
+    assert json.loads(bytes(row["key"])) == [{"a": 1, "b": "x"}, None, 'q"uote', 1.5]
+
+
+def test_a_row_of_one_record_keeps_its_origin(spark: SparkSession) -> None:
+    query = Query("names", ("things",), "names", ("id",), lambda things: things.select("id", "name", "origin"))
+    (row,) = encoded(built(query, [typed(raw(spark, thing(name="a")), SHAPE)]), query).collect()
+    headers = {header["key"]: bytes(header["value"]) for header in row["headers"]}
+    assert (headers["sender"], headers["seq"]) == (b"s", b"1")
+    assert json.loads(bytes(row["value"])) == {"id": 1, "name": "a"}
+
+
+def test_sql_is_a_query_too(spark: SparkSession) -> None:
+    query = Query("q", ("things",), "o", ("name",), "SELECT name, sum(id) AS total, seen() FROM things GROUP BY name")
+    frame = built(query, [typed(raw(spark, thing(id=4, name="b")), SHAPE)])
+    (row,) = frame.collect()
+    assert (row["name"], row["total"], row["seen"]["count"]) == ("b", 4, 1)
+
+
+def test_a_key_that_the_result_lacks_is_named(spark: SparkSession) -> None:
+    query = Query("counted", ("things",), "totals", ("nam",), counted)
+    with pytest.raises(Misconfigured, match=r"query counted: its key has nam, and its result only name, total, seen"):
+        encoded(built(query, [typed(raw(spark), SHAPE)]), query)
+
+
+def test_a_query_that_returns_no_frame_is_named(spark: SparkSession) -> None:
+    query = Query("q", ("things",), "o", ("id",), lambda things: 7)  # type: ignore[arg-type,return-value]
+    with pytest.raises(Misconfigured, match="query q: it returns int; return a DataFrame"):
+        built(query, [typed(raw(spark), SHAPE)])

@@ -1,0 +1,112 @@
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import Misconfigured
+from penstock.pipeline.load import load
+
+Written = Callable[..., Path]
+BEGIN = 'from penstock import Pipeline\napp = Pipeline("meetups")\n'
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Iterator[Written]:
+    """A file with a text; what loading leaves in the interpreter is taken back."""
+    path, modules = list(sys.path), set(sys.modules)
+
+    def write(text: str, name: str = "pipe.py") -> Path:
+        file = tmp_path / name
+        file.write_text(text)
+        return file
+
+    yield write
+    sys.path[:] = path
+    for name in set(sys.modules) - modules:
+        del sys.modules[name]
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(Misconfigured) as caught:
+        load(path)
+    return str(caught.value)
+
+
+def test_a_file_is_run_and_its_pipeline_described(written: Written) -> None:
+    found = load(written(BEGIN + 'app.source("ws://x", into="rsvps")\n'))
+    assert (found.name, set(found.channels)) == ("meetups", {"rsvps"})
+
+
+def test_a_pipeline_may_import_what_lies_beside_it(written: Written) -> None:
+    written('NAME = "beside"\n', "beside_it.py")
+    assert (
+        load(written("from penstock import Pipeline\nimport beside_it\nx = Pipeline(beside_it.NAME)\n")).name
+        == "beside"
+    )
+
+
+def test_an_absent_file_is_told(tmp_path: Path) -> None:
+    said = "there is no such file; give the path of a Python file that makes a Pipeline"
+    assert refusal(tmp_path / "absent.py") == f"{tmp_path}/absent.py: {said}"
+    assert refusal(tmp_path) == f"{tmp_path}: {said}"
+
+
+def test_another_kind_of_file_is_told(written: Written) -> None:
+    assert refusal(written("", "pipe.toml")).endswith(
+        "pipe.toml: this is not a Python file; its name has to end in .py"
+    )
+
+
+def test_a_syntax_error_is_told_with_its_line(written: Written) -> None:
+    assert refusal(written("x = 1\ny = (\n")) == "pipe.py:2: SyntaxError: '(' was never closed"
+
+
+def test_a_syntax_error_beside_it_is_told_with_that_file(written: Written) -> None:
+    written("\n\nx = (\n", "broken_beside.py")
+    assert refusal(written("import broken_beside\n")) == "broken_beside.py:3: SyntaxError: '(' was never closed"
+
+
+def test_a_file_that_is_not_text_is_told(written: Written, tmp_path: Path) -> None:
+    (tmp_path / "raw.py").write_bytes(b"x = '\xff'\n")
+    assert refusal(tmp_path / "raw.py").startswith("raw.py:1: SyntaxError: (unicode error)")
+    (tmp_path / "null.py").write_bytes(b"\0")
+    assert refusal(tmp_path / "null.py") == "null.py: SyntaxError: source code string cannot contain null bytes"
+
+
+def test_an_exception_is_told_with_its_line(written: Written) -> None:
+    assert refusal(written("x = 1\n\nx / 0\n")) == "pipe.py:3: ZeroDivisionError: division by zero"
+
+
+def test_the_line_is_that_of_the_file_itself_however_deep_it_happens(written: Written) -> None:
+    text = "import json\n\ndef read():\n    return json.loads('?')\n\nread()\n"
+    assert refusal(written(text)).startswith("pipe.py:4: JSONDecodeError: Expecting value")
+
+
+def test_a_relative_path_does_not_lose_the_line(written: Written) -> None:
+    with chdir(written("x / 0\n").parent):
+        assert refusal(Path("pipe.py")).startswith("pipe.py:1: NameError")
+
+
+def test_a_mistake_in_a_part_is_told_with_its_line(written: Written) -> None:
+    said = refusal(written(BEGIN + '\napp.channel("a", partitions=0)\n'))
+    assert said == "pipe.py:4: channel a: 0 partitions are asked for; ask for one or more"
+
+
+def test_parts_that_do_not_fit_are_told_with_the_file(written: Written) -> None:
+    said = refusal(written(BEGIN + 'app.store("rsvps", "redis://")\n'))
+    assert said == 'pipe.py, store redis://: there is no channel "rsvps"; declare it: app.channel(…)'
+
+
+def test_a_file_without_a_pipeline_is_told(written: Written) -> None:
+    assert refusal(written("x = 1\n")) == 'pipe.py: it makes no Pipeline; write one: app = Pipeline("name")'
+
+
+def test_a_file_with_two_pipelines_is_told(written: Written) -> None:
+    said = refusal(written(BEGIN + 'other = Pipeline("other")\n'))
+    assert said == 'pipe.py: it makes 2 pipelines; write one: app = Pipeline("name")'
+
+
+def test_a_pipeline_with_two_names_is_one(written: Written) -> None:
+    assert load(written(BEGIN + "same = app\n")).name == "meetups"

@@ -1,0 +1,57 @@
+import orjson
+
+from penstock.pipeline.status import Status
+from penstock.testing.channels import MemoryChannels
+
+SECOND = 1_000_000
+
+
+def test_the_last_word_of_each_process_counts() -> None:
+    channels = MemoryChannels(partitions=2)
+    for process, at in [("collect", 1), ("audit", 2), ("collect", 3)]:
+        said = {"at": at, "nodes": {f"part:{process}": {"count": at}}}
+        channels.append("status", orjson.dumps(said), process.encode())
+    channels.append("status", b"{}")
+    channels.append("status", None, b"collect")
+    found = Status.read(channels, "status")
+    assert {process: said["at"] for process, said in found.processes.items()} == {"collect": 3, "audit": 2}
+    assert found.nodes == {"part:collect": {"count": 3}, "part:audit": {"count": 2}}
+
+
+def test_a_channel_in_which_nobody_spoke_is_not_waited_for() -> None:
+    assert Status.read(MemoryChannels(), "status").processes == {}
+
+
+def test_it_is_told_as_json() -> None:
+    usage = {"kafka": {"memory": 100, "deaths": 0}, "load": {"memory": 20, "deaths": 1}}
+    found = Status(
+        {
+            "run": {"at": 1, "nodes": {}, "usage": usage},
+            "audit": {"at": 1, "nodes": {"channel:a": {"count": 1}}, "balance": {"whole": True}},
+        }
+    )
+    assert found.to_json() == {
+        "nodes": {"channel:a": {"count": 1}},
+        "balance": {"whole": True},
+        "usage": usage,
+        "memory": 120,
+    }
+
+
+def test_all_is_well_while_everybody_speaks_and_nothing_is_missing() -> None:
+    def well(late: int, whole: bool) -> bool:
+        said = {"load": {"at": 60 * SECOND - late, "nodes": {}}}
+        audit = {"audit": {"at": 60 * SECOND, "nodes": {}, "balance": {"whole": whole}}}
+        return Status({**said, **audit}).well(now=60 * SECOND, late=10 * SECOND)
+
+    assert well(late=10 * SECOND, whole=True)
+    assert not well(late=10 * SECOND + 1, whole=True)
+    assert not well(late=0, whole=False)
+
+
+def test_nothing_is_well_where_nobody_spoke() -> None:
+    assert not Status({}).well(now=0, late=10)
+
+
+def test_before_the_first_balance_nothing_is_missing() -> None:
+    assert Status({"load": {"at": 0, "nodes": {}}}).well(now=0, late=10)

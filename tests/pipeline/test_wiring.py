@@ -1,0 +1,148 @@
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from penstock.channels.kafka import Topic
+from penstock.errors import Misconfigured
+from penstock.pipeline.description import Pipeline, SourceSpec
+from penstock.pipeline.wiring import Wiring, shown, simulated, topics
+
+FILE = """
+[kafka]
+servers = "broker:9092"
+[spark]
+every = "2 seconds"
+[sources]
+rsvps = "wss://example.org/rsvps"
+[profiles.night.spark]
+every = "1 minute"
+[profiles.night.sources]
+rsvps = "simulate://rsvps"
+"""
+
+
+def wiring(folder: Path, text: str = "", profile: str | None = None, **environ: str) -> Wiring:
+    (folder / "penstock.toml").write_text(text)
+    return Wiring.read(folder, profile, environ)
+
+
+def source(name: str = "rsvps") -> SourceSpec:
+    return SourceSpec(name, "ws://declared", "rsvps", (), None, True)
+
+
+def test_without_a_file_everything_is_local(tmp_path: Path) -> None:
+    found = Wiring.read(tmp_path, environ={})
+    assert (found.kafka.servers, found.redis.url, found.spark.master) == ("local", "local", "local")
+    assert (found.page.host, found.page.port, found.local.brokers) == ("127.0.0.1", None, 1)
+
+
+def test_every_section_is_read(tmp_path: Path) -> None:
+    found = wiring(tmp_path, FILE)
+    assert (found.kafka.servers, found.spark.every) == ("broker:9092", timedelta(seconds=2))
+
+
+def test_a_profile_goes_over_the_file_and_the_environment_over_both(tmp_path: Path) -> None:
+    assert wiring(tmp_path, FILE, "night").spark.every == timedelta(minutes=1)
+    assert wiring(tmp_path, FILE, "night", PENSTOCK_SPARK_EVERY="5 s").spark.every == timedelta(seconds=5)
+    assert wiring(tmp_path, FILE, "night").kafka.servers == "broker:9092"
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("[kafak]", 'penstock.toml: "kafak" is not a table; did you mean "kafka"?'),
+        ("[page]\nprot = 1", 'penstock.toml, [page]: "prot" is not a setting; did you mean "port"?'),
+        ("[page]\nport = 0", 'penstock.toml, [page]: "port" is 0; Input should be greater than or equal to 1'),
+        ("[sources]\nrsvps = 7", 'penstock.toml, [sources]: "rsvps" is 7; Input should be a valid string'),
+    ],
+)
+def test_a_wrong_setting_is_told_with_its_place_and_the_way_out(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(Misconfigured) as caught:
+        wiring(tmp_path, text)
+    assert str(caught.value) == sentence
+
+
+def test_a_source_is_heard_where_the_pipeline_says_unless_the_settings_say_otherwise(tmp_path: Path) -> None:
+    assert wiring(tmp_path).address(source()) == "ws://declared"
+    assert wiring(tmp_path, FILE).address(source()) == "wss://example.org/rsvps"
+    assert wiring(tmp_path, FILE, "night").address(source()) == "simulate://rsvps"
+    assert wiring(tmp_path, FILE).address(source("orders")) == "ws://declared"
+
+
+def test_the_environment_tells_the_address_of_a_source_whatever_the_case_of_its_name(tmp_path: Path) -> None:
+    found = wiring(tmp_path, FILE, PENSTOCK_SOURCES_RSVPS="ws://here")
+    assert found.address(source()) == found.address(source("RSVPs")) == "ws://here"
+    assert wiring(tmp_path, '[sources]\nRSVPs = "ws://there"').address(source("RSVPs")) == "ws://there"
+
+
+def test_state_lies_beside_the_pipeline(tmp_path: Path) -> None:
+    found = wiring(tmp_path)
+    assert found.state == tmp_path / ".penstock"
+    assert found.ledger == tmp_path / ".penstock" / "audit" / "ledger.db"
+    assert found.checkpoints == str(tmp_path / ".penstock" / "checkpoints")
+    assert wiring(tmp_path, '[spark]\ncheckpoints = "s3://bucket/c"').checkpoints == "s3://bucket/c"
+
+
+def test_a_lake_lies_beside_the_pipeline_or_where_it_is_told_to(tmp_path: Path) -> None:
+    found = wiring(tmp_path)
+    assert found.path("delta://lake/rsvps") == str(tmp_path / "lake" / "rsvps")
+    assert found.path("delta:///data/lake") == "/data/lake"
+    assert found.path("delta://s3://bucket/lake") == "s3://bucket/lake"
+
+
+def test_a_tier_alone_needs_the_address_of_its_broker(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=r"^\[kafka\] servers: it is local, and this is no run .*; give its"):
+        wiring(tmp_path).channels()
+
+
+@pytest.mark.parametrize(
+    ("url", "found"),
+    [
+        ("simulate://rsvps", ("rsvps", {})),
+        ("simulate://rsvps?rate=200&senders=20", ("rsvps", {"rate": "200", "senders": "20"})),
+        ("simulate://rsvps?rate=1&rate=2", ("rsvps", {"rate": "2"})),
+        ("simulate://rsvps?no-resume&rate=5", ("rsvps", {"no-resume": "", "rate": "5"})),
+        ("ws://example.org/rsvps?rate=200", None),
+        ("", None),
+    ],
+)
+def test_an_address_may_be_that_of_a_simulation(url: str, found: tuple[str, dict[str, str]] | None) -> None:
+    assert simulated(url) == found
+
+
+@pytest.mark.parametrize(
+    ("url", "eyes"),
+    [
+        ("redis://", "redis://"),
+        ("redis://ada:se@cret@host:6379/2", "redis://host:6379/2"),
+        ("wss://host/feed?token=abc", "wss://host/feed"),
+        ("simulate://rsvps?rate=200", "simulate://rsvps?rate=200"),
+        ("delta://lake/a@b", "delta://lake/a@b"),
+    ],
+)
+def test_what_is_secret_in_an_address_is_not_shown(url: str, eyes: str) -> None:
+    assert shown(url) == eyes
+
+
+def test_every_topic_that_a_pipeline_needs_is_listed() -> None:
+    app = Pipeline("meetups")
+    app.channel("rsvps", partitions=4, replicas=3, keep="1 day")
+    app.query("counts", key="n", sql="SELECT * FROM rsvps", keep="1 hour")
+    found = {topic.name: topic for topic in topics(app.describe())}
+    assert list(found) == [
+        "rsvps",
+        "rsvps.dead",
+        "counts",
+        "penstock.meetups.heartbeats",
+        "penstock.meetups.bookmarks",
+        "penstock.meetups.status",
+    ]
+    assert found["rsvps"] == Topic("rsvps", 4, 3, keep=timedelta(days=1))
+    assert found["rsvps.dead"] == Topic("rsvps.dead", 1, 3)
+    assert (found["counts"].compacted, found["counts"].keep) == (True, timedelta(hours=1))
+    assert [name for name, topic in found.items() if topic.compacted] == [
+        "counts",
+        "penstock.meetups.bookmarks",
+        "penstock.meetups.status",
+    ]

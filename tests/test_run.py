@@ -1,0 +1,262 @@
+"""A whole pipeline, with everything real: it is killed in the middle, goes on, and every record is accounted for."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import redis
+from deltalake import DeltaTable
+from playwright.sync_api import Browser, ConsoleMessage
+from pyspark.sql import SparkSession
+
+import penstock.demo
+from penstock.analysis.engine import Engine
+from penstock.analysis.frames import encoded
+from penstock.analysis.query import Query
+from penstock.pipeline.load import load
+from penstock.pipeline.wiring import Wiring
+
+RECORDS = 24_000
+RATE = 250
+SENDERS = 20
+Eventually = Callable[..., None]
+
+
+class Run:
+    """`penstock run` in a folder of its own, as a person starts it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.file = folder / "pipeline.py"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = (folder / "run.log").open("ab")
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "penstock", "run", str(self.file)], stdout=self._log, stderr=self._log
+        )
+
+    @property
+    def said(self) -> str:
+        return (self.folder / "run.log").read_text()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def kill(self) -> list[psutil.Process]:
+        """kill -9; the children that it had."""
+        children = psutil.Process(self.pid).children(recursive=True)
+        os.kill(self.pid, signal.SIGKILL)
+        self._wait()
+        return children
+
+    def stop(self) -> int:
+        """As Ctrl-C does; the exit code."""
+        os.kill(self.pid, signal.SIGINT)
+        return self._wait()
+
+    def _wait(self) -> int:
+        assert self._process is not None
+        code = self._process.wait(60)
+        self._process = None
+        return code
+
+    def close(self) -> None:
+        if self._process is not None:
+            self.stop()
+        self._log.close()
+
+    def tier(self, name: str) -> int | None:
+        """The pid of a tier, once it does its work."""
+        try:
+            return int((self.folder / ".penstock" / "ready" / name).read_text())
+        except FileNotFoundError:
+            return None
+
+    def penstock(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "penstock", *arguments, "--folder", str(self.folder)]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def audit(self) -> dict[str, Any]:
+        told = self.penstock("audit", "--json", "--grace", "3600")
+        (source,) = [one for one in json.loads(told.stdout or "{}").get("channels", []) if one["kind"] == "source"]
+        return dict(source)
+
+    def page(self, path: str) -> Any:
+        address = json.loads((self.folder / ".penstock" / "run.json").read_text())["page"]
+        with urllib.request.urlopen(address + path, timeout=10) as answer:
+            return json.load(answer)
+
+    def rows(self, feed: str) -> dict[str, dict[str, Any]]:
+        """A result as a client gets it: rows by key."""
+        return {json.dumps(row["key"]): row["row"] for row in self.page(f"/feeds/{feed}")["rows"]}
+
+
+@pytest.fixture(scope="module")
+def feed() -> Iterator[str]:
+    """The outside world: a feed that nobody kills."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--rate", RATE, "--senders", SENDERS, "--count", RECORDS, "--port", port]
+    process = subprocess.Popen([sys.executable, "-m", "penstock", "feed", "rsvps", *map(str, options)])
+    yield f"ws://127.0.0.1:{port}/rsvps"
+    process.terminate()
+    process.wait(20)
+
+
+@pytest.fixture(scope="module")
+def run(feed: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    folder = tmp_path_factory.mktemp("run")
+    demo = Path(penstock.demo.__file__).with_name("pipeline.py").read_text()
+    # Nothing perishes during the test: what clients and stores hold is compared with the whole log.
+    (folder / "pipeline.py").write_text(re.sub('keep="[^"]*"', 'keep="1 day"', demo))
+    (folder / "penstock.toml").write_text(
+        f'[sources]\nrsvps = "{feed}"\n\n[spark]\nreal_time_batch = "5 seconds"\nevery = "2 seconds"\n'
+    )
+    running = Run(folder)
+    yield running
+    running.close()
+
+
+def test_it_survives_kills_and_accounts_for_every_record(run: Run, eventually: Eventually) -> None:
+    run.start()
+    eventually(lambda: " runs; the page is at " in run.said, 180)
+
+    # The driver of Spark.
+    before = run.tier("analyse")
+    assert before
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: run.tier("analyse") not in {None, before}, 120)
+    assert "analyse died: it was ended by SIGKILL" in run.said
+
+    # The collector.
+    taken, before = run.audit()["records"], run.tier("collect")
+    assert before
+    os.kill(before, signal.SIGKILL)
+    eventually(lambda: run.tier("collect") not in {None, before} and run.audit()["records"] > taken, 120)
+
+    # Everything at once.
+    children = run.kill()
+    assert len(children) > 6
+    eventually(lambda: not any(_alive(child) for child in children), 30)
+    run.start()
+    eventually(lambda: run.said.count(" runs; the page is at ") == 2, 180)
+
+    eventually(lambda: run.audit()["records"] == RECORDS, 300)
+    source = run.audit()
+    expected = {"senders": SENDERS, "distinct": RECORDS, "duplicates": 0, "missing": 0, "in_flight": 0, "refused": 0}
+    assert {name: source[name] for name in expected} == expected
+    verdict = run.penstock("audit", "--strict")
+    assert (verdict.returncode, "nothing is missing" in verdict.stdout) == (0, True), verdict.stdout + verdict.stderr
+
+
+def test_results_are_equal_to_a_batch_over_the_log(run: Run, spark: SparkSession, eventually: Eventually) -> None:
+    description = load(run.file)
+    servers = json.loads((run.folder / ".penstock" / "run.json").read_text())["servers"]
+    shapes = {name: channel.shape for name, channel in description.channels.items()}
+    engine = Engine(spark, Wiring.read(run.folder).spark, servers, "", shapes, {})
+    address = json.loads((run.folder / ".penstock" / "run.json").read_text())["redis"]
+    with redis.Redis.from_url(address, decode_responses=True) as client:
+        for query in description.queries:
+            due = recomputed(engine, query)
+            assert due
+            eventually(lambda query=query, due=due: run.rows(query.into) == due, 120)
+            eventually(lambda query=query, due=due: in_redis(client, query.into) == due, 120)
+
+
+def recomputed(engine: Engine, query: Query) -> dict[str, dict[str, Any]]:
+    """The rows that a query has to have now, by key."""
+    rows = encoded(engine.recompute(query), query).collect()
+    return {json.dumps(json.loads(bytes(row["key"]))): json.loads(bytes(row["value"])) for row in rows}
+
+
+def in_redis(client: "redis.Redis", channel: str) -> dict[str, dict[str, Any]]:
+    prefix = f"penstock:{channel}:row:"
+    found = {}
+    for key in client.scan_iter(f"{prefix}*", count=1_000):
+        if (row := client.hget(key, "row")) is not None:
+            found[json.dumps(json.loads(key.removeprefix(prefix)))] = json.loads(str(row))
+    return found
+
+
+def test_the_lake_has_every_record_once(run: Run, eventually: Eventually) -> None:
+    lake = run.folder / ".penstock" / "lake" / "rsvps"
+    eventually(lambda: numbers(lake)[0] >= RECORDS, 60)
+    assert numbers(lake) == (RECORDS, RECORDS)
+
+
+def numbers(lake: Path) -> tuple[int, int]:
+    """How many rows, and how many different origins."""
+    table = DeltaTable(lake).to_pyarrow_table(columns=["_sender", "_epoch", "_seq"])
+    rows = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
+    return len(rows), len(set(rows))
+
+
+def test_the_status_tells_latency_and_memory(run: Run) -> None:
+    told = run.penstock("status", "--json")
+    assert told.returncode == 0, told.stdout + told.stderr
+    status = json.loads(told.stdout)
+    assert status["nodes"]["feed:by_country"]["door"]["p50"] > 0
+    assert status["nodes"]["source:rsvps"]["connected"] in {True, False}
+    assert status["balance"]["whole"] is True
+    assert 0 < status["memory"] < 3 << 30
+    assert "by_country" in run.penstock("status").stdout
+
+
+def test_the_page_lives_in_a_browser(run: Run, chromium: Browser) -> None:
+    errors: list[str] = []
+
+    def note(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            errors.append(message.text)
+
+    page = chromium.new_page(viewport={"width": 1400, "height": 1000})
+    page.on("console", note)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.goto(json.loads((run.folder / ".penstock" / "run.json").read_text())["page"])
+    page.wait_for_function("document.querySelectorAll('figure.chart canvas').length === 5", timeout=60_000)
+    page.wait_for_function("document.getElementById('verdict').dataset.verdict === 'whole'", timeout=60_000)
+    # The status comes again and again, and the numbers with it.
+    page.wait_for_function("/[0-9]/.test(document.getElementById('taken').textContent)", timeout=60_000)
+    assert "rsvps" in page.inner_text("#graph")
+    assert str(RECORDS) in re.sub(r"[^0-9a-z]", "", page.inner_text("#balance"))
+    page.close()
+    assert errors == []
+
+
+def test_a_second_run_on_the_same_folder_is_refused(run: Run) -> None:
+    second = subprocess.run(
+        [sys.executable, "-m", "penstock", "run", str(run.file)], capture_output=True, text=True, check=False
+    )
+    assert second.returncode == 2
+    assert f"it is in use by the process {run.pid}" in second.stderr
+
+
+def test_ctrl_c_stops_everything_in_time(run: Run) -> None:
+    children = psutil.Process(run.pid).children(recursive=True)
+    began = time.monotonic()
+    assert run.stop() == 0
+    assert time.monotonic() - began < 15  # ten seconds for the services, and some for a busy machine
+    assert not any(_alive(child) for child in children)
+    assert "stopped; the next run goes on from here" in run.said
+
+
+def _alive(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
