@@ -97,6 +97,15 @@ def test_bounds_tell_what_is_kept_and_what_comes_next(kafka: Kafka, fresh: Fresh
     assert kafka.bounds(channel) == {0: (0, 3)}
 
 
+def test_a_moment_has_positions(kafka: Kafka, fresh: Fresh) -> None:
+    channel = fresh("since")
+    kafka.ensure([Topic(channel)])
+    send(kafka, channel, numbered(3))
+    newest = read(kafka, channel, 3)[-1].appended
+    assert kafka.since(channel, 0) == {0: 0}
+    assert kafka.since(channel, newest + 3_600_000_000) == {0: 3}
+
+
 def test_positions_beyond_the_log_are_an_error_and_no_silent_skip(kafka: Kafka, fresh: Fresh) -> None:
     channel = fresh("beyond")
     kafka.ensure([Topic(channel)])

@@ -138,3 +138,20 @@ def test_the_waits_double_up_to_a_bound() -> None:
     waits = list(islice(backoff(), 12))
     assert SHORTEST / 2 <= waits[0] <= SHORTEST
     assert all(LONGEST / 2 <= wait <= LONGEST for wait in waits[-3:])
+
+
+async def test_a_source_that_numbers_nothing_is_blind_though_it_promised_to_resume() -> None:
+    source = Scripted([[Arrival(b"x"), Arrival(b"y")], [Arrival(b"z")]])
+    found, _ = await run(source, {})
+    assert [type(one) for one in found] == [Arrival, Arrival, Blind, Arrival]
+
+
+async def test_one_unreadable_record_does_not_make_a_numbered_source_blind() -> None:
+    source = Scripted([[record(1), Arrival(b"?")], None, [record(2)]])
+    found, _ = await run(source, {})
+    assert not any(isinstance(one, Blind) for one in found)
+
+
+async def test_a_source_that_had_no_numbers_in_an_earlier_life_was_blind_since() -> None:
+    found, _ = await run(Scripted([[Arrival(b"x")]]), {}, heard=1)
+    assert isinstance(found[0], Blind)

@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 from pydantic import Field
 
+from penstock.clock import Micros
 from penstock.contracts import Entry, Positions
 from penstock.errors import Misconfigured, Unaccounted, Unavailable
 from penstock.record import Record
@@ -135,14 +136,28 @@ class Kafka:
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
         with self._asking, _answering(self.servers):
-            asker = self._asker = self._asker or Consumer({**self._common, "group.id": "penstock"})
+            asker = self._ask()
             return _patiently(lambda: self._bounds(asker, channel))
+
+    def _ask(self) -> Consumer:
+        if self._asker is None:
+            self._asker = Consumer({**self._common, "group.id": "penstock"})
+        return self._asker
 
     def _bounds(self, asker: Consumer, channel: str) -> Mapping[int, tuple[int, int]]:
         return {
             partition: asker.get_watermark_offsets(TopicPartition(channel, partition), timeout=10)
             for partition in _partitions(asker.list_topics(channel, timeout=10), channel)
         }
+
+    def since(self, channel: str, moment: Micros) -> Positions:
+        """Where the entries begin that were appended at this moment or later."""
+        ends = self.bounds(channel)
+        with self._asking, _answering(self.servers):
+            asker, asked = self._ask(), [TopicPartition(channel, partition, moment // 1_000) for partition in ends]
+            found = _patiently(lambda: asker.offsets_for_times(asked, timeout=10))
+        # What has no entry that late is read from its end.
+        return {at.partition: at.offset if at.offset >= 0 else ends[at.partition][1] for at in found}
 
     def topic_id(self, channel: str) -> str:
         """What tells this topic from another one that had its name before."""

@@ -34,7 +34,7 @@ def reconnecting(
     """The source, opened again whenever it is lost, and always after what was settled.
 
     A source that cannot resume is blind while it is away, and that is said: a `Blind` from when it was last heard until
-    it is back. `heard` is when an earlier life of the collector heard it. `watch` is told None at each connection, and
+    it is back. One that promises to resume, and then numbers nothing that it sends, cannot either. `heard` is when an earlier life of the collector heard it. `watch` is told None at each connection, and
     the reason at each loss.
     """
     return Reconnecting(source, clock, heard, watch, delays)
@@ -64,18 +64,24 @@ class Reconnecting:
     async def _intakes(self, taken: Taken) -> AsyncGenerator[Intake, None]:
         settled = _Settled(taken)
         heard = self.heard
+        # Whether its last connection gave numbers after which it can be asked to go on.
+        numbered = heard is None or bool(taken)
         delays = self.delays()
         while True:
             try:
                 async with self.source.open(settled.taken()) as intakes:
                     self.watch(None)
                     now = self.clock.now()
-                    if heard is not None and self.guarantee is Guarantee.BEST_EFFORT:
+                    if heard is not None and (self.guarantee is Guarantee.BEST_EFFORT or not numbered):
                         yield Intake([Blind(self.name, heard, now)], _nothing)
                     heard = now
+                    arrivals = origins = 0
                     async for intake in intakes:
                         heard = self.clock.now()
                         delays = self.delays()
+                        some = [arrival for arrival in intake.arrivals if isinstance(arrival, Arrival)]
+                        arrivals, origins = arrivals + len(some), origins + sum(one.origin is not None for one in some)
+                        numbered = origins > 0 or arrivals == 0
                         yield settled.noting(intake)
                 return
             except Unavailable as error:

@@ -70,7 +70,9 @@ class Delivery:
                 self._stop.wait(away.retry_after or _RETRY)
 
     def _follow(self, in_loop: Callable[..., object]) -> None:
-        start: dict[str, Positions] = {outlet.spec.channel: outlet.feed.positions() for outlet in self.outlets.values()}
+        start: dict[str, Positions] = {
+            outlet.spec.channel: {**outlet.spec.start, **outlet.feed.positions()} for outlet in self.outlets.values()
+        }
         start[self._status] = dict(self._read_status)
         for channel in start:
             if channel not in self._live:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 
 from penstock.audit.rate import Rate
@@ -15,12 +15,16 @@ from penstock.deliver.feed import Feed
 
 @dataclass(frozen=True, slots=True)
 class FeedSpec:
-    """A result channel that clients may follow under a name. `topic_id` changes when the channel is made anew."""
+    """A result channel that clients may follow under a name. `topic_id` changes when the channel is made anew.
+
+    Reading begins at `start`: for a feed that keeps rows for a while, that long ago and `feed.AWAY` is enough.
+    """
 
     name: str
     channel: str
     topic_id: str = ""
     keep: timedelta | None = None
+    start: Positions = field(default_factory=dict)
 
 
 class Outlet:

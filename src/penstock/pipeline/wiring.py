@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import parse_qs, urlsplit
@@ -127,5 +128,11 @@ _SHORT = {"segment.ms": "600000", "segment.bytes": str(32 * 1024 * 1024), "min.c
 
 
 def _topic(channel: Channel) -> Topic:
-    result = channel.result_of is not None
-    return Topic(channel.name, channel.partitions, channel.replicas, result, channel.keep, _SHORT if result else {})
+    if channel.result_of is None:
+        return Topic(channel.name, channel.partitions, channel.replicas, keep=channel.keep)
+    # Rows that perish soon stay in the channel for a while: a store that is away for hours must still find them.
+    keep = None if channel.keep is None else max(channel.keep, _LEAST)
+    return Topic(channel.name, channel.partitions, channel.replicas, True, keep, _SHORT)
+
+
+_LEAST = timedelta(days=1)

@@ -3,14 +3,19 @@
 import asyncio
 import threading
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
+from penstock.channels.kafka import Kafka
+from penstock.clock import SystemClock
+from penstock.contracts import Positions
 from penstock.deliver.app import build
+from penstock.deliver.feed import AWAY
 from penstock.deliver.outlet import FeedSpec
 from penstock.deliver.serving import serve
 from penstock.deliver.site import ChartSpec
 from penstock.errors import Misconfigured
-from penstock.pipeline.description import Description, PageSpec
+from penstock.pipeline.description import Channel, Description, PageSpec
 from penstock.pipeline.graph import graph
 from penstock.pipeline.pulse import pulse
 from penstock.pipeline.tiers import Ready, Tier
@@ -23,7 +28,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
     """The page, and a feed for each result."""
     kafka = wiring.channels()
     feeds = [
-        FeedSpec(channel.name, channel.name, kafka.topic_id(channel.name), channel.keep)
+        FeedSpec(channel.name, channel.name, kafka.topic_id(channel.name), channel.keep, _start(kafka, channel))
         for channel in description.channels.values()
         if channel.result_of
     ]
@@ -49,6 +54,14 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
 
     with pulse(kafka, description.status, Tier.DELIVER, lambda: {"nodes": app.state.delivery.figures()}):
         asyncio.run(serve_all())
+
+
+def _start(kafka: Kafka, channel: Channel) -> Positions:
+    """What perished long ago need not be read again: only what a client that comes back may still have to be told."""
+    if channel.keep is None:
+        return {}
+    microseconds = (channel.keep + 2 * AWAY) // timedelta(microseconds=1)
+    return kafka.since(channel.name, SystemClock().now() - microseconds)
 
 
 def _chart(page: PageSpec) -> ChartSpec:
