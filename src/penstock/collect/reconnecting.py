@@ -34,8 +34,8 @@ def reconnecting(
     """The source, opened again whenever it is lost, and always after what was settled.
 
     A source that cannot resume is blind while it is away, and that is said: a `Blind` from when it was last heard until
-    it is back. One that promises to resume, and then numbers nothing that it sends, cannot either. `heard` is when an earlier life of the collector heard it. `watch` is told None at each connection, and
-    the reason at each loss.
+    it is back. One that promises to resume, and then numbers nothing that it sends, cannot either. `heard` is when an
+    earlier life of the collector heard it. `watch` is told None at each connection, and the reason at each loss.
     """
     return Reconnecting(source, clock, heard, watch, delays)
 
@@ -64,8 +64,9 @@ class Reconnecting:
     async def _intakes(self, taken: Taken) -> AsyncGenerator[Intake, None]:
         settled = _Settled(taken)
         heard = self.heard
-        # Whether its last connection gave numbers after which it can be asked to go on.
-        numbered = heard is None or bool(taken)
+        # Whether its last connection gave numbers after which it can be asked to go on. Those that were given at intake
+        # stand under the name of the source itself.
+        numbered = not taken or any(sender != self.name for sender in taken)
         delays = self.delays()
         while True:
             try:
