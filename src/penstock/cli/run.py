@@ -1,5 +1,7 @@
 """`penstock run`: a pipeline on this machine."""
 
+import signal
+import sys
 from pathlib import Path
 
 from penstock.cli.options import File, Profile
@@ -20,14 +22,17 @@ def run(file: File, profile: Profile = None) -> None:
 
 def supervised(file: Path, folder: Path, profile: str | None) -> None:
     """Run a file's pipeline with its state in a folder, and show how it goes."""
-    with stop_on_signals() as stop, Screen() as screen:
+    # Until the run itself begins there is nothing to stop in order: a signal ends this at once.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    with Screen() as screen:
         screen.say(f"reading {file.name}")
         description = load(file)
-        wiring = Wiring.read(folder, profile)
-        local = LocalRun(file, description, wiring, profile)
-        with local.started(stop, screen) as (supervisor, running):
-            if not stop.is_set():
-                screen.running(description.name, running)
-                supervisor.run_until(stop)
-            screen.say("stopping")
-        screen.say("stopped; the next run goes on from here")
+        local = LocalRun(file, description, Wiring.read(folder, profile), profile)
+        machine = local.prepare(screen)
+        with stop_on_signals() as stop:
+            with local.started(machine, stop, screen) as (supervisor, running):
+                if not stop.is_set():
+                    screen.running(description.name, running)
+                    supervisor.run_until(stop)
+                screen.say("stopping")
+            screen.say("stopped; the next run goes on from here")

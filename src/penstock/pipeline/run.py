@@ -25,8 +25,8 @@ from penstock.pipeline.warm import is_warm, kafka_archive
 from penstock.pipeline.wiring import Wiring, simulated
 from penstock.supervise.events import Event
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.jars import ensure_jars
-from penstock.supervise.java import find_java
+from penstock.supervise.jars import Jars, cache_folder, ensure_jars
+from penstock.supervise.java import Java, find_java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.redis import redis_service
 from penstock.supervise.service import Service
@@ -70,21 +70,34 @@ class Screen(Protocol):
     def jars(self, done: int, total: int) -> None: ...
 
 
+@dataclass(frozen=True)
+class Machine:
+    """What this machine runs the JVMs with."""
+
+    java: Java
+    jars: Jars
+
+
 class LocalRun:
     """Everything that `penstock run` starts, in a state folder that it holds."""
 
     def __init__(self, file: Path, description: Description, wiring: Wiring, profile: str | None) -> None:
         self._file, self._description, self._wiring, self._profile = file, description, wiring, profile
 
+    def prepare(self, screen: Screen) -> Machine:
+        """What is done once per machine and takes a while: the jars, and the archives for quick starts."""
+        java = find_java()
+        jars = ensure_jars(java, progress=screen.jars)
+        if not is_warm(java, jars):
+            screen.say("preparing Java for quick starts (once, half a minute)")
+            _warm()
+        return Machine(java, jars)
+
     @contextmanager
-    def started(
-        self,
-        stop: threading.Event,
-        screen: Screen,
-    ) -> Iterator[tuple[Supervisor, Running]]:
+    def started(self, machine: Machine, stop: threading.Event, screen: Screen) -> Iterator[tuple[Supervisor, Running]]:
         """Start all and yield once everything is ready, or `stop` is set; stop all afterwards."""
         with StateFolder(self._wiring.state).held() as folder:
-            services, running = self._services(folder, screen)
+            services, running = self._services(machine, folder)
             (folder.path / Running.FILE).write_text(json.dumps(asdict(running)))
             supervisor = Supervisor(services, folder, screen.event)
             try:
@@ -95,19 +108,14 @@ class LocalRun:
                 supervisor.stop()
                 (folder.path / Running.FILE).unlink(missing_ok=True)
 
-    def _services(self, folder: StateFolder, screen: Screen) -> tuple[list[Service], Running]:
+    def _services(self, machine: Machine, folder: StateFolder) -> tuple[list[Service], Running]:
         wiring, description = self._wiring, self._description
-        java = find_java()
-        jars = ensure_jars(java, progress=screen.jars)
-        if not is_warm(java, jars):
-            screen.say("preparing Java for quick starts (once, half a minute)")
-            _warm(folder)
         services: list[Service] = []
         env: dict[str, str] = {"PYTHONUNBUFFERED": "1"}
         servers, redis = wiring.kafka.servers, wiring.redis.url
         if servers == "local":
-            archive = kafka_archive(java, jars)
-            brokers, servers = kafka_services(java, jars, folder, wiring.local, archive.used())
+            archive = kafka_archive(machine.java, machine.jars)
+            brokers, servers = kafka_services(machine.java, machine.jars, folder, wiring.local, archive.used())
             services += brokers
         env["PENSTOCK_KAFKA_SERVERS"] = servers
         brokers_ready = tuple(service.name for service in services)
@@ -209,9 +217,9 @@ class _Told:
             return False
 
 
-def _warm(folder: StateFolder) -> None:
+def _warm() -> None:
     """In a process of its own; without it, everything works, only later."""
-    with folder.log("warm").open("ab") as log:
+    with (cache_folder().parent / "warm.log").open("wb") as log:
         subprocess.run([sys.executable, "-m", "penstock", "warm"], stdout=log, stderr=log, check=False)
 
 
