@@ -81,3 +81,25 @@ def test_what_is_no_number_is_not_counted() -> None:
         Sketch().add(math.nan)
     with pytest.raises(ValueError, match="between 0 and 1"):
         sketch_of(1).quantile(1.5)
+
+
+def test_what_was_counted_since_an_earlier_state_is_known() -> None:
+    dice = random.Random(3)
+    before, after = [dice.uniform(1, 1000) for _ in range(500)], [dice.uniform(5, 50) for _ in range(500)]
+    earlier, whole, only = Sketch(), Sketch(), Sketch()
+    for ms in before:
+        earlier.add(ms)
+        whole.add(ms)
+    for ms in after:
+        whole.add(ms)
+        only.add(ms)
+    rest, due = whole.without(earlier).summary(), only.summary()
+    assert rest
+    assert due
+    assert rest == pytest.approx(due, rel=0.03)
+
+
+def test_nothing_since_is_nothing() -> None:
+    sketch = Sketch()
+    sketch.add(5)
+    assert sketch.without(sketch).summary() is None

@@ -128,7 +128,7 @@ def test_what_is_secret_in_an_address_is_not_shown(url: str, eyes: str) -> None:
 def test_every_topic_that_a_pipeline_needs_is_listed() -> None:
     app = Pipeline("meetups")
     app.channel("rsvps", partitions=4, replicas=3, keep="1 day")
-    app.query("counts", key="n", sql="SELECT * FROM rsvps", keep="1 hour")
+    app.query("counts", key="n", sql="SELECT * FROM rsvps")
     found = {topic.name: topic for topic in topics(app.describe())}
     assert list(found) == [
         "rsvps",
@@ -140,9 +140,19 @@ def test_every_topic_that_a_pipeline_needs_is_listed() -> None:
     ]
     assert found["rsvps"] == Topic("rsvps", 4, 3, keep=timedelta(days=1))
     assert found["rsvps.dead"] == Topic("rsvps.dead", 1, 3)
-    assert (found["counts"].compacted, found["counts"].keep) == (True, timedelta(hours=1))
     assert [name for name, topic in found.items() if topic.compacted] == [
         "counts",
         "penstock.meetups.bookmarks",
         "penstock.meetups.status",
     ]
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [("1 hour", timedelta(days=1)), ("3 days", timedelta(days=3)), (None, None)],
+)
+def test_a_result_waits_for_a_store_that_is_away_a_day_at_least(keep: str | None, kept: timedelta | None) -> None:
+    app = Pipeline("meetups")
+    app.channel("rsvps")
+    app.query("counts", key="n", sql="SELECT * FROM rsvps", keep=keep)
+    assert [topic.keep for topic in topics(app.describe()) if topic.name == "counts"] == [kept]

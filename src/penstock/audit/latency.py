@@ -12,6 +12,11 @@ _MIDDLE = 1 - _ERROR
 _LOWEST, _HIGHEST = 0.001, 1e13
 
 
+def _value(bucket: int) -> float:
+    """The duration that stands for all in a bucket."""
+    return math.exp(bucket * _STEP) * _MIDDLE
+
+
 class Sketch:
     """Milliseconds. What is negative counts as 0 and as `skewed`: two clocks disagreed."""
 
@@ -54,6 +59,19 @@ class Sketch:
         self._min = min(self._min, other._min)
         self._max = max(self._max, other._max)
 
+    def without(self, earlier: "Sketch") -> "Sketch":
+        """What was counted since an earlier state of this sketch; its extremes are known as well as its quantiles."""
+        rest = Sketch()
+        rest.count, rest.skewed = self.count - earlier.count, self.skewed - earlier.skewed
+        rest._zeros, rest._sum = self._zeros - earlier._zeros, self._sum - earlier._sum
+        rest._buckets = self._buckets - earlier._buckets
+        if rest._buckets:
+            rest._min = 0.0 if rest._zeros else _value(min(rest._buckets))
+            rest._max = min(_value(max(rest._buckets)), self._max)
+        elif rest._zeros:
+            rest._min = 0.0
+        return rest
+
     def quantile(self, q: float) -> float | None:
         """The duration that the share `q` (0 to 1) did not exceed; None when nothing was counted."""
         if not 0 <= q <= 1:
@@ -66,7 +84,7 @@ class Sketch:
         for bucket in sorted(self._buckets):
             left -= self._buckets[bucket]
             if left <= 0:
-                return min(max(math.exp(bucket * _STEP) * _MIDDLE, self._min), self._max)
+                return min(max(_value(bucket), self._min), self._max)
         return self._max
 
     def summary(self) -> dict[str, float] | None:

@@ -37,3 +37,20 @@ class Recent:
     def _forget(self, now: int) -> None:
         while self._slots and self._slots[0][0] <= now - OVER / SLOT:
             self._slots.popleft()
+
+
+class Lately:
+    """The last five minutes of a sketch that somebody else fills and never empties."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._states: deque[tuple[int, Sketch]] = deque()
+
+    def of(self, whole: Sketch) -> Sketch:
+        """What was counted lately, as far as this was asked before."""
+        slot = int(self._clock.elapsed() // SLOT)
+        if not self._states or self._states[-1][0] != slot:
+            self._states.append((slot, whole))
+        while len(self._states) > 1 and self._states[1][0] <= slot - OVER / SLOT:
+            self._states.popleft()
+        return whole.without(self._states[0][1]) if len(self._states) > 1 else whole

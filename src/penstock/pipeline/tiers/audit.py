@@ -8,8 +8,10 @@ from typing import Any
 from penstock.audit.auditor import Auditor
 from penstock.audit.balance import balance
 from penstock.audit.findings import Kind, Watched
+from penstock.audit.latency import Sketch
 from penstock.audit.ledger import Ledger
 from penstock.audit.rate import Rate
+from penstock.audit.recent import Lately
 from penstock.clock import SystemClock
 from penstock.pipeline.description import Description
 from penstock.pipeline.pulse import Figures, pulse
@@ -27,12 +29,18 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             watched.append(Watched(channel.dead, Kind.DEAD))
     clock = SystemClock()
     rates = {one.channel: Rate(clock) for one in watched}
+    lately = {one.channel: Lately(clock) for one in watched}
 
     def figures() -> Figures:
         # The pulse beats in a thread of its own, and a ledger belongs to the thread that opened it.
         with closing(Ledger(wiring.ledger, read_only=True)) as reader:
-            told = balance(reader.content(), clock.now()).to_json()
-        nodes = {f"channel:{one['channel']}": _counted(one, rates[one["channel"]]) for one in told["channels"]}
+            content = reader.content()
+        told = balance(content, clock.now()).to_json()
+        nodes = {}
+        for one in told["channels"]:
+            name = one["channel"]
+            latency = lately[name].of(content.latencies.get(name) or Sketch()).summary()
+            nodes[f"channel:{name}"] = _counted(one, rates[name], latency)
         return {"nodes": nodes, "balance": told}
 
     with closing(Ledger(wiring.ledger)) as ledger, pulse(kafka, description.status, Tier.AUDIT, figures):
@@ -40,13 +48,13 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         Auditor(kafka, ledger, watched, description.heartbeats).run(stop)
 
 
-def _counted(channel: Mapping[str, Any], rate: Rate) -> dict[str, Any]:
+def _counted(channel: Mapping[str, Any], rate: Rate, latency: Mapping[str, float] | None) -> dict[str, Any]:
     rate.reach(channel["records"])
     return {
         "count": channel["records"],
         "rate": rate.per_second(),
         "lag": None,
-        "latency": channel["latency"],
+        "latency": latency,
         "state": "missing" if channel["missing"] else "whole",
         "note": f"{channel['duplicates']} duplicates, {channel['missing']} missing",
     }

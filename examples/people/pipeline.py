@@ -1,0 +1,28 @@
+from pyspark.sql import functions as F
+
+from penstock import Pipeline, seen
+
+app = Pipeline("people")
+
+app.channel(
+    "rsvps",
+    schema="response STRING NOT NULL, guests BIGINT, mtime BIGINT, `group` STRUCT<group_country: STRING>",
+    event_time="timestamp_millis(mtime)",
+)
+app.source("ws://127.0.0.1:8765/rsvps", into="rsvps", key="group.group_country")
+
+
+@app.query(into="by_country", key=["window", "country"])
+def people_by_country(rsvps):
+    """People who say yes, their guests included, per country and ten seconds."""
+    return (
+        rsvps.where(F.col("response") == "yes")
+        .withWatermark("event_time", "30 seconds")
+        .groupBy(F.window("event_time", "10 seconds"), F.col("group.group_country").alias("country"))
+        .agg(F.sum(F.col("guests") + 1).alias("people"), seen())
+    )
+
+
+app.store("by_country", "redis://", ttl="1 day")
+app.store("rsvps", "delta://lake/rsvps")
+app.page("by_country", chart={"mark": "bar", "encoding": {"x": {"field": "country"}, "y": {"field": "people"}}})

@@ -1,0 +1,44 @@
+"""Latencies of the last minutes."""
+
+from penstock.audit.latency import Sketch
+from penstock.audit.recent import Lately, Recent
+from penstock.testing.clock import ManualClock
+
+
+def test_what_is_older_than_five_minutes_is_forgotten() -> None:
+    clock = ManualClock()
+    recent = Recent(clock)
+    recent.add(9_000)
+    for _ in range(11):
+        clock.move(30)
+        recent.add(10)
+    found = recent.summary()
+    assert found
+    assert found["max"] == 10
+    assert recent.sketch().count == 10
+
+
+def test_silence_forgets_all() -> None:
+    clock = ManualClock()
+    recent = Recent(clock)
+    recent.add(5)
+    clock.move(400)
+    assert recent.summary() is None
+
+
+def test_a_sketch_that_never_empties_is_looked_at_over_five_minutes() -> None:
+    clock = ManualClock()
+    lately = Lately(clock)
+    whole = Sketch()
+    whole.add(9_000)
+    assert lately.of(_copy(whole)).count == 1
+    for _ in range(12):
+        clock.move(30)
+        whole.add(10)
+        found = lately.of(_copy(whole))
+    assert found.count == 10
+    assert (found.summary() or {})["max"] < 11
+
+
+def _copy(sketch: Sketch) -> Sketch:
+    return Sketch.from_json(sketch.to_json())
