@@ -8,6 +8,7 @@ from rich.table import Table
 
 from penstock.cli.console import console
 from penstock.cli.options import AsJson, File, Profile
+from penstock.pipeline.checks import check
 from penstock.pipeline.load import load
 from penstock.pipeline.plan import Plan
 from penstock.pipeline.plan import plan as make
@@ -22,6 +23,7 @@ def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
     """
     description = load(file)
     wiring = Wiring.read(file.parent, profile)
+    check(description, wiring)
     if not as_json and sys.stderr.isatty():
         typer.echo("asking Spark about the queries …", err=True)
     with engine(description, wiring, log=None) as spark:

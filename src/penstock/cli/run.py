@@ -6,6 +6,7 @@ from pathlib import Path
 
 from penstock.cli.options import File, Profile
 from penstock.cli.progress import Screen
+from penstock.pipeline.checks import check
 from penstock.pipeline.load import load
 from penstock.pipeline.run import LocalRun
 from penstock.pipeline.wiring import Wiring
@@ -27,7 +28,9 @@ def supervised(file: Path, folder: Path, profile: str | None) -> None:
     with Screen() as screen:
         screen.say(f"reading {file.name}")
         description = load(file)
-        local = LocalRun(file, description, Wiring.read(folder, profile), profile)
+        wiring = Wiring.read(folder, profile)
+        check(description, wiring)
+        local = LocalRun(file, description, wiring, profile)
         machine = local.prepare(screen)
         with stop_on_signals() as stop:
             with local.started(machine, stop, screen) as (supervisor, running):

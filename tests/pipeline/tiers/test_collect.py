@@ -136,7 +136,7 @@ def test_a_simulation_that_nobody_started_is_said(wiring: Wiring, fresh: Callabl
 def test_an_address_that_is_no_feed_is_said(wiring: Wiring, fresh: Callable[[str], str]) -> None:
     description = described(fresh("nofeed"), "ftp://example")
     with (
-        pytest.raises(Misconfigured, match="ftp://example is no address of a feed"),
+        pytest.raises(Misconfigured, match="ftp://example is no address that is known here"),
         running((Tier.COLLECT,), description, wiring),
     ):
         pass

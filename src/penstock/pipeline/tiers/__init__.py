@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable
 from enum import StrEnum
 
+from penstock.pipeline.checks import check
 from penstock.pipeline.description import Description
 from penstock.pipeline.wiring import Wiring, topics
 
@@ -24,6 +25,7 @@ Ready = Callable[[], None]
 
 def run(tier: Tier, description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
     """Run a tier until `stop`; `ready` is called once it does its work."""
+    check(description, wiring)
     # Imported here: each tier has libraries of its own, and a process needs only one of them.
     module = importlib.import_module(f"penstock.pipeline.tiers.{tier}")
     if tier is not Tier.ANALYSE:

@@ -55,8 +55,6 @@ def _source(source: SourceSpec, wiring: Wiring) -> WebSocketSource:
             "it is simulated, and nobody started the simulation here",
             f'use "penstock run", or give the address of a feed: [sources] {source.name} = "ws://…"',
         )
-    if not url.startswith(("ws://", "wss://")):
-        raise Misconfigured(f"source {source.name}", f"{url} is no address of a feed", 'write "ws://…" or "wss://…"')
     return WebSocketSource(url, source.name, source.numbered, source.resume and source.numbered is not None)
 
 

@@ -2,7 +2,6 @@
 
 import threading
 
-from penstock.errors import Misconfigured
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.pulse import Figures, pulse
@@ -48,14 +47,8 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
 
 
 def _store(store: StoreSpec, description: Description, wiring: Wiring, topic_id: str) -> RedisStore | LakeStore:
-    if store.url.startswith(("redis://", "rediss://", "unix://")):
-        url = wiring.redis.url if store.url == "redis://" else store.url
-        return RedisStore(url, store.channel, store.ttl, topic_id)
     if store.url.startswith("delta://"):
-        if store.ttl is not None:
-            raise Misconfigured(
-                f"store {store.url}", "a lake keeps everything: it has no time to live", "leave ttl out"
-            )
         schema = description.channels[store.channel].schema
         return LakeStore(wiring.path(store.url), store.channel, schema, topic_id)
-    raise Misconfigured(f"store {store.url}", "no store has such an address", 'the stores are "redis://…", "delta://…"')
+    url = wiring.redis.url if store.url == "redis://" else store.url
+    return RedisStore(url, store.channel, store.ttl, topic_id)

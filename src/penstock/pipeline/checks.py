@@ -1,0 +1,40 @@
+"""Whether a pipeline and the wiring of its environment fit together, found before anything starts."""
+
+import difflib
+
+from penstock.errors import Misconfigured
+from penstock.pipeline.description import Description
+from penstock.pipeline.wiring import SIMULATED, Wiring, simulated
+
+SOURCES = ("ws", "wss", SIMULATED)
+STORES = ("redis", "rediss", "delta")
+SIMULATIONS = ("rsvps",)
+
+
+def check(description: Description, wiring: Wiring) -> None:
+    """Misconfigured when an address is none of ours, or a setting is about nobody."""
+    names = [source.name for source in description.sources]
+    for name in wiring.sources.model_extra or {}:
+        if name.lower() not in {known.lower() for known in names}:
+            close = difflib.get_close_matches(name, names, n=1)
+            way_out = f'did you mean "{close[0]}"?' if close else f"its sources are {', '.join(names) or 'none'}"
+            raise Misconfigured("[sources]", f'{description.name} has no source "{name}"', way_out)
+    for source in description.sources:
+        url = wiring.address(source)
+        _known(f"source {source.name}", url, SOURCES)
+        if (simulation := simulated(url)) is not None and simulation[0] not in SIMULATIONS:
+            way_out = f"there is {', '.join(SIMULATIONS)}"
+            raise Misconfigured(f"source {source.name}", f'there is no simulation "{simulation[0]}"', way_out)
+    for store in description.stores:
+        _known(f"store {store.url}", store.url, STORES)
+        if store.url.startswith("delta:") and store.ttl is not None:
+            raise Misconfigured(
+                f"store {store.url}", "a lake keeps everything: it has no time to live", "leave ttl out"
+            )
+
+
+def _known(place: str, url: str, schemes: tuple[str, ...]) -> None:
+    scheme, separator, _ = url.partition("://")
+    if not separator or scheme not in schemes:
+        ways = ", ".join(f'"{known}://…"' for known in schemes)
+        raise Misconfigured(place, f"{url} is no address that is known here", f"write {ways}")

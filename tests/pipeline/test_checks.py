@@ -1,0 +1,41 @@
+"""What does not fit is said before anything starts."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import Misconfigured
+from penstock.pipeline.checks import check
+from penstock.pipeline.description import Pipeline
+from penstock.pipeline.wiring import Wiring
+
+
+def app(source: str = "ws://host/path", store: str = "redis://", ttl: str | None = None) -> Pipeline:
+    made = Pipeline("app")
+    made.source(source, into="rsvps")
+    made.store("rsvps", store, ttl=ttl)
+    return made
+
+
+def test_what_fits_passes(tmp_path: Path) -> None:
+    check(app().describe(), Wiring.read(tmp_path, environ={"PENSTOCK_SOURCES_RSVPS": "wss://other"}))
+
+
+@pytest.mark.parametrize(
+    ("made", "environ", "said"),
+    [
+        (
+            app(),
+            {"PENSTOCK_SOURCES_RSVPZ": "ws://x"},
+            r'\[sources\]: app has no source "rsvpz"; did you mean "rsvps"\?',
+        ),
+        (app("ftp://x"), {}, r'source rsvps: ftp://x is no address that is known here; write "ws://…", "wss://…"'),
+        (app(), {"PENSTOCK_SOURCES_RSVPS": "nowhere"}, r"source rsvps: nowhere is no address"),
+        (app("simulate://tides"), {}, r'there is no simulation "tides"; there is rsvps'),
+        (app(store="mysql://x"), {}, r'store mysql://x: mysql://x is no address that is known here; write "redis://…"'),
+        (app(store="delta://x", ttl="1 day"), {}, r"store delta://x: a lake keeps everything"),
+    ],
+)
+def test_what_does_not_fit_is_said(made: Pipeline, environ: dict[str, str], said: str, tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=said):
+        check(made.describe(), Wiring.read(tmp_path, environ=environ))
