@@ -62,7 +62,7 @@ def main() -> None:
             peak = 0
             until = time.monotonic() + WARM_UP + arguments.minutes * 60
             while time.monotonic() < until:
-                page.wait_for_timeout(5_000)
+                page.wait_for_timeout(30_000)
                 found = status(folder)
                 peak = max(peak, found["memory"])
             if arguments.screenshot:

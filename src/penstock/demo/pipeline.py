@@ -69,7 +69,7 @@ app.channel("rsvps", schema=Rsvp, event_time="timestamp_millis(mtime)")
 app.source("simulate://rsvps?rate=200&senders=20&seed=7", into="rsvps", key="group.group_id")
 
 
-@app.query(into="by_country", key=["window", "country"], keep="15 minutes")
+@app.query(into="by_country", key=["window", "country"], keep="5 minutes")
 def people_by_country(rsvps: DataFrame) -> DataFrame:
     """People who say yes, their guests included, per country and ten seconds."""
     return (
@@ -80,7 +80,7 @@ def people_by_country(rsvps: DataFrame) -> DataFrame:
     )
 
 
-@app.query(into="trending", key=["window", "topic"], keep="15 minutes")
+@app.query(into="trending", key=["window", "topic"], keep="3 minutes")
 def trending_topics(rsvps: DataFrame) -> DataFrame:
     """Topics of the groups that get a yes, over a minute that slides by ten seconds."""
     return (
@@ -113,7 +113,7 @@ def distinct_members(rsvps: DataFrame) -> DataFrame:
 
 @app.query(into="venues", key=["window", "venue_id"], keep="5 minutes")
 def busy_venues(rsvps: DataFrame) -> DataFrame:
-    """Where people will meet: the venues that got a yes in the last minutes."""
+    """Where people will meet: the venues that got some yes in the last minutes."""
     return (
         rsvps.where((F.col("response") == "yes") & F.col("venue.venue_id").isNotNull())
         .withWatermark("event_time", "30 seconds")
@@ -125,6 +125,7 @@ def busy_venues(rsvps: DataFrame) -> DataFrame:
             F.sum(F.col("guests") + 1).alias("people"),
             seen(),
         )
+        .where(F.col("people") >= 3)
     )
 
 
