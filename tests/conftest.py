@@ -1,6 +1,8 @@
 """What tests of several rooms share: one broker, one Spark session, one browser; all of them real."""
 
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -12,7 +14,7 @@ from pyspark.sql import SparkSession
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
-from penstock.pipeline.warm import is_warm, kafka_archive, spark_archive, warm
+from penstock.pipeline.warm import is_warm, kafka_archive, spark_archive
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import Jars, ensure_jars
 from penstock.supervise.java import Java, find_java
@@ -42,7 +44,7 @@ def jars(java: Java) -> Jars:
     """The jars, and with them the archives that make the starts of this run quick."""
     found = ensure_jars(java)
     if not is_warm(java, found):
-        warm(java, found)
+        subprocess.run([sys.executable, "-m", "penstock", "warm"], check=True, capture_output=True)
     return found
 
 

@@ -49,12 +49,14 @@ class Refused(PenstockError):
 
 
 class Unaccounted(PenstockError):
-    """Raised when records are missing: which channel, and the (sender, epoch, first, last) ranges."""
+    """Raised when records are missing: which channel, and the (sender, epoch, first, last) ranges or the reason."""
 
-    def __init__(self, channel: str, missing: tuple[tuple[str, int, int, int], ...]) -> None:
-        super().__init__(channel, missing)
-        self.channel, self.missing = channel, missing
+    def __init__(self, channel: str, missing: tuple[tuple[str, int, int, int], ...], why: str = "") -> None:
+        super().__init__(channel, missing, why)
+        self.channel, self.missing, self.why = channel, missing, why
 
     def __str__(self) -> str:
+        if self.why:
+            return f"{self.channel}: {self.why}"
         ranges = ", ".join(f"{sender}/{epoch}: {first}–{last}" for sender, epoch, first, last in self.missing)
         return f"{self.channel} misses {ranges}"

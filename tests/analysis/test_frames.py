@@ -110,6 +110,12 @@ def test_a_dead_letter_keeps_its_bytes_key_and_headers(spark: SparkSession) -> N
     assert headers["place"] == b"things:0:1"
 
 
+def test_foreign_headers_do_no_harm(spark: SparkSession) -> None:
+    rows = [(b"k", thing(), "things", 0, 1, NOW, 0, [("traceparent", b"00-1")])]
+    (row,) = typed(spark.createDataFrame(rows, RAW), SHAPE).collect()
+    assert row["origin"].asDict() == {"sender": None, "epoch": None, "seq": None, "time": None}
+
+
 def test_without_a_schema_records_are_text(spark: SparkSession) -> None:
     (row,) = typed(raw(spark, b"plain text"), Shape("lines")).collect()
     assert row["value"] == "plain text"

@@ -64,10 +64,18 @@ def test_a_query_in_sql_reads_the_tables_that_it_names(app: Pipeline) -> None:
     assert query.inputs == ("rsvps", "cities")
 
 
-def test_only_channels_from_outside_with_a_schema_are_checked_against_it(app: Pipeline) -> None:
+def test_channels_from_outside_are_sifted_if_they_have_a_schema_or_a_query_reads_them(app: Pipeline) -> None:
     app.channel("typed", schema="n BIGINT")
+    app.channel("unread")
     app.query(key="n")(same)
-    assert [channel.name for channel in app.describe().typed] == ["typed"]
+    assert {channel.name for channel in app.describe().sifted} == {"typed", "rsvps"}
+
+
+def test_two_sources_that_number_their_records_do_not_share_a_channel(app: Pipeline) -> None:
+    app.source("ws://one", into="shared", name="one")
+    app.source("ws://two", into="shared", name="two")
+    with pytest.raises(Misconfigured, match="channel shared: two sources that number their records fill it"):
+        app.describe()
 
 
 def test_the_names_of_a_pipelines_own_topics_hold_its_name(app: Pipeline) -> None:

@@ -21,7 +21,7 @@ def test_every_hop_has_a_guarantee_and_no_secret(spark: SparkSession, tmp_path: 
     app = Pipeline("meetups")
     app.channel("rsvps", schema="city STRING")
     app.source("ws://feed/rsvps", into="rsvps")
-    app.source("ws://feed/more?token=secret", into="rsvps", name="deaf", resume=False)
+    app.source("ws://feed/more?token=secret", into="rsvps", name="deaf", resume=False, numbered=None)
     app.query("by_city", key="city", sql=COUNTS)
     app.store("by_city", "redis://:secret@host")
     app.page("by_city", chart={})

@@ -55,3 +55,10 @@ def test_nothing_is_well_where_nobody_spoke() -> None:
 
 def test_before_the_first_balance_nothing_is_missing() -> None:
     assert Status({"load": {"at": 0, "nodes": {}}}).well(now=0, late=10)
+
+
+def test_a_process_that_is_no_part_of_the_run_any_more_is_not_waited_for() -> None:
+    run = {"at": 60 * SECOND, "nodes": {}, "usage": {"load": {"memory": 1}}}
+    said = {"run": run, "load": {"at": 60 * SECOND, "nodes": {}}, "deliver": {"at": 0, "nodes": {}}}
+    assert Status(said).well(now=60 * SECOND, late=10 * SECOND)
+    assert not Status({**said, "load": {"at": 0, "nodes": {}}}).well(now=60 * SECOND, late=10 * SECOND)

@@ -185,3 +185,9 @@ def test_a_column_that_must_be_there_must_be_there() -> None:
 
 def test_fields_that_the_schema_does_not_name_are_left_out() -> None:
     assert fitting(schema_of("a BIGINT"))(json.dumps({"a": 1, "z": [1]}).encode()) == {"a": 1}
+
+
+@pytest.mark.parametrize("value", [b"[" * 300 + b"]" * 300, b"123456789012345678901234567890"])
+def test_what_cannot_be_written_as_text_is_refused_and_stops_nobody(value: bytes) -> None:
+    with pytest.raises(Refused, match='the field "name" is not string'):
+        fitting(schema_of("name STRING, x DOUBLE"))(b'{"name": ' + value + b', "x": NaN}')

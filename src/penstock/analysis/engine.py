@@ -224,7 +224,9 @@ def _belong_together(folder: str, topics: Mapping[str, str]) -> None:
                 )
         return
     path.mkdir(parents=True, exist_ok=True)
-    note.write_text(json.dumps(topics))
+    written = note.with_suffix(".new")
+    written.write_text(json.dumps(topics))
+    written.replace(note)
 
 
 def _forget_if_unused(folder: str) -> None:

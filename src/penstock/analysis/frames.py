@@ -152,7 +152,7 @@ def encoded(result: DataFrame, query: Query) -> DataFrame:
 
 def _origin() -> Column:
     def header(name: str) -> Column:
-        return F.expr(f"filter(headers, h -> h.key = '{name}')[0].value").cast("string")
+        return F.expr(f"get(filter(headers, h -> h.key = '{name}'), 0).value").cast("string")
 
     return F.struct(
         header("sender").alias("sender"),

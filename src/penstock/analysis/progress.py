@@ -12,7 +12,7 @@ def progress(query: StreamingQuery) -> dict[str, Any]:
     last = query.lastProgress
     said: dict[str, Any] = {"state": "running" if query.isActive else "ended", "count": None, "rate": None, "lag": None}
     if last is None:
-        return {**said, "state": "starting" if query.isActive else "ended"}
+        return said
     return {
         **said,
         "rate": round(last.processedRowsPerSecond, 1),

@@ -21,6 +21,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Self
 
+from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.analysis.settings import SparkSettings
@@ -172,6 +173,9 @@ def session(
     finally:
         gateway.stop(patience)
         del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
+        # PySpark remembers its JVM for the life of the process; the next session has another one.
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = None
 
 
 def classpath(jars: Sequence[Path]) -> list[Path]:

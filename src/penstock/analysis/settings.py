@@ -24,9 +24,7 @@ class SparkSettings(Section):
         "quick", description="quick: the JVM is at speed at once; thorough: at full speed, after minutes of compiling"
     )
     shuffle_partitions: int = Field(2, ge=1, description="partitions of state; fixed for the life of a checkpoint")
-    real_time_queries: int = Field(
-        1, ge=0, description="how many queries may run in real time at once on a local master"
-    )
+    real_time_queries: int = Field(1, ge=0, description="how many queries may run in real time at once")
     conf: dict[str, str] = Field(default_factory=dict, description="settings of Spark itself, by their own names")
 
     @field_validator("real_time_batch")

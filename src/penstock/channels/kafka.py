@@ -294,7 +294,7 @@ class KafkaReader:
     def _entry(self, message: Message) -> Entry | None:
         if (error := message.error()) is not None:
             if error.code() == KafkaError._AUTO_OFFSET_RESET:
-                raise Unaccounted(message.topic() or "a channel", ())
+                raise self._passed_over(message)
             if error.retriable() or error.code() in _PASSING:
                 return None
             raise Unavailable("Kafka", error.str())
@@ -313,6 +313,15 @@ class KafkaReader:
 
     def positions(self, channel: str) -> Positions:
         return dict(self._next[channel])
+
+    def _passed_over(self, message: Message) -> Unaccounted:
+        channel, partition = message.topic() or "", message.partition() or 0
+        stands = self._next.get(channel, {}).get(partition)
+        why = (
+            f"partition {partition} is to be read from {stands}, and does not hold that: its retention was quicker "
+            "than this reader, or it is another topic; to begin anew, remove the store or ledger that reads it"
+        )
+        return Unaccounted(channel, (), why)
 
 
 # What brokers answer until a new topic, or a partition that has lost its leader, has one.

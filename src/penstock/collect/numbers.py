@@ -10,10 +10,10 @@ EPOCHS = 2
 """Epochs that are kept per sender. The newest is the one that goes on. The one before it stays because the last records
 of a sender's former life may still come again, and because one absurd epoch must not push out the true one."""
 RUNS = 100
-SENDERS = 5_000
+SENDERS = 20_000
 CHECK_EVERY = 10_000
 """Bounds against senders that jump about and feeds that make up senders. What is forgotten beyond them may be taken
-twice (with the same origin, which readers know); nothing is ever believed taken that was not."""
+twice, with the same origin: stores and the audit know it, queries do not. Nothing is believed taken that was not."""
 
 
 class Numbers:

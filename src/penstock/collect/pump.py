@@ -19,6 +19,9 @@ from penstock.record import Heartbeat
 
 log = logging.getLogger(__name__)
 
+LAND_WITHIN = 3.0
+"""Seconds that records on their way have to arrive, when the pump is stopped."""
+
 
 class Pump:
     """From a source into a channel.
@@ -93,7 +96,11 @@ class Pump:
                     taking.cancel()
                     stopping.cancel()
                     await asyncio.wait((taking,))
-                    await crossing.landed()
+                    try:
+                        await asyncio.wait_for(crossing.landed(), LAND_WITHIN)
+                    except TimeoutError:
+                        # A broker that is away would hold us up for ever; the next life finds out what has landed.
+                        raise Unavailable(self._names.into, "it did not take what was on its way") from None
                     settling.cancel()
                     finished.set()
             except BaseExceptionGroup as failures:

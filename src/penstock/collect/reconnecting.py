@@ -64,9 +64,8 @@ class Reconnecting:
     async def _intakes(self, taken: Taken) -> AsyncGenerator[Intake, None]:
         settled = _Settled(taken)
         heard = self.heard
-        # Whether its last connection gave numbers after which it can be asked to go on. Those that were given at intake
-        # stand under the name of the source itself.
-        numbered = not taken or any(sender != self.name for sender in taken)
+        # Whether its last connection gave numbers after which it can be asked to go on.
+        numbered = heard is None or bool(taken)
         delays = self.delays()
         while True:
             try:

@@ -34,7 +34,7 @@ class WebSocketSource:
     name: str
     numbered: str | None = "feed"
     resume: bool = False
-    max_size: int = 1 << 20
+    max_size: int = 1 << 24
     open_within: timedelta = timedelta(seconds=10)
     ping_every: timedelta = timedelta(seconds=5)
     pong_within: timedelta = timedelta(seconds=10)

@@ -31,7 +31,7 @@ def build(
     settings: DeliverSettings | None = None,
     cache: Path | None = None,
 ) -> Starlette:
-    """The app; while it is served it follows the channels from their beginning.
+    """The app; while it is served it follows the channels, from where each feed starts.
 
     `app.state.delivery.figures()` tells what it measures itself. `cache` is a folder for what takes long to make.
     """

@@ -285,7 +285,7 @@ def _parse(entry: Entry) -> Change:
 
 def _number(headers: dict[str, bytes], name: str) -> int | None:
     value = headers.get(name)
-    if value is None:
+    if not value:
         return None
     if not value.isdigit() or len(value) > 18:
         raise Refused("a result", f'its header "{name}" is not a whole number')

@@ -76,9 +76,11 @@ class Description:
     pages: tuple[PageSpec, ...]
 
     @property
-    def typed(self) -> tuple[Channel, ...]:
-        """The channels whose records are checked against a schema."""
-        return tuple(channel for channel in self.channels.values() if channel.schema and not channel.result_of)
+    def sifted(self) -> tuple[Channel, ...]:
+        """The channels of which some records may be refused: those with a schema, and those that queries read."""
+        read = {name for query in self.queries for name in query.inputs}
+        candidates = (channel for channel in self.channels.values() if not channel.result_of)
+        return tuple(channel for channel in candidates if channel.schema or channel.name in read)
 
     @property
     def heartbeats(self) -> str:
@@ -228,6 +230,14 @@ class Pipeline:
                     f"source {source.name}", f"{source.into} is the result of a query", "name another channel"
                 )
         _unique("source", [source.name for source in self._sources])
+        numbered = [source.into for source in self._sources if source.numbered is not None]
+        for name in numbered:
+            if numbered.count(name) > 1:
+                raise Misconfigured(
+                    f"channel {name}",
+                    "two sources that number their records fill it, and two senders may have one name",
+                    "give each source a channel of its own, or let the collector number the records: numbered=None",
+                )
         _unique("query", [query.name for query in self._queries])
         for query in self._queries:
             for name in query.inputs:

@@ -59,7 +59,7 @@ def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
             QueryPlan(query.name, verdict.mode, verdict.why, query.inputs, query.into, query.key, identity, query.doc)
         )
     remarks += [
-        f"channel {channel.name}: it has no schema; its records are text, and none is refused"
+        f"channel {channel.name}: it has no schema; its records are text in the column value"
         for channel in description.channels.values()
         if not channel.schema and not channel.result_of
     ]

@@ -28,6 +28,7 @@ from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import Jars, cache_folder, ensure_jars
 from penstock.supervise.java import Java, find_java
 from penstock.supervise.kafka import kafka_services
+from penstock.supervise.process import tied
 from penstock.supervise.redis import redis_service
 from penstock.supervise.service import Service
 from penstock.supervise.supervisor import Supervisor
@@ -152,7 +153,7 @@ class LocalRun:
     def _tiers(self) -> list[Tier]:
         description = self._description
         wanted = {
-            Tier.ANALYSE: bool(description.queries or description.typed),
+            Tier.ANALYSE: bool(description.queries or description.sifted),
             Tier.COLLECT: bool(description.sources),
             Tier.LOAD: bool(description.stores),
             Tier.AUDIT: True,
@@ -220,7 +221,7 @@ class _Told:
 def _warm() -> None:
     """In a process of its own; without it, everything works, only later."""
     with (cache_folder().parent / "warm.log").open("wb") as log:
-        subprocess.run([sys.executable, "-m", "penstock", "warm"], stdout=log, stderr=log, check=False)
+        subprocess.run(tied(sys.executable, "-m", "penstock", "warm"), stdout=log, stderr=log, check=False)
 
 
 class _Answers:

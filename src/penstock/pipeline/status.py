@@ -43,7 +43,9 @@ class Status:
 
     def well(self, now: Micros, late: Micros) -> bool:
         """Every process spoke lately, and nothing is missing."""
-        spoke = all(now - said["at"] <= late for said in self.processes.values())
+        # A process of an earlier run that is none of this one any more said its last word long ago.
+        ours = {"run", *self.usage} if self.usage else self.processes.keys()
+        spoke = all(now - said["at"] <= late for name, said in self.processes.items() if name in ours)
         return bool(self.processes) and spoke and bool((self.balance or {}).get("whole", True))
 
     def to_json(self) -> dict[str, Any]:

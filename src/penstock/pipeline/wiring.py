@@ -116,7 +116,7 @@ def topics(description: Description) -> list[Topic]:
         if not channel.result_of:
             found.append(Topic(channel.dead, 1, channel.replicas))
     found += [
-        Topic(description.heartbeats),
+        Topic(description.heartbeats, keep=timedelta(days=7)),
         Topic(description.bookmarks, compacted=True),
         Topic(description.status, compacted=True, config=_SHORT),
     ]

@@ -51,7 +51,7 @@ def fitting(schema: pa.Schema) -> Callable[[bytes | None], dict[str, Any]]:
             if value is not None:
                 try:
                     row[name] = convert(value)
-                except (ValueError, OverflowError, InvalidOperation) as error:
+                except (ValueError, TypeError, OverflowError, RecursionError, InvalidOperation) as error:
                     raise Refused("a record", f'the field "{name}" is not {kind}') from error
             elif optional:
                 row[name] = None

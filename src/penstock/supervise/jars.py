@@ -18,6 +18,7 @@ from pathlib import Path
 
 from penstock.errors import Misconfigured, Unavailable
 from penstock.supervise.java import Java
+from penstock.supervise.process import tied
 
 Progress = Callable[[int, int], None]
 """Told how many steps are done, and how many there are: each jar is found, then fetched."""
@@ -137,7 +138,11 @@ def _run_ivy(java: Java, work: Path, jars: int, progress: Progress) -> str:
     said, done = b"", 0
     try:
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, bufsize=0
+            tied(*map(str, command)),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            bufsize=0,
         )
     except OSError as error:
         return f"{java.path} does not run: {error}"

@@ -59,6 +59,11 @@ class Process:
         return sum(_memory(member) for member in family)
 
 
+def tied(*command: str) -> list[str]:
+    """The command, so that its process ends with this one, however this one ends."""
+    return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command]
+
+
 def start(service: Service) -> Process:
     """Start the service, from a thread that lives as long as it may: Linux ends it with the thread."""
     service.log.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +71,7 @@ def start(service: Service) -> Process:
     with service.log.open("ab") as log:
         log_start = log.tell()
         popen = subprocess.Popen(
-            [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *service.command],
+            tied(*service.command),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,

@@ -124,6 +124,19 @@ def test_a_feed_that_cannot_resume_leaves_an_unknown_interval(
     assert (found.senders, found.duplicates, found.missing) == (1, 0, 0)
 
 
+def test_a_collector_that_was_away_from_such_a_feed_says_so(
+    wiring: Wiring, port: int, eventually: Eventually, fresh: Callable[[str], str]
+) -> None:
+    name = fresh("away")
+    description = described(name, f"ws://127.0.0.1:{port}/rsvps")
+    with running((Tier.AUDIT,), description, wiring), feeding(port, "--rate", "200", "--no-resume"):
+        with running((Tier.COLLECT,), description, wiring):
+            eventually(lambda: counted(wiring, name).records > 50)
+            assert counted(wiring, name).unknown_seconds == 0
+        with running((Tier.COLLECT,), description, wiring):
+            eventually(lambda: counted(wiring, name).unknown_seconds > 0)
+
+
 def test_a_simulation_that_nobody_started_is_said(wiring: Wiring, fresh: Callable[[str], str]) -> None:
     description = described(fresh("simulated"), "simulate://rsvps")
     with (

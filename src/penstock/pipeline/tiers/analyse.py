@@ -14,7 +14,9 @@ from penstock.analysis.engine import Engine, failed, slots
 from penstock.analysis.progress import StreamingQuery, progress
 from penstock.analysis.query import Mode
 from penstock.analysis.session import session
+from penstock.audit.rate import Rate
 from penstock.channels.kafka import Kafka
+from penstock.clock import SystemClock
 from penstock.errors import Unavailable
 from penstock.pipeline.description import Description
 from penstock.pipeline.pulse import Figures, pulse
@@ -29,6 +31,7 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY = 0.5
 _PATIENCE = 120.0
 _FIRST = 10.0
+_ALL_OF_THEM = 20.0
 
 
 def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
@@ -57,12 +60,19 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             _first_rows(running[f"query:{query.name}"], partial(_grown, kafka, query.into, sizes[query.into]))
         sifting = [
             spark.sift(channel.shape, channel.dead, {channel.name: ids[channel.name]}, len(running) + turn)
-            for turn, channel in enumerate(description.typed)
+            for turn, channel in enumerate(description.sifted)
         ]
         queries = [*running.values(), *sifting]
 
+        rates = {f"query:{query.name}": (query.into, Rate(SystemClock())) for query in description.queries}
+
         def figures() -> Figures:
-            return {"nodes": {node: {**progress(query), "note": notes[node]} for node, query in running.items()}}
+            told = {node: {**progress(query), "note": notes[node]} for node, query in running.items()}
+            for node, (into, rate) in rates.items():
+                # Spark tells the rate of a batch when it has ended, which in real time is a minute later.
+                rate.reach(_size(kafka, into))
+                told[node]["rate"] = rate.per_second()
+            return {"nodes": told}
 
         with pulse(kafka, description.status, Tier.ANALYSE, figures):
             ready()
@@ -83,7 +93,7 @@ def engine(description: Description, wiring: Wiring, log: IO[bytes] | None) -> I
     needed = slots(
         description.queries,
         partitions,
-        [channel.name for channel in description.typed],
+        [channel.name for channel in description.sifted],
         wiring.spark.shuffle_partitions,
     )
     with session(description.name, wiring.spark, java.path, jars.spark, needed, log, flags) as spark:
@@ -122,14 +132,14 @@ def _size(kafka: Kafka, channel: str) -> int:
 
 
 def _arrived(kafka: Kafka) -> None:
-    """Wait until the brokers answer."""
-    until = time.monotonic() + _PATIENCE
+    """Wait until the brokers answer; for a while until all of them do, because topics get their replicas from these."""
+    began, all_of_them = time.monotonic(), len(kafka.servers.split(","))
     while True:
+        waited = time.monotonic() - began
         try:
-            kafka.brokers(timeout=2)
+            if kafka.brokers(timeout=2) >= all_of_them or waited > _ALL_OF_THEM:
+                return
         except Unavailable:
-            if time.monotonic() > until:
+            if waited > _PATIENCE:
                 raise
-            time.sleep(0.1)
-        else:
-            return
+        time.sleep(0.1)

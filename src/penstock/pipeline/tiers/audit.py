@@ -32,7 +32,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
     lately = {one.channel: Lately(clock) for one in watched}
 
     def figures() -> Figures:
-        # The pulse beats in a thread of its own, and a ledger belongs to the thread that opened it.
+        # Opened anew each time: a reader that stays open would keep the ledger's log from being folded in.
         with closing(Ledger(wiring.ledger, read_only=True)) as reader:
             content = reader.content()
         told = balance(content, clock.now()).to_json()
