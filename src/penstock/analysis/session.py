@@ -178,6 +178,14 @@ def session(
         SparkSession._instantiatedSession = None
 
 
+def wait_for_slots(spark: SparkSession, needed: int, patience: float = 60.0) -> int:
+    """Wait until the executors of a cluster have that many slots, for a while; how many there are."""
+    until = time.monotonic() + patience
+    while (there := spark.sparkContext.defaultParallelism) < needed and time.monotonic() < until:
+        time.sleep(0.2)
+    return there
+
+
 def classpath(jars: Sequence[Path]) -> list[Path]:
     """Our jars and Spark's, one by one: a class-data archive knows no wildcards."""
     return [*jars, *sorted((_spark_home() / "jars").glob("*.jar"))]

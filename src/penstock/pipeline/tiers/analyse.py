@@ -13,7 +13,7 @@ from typing import IO
 from penstock.analysis.engine import Engine, failed, slots
 from penstock.analysis.progress import StreamingQuery, progress
 from penstock.analysis.query import Mode
-from penstock.analysis.session import session
+from penstock.analysis.session import session, wait_for_slots
 from penstock.audit.rate import Rate
 from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
@@ -42,6 +42,9 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
     with engine(description, wiring, sys.stderr.buffer) as spark:
         # Spark comes up while the broker does.
         log.info("Spark is up")
+        needed = _slots(description, wiring)
+        if (there := wait_for_slots(spark.spark, needed)) < needed:
+            log.warning("the queries may need %d slots at once, and %s has %d", needed, wiring.spark.master, there)
         _arrived(kafka)
         kafka.ensure(topics(description))
         ids = {topic.name: kafka.topic_id(topic.name) for topic in topics(description)}
@@ -89,19 +92,19 @@ def engine(description: Description, wiring: Wiring, log: IO[bytes] | None) -> I
     java = find_java()
     jars = ensure_jars(java)
     flags = spark_archive(java, jars).used()
-    partitions = {name: channel.partitions for name, channel in description.channels.items()}
-    needed = slots(
-        description.queries,
-        partitions,
-        [channel.name for channel in description.sifted],
-        wiring.spark.shuffle_partitions,
-    )
+    needed = _slots(description, wiring)
     with session(description.name, wiring.spark, java.path, jars.spark, needed, log, flags) as spark:
         shapes = {name: channel.shape for name, channel in description.channels.items()}
         own = Engine(
             spark, wiring.spark, wiring.kafka.servers, wiring.checkpoints, shapes, _spark_words(wiring.kafka.conf)
         )
         yield own.knowing(description.queries)
+
+
+def _slots(description: Description, wiring: Wiring) -> int:
+    partitions = {name: channel.partitions for name, channel in description.channels.items()}
+    sifted = [channel.name for channel in description.sifted]
+    return slots(description.queries, partitions, sifted, wiring.spark.shuffle_partitions)
 
 
 def _spark_words(conf: Mapping[str, str]) -> dict[str, str]:
