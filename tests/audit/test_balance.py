@@ -3,7 +3,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from penstock.audit.balance import ChannelBalance, Gap, balance
+from penstock.audit.balance import BRIEF, ChannelBalance, Gap, SenderBalance, balance
 from penstock.audit.findings import Kind, Numbering
 from penstock.audit.latency import Sketch
 from penstock.audit.ledger import Content, Run, Tally
@@ -39,6 +39,7 @@ def content(
         claims={(told, *who): some for who, some in (claims or {}).items()},
         blinds=[(told, blind) for blind in blinds],
         latencies={},
+        as_of=JUST_NOW,
     )
 
 
@@ -177,10 +178,56 @@ def test_the_homes_add_up_in_json() -> None:
     )
     told = json.loads(found.dumps())
     assert told["whole"] is False
-    assert told["at"] == NOW
+    assert (told["at"], told["as_of"]) == (NOW, JUST_NOW)
     rsvps = told["channels"][0]
     assert rsvps["claimed"] == rsvps["distinct"] + rsvps["missing"] + rsvps["in_flight"] == 12
     assert rsvps["records"] == rsvps["distinct"] + rsvps["duplicates"] + rsvps["without_identity"]
     assert rsvps["gaps"] == [{"sender": "a", "epoch": 1, "first": 6, "last": 7}]
+    assert rsvps["by_sender"] == [
+        {"sender": "a", "epoch": 1, "first": 1, "last": 9, "records": 8, "distinct": 7, "duplicates": 1, "missing": 2}
+    ]
+    assert (rsvps["gap_count"], rsvps["unread"]) == (1, 0)
+    assert "by_sender" not in told["channels"][1]
     assert rsvps["kind"] == "source"
     assert set(rsvps["latency"]) == {"count", "min", "mean", "p50", "p95", "p99", "max"}
+
+
+def test_every_sender_has_a_balance_of_its_own() -> None:
+    runs = {
+        ("rsvps", "a", 1): [(1, 5)],
+        ("rsvps", "a", 2): [(1, 3), (7, 9)],
+        ("rsvps.dead", "a", 2): [(3, 4)],
+        ("rsvps.dead", "b", 1): [(2, 2)],
+    }
+    rsvps = of(content(runs, {("c", 1): [(100, LONG_AGO), (103, LONG_AGO)]}, doubled=2))
+    assert rsvps.by_sender == (
+        SenderBalance("a", 1, 1, 5, records=7, distinct=5, duplicates=2, missing=0),
+        SenderBalance("a", 2, 1, 9, records=8, distinct=7, duplicates=2, missing=2),
+        SenderBalance("b", 1, 2, 2, records=0, distinct=1, duplicates=0, missing=0),
+        SenderBalance("c", 1, None, None, records=0, distinct=0, duplicates=0, missing=3),
+    )
+    for name in ("distinct", "duplicates", "missing"):
+        assert sum(getattr(one, name) for one in rsvps.by_sender) == getattr(rsvps, name)
+
+
+def test_in_brief_it_fits_into_a_message() -> None:
+    runs = {("rsvps", f"kiosk {n}", 1): [(i, i) for i in range(0, 100, 2)] for n in range(500)}
+    found = balance(content(runs), NOW)
+    told = found.to_json(brief=True)
+    assert len(json.dumps(told)) < 50_000
+    rsvps = told["channels"][0]
+    assert "by_sender" not in rsvps
+    assert (len(rsvps["gaps"]), rsvps["gap_count"], rsvps["missing"]) == (BRIEF, 500 * 49, 500 * 49)
+    full = found.to_json()["channels"][0]
+    assert rsvps["gaps"] == full["gaps"][:BRIEF]
+    assert (len(full["gaps"]), len(full["by_sender"]), full["gap_count"]) == (500 * 49, 500, 500 * 49)
+
+
+def test_what_is_not_read_yet_is_in_flight_and_counted_once() -> None:
+    found = content({("rsvps", "a", 1): [(1, 5)]}, {("a", 1): [(8, JUST_NOW)]})
+    for unread, in_flight in ((0, 3), (2, 3), (7, 7)):
+        balanced = balance(found, NOW, unread={"rsvps": unread})
+        rsvps = balanced.channels[0]
+        assert (rsvps.unread, rsvps.in_flight, rsvps.claimed) == (unread, in_flight, 5 + in_flight)
+        assert balanced.whole
+        assert not balanced.settled

@@ -1,13 +1,14 @@
 import random
 import sqlite3
+import threading
 from collections import Counter
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import ItemsView, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
 
-from penstock.audit.findings import Findings, Kind, Watched, islands
+from penstock.audit.findings import Findings, Kind, Numbering, Watched, islands
 from penstock.audit.latency import Sketch
 from penstock.audit.ledger import SETTLES_AFTER, Ledger, Run, Tally
 from penstock.audit.runs import Runs
@@ -152,6 +153,84 @@ def test_the_claims_of_a_sender_stay_few(ledger: Ledger) -> None:
     assert len(claims) == 7
 
 
+def test_a_claim_is_as_old_as_its_reading(ledger: Ledger) -> None:
+    """An auditor that was away reads old claims, perhaps before the records that they are about."""
+    found = batch(None, 1)
+    found.claims += [("rsvps", Heartbeat("a", 1, 5, 0), 10), ("rsvps", Heartbeat("b", 1, 5, 0), 99)]
+    ledger.merge(found, now=50)
+    assert ledger.content().claims == {A: [(5, 50)], ("rsvps", "b", 1): [(5, 99)]}
+    again = batch(1, 2)
+    again.claims.append(("rsvps", Heartbeat("a", 1, 5, 0), 60))
+    ledger.merge(again, now=60)
+    assert ledger.content().claims[A] == [(5, 50)]
+
+
+def test_of_claims_that_are_read_at_once_the_first_and_the_highest_stay(ledger: Ledger) -> None:
+    found = batch(None, 1)
+    found.claims += [("rsvps", Heartbeat("a", 1, seq, 0), seq) for seq in range(1, 3_601)]
+    ledger.merge(found, now=10_000)
+    assert ledger.content().claims[A] == [(1, 10_000), (3_600, 10_000)]
+
+
+def test_the_time_of_the_last_merge_is_kept(path: Path, ledger: Ledger) -> None:
+    assert ledger.content().as_of is None
+    ledger.merge(batch(None, 1), now=10)
+    ledger.merge(batch(1, 2), now=20)
+    with pytest.raises(Refused):
+        ledger.merge(batch(1, 2), now=30)
+    reader = Ledger(path, read_only=True)
+    assert reader.content().as_of == 20
+    reader.close()
+
+
+def test_what_lies_in_a_channel_and_was_not_read_is_counted(ledger: Ledger) -> None:
+    ledger.merge(batch(None, 1, 2, 3), now=0)
+    bounds = {"rsvps": {0: (0, 5), 1: (10, 14)}, "sales": {0: (0, 7)}}
+    assert ledger.unread(bounds) == {"rsvps": 2 + 4, "sales": 7}
+    # What its retention has removed cannot be read any more, and a shorter channel is another one.
+    assert ledger.unread({"rsvps": {0: (4, 5)}, "sales": {}}) == {"rsvps": 1, "sales": 0}
+    assert ledger.unread({"rsvps": {0: (0, 1)}}) == {"rsvps": 0}
+
+
+class Slow(dict[Numbering, Runs]):
+    """Runs that are taken only when somebody says so."""
+
+    def __init__(self, runs: dict[Numbering, Runs]) -> None:
+        super().__init__(runs)
+        self.reached, self.free = threading.Event(), threading.Event()
+
+    def items(self) -> ItemsView[Numbering, Runs]:  # type: ignore[override]  # a view of a dict is an ItemsView
+        self.reached.set()
+        self.free.wait(5)
+        return ItemsView(self)
+
+
+def test_closing_lets_the_calls_of_other_threads_end(path: Path) -> None:
+    ledger, found = Ledger(path), batch(None, 1, 2)
+    found.runs = slow = Slow(found.runs)
+    with ThreadPoolExecutor(2) as pool:
+        merging = pool.submit(ledger.merge, found, 7)
+        assert slow.reached.wait(5)
+        closing = pool.submit(ledger.close)
+        # If it did not wait, it would be done by now.
+        wait([closing], timeout=0.1)
+        slow.free.set()
+        merging.result(5)
+        closing.result(5)
+    reader = Ledger(path, read_only=True)
+    assert reader.content().runs == {A: [Run(1, 2, 7)]}
+    reader.close()
+
+
+def test_a_closed_ledger_is_not_called_a_broken_file(path: Path) -> None:
+    ledger = Ledger(path)
+    ledger.close()
+    ledger.close()
+    for call in (ledger.content, ledger.positions, ledger.channels):
+        with pytest.raises(Unavailable, match="closed"):
+            call()
+
+
 def test_the_file_grows_with_gaps_and_not_with_records(path: Path, ledger: Ledger) -> None:
     for start in range(0, 100_000, 10_000):
         ledger.merge(batch(start or None, *range(start, start + 10_000)), now=0)
@@ -182,10 +261,11 @@ def test_a_file_that_is_no_ledger_is_told(path: Path) -> None:
         Ledger(path, read_only=True)
 
 
-def test_a_ledger_of_another_format_is_told(path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 99])
+def test_a_ledger_of_another_format_is_told(path: Path, version: int) -> None:
     path.parent.mkdir()
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 99")
+    db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    with pytest.raises(Misconfigured, match="format 99"):
+    with pytest.raises(Misconfigured, match=f"format {version}, .* move it away"):
         Ledger(path)

@@ -1,9 +1,11 @@
 import io
 from dataclasses import replace
+from datetime import UTC, datetime
 
+import pytest
 from rich.console import Console
 
-from penstock.audit.balance import Balance, ChannelBalance, Gap
+from penstock.audit.balance import Balance, ChannelBalance, Gap, SenderBalance
 from penstock.audit.findings import Kind
 from penstock.audit.report import NAMED, printable, show
 
@@ -27,12 +29,15 @@ RSVPS = ChannelBalance(
 BY_COUNTRY = replace(RSVPS, channel="by_country", kind=Kind.RESULT, senders=0, distinct=0, duplicates=0, latency=None)
 
 
-def shown(*channels: ChannelBalance, terminal: bool = False) -> str:
+AT = int(datetime(2026, 3, 1, 0, 0, 30, tzinfo=UTC).timestamp()) * 1_000_000
+
+
+def shown(*channels: ChannelBalance, terminal: bool = False, age: float | None = None, senders: bool = False) -> str:
     file = io.StringIO()
     console = Console(
         file=file, width=120, force_terminal=terminal, highlight=False, color_system="standard" if terminal else None
     )
-    show(Balance(0, channels), console)
+    show(Balance(AT, None if age is None else AT - int(age * 1e6), channels), console, senders)
     return file.getvalue()
 
 
@@ -101,3 +106,41 @@ def test_a_name_cannot_colour_the_screen_or_break_a_line() -> None:
     text = shown(evil)
     assert "\x1b" not in text
     assert "rsvps misses a\\x1b[31m\\n[bold]b/1: 1\n" in text
+
+
+@pytest.mark.parametrize(
+    ("age", "when"),
+    [
+        (None, ""),
+        (0, ""),
+        (4.9, ""),
+        (20, ", as of 00:00:10 UTC"),
+        (60, ", as of 2026-02-28 23:59:30 UTC"),
+    ],
+)
+def test_an_old_verdict_says_when_it_was_true(age: float | None, when: str) -> None:
+    assert f"Whole: nothing is missing{when}.\n" in shown(RSVPS, age=age)
+    assert f"12 records are in flight{when}.\n" in shown(replace(RSVPS, in_flight=12), age=age)
+    assert f"Not whole: 4 records are missing{when}.\n" in shown(replace(RSVPS, missing=4), age=age)
+
+
+def test_what_is_not_read_yet_gets_a_sentence() -> None:
+    text = shown(replace(RSVPS, unread=1_200, in_flight=1_200))
+    assert "rsvps: 1,200 records are not read yet; they count as in flight.\n" in text
+    assert "not read yet" not in shown(RSVPS)
+
+
+def test_senders_are_shown_when_asked_for_and_those_with_findings_first() -> None:
+    senders = (
+        SenderBalance("kiosk 1", 1, 1, 5, records=5, distinct=5, duplicates=0, missing=0),
+        SenderBalance("kiosk 2", 1, 1000, 2000, records=1_002, distinct=1_001, duplicates=1, missing=0),
+        SenderBalance("kiosk 3\x1b", 2, None, None, records=0, distinct=0, duplicates=0, missing=3),
+    )
+    channel = replace(RSVPS, by_sender=senders)
+    lines = [" ".join(line.split()) for line in shown(channel, senders=True).splitlines() if "kiosk" in line]
+    assert lines == [
+        "rsvps kiosk 2 1 1000 2000 1,002 1,001 0 1",
+        "rsvps kiosk 3\\x1b 2 0 0 3 0",
+        "rsvps kiosk 1 1 1 5 5 5 0 0",
+    ]
+    assert "kiosk" not in shown(channel)

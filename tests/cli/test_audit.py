@@ -1,4 +1,11 @@
+import asyncio
 import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 
 import typer
@@ -7,25 +14,50 @@ from typer.testing import CliRunner, Result
 from penstock.audit.auditor import Auditor
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.ledger import Ledger
-from penstock.cli.audit import LEDGER, audit
-from penstock.record import Origin
+from penstock.channels.kafka import Kafka, Topic
+from penstock.cli.audit import audit
+from penstock.clock import Clock, SystemClock
+from penstock.pipeline.run import Running
+from penstock.pipeline.wiring import Wiring
+from penstock.record import Origin, Record
+from penstock.supervise.folder import StateFolder
 from penstock.testing.channels import MemoryChannels
+from penstock.testing.clock import ManualClock
 
 NOTES = "penstock.test.heartbeats"
+Fresh = Callable[[str], str]
 
 
-def audited(folder: Path, *seqs: int, blind: bool = False) -> None:
+def audited(folder: Path, *seqs: int, blind: bool = False, clock: Clock | None = None) -> None:
     channels = MemoryChannels()
     for seq in seqs:
         channels.append("rsvps", b"{}", None, Origin("a", 1, seq, 0).headers())
     if blind:
         channels.append(NOTES, json.dumps({"kind": "blind", "source": "feed", "since": 0, "until": 5_000_000}).encode())
-    ledger = Ledger(folder / LEDGER)
-    auditor = Auditor(channels, ledger, [Watched("rsvps", Kind.SOURCE)], NOTES)
+    ledger = Ledger(Wiring.read(folder).ledger)
+    auditor = Auditor(channels, ledger, [Watched("rsvps", Kind.SOURCE)], NOTES, clock)
     while auditor.step(0):
         pass
     auditor.close()
     ledger.close()
+
+
+@contextmanager
+def up(folder: Path, servers: str) -> Iterator[None]:
+    """A run that holds the folder, as far as other commands can see."""
+    with StateFolder(Wiring.read(folder).state).held() as state:
+        running = Running(1, "test", "penstock.test.status", servers, None, None)
+        (state.path / Running.FILE).write_text(json.dumps(asdict(running)))
+        yield
+
+
+def sent(kafka: Kafka, channel: str, notes: str, *seqs: int) -> None:
+    async def send() -> None:
+        async with kafka.sender() as sender:
+            await sender.send(channel, [Record(b"{}", Origin("a", 1, seq, 0)) for seq in seqs])
+
+    kafka.ensure([Topic(channel), Topic(notes)])
+    asyncio.run(send())
 
 
 def command(folder: Path, *options: str) -> Result:
@@ -62,6 +94,12 @@ def test_json_is_all_that_is_printed(tmp_path: Path) -> None:
     assert told["channels"][0]["gaps"] == [{"sender": "a", "epoch": 1, "first": 3, "last": 3}]
 
 
+def test_every_sender_is_shown_when_asked_for(tmp_path: Path) -> None:
+    audited(tmp_path, 1000, 1001, 1001)
+    (line,) = [line.split() for line in command(tmp_path, "--senders").stdout.splitlines() if " a " in line]
+    assert line == ["rsvps", "a", "1", "1000", "1001", "3", "2", "0", "1"]
+
+
 def test_an_unknown_time_is_shown_and_fails_only_the_strict(tmp_path: Path) -> None:
     audited(tmp_path, 1, 2, blind=True)
     assert command(tmp_path).exit_code == 0
@@ -69,7 +107,80 @@ def test_an_unknown_time_is_shown_and_fails_only_the_strict(tmp_path: Path) -> N
     assert command(tmp_path, "--strict").exit_code == 1
 
 
+def test_a_ledger_that_nobody_keeps_tells_its_age(tmp_path: Path) -> None:
+    audited(tmp_path, 1, 2, clock=ManualClock(1_700_000_000_000_000))
+    assert "Whole: nothing is missing, as of 2023-11-14 22:13:20 UTC." in command(tmp_path).stdout
+    assert json.loads(command(tmp_path, "--json").stdout)["as_of"] == 1_700_000_000_000_000
+
+
 def test_without_a_ledger_it_exits_with_2_and_tells_the_way_out(tmp_path: Path) -> None:
-    result = command(tmp_path)
-    assert result.exit_code == 2
+    called = [sys.executable, "-m", "penstock", "audit", "--folder", str(tmp_path)]
+    result = subprocess.run(called, capture_output=True, text=True, check=False, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.startswith("penstock: ")
     assert "there is no ledger; start the pipeline once" in result.stderr
+    assert not result.stdout
+
+
+def test_what_a_running_audit_has_not_read_is_told_and_fails_the_strict(
+    tmp_path: Path, kafka: Kafka, fresh: Fresh
+) -> None:
+    channel = fresh("rsvps")
+    sent(kafka, channel, fresh("notes"), 1, 2, 3)
+    with closing(Ledger(Wiring.read(tmp_path).ledger)) as ledger:
+        ledger.watch([Watched(channel, Kind.SOURCE)])
+    with up(tmp_path, kafka.servers):
+        result = command(tmp_path, "--wait", "0")
+        strict = command(tmp_path, "--wait", "0", "--strict", "--json")
+    assert result.exit_code == 0
+    assert f"{channel}: 3 records are not read yet" in result.stdout
+    assert "3 records are in flight" in result.stdout
+    assert strict.exit_code == 1
+    (source,) = json.loads(strict.stdout)["channels"]
+    assert (source["unread"], source["in_flight"]) == (3, 3)
+
+
+def test_it_waits_until_a_running_audit_has_read_what_was_there(tmp_path: Path, kafka: Kafka, fresh: Fresh) -> None:
+    channel, notes = fresh("rsvps"), fresh("notes")
+    sent(kafka, channel, notes, 1, 2, 3)
+    ledger, stop = Ledger(Wiring.read(tmp_path).ledger), threading.Event()
+    watched = [Watched(channel, Kind.SOURCE)]
+    ledger.watch(watched)
+    auditing = threading.Thread(target=Auditor(kafka, ledger, watched, notes).run, args=(stop,))
+    called = SystemClock().now()
+    with up(tmp_path, kafka.servers):
+        auditing.start()
+        result = command(tmp_path, "--strict", "--json", "--wait", "60")
+        stop.set()
+        auditing.join()
+    ledger.close()
+    assert result.exit_code == 0
+    told = json.loads(result.stdout)
+    assert told["as_of"] >= called
+    assert (told["channels"][0]["distinct"], told["channels"][0]["unread"]) == (3, 0)
+
+
+def test_what_was_read_long_ago_is_no_old_news_while_the_channel_holds_no_more(
+    tmp_path: Path, kafka: Kafka, fresh: Fresh
+) -> None:
+    channel, notes = fresh("rsvps"), fresh("notes")
+    sent(kafka, channel, notes, 1, 2, 3)
+    with closing(Ledger(Wiring.read(tmp_path).ledger)) as ledger:
+        auditor = Auditor(kafka, ledger, [Watched(channel, Kind.SOURCE)], notes, ManualClock(1_700_000_000_000_000))
+        while sum(ledger.unread({channel: kafka.bounds(channel)}).values()):
+            auditor.step(1)
+        auditor.close()
+    assert "as of 2023" in command(tmp_path).stdout
+    with up(tmp_path, kafka.servers):
+        assert "Whole: nothing is missing." in command(tmp_path).stdout
+
+
+def test_when_kafka_does_not_answer_the_ledger_does_and_the_strict_fails(tmp_path: Path) -> None:
+    audited(tmp_path, 1, 2)
+    # A client that cannot even be made: the quickest of all ways to get no answer.
+    (tmp_path / "penstock.toml").write_text('[kafka.conf]\n"no.such.setting" = "1"\n')
+    with up(tmp_path, "127.0.0.1:1"):
+        result, strict = command(tmp_path), command(tmp_path, "--strict")
+    assert "Whole: nothing is missing." in result.stdout
+    assert "is unavailable: No such configuration property" in result.stderr
+    assert (result.exit_code, strict.exit_code) == (0, 1)

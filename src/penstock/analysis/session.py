@@ -17,13 +17,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Self
 
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
+from penstock.analysis.classpath import classpath, spark_home
 from penstock.analysis.settings import SparkSettings
 from penstock.errors import Unavailable
 
@@ -93,7 +93,7 @@ class Gateway:
         conf: Mapping[str, str],
         log: IO[bytes] | None = None,
     ) -> Self:
-        home = _spark_home()
+        home = spark_home()
         local = conf.get("spark.master", "local").startswith("local")
         folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         told = folder / "gateway"
@@ -164,7 +164,7 @@ def session(
     gateway = Gateway.start(java, jars, flags, {"spark.app.name": name, **conf(settings, slots)}, log)
     os.environ["PYSPARK_GATEWAY_PORT"] = str(gateway.port)
     os.environ["PYSPARK_GATEWAY_SECRET"] = gateway.secret
-    os.environ.setdefault("SPARK_HOME", str(_spark_home()))
+    os.environ.setdefault("SPARK_HOME", str(spark_home()))
     try:
         spark = SparkSession.builder.getOrCreate()
         yield spark
@@ -184,18 +184,6 @@ def wait_for_slots(spark: SparkSession, needed: int, patience: float = 60.0) -> 
     while (there := spark.sparkContext.defaultParallelism) < needed and time.monotonic() < until:
         time.sleep(0.2)
     return there
-
-
-def classpath(jars: Sequence[Path]) -> list[Path]:
-    """Our jars and Spark's, one by one: a class-data archive knows no wildcards."""
-    return [*jars, *sorted((_spark_home() / "jars").glob("*.jar"))]
-
-
-def _spark_home() -> Path:
-    spec = find_spec("pyspark")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
 
 
 def _logging() -> list[str]:

@@ -5,9 +5,11 @@ dead letters. A sender is counted from the first number that was seen of it. No 
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any
 
 from penstock.audit.findings import Kind, Numbering
@@ -15,6 +17,9 @@ from penstock.audit.ledger import SETTLES_AFTER, Content, Run, Tally
 from penstock.clock import Micros
 from penstock.errors import Unaccounted
 from penstock.record import Blind
+
+BRIEF = 100
+"""So many gaps per channel are named in brief."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,20 @@ class Gap:
     @property
     def size(self) -> int:
         return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True)
+class SenderBalance:
+    """One life of a sender in a source channel. `first` and `last` are what was seen of it: None when nothing was."""
+
+    sender: str
+    epoch: int
+    first: int | None
+    last: int | None
+    records: int
+    distinct: int
+    duplicates: int
+    missing: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +66,16 @@ class ChannelBalance:
     without_identity: int
     gaps: tuple[Gap, ...]
     latency: Mapping[str, float] | None
+    unread: int = 0
+    """Entries that lie in the channel and are not in the ledger yet. They are among those in flight."""
+    by_sender: tuple[SenderBalance, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Balance:
     at: Micros
+    as_of: Micros | None
+    """Up to when the channels were read; None when they never were."""
     channels: tuple[ChannelBalance, ...]
 
     @property
@@ -68,8 +92,20 @@ class Balance:
     def unknown_seconds(self) -> float:
         return sum(channel.unknown_seconds for channel in self.channels)
 
-    def to_json(self) -> dict[str, Any]:
-        return {"whole": self.whole, **asdict(self)}
+    def to_json(self, brief: bool = False) -> dict[str, Any]:
+        """Everything; in brief without the senders, and with the first gaps of each channel and the number of all."""
+        shown = self
+        if brief:
+            shown = replace(
+                self,
+                channels=tuple(replace(one, gaps=one.gaps[:BRIEF], by_sender=()) for one in self.channels),
+            )
+        told = {"whole": self.whole, **asdict(shown)}
+        for channel, one in zip(told["channels"], self.channels, strict=True):
+            channel["gap_count"] = len(one.gaps)
+            if brief or one.kind is not Kind.SOURCE:
+                del channel["by_sender"]
+        return told
 
     def dumps(self) -> str:
         return json.dumps(self.to_json(), ensure_ascii=False)
@@ -82,15 +118,29 @@ class Balance:
                 raise Unaccounted(channel.channel, ranges)
 
 
-def balance(content: Content, at: Micros, grace: Micros = SETTLES_AFTER) -> Balance:
-    """The balance at a moment. What is due for less than `grace` is in flight, afterwards it is missing."""
+def balance(
+    content: Content, at: Micros, grace: Micros = SETTLES_AFTER, unread: Mapping[str, int] = MappingProxyType({})
+) -> Balance:
+    """The balance at a moment. What is due for less than `grace` is in flight, afterwards it is missing.
+
+    `unread` are entries per channel that the ledger does not know yet: they are in flight, too.
+    """
     sources = [channel for channel, kind in content.channels.items() if kind is Kind.SOURCE]
     claims = _claims_by_channel(content, sources)
     blinds = _blinds_by_channel(content, sources)
     return Balance(
         at,
+        content.as_of,
         tuple(
-            _channel(channel, kind, content, claims.get(channel, {}), blinds.get(channel, ()), at - grace)
+            _channel(
+                channel,
+                kind,
+                content,
+                claims.get(channel, {}),
+                blinds.get(channel, ()),
+                at - grace,
+                unread.get(channel, 0),
+            )
             for channel, kind in sorted(content.channels.items(), key=lambda item: (list(Kind).index(item[1]), item[0]))
         ),
     )
@@ -100,10 +150,18 @@ _Claimed = Sequence[tuple[int, Micros]]
 """The numbers that were claimed to be the last, and when; in order."""
 Claims = Mapping[tuple[str, int], _Claimed]
 """Per sender and epoch."""
+Seen = Mapping[tuple[str, int], Sequence[Run]]
+"""Per sender and epoch: the numbers that are there."""
 
 
 def _channel(
-    channel: str, kind: Kind, content: Content, claims: Claims, blinds: Sequence[Blind], settled: Micros
+    channel: str,
+    kind: Kind,
+    content: Content,
+    claims: Claims,
+    blinds: Sequence[Blind],
+    settled: Micros,
+    unread: int,
 ) -> ChannelBalance:
     runs = _runs(channel, content)
     dead = _runs(f"{channel}.dead", content) if kind is Kind.SOURCE else {}
@@ -111,8 +169,9 @@ def _channel(
     due = list(_due(there, claims, settled)) if kind is Kind.SOURCE else []
     gaps = tuple(gap for gap, missing in due if missing)
     distinct, missing = _size(there), sum(gap.size for gap in gaps)
-    in_flight = sum(gap.size for gap, missing in due if not missing)
-    numbered = sum(records for (name, _, _), records in content.numbered.items() if name == channel)
+    # What is unread may be what is due: adding the two up would count it twice.
+    in_flight = max(unread, sum(gap.size for gap, missing in due if not missing))
+    numbered = {(sender, epoch): n for (name, sender, epoch), n in content.numbered.items() if name == channel}
     tally = content.tallies.get(channel, Tally())
     nameless_dead = content.tallies.get(f"{channel}.dead", Tally()).without_identity if kind is Kind.SOURCE else 0
     latencies = content.latencies.get(channel)
@@ -122,7 +181,7 @@ def _channel(
         senders=len({sender for sender, _ in [*there, *claims]}),
         records=tally.records,
         distinct=distinct,
-        duplicates=numbered - _size(runs),
+        duplicates=sum(numbered.values()) - _size(runs),
         missing=missing,
         claimed=distinct + missing + in_flight,
         in_flight=in_flight,
@@ -131,11 +190,28 @@ def _channel(
         without_identity=tally.without_identity,
         gaps=gaps,
         latency=latencies.summary() if latencies else None,
+        unread=unread,
+        by_sender=tuple(_senders(numbered, runs, there, claims, gaps)) if kind is Kind.SOURCE else (),
     )
 
 
-Seen = Mapping[tuple[str, int], Sequence[Run]]
-"""Per sender and epoch: the numbers that are there."""
+def _senders(
+    numbered: Mapping[tuple[str, int], int], runs: Seen, there: Seen, claims: Claims, gaps: Iterable[Gap]
+) -> Iterable[SenderBalance]:
+    missing = Counter[tuple[str, int]]()
+    for gap in gaps:
+        missing[gap.sender, gap.epoch] += gap.size
+    for who in sorted({*there, *claims}):
+        seen, records = there.get(who, ()), numbered.get(who, 0)
+        yield SenderBalance(
+            *who,
+            first=seen[0].first if seen else None,
+            last=seen[-1].last if seen else None,
+            records=records,
+            distinct=_span(seen),
+            duplicates=records - _span(runs.get(who, ())),
+            missing=missing[who],
+        )
 
 
 def _runs(channel: str, content: Content) -> dict[tuple[str, int], Sequence[Run]]:
@@ -143,7 +219,11 @@ def _runs(channel: str, content: Content) -> dict[tuple[str, int], Sequence[Run]
 
 
 def _size(seen: Seen) -> int:
-    return sum(run.last - run.first + 1 for runs in seen.values() for run in runs)
+    return sum(_span(runs) for runs in seen.values())
+
+
+def _span(runs: Iterable[Run]) -> int:
+    return sum(run.last - run.first + 1 for run in runs)
 
 
 def _melted(runs: Iterable[Run]) -> list[Run]:

@@ -127,7 +127,7 @@ def _note(found: Findings, entry: Entry) -> None:
         channel = _text(told.get("channel", ""))
         if told["kind"] == "heartbeat":
             heartbeat = Heartbeat(_text(told["sender"]), *(_number(told[name]) for name in ("epoch", "seq", "time")))
-            # Aged by the channel's clock: the sender's own may be wrong.
+            # By the channel's clock: the sender's own may be wrong.
             found.claims.append((channel, heartbeat, entry.appended))
         elif told["kind"] == "blind":
             blind = Blind(_text(told["source"]), _number(told["since"]), _number(told["until"]))

@@ -22,7 +22,7 @@ from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Refused, Unavailable
 from penstock.record import Blind
 
-FORMAT = 1
+FORMAT = 2
 SETTLES_AFTER = 10_000_000
 """Microseconds after which what was announced and has not come is missing rather than in flight."""
 
@@ -46,6 +46,7 @@ CREATE TABLE blinds (
     channel TEXT, source TEXT, since INTEGER, until INTEGER NOT NULL, PRIMARY KEY (channel, source, since)
 ) WITHOUT ROWID;
 CREATE TABLE latencies (channel TEXT PRIMARY KEY, sketch TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE merged (only INTEGER PRIMARY KEY CHECK (only = 0), at INTEGER NOT NULL);
 """
 
 
@@ -76,10 +77,16 @@ class Content:
     claims: Mapping[Numbering, Sequence[tuple[int, Micros]]]
     blinds: Sequence[tuple[str, Blind]]
     latencies: Mapping[str, Sketch]
+    as_of: Micros | None = None
+    """When the last batch was merged; None when there was none yet."""
 
 
 class Ledger:
-    """One ledger file, for any thread. `read_only` refuses to make one, and never holds up the one who writes."""
+    """One ledger file. `read_only` refuses to make one, and never holds up the one who writes.
+
+    Any thread may call any method at any time, `close` too: calls are served one after the other, each of them whole.
+    After `close` they raise Unavailable. Who must not wait for the writer opens a ledger of its own, read-only.
+    """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self._path = path
@@ -115,6 +122,22 @@ class Ledger:
                 found[channel][partition] = offset
             return dict(found)
 
+    def channels(self) -> dict[str, Kind]:
+        """The channels of the balance, and what is expected of them."""
+        with self._explained():
+            return {channel: Kind(kind) for channel, kind in self._db.execute("SELECT * FROM channels")}
+
+    def unread(self, bounds: Mapping[str, Mapping[int, tuple[int, int]]]) -> dict[str, int]:
+        """How many entries within these bounds of channels the ledger has not read."""
+        stands = self.positions()
+        return {
+            channel: sum(
+                max(0, end - max(first, stands.get(channel, {}).get(partition, first)))
+                for partition, (first, end) in partitions.items()
+            )
+            for channel, partitions in bounds.items()
+        }
+
     def merge(self, batch: Findings, now: Micros) -> None:
         """Take the batch and its end positions; Refused when it does not start where the ledger stands."""
         with self._transaction():
@@ -134,11 +157,13 @@ class Ledger:
             for channel, sketch in batch.latencies.items():
                 self._add_latencies(channel, sketch)
             for channel, heartbeat, at in batch.claims:
-                self._add_claim((channel, heartbeat.sender, heartbeat.epoch), heartbeat.seq, at)
+                # An auditor that was away reads old claims before the records that they are about.
+                self._add_claim((channel, heartbeat.sender, heartbeat.epoch), heartbeat.seq, max(at, now))
             self._db.executemany(
                 "INSERT INTO blinds VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET until = max(until, excluded.until)",
                 [(channel, blind.source, blind.since, blind.until) for channel, blind in batch.blinds],
             )
+            self._db.execute("INSERT OR REPLACE INTO merged VALUES (0, ?)", (now,))
 
     def content(self) -> Content:
         """Everything, as of one moment."""
@@ -152,7 +177,7 @@ class Ledger:
             for channel, sender, epoch, seq, at in self._db.execute("SELECT * FROM claims ORDER BY seq"):
                 claims[channel, sender, epoch].append((seq, at))
             return Content(
-                channels={channel: Kind(kind) for channel, kind in self._db.execute("SELECT * FROM channels")},
+                channels=self.channels(),
                 tallies={channel: Tally(*counts) for channel, *counts in self._db.execute("SELECT * FROM tallies")},
                 numbered={
                     (channel, sender, epoch): records
@@ -165,10 +190,12 @@ class Ledger:
                     channel: Sketch.from_json(json.loads(sketch))
                     for channel, sketch in self._db.execute("SELECT * FROM latencies")
                 },
+                as_of=next((at for (at,) in self._db.execute("SELECT at FROM merged")), None),
             )
 
     def close(self) -> None:
-        self._db.close()
+        with self._lock:
+            self._db.close()
 
     def _connect(self, mode: str) -> sqlite3.Connection:
         # The lock lets one thread at a time through.
@@ -228,13 +255,16 @@ class Ledger:
         self._db.execute("INSERT OR REPLACE INTO latencies VALUES (?, ?)", (channel, json.dumps(total.to_json())))
 
     def _add_claim(self, numbering: Numbering, seq: int, at: Micros) -> None:
-        """Keep the first claim, the last that is settled, and those that are younger: a few per sender."""
+        """Keep the first claim, the last that is settled, and those that are younger: a few per sender.
+
+        Of claims that were read at once, as after an outage, the highest says it all.
+        """
         self._db.execute("INSERT OR IGNORE INTO claims VALUES (?, ?, ?, ?, ?)", (*numbering, seq, at))
         own = "channel = ?1 AND sender = ?2 AND epoch = ?3"
         self._db.execute(
             f"DELETE FROM claims WHERE {own} AND seq > (SELECT min(seq) FROM claims WHERE {own})"
-            f" AND seq < (SELECT max(seq) FROM claims WHERE {own} AND at <= ?4)",
-            (*numbering, at - SETTLES_AFTER),
+            f" AND (seq < (SELECT max(seq) FROM claims WHERE {own} AND at <= ?4) OR seq < ?5 AND at >= ?6)",
+            (*numbering, at - SETTLES_AFTER, seq, at),
         )
 
     def _check_format(self, read_only: bool) -> None:
@@ -271,7 +301,8 @@ class Ledger:
         try:
             with self._lock:
                 yield
-        except sqlite3.OperationalError as error:
+        except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
+            # The file is in order: it is locked, the disk is full, or another thread has closed it.
             raise Unavailable(f"the ledger {self._path}", str(error)) from error
         except sqlite3.DatabaseError as error:
             raise Misconfigured(

@@ -1,18 +1,21 @@
 """The balance as a bookkeeper would lay it out, for a terminal."""
 
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.audit.balance import Balance, ChannelBalance
+from penstock.audit.balance import Balance, ChannelBalance, SenderBalance
 from penstock.audit.findings import Kind
+from penstock.clock import Micros
 
 NAMED = 20
 """So many missing ranges are named; then it is said how many more there are."""
+_FRESH = 5_000_000
+"""What is younger needs no date."""
 _WIDE = 120
 _COLUMNS = {
     "senders": "senders",
@@ -27,10 +30,15 @@ _COLUMNS = {
 }
 
 
-def show(balance: Balance, console: Console | None = None) -> None:
-    """Print the table, the missing ranges, what is unknown, and the verdict last. Colours only on a terminal."""
+def show(balance: Balance, console: Console | None = None, senders: bool = False) -> None:
+    """Print the table, the missing ranges, what is unknown, and the verdict last. Colours only on a terminal.
+
+    With `senders`, a table of all senders of the source channels, too: first those that are not in order.
+    """
     console = console or _console()
     console.print(_table(balance))
+    if senders:
+        console.print(_senders(balance))
     for line in _findings(balance):
         console.print(line)
     console.print(_verdict(balance))
@@ -69,6 +77,31 @@ def _row(channel: ChannelBalance) -> Iterator[Text | str]:
         yield f"{channel.latency[quantile]:,.1f}" if channel.latency else ""
 
 
+def _senders(balance: Balance) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("channel", overflow="fold")
+    table.add_column("sender", overflow="fold")
+    for title in ("epoch", "first", "last", "records", "present", "missing", "doubled"):
+        table.add_column(title, justify="right", no_wrap=True)
+    all_ = [(channel.channel, one) for channel in balance.channels for one in channel.by_sender]
+    for name, one in sorted(all_, key=lambda item: not (item[1].missing or item[1].duplicates)):
+        table.add_row(*_sender(name, one))
+    return table
+
+
+def _sender(channel: str, one: SenderBalance) -> Iterator[Text | str]:
+    yield Text(printable(channel))
+    yield Text(printable(one.sender))
+    yield str(one.epoch)
+    # Numbers that name a record are written as the sender writes them.
+    yield "" if one.first is None else str(one.first)
+    yield "" if one.last is None else str(one.last)
+    yield _number(one.records)
+    yield _number(one.distinct)
+    yield Text(_number(one.missing), style="bold red" if one.missing else "")
+    yield _number(one.duplicates)
+
+
 def _findings(balance: Balance) -> Iterator[Text]:
     gaps = [(channel.channel, gap) for channel in balance.channels for gap in channel.gaps]
     for name, gap in gaps[:NAMED]:
@@ -77,6 +110,12 @@ def _findings(balance: Balance) -> Iterator[Text]:
     if len(gaps) > NAMED:
         yield Text(f"and {_number(len(gaps) - NAMED)} more ranges", style="red")
     for channel in balance.channels:
+        if channel.unread:
+            yield Text(
+                f"{printable(channel.channel)}: {_number(channel.unread)} records are not read yet; they count as"
+                " in flight.",
+                style="yellow",
+            )
         if channel.without_identity:
             yield Text(
                 f"{printable(channel.channel)}: {_number(channel.without_identity)} entries carry no identity"
@@ -94,15 +133,23 @@ def _findings(balance: Balance) -> Iterator[Text]:
 
 def _verdict(balance: Balance) -> Text:
     missing = sum(channel.missing for channel in balance.channels)
+    age = _age(balance.as_of, balance.at)
     if missing:
-        return Text(f"Not whole: {_number(missing)} records are missing.", style="bold red")
+        return Text(f"Not whole: {_number(missing)} records are missing{age}.", style="bold red")
     if not any(channel.records or channel.claimed for channel in balance.channels):
-        return Text("Nothing was counted yet.", style="bold")
+        return Text(f"Nothing was counted yet{age}.", style="bold")
     in_flight = sum(channel.in_flight for channel in balance.channels)
     known = "Whole" if not balance.unknown_seconds else "Whole where it is known"
-    if in_flight:
-        return Text(f"{known}: nothing is missing; {_number(in_flight)} records are in flight.", style="bold green")
-    return Text(f"{known}: nothing is missing.", style="bold green")
+    flying = f"; {_number(in_flight)} records are in flight" if in_flight else ""
+    return Text(f"{known}: nothing is missing{flying}{age}.", style="bold green")
+
+
+def _age(as_of: Micros | None, at: Micros) -> str:
+    """When the verdict was true, unless that is now."""
+    if as_of is None or at - as_of <= _FRESH:
+        return ""
+    then, now = (datetime.fromtimestamp(micros // 1_000_000, UTC) for micros in (as_of, at))
+    return then.strftime(f", as of {'' if then.date() == now.date() else '%Y-%m-%d '}%H:%M:%S UTC")
 
 
 def _number(value: int) -> str:

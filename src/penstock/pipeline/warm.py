@@ -5,10 +5,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from penstock.analysis.engine import Engine
+from penstock.analysis.classpath import classpath
 from penstock.analysis.query import Mode, Query, Shape
-from penstock.analysis.session import classpath, session
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka, Topic
 from penstock.record import Origin, Record
@@ -19,6 +19,9 @@ from penstock.supervise.java import Java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from penstock.analysis.engine import Engine
 
 PATIENCE = 120.0
 
@@ -37,6 +40,10 @@ def is_warm(java: Java, jars: Jars) -> bool:
 
 def warm(java: Java, jars: Jars) -> None:
     """Run a small pipeline on a broker of its own, and keep what both JVMs have loaded."""
+    # Here and not above: who only asks whether it was done need not wait for pyspark.
+    from penstock.analysis.engine import Engine
+    from penstock.analysis.session import session
+
     kafka, spark = kafka_archive(java, jars), spark_archive(java, jars)
     with tempfile.TemporaryDirectory(prefix="penstock-warm-") as place, StateFolder(Path(place)).held() as folder:
         services, servers = kafka_services(java, jars, folder, LocalSettings(), kafka.made())
@@ -62,7 +69,7 @@ _QUERIES = [
 ]
 
 
-def _go_through_the_paces(engine: Engine) -> None:
+def _go_through_the_paces(engine: "Engine") -> None:
     kafka = Kafka(engine.servers)
     kafka.ensure([Topic(name) for name in ("in", "in.dead", "live", "slow")])
     now = time.time_ns() // 1_000

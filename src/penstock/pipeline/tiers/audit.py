@@ -35,7 +35,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         # Opened anew each time: a reader that stays open would keep the ledger's log from being folded in.
         with closing(Ledger(wiring.ledger, read_only=True)) as reader:
             content = reader.content()
-        told = balance(content, clock.now()).to_json()
+        told = balance(content, clock.now()).to_json(brief=True)
         nodes = {}
         for one in told["channels"]:
             name = one["channel"]
