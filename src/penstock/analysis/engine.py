@@ -157,7 +157,7 @@ class Engine:
             records.writeStream.format("kafka")
             .queryName(name)
             .option("kafka.bootstrap.servers", self.servers)
-            .options(**{"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.linger.ms": "5"})
+            .options(**{"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.linger.ms": "3"})
             .options(**self._client())
             .option("topic", channel)
             .option("includeHeaders", "true")

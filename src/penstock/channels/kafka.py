@@ -210,7 +210,7 @@ class Kafka:
                 "enable.idempotence": True,
                 # A record that timed out would leave a hole in the middle of a sequence.
                 "message.timeout.ms": 0,
-                "linger.ms": 5,
+                "linger.ms": 3,
                 "compression.type": self._settings.compression,
                 "queue.buffering.max.kbytes": 65_536,
             }

@@ -167,13 +167,16 @@ class LocalRun:
         told = folder.sub("ready") / tier
         told.unlink(missing_ok=True)
         profile = ("--profile", self._profile) if self._profile else ()
+        file, home = str(self._file.absolute()), str(self._wiring.folder.absolute())
         command = (
             sys.executable,
             "-m",
             "penstock",
             "tier",
             tier,
-            str(self._file.absolute()),
+            file,
+            "--folder",
+            home,
             "--ready",
             str(told),
             *profile,
@@ -182,7 +185,7 @@ class LocalRun:
         # Spark takes longest: it begins at once, and waits for the brokers by itself.
         early = tier is Tier.ANALYSE
         return Service(
-            str(tier), (*command, "--folder", str(self._wiring.folder.absolute())), folder.log(tier), ready, env,
+            str(tier), command, folder.log(tier), ready, env,
             needs=() if early else needs, uses=needs if early else (), patience=180,
         )  # fmt: skip
 
@@ -197,6 +200,8 @@ class LocalRun:
 def _simulation(source: str, name: str, options: dict[str, str], folder: StateFolder) -> tuple[Service, str]:
     """A feed of the outside world, as a service of its own."""
     port = folder.port(f"feed-{source}")
+    # One epoch for the whole run: a feed that dies and is started again goes on as if it had never been away.
+    options = {"epoch": str(int(time.time()) + 1), **options}
     flags = [part for option, value in options.items() for part in (f"--{option}", value) if part]
     command = (sys.executable, "-m", "penstock", "feed", name, "--port", str(port), *flags)
     return (
@@ -224,6 +229,10 @@ def _warm() -> None:
         subprocess.run(tied(sys.executable, "-m", "penstock", "warm"), stdout=log, stderr=log, check=False)
 
 
+# What runs here is not asked through a proxy, whatever the environment says of the world outside.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
 class _Answers:
     """Asks an address whether it answers with 200."""
 
@@ -232,7 +241,7 @@ class _Answers:
 
     def __call__(self) -> bool:
         try:
-            with urllib.request.urlopen(self._url, timeout=1) as response:
+            with _DIRECT.open(self._url, timeout=1) as response:
                 return bool(response.status == 200)
         except (URLError, OSError):
             return False

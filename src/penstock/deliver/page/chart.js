@@ -2,9 +2,9 @@
 
 import { count, durationText } from "./format.js";
 
-const REDRAW_EVERY = 200;
+const REDRAW_EVERY = 250;
 // A drawing is followed by a pause of at least this many times its length: a slow machine keeps time for the rows.
-const PAUSE = 10;
+const PAUSE = 20;
 // Vega warns of every chart that has no rows yet.
 const ERRORS = 1;
 const COMPOSED = ["hconcat", "vconcat", "concat", "facet", "repeat"];
@@ -58,7 +58,7 @@ export class Chart {
     for (const name of names) this.pending.add(name);
   }
 
-  // Called for each frame of the browser; redraws when there is something new, five times a second at most.
+  // Called for each frame of the browser; redraws when there is something new, four times a second at most.
   async frame(now) {
     if (!this.view || this.busy || !this.pending.size || now < this.due) return;
     this.busy = true;

@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_EVERY = 0.5
 _PATIENCE = 120.0
-_FIRST = 10.0
+_FIRST = 20.0
 _ALL_OF_THEM = 20.0
 
 
@@ -53,6 +53,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         notes: dict[str, str] = {}
         places = wiring.spark.real_time_queries
         sizes = {query.into: _size(kafka, query.into) for query in description.queries}
+        until = time.monotonic() + _FIRST
         for turn, query in enumerate(description.queries):
             touched = {name: ids[name] for name in (*query.inputs, query.into)}
             running[f"query:{query.name}"], verdict = spark.launch(query, places, touched, turn)
@@ -60,7 +61,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             places -= verdict.mode is Mode.REAL_TIME
             log.info("query %s runs, %s: %s", query.name, verdict.mode, verdict.why)
             # One after the other: all at once would keep the one that people watch from its first rows.
-            _first_rows(running[f"query:{query.name}"], partial(_grown, kafka, query.into, sizes[query.into]))
+            _first_rows(running[f"query:{query.name}"], partial(_grown, kafka, query.into, sizes[query.into]), until)
         sifting = [
             spark.sift(channel.shape, channel.dead, {channel.name: ids[channel.name]}, len(running) + turn)
             for turn, channel in enumerate(description.sifted)
@@ -119,9 +120,8 @@ def _leave_at_once(stop: threading.Event, started: threading.Event) -> None:
         os._exit(0)
 
 
-def _first_rows(query: StreamingQuery, written: Callable[[], bool]) -> None:
+def _first_rows(query: StreamingQuery, written: Callable[[], bool], until: float) -> None:
     """Wait until a query has written its first rows, for a while: there may be none to write."""
-    until = time.monotonic() + _FIRST
     while query.isActive and not query.lastProgress and not written() and time.monotonic() < until:
         time.sleep(0.1)
 
