@@ -28,3 +28,13 @@ def test_one_record_at_the_start_is_no_flood() -> None:
     rate = Rate(ManualClock())
     rate.add(1)
     assert rate.per_second() == 1
+
+
+def test_a_total_that_is_looked_at_once_a_second_has_its_true_rate() -> None:
+    clock = ManualClock()
+    rate = Rate(clock)
+    for second in range(1, 12):
+        rate.reach(1_000_000 + 200 * second)
+        clock.move(1)
+    rate.reach(1_000_000 + 200 * 12)
+    assert rate.per_second() == 200

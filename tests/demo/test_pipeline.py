@@ -93,10 +93,11 @@ def test_a_member_who_answers_twice_is_one_member(given: Given) -> None:
     assert rows(distinct_members(rsvps), START, "members", "seen.count") == [(0, 2, 3), (60, 1, 1)]
 
 
-def test_a_venue_counts_the_people_who_come(given: Given) -> None:
-    rsvps = given({"venue": 3, "guests": 1}, {"venue": 3}, {"venue": 4, "response": "no"}, {"venue": None})
+def test_a_busy_venue_counts_the_people_who_come(given: Given) -> None:
+    crowd = [{"venue": 3, "guests": 7}, {"venue": 3}]
+    rsvps = given(*crowd, {"venue": 4, "response": "no", "guests": 9}, {"venue": 5}, {"venue": None, "guests": 9})
     assert rows(busy_venues(rsvps), START, "venue_id", "name", "lat", "lon", "people", "seen.count") == [
-        (0, 3, "Hall 3", 52.0, 5.0, 3, 2)
+        (0, 3, "Hall 3", 52.0, 5.0, 9, 2)
     ]
 
 

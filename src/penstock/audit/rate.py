@@ -24,8 +24,9 @@ class Rate:
         """Take over a total that somebody else counts. What was there before the first call is no rate."""
         if self.count == 0:
             self._marks = deque([(self._clock.elapsed(), total)])
-        self._advance()
+        # In this order: the total is that of now, not that of the last look.
         self.count = total
+        self._advance()
 
     def per_second(self) -> float:
         self._advance()

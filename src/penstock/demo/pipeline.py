@@ -125,7 +125,7 @@ def busy_venues(rsvps: DataFrame) -> DataFrame:
             F.sum(F.col("guests") + 1).alias("people"),
             seen(),
         )
-        .where(F.col("people") >= 3)
+        .where(F.col("people") >= 8)
     )
 
 
