@@ -24,5 +24,14 @@ def people_by_country(rsvps):
 
 
 app.store("by_country", "redis://", ttl="1 day")
-app.store("rsvps", "delta://lake/rsvps")
-app.page("by_country", chart={"mark": "bar", "encoding": {"x": {"field": "country"}, "y": {"field": "people"}}})
+app.store("rsvps", "delta://.penstock/lake/rsvps")
+app.page(
+    "by_country",
+    chart={
+        "mark": "bar",
+        "encoding": {
+            "x": {"field": "country", "type": "nominal"},
+            "y": {"field": "people", "type": "quantitative", "aggregate": "sum"},
+        },
+    },
+)

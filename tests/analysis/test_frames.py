@@ -190,3 +190,32 @@ def test_a_query_that_returns_no_frame_is_named(spark: SparkSession) -> None:
     query = Query("q", ("things",), "o", ("id",), lambda things: 7)  # type: ignore[arg-type,return-value]
     with pytest.raises(Misconfigured, match="query q: it returns int; return a DataFrame"):
         built(query, [typed(raw(spark), SHAPE)])
+
+
+def test_a_column_that_is_not_there_is_told_with_its_line(spark: SparkSession) -> None:
+    query = Query("counted", ("things",), "o", ("id",), lambda things: things.where(F.col("nam") == "a"))
+    with pytest.raises(Misconfigured, match=r"test_frames.py:\d+, query counted: .*`nam` cannot be resolved.*`name`"):
+        built(query, [typed(raw(spark), SHAPE)])
+
+
+def test_what_a_query_raises_is_told_with_its_line(spark: SparkSession) -> None:
+    def broken(things: DataFrame) -> DataFrame:
+        raise ValueError("boom")
+
+    query = Query("broken", ("things",), "o", ("id",), broken)
+    with pytest.raises(Misconfigured, match=r"test_frames.py:\d+, query broken: ValueError: boom"):
+        built(query, [typed(raw(spark), SHAPE)])
+
+
+def test_sql_that_cannot_be_read_is_told(spark: SparkSession) -> None:
+    query = Query("q", ("things",), "o", ("id",), "SELECT idd FROM things")
+    with pytest.raises(Misconfigured, match=r"query q: .*`idd` cannot be resolved"):
+        built(query, [typed(raw(spark), SHAPE)])
+
+
+def test_an_event_time_that_cannot_be_computed_is_told_with_the_columns(spark: SparkSession) -> None:
+    with pytest.raises(
+        Misconfigured,
+        match=r"channel things: its event time \(timestamp_millis\(att\)\) cannot .* use its columns: id, name",
+    ):
+        typed(raw(spark), Shape("things", DDL, "timestamp_millis(att)"))

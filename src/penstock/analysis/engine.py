@@ -16,8 +16,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.analysis.frames import ADDED, RAW, built, dead_letters, encoded, typed
-from penstock.analysis.modes import Verdict, accepts_update, decide, objection, refusal, words
+from penstock.analysis.frames import ADDED, RAW, built, dead_letters, encoded, typed, words
+from penstock.analysis.modes import Verdict, accepts_update, decide, objection, refusal
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.errors import Misconfigured, Unavailable

@@ -5,7 +5,10 @@ a reason, the dead letters get the others.
 """
 
 import re
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
@@ -80,7 +83,12 @@ def _parsed(raw: DataFrame, shape: Shape) -> DataFrame:
     frame = raw.select("*", F.explode(F.array(doc)).alias("doc")).withColumn("origin", _origin())
     if shape.event_time is None:
         return frame.withColumn("event_time", F.timestamp_micros("origin.time"))
-    return frame.withColumn("event_time", _over_doc(shape.event_time, schema))
+    try:
+        return frame.withColumn("event_time", _over_doc(shape.event_time, schema))
+    except PySparkException as error:
+        problem = f"its event time ({shape.event_time}) cannot be computed: {words(error)}"
+        way_out = f"use its columns: {', '.join(schema.names)}"
+        raise Misconfigured(f"channel {shape.channel}", problem, way_out) from None
 
 
 def _objections(shape: Shape) -> list[tuple[Column, Column]]:
@@ -114,16 +122,43 @@ def built(query: Query, frames: Sequence[DataFrame]) -> DataFrame:
         delay = f"{query.watermark.total_seconds()} seconds"
         frames = [frame.withWatermark("event_time", delay) for frame in frames]
     if not isinstance(query.build, str):
-        result = query.build(*frames)
+        result = _called(query.build, query.name, frames)
         if not isinstance(result, DataFrame):
             raise Misconfigured(f"query {query.name}", f"it returns {type(result).__name__}", "return a DataFrame")
         return result
     for name, frame in zip(query.inputs, frames, strict=True):
         frame.createOrReplaceTempView(name)
     counted = "struct(count(1) AS count, max(origin.time) AS newest) AS seen"
-    return frames[0].sparkSession.sql(
-        re.sub(r"\bseen\(\s*\)(\s+AS\s+seen\b)?", counted, query.build, flags=re.IGNORECASE)
-    )
+    text = re.sub(r"\bseen\(\s*\)(\s+AS\s+seen\b)?", counted, query.build, flags=re.IGNORECASE)
+    selected: DataFrame = _called(frames[0].sparkSession.sql, query.name, [text])
+    return selected
+
+
+def _called(build: Callable[..., Any], query: str, arguments: Sequence[Any]) -> Any:
+    """The result of a user's own code; what goes wrong in it is told with its place."""
+    try:
+        return build(*arguments)
+    except Misconfigured:
+        raise
+    except PySparkException as error:
+        # Told now: when the session has ended, Spark can no longer say what was wrong.
+        raise Misconfigured(_line_of(error, build, query), words(error)) from None
+    except Exception as error:
+        raise Misconfigured(_line_of(error, build, query), f"{type(error).__name__}: {error}") from error
+
+
+def _line_of(error: Exception, build: Callable[..., Any], query: str) -> str:
+    own = getattr(getattr(build, "__code__", None), "co_filename", None)
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
+    return f"{Path(str(own)).name}:{lines[-1]}, query {query}" if lines else f"query {query}"
+
+
+def words(error: Exception) -> str:
+    """Spark's sentence, without the class names and advice around it."""
+    text = re.split(r"\n|SQLSTATE|To bypass", str(error))[0]
+    text = re.sub(r"^.*?\[[A-Z_.]+\]\s*", "", text)
+    text = re.sub(r"Streaming real-time mode has the following limitation:\s*", "", text)
+    return re.sub(r"\b(?:[a-z0-9]+\.)+([A-Z]\w*?)(?:Exec)?\b", r"\1", text).strip().rstrip(".")
 
 
 def encoded(result: DataFrame, query: Query) -> DataFrame:

@@ -1,6 +1,5 @@
 """Real-time or micro-batches: Spark's own planner is asked, by a rehearsal without a broker."""
 
-import re
 import shutil
 import tempfile
 import time
@@ -12,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.analysis.frames import RAW
+from penstock.analysis.frames import RAW, words
 from penstock.analysis.query import Mode, Query
 
 _PATIENCE = 60.0
@@ -93,11 +92,3 @@ def _empty_stream(spark: SparkSession) -> DataFrame:
     encoder = jvm.org.apache.spark.sql.Encoders.row(jvm.org.apache.spark.sql.types.StructType.fromDDL(RAW))
     source = getattr(jvm, "org.apache.spark.sql.execution.streaming.sources.LowLatencyMemoryStream$")
     return DataFrame(getattr(source, "MODULE$").apply(spark._jsparkSession, 1, encoder).toDF(), spark)
-
-
-def words(error: Exception) -> str:
-    """Spark's sentence, without the class names and advice around it."""
-    text = re.split(r"\n|SQLSTATE|To bypass", str(error))[0]
-    text = re.sub(r"^.*?\[[A-Z_.]+\]\s*", "", text)
-    text = re.sub(r"Streaming real-time mode has the following limitation:\s*", "", text)
-    return re.sub(r"\b(?:[a-z0-9]+\.)+([A-Z]\w*?)(?:Exec)?\b", r"\1", text).strip().rstrip(".")

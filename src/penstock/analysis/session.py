@@ -6,6 +6,7 @@ pipe, and Linux ends it when we are killed.
 """
 
 import ctypes
+import logging
 import os
 import shutil
 import signal
@@ -47,6 +48,10 @@ _JVM = (
 
 # With the quick compiler alone, a JVM reserves too little for its code: Spark filled it within a minute.
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
+
+# PySpark logs each error of an analysis as a line of JSON; we say it as a sentence.
+for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
+    logging.getLogger(name).disabled = True
 
 _CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"

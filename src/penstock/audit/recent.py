@@ -47,10 +47,10 @@ class Lately:
         self._states: deque[tuple[int, Sketch]] = deque()
 
     def of(self, whole: Sketch) -> Sketch:
-        """What was counted lately, as far as this was asked before."""
+        """What was counted since this was first asked, and not longer ago than that."""
         slot = int(self._clock.elapsed() // SLOT)
         if not self._states or self._states[-1][0] != slot:
             self._states.append((slot, whole))
         while len(self._states) > 1 and self._states[1][0] <= slot - OVER / SLOT:
             self._states.popleft()
-        return whole.without(self._states[0][1]) if len(self._states) > 1 else whole
+        return whole.without(self._states[0][1])

@@ -36,7 +36,7 @@ def doctor(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
     """
     findings = [
         _ask("Python", lambda: f"{sys.version.split()[0]} at {sys.executable}"),
-        _ask("Java", lambda: "{0.version} at {0.path}".format(find_java())),
+        _ask("Java", _java),
         _ask("jars", _jars),
         _ask("Redis", lambda: str(find_redis())),
         _ask("settings", lambda: f"{Wiring.read(folder, profile).folder.absolute()} is in order"),
@@ -62,6 +62,11 @@ def _ask(what: str, question: Callable[[], str]) -> Finding:
         return Finding(what, True, question())
     except PenstockError as error:
         return Finding(what, False, str(error))
+
+
+def _java() -> str:
+    java = find_java()
+    return "; ".join([f"{java.version} at {java.path}", *java.passed_over])
 
 
 def _jars() -> str:

@@ -1,6 +1,7 @@
 """What a person sees while a pipeline starts, runs and stops."""
 
 import time
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -55,10 +56,11 @@ class Screen:
         assert self._task is not None
         self._bar.update(self._task, completed=done)
 
-    def running(self, name: str, running: Running) -> None:
+    def running(self, name: str, running: Running, folder: Path) -> None:
         where = f"the page is at {running.page}" if running.page else f"Kafka is at {running.servers}"
         self.say(f"{name} runs; {where}", "bold green")
-        self.say("penstock status and penstock audit tell more; Ctrl-C stops")
+        there = "" if folder.resolve() == Path.cwd() else f" --folder {folder}"
+        self.say(f"penstock status{there} and penstock audit{there} tell more; Ctrl-C stops")
 
     def _end_bar(self) -> None:
         if self._bar is not None:

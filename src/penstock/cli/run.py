@@ -35,7 +35,7 @@ def supervised(file: Path, folder: Path, profile: str | None) -> None:
         with stop_on_signals() as stop:
             with local.started(machine, stop, screen) as (supervisor, running):
                 if not stop.is_set():
-                    screen.running(description.name, running)
+                    screen.running(description.name, running, folder)
                     supervisor.run_until(stop)
                 screen.say("stopping")
             screen.say("stopped; the next run goes on from here")

@@ -17,6 +17,7 @@ from penstock.pipeline.status import Status
 from penstock.pipeline.wiring import Wiring
 
 _LATE = 10_000_000
+_TROUBLED = {"waiting", "ended", "missing", "reading"}
 
 
 def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = False) -> None:
@@ -52,6 +53,9 @@ def show(running: Running, found: Status) -> None:
             *(_number(latency.get(name)) for name in ("p50", "p95", "p99", "max")),
         )
     screen.print(parts)
+    for name, figures in sorted(found.nodes.items()):
+        if figures.get("state") in _TROUBLED and (why := figures.get("note") or figures.get("why")):
+            screen.print(f"{name} is {figures['state']}: {why}")
     screen.print(_memory(found.usage))
 
 

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -181,7 +181,11 @@ class LocalRun:
             str(told),
             *profile,
         )
-        ready = _Answers(f"{page}/healthz") if tier is Tier.DELIVER else _Told(told)
+        ready: Callable[[], bool] = _Told(told)
+        if tier is Tier.DELIVER:
+            # Both: another run may answer at that address, before ours finds it taken.
+            bound, healthy = ready, _Answers(f"{page}/healthz")
+            ready = lambda: bound() and healthy()  # noqa: E731
         # Spark takes longest: it begins at once, and waits for the brokers by itself.
         early = tier is Tier.ANALYSE
         return Service(
