@@ -12,14 +12,12 @@ app.channel(
 app.source("ws://127.0.0.1:8765/rsvps", into="rsvps", key="group.group_country")
 
 
-@app.query(into="by_country", key=["window", "country"])
+@app.query(into="by_country", key=["window", "country"], where="response = 'yes'", watermark="30 seconds")
 def people_by_country(rsvps):
     """People who say yes, their guests included, per country and ten seconds."""
-    return (
-        rsvps.where(F.col("response") == "yes")
-        .withWatermark("event_time", "30 seconds")
-        .groupBy(F.window("event_time", "10 seconds"), F.col("group.group_country").alias("country"))
-        .agg(F.sum(F.col("guests") + 1).alias("people"), seen())
+    country = F.col("group.group_country").alias("country")
+    return rsvps.groupBy(F.window("event_time", "10 seconds"), country).agg(
+        F.sum(F.col("guests") + 1).alias("people"), seen()
     )
 
 

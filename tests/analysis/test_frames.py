@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.analysis.frames import RAW, built, dead_letters, encoded, schema_of, seen, typed
+from penstock.analysis.frames import MARK, RAW, built, dead_letters, encoded, schema_of, seen, typed
 from penstock.analysis.query import Query, Shape
 from penstock.errors import Misconfigured
 
@@ -45,7 +45,8 @@ def reasons(frame: DataFrame) -> list[str]:
 def test_a_query_sees_columns_origin_and_event_time(spark: SparkSession) -> None:
     (row,) = typed(raw(spark, thing(name="a", tags=["x"])), SHAPE).collect()
     assert (row["id"], row["name"], row["tags"]) == (1, "a", ["x"])
-    assert row["origin"].asDict() == {"sender": "s", "epoch": 1, "seq": 1, "time": MILLIS * 1000}
+    told = {"sender": "s", "epoch": 1, "seq": 1, "time": MILLIS * 1000, "appended": MILLIS * 1000}
+    assert row["origin"].asDict() == told
     assert row["event_time"].timestamp() == NOW.timestamp()
 
 
@@ -113,7 +114,7 @@ def test_a_dead_letter_keeps_its_bytes_key_and_headers(spark: SparkSession) -> N
 def test_foreign_headers_do_no_harm(spark: SparkSession) -> None:
     rows = [(b"k", thing(), "things", 0, 1, NOW, 0, [("traceparent", b"00-1")])]
     (row,) = typed(spark.createDataFrame(rows, RAW), SHAPE).collect()
-    assert row["origin"].asDict() == {"sender": None, "epoch": None, "seq": None, "time": None}
+    assert [row["origin"][name] for name in ("sender", "epoch", "seq", "time")] == [None] * 4
 
 
 def test_without_a_schema_records_are_text(spark: SparkSession) -> None:
@@ -155,7 +156,20 @@ def test_a_result_carries_its_key_row_and_version(spark: SparkSession) -> None:
         "total": 3,
         "seen": {"count": 2, "newest": MILLIS * 1000},
     }
-    assert headers == {"query": b"counted", "version": b"2", "time": b"%d" % (MILLIS * 1000)}
+    moment = b"%d" % (MILLIS * 1000)
+    assert {name: headers[name] for name in headers if name != "mark"} == {
+        "query": b"counted", "version": b"2", "time": moment, "appended": moment
+    }  # fmt: skip
+
+
+def test_the_marks_of_two_rows_differ_by_the_one_record_that_one_of_them_lacks(spark: SparkSession) -> None:
+    def mark(*things: bytes) -> int:
+        (row,) = encoded(built(COUNTED, [typed(raw(spark, *things), SHAPE)]), COUNTED).collect()
+        return int(next(bytes(header["value"]) for header in row["headers"] if header["key"] == "mark"))
+
+    two = [thing(id=1, name="a"), thing(id=2, name="a")]
+    (third,) = typed(raw(spark, *two, thing(id=3, name="a")), SHAPE).where("id = 3").selectExpr(MARK).collect()
+    assert mark(*two, thing(id=3, name="a")) ^ mark(*two) == third[0]
 
 
 def test_keys_of_any_type_are_json(spark: SparkSession) -> None:

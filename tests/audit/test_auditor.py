@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from penstock.audit.auditor import Auditor
-from penstock.audit.balance import Balance, Gap, balance
+from penstock.audit.balance import Balance, balance
 from penstock.audit.findings import Kind, Watched
+from penstock.audit.hops import Gap
 from penstock.audit.ledger import Ledger
 from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Origin
@@ -179,13 +180,13 @@ def test_another_channel_of_the_same_name_is_not_read_on(ledger: Ledger, clock: 
 
 
 class Flaky(MemoryChannels):
-    """Channels whose broker is away at every other look."""
+    """Channels whose broker is away at each sixth look, the first among them."""
 
     looks = 0
 
     def bounds(self, channel: str) -> dict[int, tuple[int, int]]:
         self.looks += 1
-        if self.looks % 2:
+        if self.looks % 6 == 1:
             raise Unavailable("the broker", "it restarts", retry_after=0)
         return dict(super().bounds(channel))
 
@@ -194,11 +195,9 @@ def test_it_runs_until_it_is_stopped_and_waits_for_who_is_away(tmp_path: Path, c
     channels = Flaky(clock=clock)
     ledger = Ledger(tmp_path / "ledger.db")
     send(channels, range(1, 10))
-    first = Auditor(channels, ledger, WATCHED, NOTES, clock)
-    read_all(first)
-    first.close()
     stop = threading.Event()
     thread = threading.Thread(target=Auditor(channels, ledger, WATCHED, NOTES, clock).run, args=(stop, 0.05))
+    ledger.watch(WATCHED)
     thread.start()
     send(channels, range(10, 20))
     reader = Ledger(tmp_path / "ledger.db", read_only=True)

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from penstock.audit.content import Run, Tally
 from penstock.audit.findings import Findings, Kind, Numbering, Watched, islands
 from penstock.audit.latency import Sketch
-from penstock.audit.ledger import SETTLES_AFTER, Ledger, Run, Tally
+from penstock.audit.ledger import SETTLES_AFTER, Ledger
 from penstock.audit.runs import Runs
 from penstock.errors import Misconfigured, Refused, Unavailable
 from penstock.record import Blind, Heartbeat
@@ -48,7 +49,7 @@ def test_batches_melt_into_the_runs_of_a_set(ledger: Ledger, seed: int) -> None:
         ledger.merge(batch(start or None, *numbers), now=start)
     content = ledger.content()
     assert [(run.first, run.last) for run in content.runs[A]] == list(Runs((n, n) for n in seen))
-    assert content.numbered[A] == seen.total()
+    assert content.numbered[A].records == seen.total()
     assert content.tallies["rsvps"] == Tally(records=seen.total())
 
 
@@ -75,7 +76,7 @@ def test_two_auditors_cannot_both_count(path: Path, ledger: Ledger) -> None:
     with pytest.raises(Refused):
         other.merge(batch(None, 1, 2), now=0)
     other.merge(batch(2, 3), now=0)
-    assert ledger.content().numbered[A] == 3
+    assert ledger.content().numbered[A].records == 3
     other.close()
 
 
@@ -105,7 +106,7 @@ def test_what_was_merged_is_there_after_opening_again(path: Path) -> None:
     again = Ledger(path, read_only=True)
     found_again = again.content()
     again.close()
-    assert found_again.channels == {"rsvps": Kind.SOURCE}
+    assert found_again.channels == {"rsvps": Watched("rsvps", Kind.SOURCE)}
     assert found_again.runs == {A: [Run(1, 2, 5), Run(4, 4, 5)]}
     assert found_again.tallies == {"rsvps": Tally(3, 1, 1)}
     assert found_again.claims == {A: [(9, 7)]}

@@ -5,8 +5,10 @@ from datetime import UTC, datetime
 import pytest
 from rich.console import Console
 
-from penstock.audit.balance import Balance, ChannelBalance, Gap, SenderBalance
+from penstock.audit.account import Outcome
+from penstock.audit.balance import Balance, ChannelBalance, SenderBalance
 from penstock.audit.findings import Kind
+from penstock.audit.hops import Gap, Hop
 from penstock.audit.report import NAMED, printable, show
 
 LATENCY = {"count": 3.0, "min": 1.0, "mean": 2.0, "p50": 2.04, "p95": 3.0, "p99": 1234.5, "max": 1300.0}
@@ -37,7 +39,15 @@ def shown(*channels: ChannelBalance, terminal: bool = False, age: float | None =
     console = Console(
         file=file, width=120, force_terminal=terminal, highlight=False, color_system="standard" if terminal else None
     )
-    show(Balance(AT, None if age is None else AT - int(age * 1e6), channels), console, senders)
+    hops = tuple(
+        Hop(
+            f"source:{one.channel}", "", one.channel, one.claimed, one.records, one.in_flight, one.missing,
+            {Outcome.PASSED: one.distinct, Outcome.REFUSED: one.refused}, one.gaps,
+        )
+        for one in channels
+        if one.kind is Kind.SOURCE
+    )  # fmt: skip
+    show(Balance(AT, None if age is None else AT - int(age * 1e6), channels, hops), console, senders)
     return file.getvalue()
 
 
@@ -49,23 +59,25 @@ def test_a_whole_balance_says_so_last() -> None:
 
 
 def test_columns_are_aligned() -> None:
-    header, _, one, two, *_ = [line for line in shown(RSVPS, BY_COUNTRY).splitlines() if line.strip()]
-    end = header.index("present") + len("present")
+    header, _, one, two, *_ = [
+        line for line in shown(RSVPS, replace(RSVPS, channel="sales")).splitlines() if line.strip()
+    ]
+    end = header.index("passed") + len("passed")
     assert one[:end].endswith("1,234,567")
-    assert two[:end].endswith("1,234,570")
+    assert two[:end].endswith("1,234,567")
 
 
-def test_several_sources_have_a_total() -> None:
-    text = shown(RSVPS, replace(RSVPS, channel="sales"), BY_COUNTRY)
-    (total,) = [line for line in text.splitlines() if "all sources" in line]
-    assert "2,469,134" in total
-    assert "all sources" not in shown(RSVPS, BY_COUNTRY)
+def test_outcomes_that_nothing_had_have_no_column() -> None:
+    text = shown(RSVPS)
+    assert "refused" in text
+    assert "filtered" not in text
+    assert "shed" not in text
 
 
 def test_missing_ranges_are_named() -> None:
     text = shown(replace(RSVPS, missing=4, gaps=(Gap("kiosk 7", 2, 5, 5), Gap("kiosk 8", 1, 10, 12))))
-    assert "rsvps misses kiosk 7/2: 5\n" in text
-    assert "rsvps misses kiosk 8/1: 10–12 (3 records)\n" in text
+    assert "source rsvps misses kiosk 7/2: 5: they were never seen in a channel\n" in text
+    assert "source rsvps misses kiosk 8/1: 10–12 (3 records): they were never seen in a channel\n" in text
     assert "Not whole: 4 records are missing." in text
 
 
@@ -105,7 +117,7 @@ def test_a_name_cannot_colour_the_screen_or_break_a_line() -> None:
     evil = replace(RSVPS, missing=1, gaps=(Gap("a\x1b[31m\n[bold]b", 1, 1, 1),))
     text = shown(evil)
     assert "\x1b" not in text
-    assert "rsvps misses a\\x1b[31m\\n[bold]b/1: 1\n" in text
+    assert "rsvps misses a\\x1b[31m\\n[bold]b/1: 1: they were never seen in a channel\n" in text
 
 
 @pytest.mark.parametrize(

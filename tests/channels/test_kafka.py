@@ -133,6 +133,15 @@ def test_a_topic_has_an_id_of_its_own(kafka: Kafka, fresh: Fresh) -> None:
     assert kafka.topic_id(one) == kafka.topic_id(one) != kafka.topic_id(other)
 
 
+def test_channels_are_told_by_their_names(kafka: Kafka, fresh: Fresh) -> None:
+    first, second = fresh("named"), fresh("named")
+    kafka.ensure([Topic(second), Topic(first)])
+    names = kafka.names()
+    assert {first, second} <= set(names)
+    assert names == sorted(names)
+    assert not [name for name in names if name.startswith("__")]
+
+
 def test_a_channel_that_is_not_there_is_named(kafka: Kafka) -> None:
     with pytest.raises(Unavailable, match="Unknown topic"):
         kafka.bounds("nobody-made-this")

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from graphlib import TopologicalSorter
-from pathlib import Path
 from typing import Self
 
 from py4j.protocol import Py4JJavaError
@@ -16,7 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.analysis.frames import ADDED, RAW, built, dead_letters, encoded, typed, words
+from penstock.analysis.checkpoint import on_disk
+from penstock.analysis.frames import ADDED, RAW, built, dead_letters, encoded, sorted_out, told_of_seen, typed, words
 from penstock.analysis.modes import Verdict, accepts_update, decide, objection, refusal
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
@@ -43,12 +43,15 @@ class Engine:
             failOnDataLoss="true", **{"fetchOffset.numRetries": "60", "fetchOffset.retryIntervalMs": "1000"}
         ).load()
 
-    def batch(self, channel: str, until: Mapping[int, int] | None = None) -> DataFrame:
-        """The raw records that a channel holds, up to these offsets."""
+    def batch(
+        self, channel: str, until: Mapping[int, int] | None = None, since: Mapping[int, int] | None = None
+    ) -> DataFrame:
+        """The raw records that a channel holds, from these offsets up to those."""
         reader = self.spark.read.format("kafka").options(**self._source(channel))
-        if until is not None:
-            offsets = {channel: {str(partition): offset for partition, offset in until.items()}}
-            reader = reader.option("endingOffsets", json.dumps(offsets))
+        for name, offsets in (("startingOffsets", since), ("endingOffsets", until)):
+            if offsets is not None:
+                told = {channel: {str(partition): offset for partition, offset in offsets.items()}}
+                reader = reader.option(name, json.dumps(told))
         return reader.load()
 
     def _source(self, channel: str) -> dict[str, str]:
@@ -66,7 +69,26 @@ class Engine:
 
     def frame(self, query: Query, raw: Callable[[str], DataFrame]) -> DataFrame:
         """The result of a query over raw frames of its inputs."""
-        return built(query, [typed(raw(name), self.shapes[name]) for name in query.inputs])
+        gated = self.gated(query)
+        return built(query, [sorted_out(raw(name), self.shapes[name], query, gated) for name in query.inputs])
+
+    def gated(self, query: Query) -> bool:
+        """Whether what is late or doubled is taken out before the query: it folds records, and says when one is late.
+
+        A query that keeps each record as a row need not: stores and clients know the numbers that they have.
+        """
+        if query.watermark is None or len(query.inputs) != 1:
+            return False
+        (channel,) = query.inputs
+        return "origin" not in built(query, [typed(self.nothing(channel), self.shapes[channel])]).columns
+
+    def updates(self, query: Query) -> bool:
+        """Whether rows are written whenever they change; otherwise once, when they are final."""
+        return accepts_update(self.frame(query, self.stream))
+
+    def nothing(self, channel: str) -> DataFrame:
+        """No records, of the shape that Kafka's have."""
+        return self.spark.createDataFrame([], RAW)
 
     def recompute(self, query: Query, until: Mapping[str, Mapping[int, int]] | None = None) -> DataFrame:
         """The query as a batch over the log: what its live result has to be equal to."""
@@ -80,11 +102,13 @@ class Engine:
 
     def result(self, query: Query) -> Shape:
         """What a query's result looks like to another query."""
-        return Shape(query.into, self._over_nothing(query).drop(*ADDED).schema.toDDL())
+        rows = self._over_nothing(query).drop(*ADDED)
+        if "seen" in rows.columns:
+            rows = rows.withColumn("seen", told_of_seen())
+        return Shape(query.into, rows.schema.toDDL())
 
     def _over_nothing(self, query: Query) -> DataFrame:
-        nothing = self.spark.createDataFrame([], RAW)
-        return self.frame(query, lambda _: nothing)
+        return self.frame(query, self.nothing)
 
     def knowing(self, queries: Sequence[Query]) -> Self:
         """The same engine, for queries that read the results of others: it knows what those look like."""
@@ -127,7 +151,7 @@ class Engine:
             verdict = decide(query, against, places)
             if verdict.mode is Mode.REAL_TIME:
                 raise Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", "leave mode= out")
-            _forget_if_unused(self._checkpoint(query.name))
+            _forget_if_unused(self.checkpoint(query.name))
         return self._start(query, verdict.mode, topics, turn), verdict
 
     def _start(self, query: Query, mode: Mode, topics: Mapping[str, str], turn: int) -> StreamingQuery:
@@ -147,11 +171,11 @@ class Engine:
         writer = self._into(refused, into, f"{shape.channel}.dead", topics).outputMode("append")
         return writer.trigger(processingTime=_every(self.settings.every, turn)).start()
 
-    def _checkpoint(self, name: str) -> str:
+    def checkpoint(self, name: str) -> str:
         return f"{self.checkpoints}/{name}"
 
     def _into(self, records: DataFrame, channel: str, name: str, topics: Mapping[str, str]) -> DataStreamWriter:
-        folder = self._checkpoint(name)
+        folder = self.checkpoint(name)
         _belong_together(folder, topics)
         return (
             records.writeStream.format("kafka")
@@ -183,7 +207,9 @@ def slots(queries: Sequence[Query], partitions: Mapping[str, int], sifted: Itera
     The tasks of a real-time query never end, and Spark starts them all together or not at all: each needs a slot.
     """
     reading = sum(partitions[name] for query in queries for name in query.inputs)
-    return reading + shuffle * len(queries) + sum(partitions[name] for name in sifted)
+    # A gate before the query takes a shuffle of its own.
+    shuffles = sum(2 if query.watermark is not None else 1 for query in queries)
+    return reading + shuffle * shuffles + sum(partitions[name] for name in sifted)
 
 
 def failed(queries: Iterable[StreamingQuery]) -> Unavailable | None:
@@ -204,14 +230,9 @@ def _telling(error: StreamingQueryException) -> str:
     return lines[0]
 
 
-def _on_disk(folder: str) -> Path | None:
-    """The folder, if this machine can look into it; one on a shared file system is looked at by Spark alone."""
-    return None if "://" in folder and not folder.startswith("file://") else Path(folder.removeprefix("file://"))
-
-
 def _belong_together(folder: str, topics: Mapping[str, str]) -> None:
     """Refuse a checkpoint that was made for other topics: going on from it would skip records in silence."""
-    if (path := _on_disk(folder)) is None:
+    if (path := on_disk(folder)) is None:
         return
     note = path / "penstock.json"
     if note.exists():
@@ -231,6 +252,6 @@ def _belong_together(folder: str, topics: Mapping[str, str]) -> None:
 
 def _forget_if_unused(folder: str) -> None:
     """Remove what an attempt left behind that Spark refused; a checkpoint that holds a batch is kept."""
-    path = _on_disk(folder)
+    path = on_disk(folder)
     if path is not None and not any(path.glob("commits/[0-9]*")):
         shutil.rmtree(path, ignore_errors=True)

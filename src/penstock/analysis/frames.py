@@ -6,7 +6,7 @@ a reason, the dead letters get the others.
 
 import re
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from penstock.analysis.query import Query, Shape
+from penstock.analysis.query import NUMBER, PAYLOAD, Query, Shape
 from penstock.errors import Misconfigured
 
 RAW = (
@@ -27,13 +27,32 @@ RAW = (
 ADDED = ("origin", "event_time")
 """The columns that every typed frame has beside those of its payload."""
 
+MARK = "xxhash64(origin.sender, origin.epoch, origin.seq)"
+"""What stands for a record in the mark of a row."""
+
+_SEEN = (
+    f"struct(count(1) AS count, max(origin.time) AS newest, max(origin.appended) AS appended, bit_xor({MARK}) AS mark)"
+)
+_TAKEN, _PASSED = "taken", "passed"
+_FITS, _WANTED = "_fits", "_wanted"
+ONCE = "_once"
+"""The column of judged records that two copies of one have in common."""
 _CORRUPT = "_corrupt"
 _PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
 
 
 def seen() -> Column:
-    """How many records are folded into a result row, and the time of the newest: its version, and what is conserved."""
-    return F.struct(F.count(F.lit(1)).alias("count"), F.max("origin.time").alias("newest")).alias("seen")
+    """How many records are folded into a result row, and the time of the newest: its version, and what is conserved.
+
+    With them travel, in the headers alone, when the newest lay in its channel, and a mark of all of them by which the
+    audit can name one that is missing.
+    """
+    return F.expr(_SEEN).alias("seen")
+
+
+def told_of_seen() -> Column:
+    """What of `seen` a row says in its payload; the rest is for the headers."""
+    return F.struct("seen.count", "seen.newest")
 
 
 def schema_of(shape: Shape) -> StructType:
@@ -52,11 +71,88 @@ def schema_of(shape: Shape) -> StructType:
 
 def typed(raw: DataFrame, shape: Shape) -> DataFrame:
     """What a query sees: the payload's columns, `origin` and `event_time`, of the records that fit."""
+    frame = _parsed(raw, shape).where(_fits(shape))
+    return frame.select(*_columns_of(shape), *ADDED)
+
+
+def judged(raw: DataFrame, shape: Shape, query: Query) -> DataFrame:
+    """All records of a channel as a query sees them: whether each fits, is wanted, and what its copies would share."""
+    names: list[Column] = [*_columns_of(shape), *(F.col(name) for name in ADDED)]
+    frame = _parsed(raw, shape).select(*names, _fits(shape).alias(_FITS), _once(shape).alias(ONCE))
+    wanted = F.lit(True)
+    if query.where is not None:
+        condition: Column = F.expr(query.where) if isinstance(query.where, str) else query.where(frame)
+        # What does not fit may be null where the condition does not expect it.
+        wanted = F.coalesce(F.when(F.col(_FITS), condition), F.lit(False))
+    asked: DataFrame = _called(frame.withColumn, query.name, [_WANTED, wanted])
+    return asked
+
+
+def taken() -> list[Column]:
+    """What is counted of judged records."""
+    fits, wanted = F.col(_FITS), F.col(_WANTED)
+    return [
+        F.count(F.lit(1)).alias("taken"),
+        F.count_if(~fits).alias("refused"),
+        F.count_if(fits & ~wanted).alias("filtered"),
+    ]
+
+
+def welcome(frame: DataFrame) -> DataFrame:
+    """Those of judged records that the query is to see."""
+    return frame.where(F.col(_FITS) & F.col(_WANTED))
+
+
+def sorted_out(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> DataFrame:
+    """What one query sees of a channel: the records that fit, that it wants, that are not late and not there already.
+
+    How many of them there are before and after is told by Spark with each batch, see `counts`.
+    """
+    frame = welcome(judged(raw, shape, query).observe(f"{shape.channel} {_TAKEN}", *taken()))
+    if query.watermark is not None:
+        frame = frame.withWatermark("event_time", f"{query.watermark.total_seconds()} seconds")
+    if gated:
+        # Spark drops what is late here, record by record; an aggregation would drop rows, and count those.
+        frame = frame.dropDuplicates([ONCE, "event_time"])
+    frame = frame.drop(_FITS, _WANTED, ONCE)
+    return frame.observe(f"{shape.channel} {_PASSED}", F.count(F.lit(1)).alias("passed"))
+
+
+def boundary(query: Query) -> str:
+    """The name in Spark's plan of the place where our part ends and the query's own begins."""
+    return f"{query.inputs[0]} {_PASSED}"
+
+
+def counts(observed: Mapping[str, Any], channel: str) -> dict[str, int] | None:
+    """taken, refused, filtered and passed of a batch, from what Spark has observed in it; None when it told nothing."""
+    before, after = observed.get(f"{channel} {_TAKEN}"), observed.get(f"{channel} {_PASSED}")
+    if before is None or after is None:
+        return None
+    return {**before.asDict(), **after.asDict()}
+
+
+def _once(shape: Shape) -> Column:
+    """What two copies of a record have in common; what has no number is one of its kind."""
+    place = F.concat_ws(":", F.col("topic"), F.col("partition"), F.col("offset"))
+    if shape.unique is None:
+        return place
+    if shape.unique == PAYLOAD:
+        return F.coalesce(F.sha2("value", 256), place)
+    if shape.unique != NUMBER:
+        return F.coalesce(F.col(f"doc.`{shape.unique}`").cast("string"), place)
+    number = F.concat_ws("/", F.col("origin.sender"), F.col("origin.epoch"), F.col("origin.seq"))
+    return F.when(F.col("origin.seq").isNull(), place).otherwise(number)
+
+
+def _columns_of(shape: Shape) -> list[Column]:
+    return [F.col(f"doc.`{name}`").alias(name) for name in schema_of(shape).names]
+
+
+def _fits(shape: Shape) -> Column:
     fits = F.lit(True)
     for objection, _ in reversed(_objections(shape)):
         fits = F.when(objection, F.lit(False)).otherwise(fits)
-    names = schema_of(shape).names
-    return _parsed(raw, shape).where(fits).select(*(F.col(f"doc.`{name}`").alias(name) for name in names), *ADDED)
+    return fits
 
 
 def dead_letters(raw: DataFrame, shape: Shape) -> DataFrame:
@@ -118,9 +214,6 @@ def _objections(shape: Shape) -> list[tuple[Column, Column]]:
 
 def built(query: Query, frames: Sequence[DataFrame]) -> DataFrame:
     """The query applied to its inputs."""
-    if query.watermark is not None:
-        delay = f"{query.watermark.total_seconds()} seconds"
-        frames = [frame.withWatermark("event_time", delay) for frame in frames]
     if not isinstance(query.build, str):
         result = _called(query.build, query.name, frames)
         if not isinstance(result, DataFrame):
@@ -128,7 +221,7 @@ def built(query: Query, frames: Sequence[DataFrame]) -> DataFrame:
         return result
     for name, frame in zip(query.inputs, frames, strict=True):
         frame.createOrReplaceTempView(name)
-    counted = "struct(count(1) AS count, max(origin.time) AS newest) AS seen"
+    counted = f"{_SEEN} AS seen"
     text = re.sub(r"\bseen\(\s*\)(\s+AS\s+seen\b)?", counted, query.build, flags=re.IGNORECASE)
     selected: DataFrame = _called(frames[0].sparkSession.sql, query.name, [text])
     return selected
@@ -170,17 +263,19 @@ def encoded(result: DataFrame, query: Query) -> DataFrame:
             f"its key has {' and '.join(absent)}, and its result only {', '.join(columns)}",
             "name columns of the result",
         )
-    row = [name for name in columns if name != "origin"]
     headers = [_header("query", F.lit(query.name))]
     if "seen" in columns:
-        headers += [_header("version", F.col("seen.count")), _header("time", F.col("seen.newest"))]
+        fields = {"version": "count", "time": "newest", "appended": "appended", "mark": "mark"}
+        # A query over the result of another may hand its `seen` on, which knows less.
+        known = getattr(result.schema["seen"].dataType, "names", ())
+        headers += [_header(name, F.col(f"seen.{field}")) for name, field in fields.items() if field in known]
     elif "origin" in columns:
-        headers += [_header(name, F.col(f"origin.{name}")) for name in ("sender", "epoch", "seq", "time")]
+        told = ("sender", "epoch", "seq", "time", "appended")
+        headers += [_header(name, F.col(f"origin.{name}")) for name in told]
+    row = [told_of_seen().alias(name) if name == "seen" else F.col(f"`{name}`") for name in columns if name != "origin"]
     return result.select(
         _json_array([F.col(f"`{name}`") for name in query.key]).cast("binary").alias("key"),
-        F.to_json(F.struct(*(f"`{name}`" for name in row)), {"ignoreNullFields": "false"})
-        .cast("binary")
-        .alias("value"),
+        F.to_json(F.struct(*row), {"ignoreNullFields": "false"}).cast("binary").alias("value"),
         F.array(*headers).alias("headers"),
     )
 
@@ -194,6 +289,7 @@ def _origin() -> Column:
         header("epoch").try_cast("bigint").alias("epoch"),
         header("seq").try_cast("bigint").alias("seq"),
         header("time").try_cast("bigint").alias("time"),
+        F.unix_micros("timestamp").alias("appended"),
     )
 
 

@@ -7,7 +7,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
+
+
+NUMBER, PAYLOAD = "number", "payload"
+"""By what a record is told from its duplicate, beside the columns of its payload."""
 
 
 class Mode(StrEnum):
@@ -27,6 +31,8 @@ class Shape:
     """A SQL expression over the columns; None: the time at the sender."""
     ahead: timedelta = timedelta(hours=1)
     """A record whose event time lies further in the future than this is refused: it would make all others late."""
+    unique: str | None = NUMBER
+    """What tells a record from its duplicate: its number, its payload, or a column of it; None: nothing does."""
 
 
 @dataclass(frozen=True)
@@ -40,4 +46,6 @@ class Query:
     mode: Mode = Mode.AUTO
     watermark: timedelta | None = None
     every: timedelta | None = None
+    where: "str | Callable[[DataFrame], Column] | None" = None
+    """Which records it wants; the others are counted as filtered."""
     doc: str = field(default="", compare=False)

@@ -1,22 +1,39 @@
 """The auditor: reads the headers of all channels and keeps the ledger."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from threading import Event
+from typing import Protocol
 
-from penstock.audit.findings import Watched, reduced
+from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.ledger import Ledger
 from penstock.audit.patience import patiently
 from penstock.clock import Clock, SystemClock
-from penstock.contracts import Channels, Entry, Reader
+from penstock.contracts import Channels, Entry, Positions, Reader
 from penstock.errors import Misconfigured, Refused, Unavailable
 
 log = logging.getLogger(__name__)
 
+FULL = 3
+"""After so many full reads in a row it is asked how much there is left."""
+STRIDE = 1_000_000
+"""So many entries are reduced at once, so that memory stays bounded."""
+
+
+class Reduction(Protocol):
+    """Who can reduce a long stretch of channels at once, such as Spark."""
+
+    def reduce(
+        self, start: Mapping[str, Positions], end: Mapping[str, Positions], kinds: Mapping[str, Kind]
+    ) -> Findings: ...
+
 
 class Auditor:
-    """Counts every entry of the watched channels once, whatever crashes: its positions lie in the ledger."""
+    """Counts every entry of the watched channels once, whatever crashes: its positions lie in the ledger.
+
+    It reads by itself, entry by entry, or has a reduction take long strides; the two can follow each other freely.
+    """
 
     def __init__(
         self,
@@ -26,15 +43,19 @@ class Auditor:
         heartbeats: str,
         clock: Clock | None = None,
         most: int = 10_000,
+        bookmarks: str = "",
+        strides_only: bool = False,
     ) -> None:
         self._channels = channels
         self._ledger = ledger
         self._watched = watched
         self._heartbeats = heartbeats
+        self._bookmarks = bookmarks
         self._clock = clock or SystemClock()
         self._most = most
         self._kinds = {one.channel: one.kind for one in watched}
-        self._names = [*self._kinds, heartbeats]
+        self._notes = [name for name in (heartbeats, bookmarks) if name]
+        self._strides_only = strides_only
         self._positions: dict[str, dict[int, int]] = {}
         self._opened = ExitStack()
         self._reader: Reader | None = None
@@ -58,13 +79,47 @@ class Auditor:
             raise
         return len(entries)
 
-    def run(self, stop: Event, wait: float = 0.5, every: float = 0.25) -> None:
-        """Step until `stop` is set. What trickles in is merged every quarter of a second, not entry by entry."""
+    def stride(self, reduction: Reduction) -> int:
+        """Have one long stretch of the watched channels reduced, and merge it; how many entries are left then."""
+        self.close()
+        start = self._starts(list(self._kinds))
+        ends = {channel: self._channels.bounds(channel) for channel in self._kinds}
+        end, left = _stretch(start, ends)
+        start = {channel: {at: start[channel][at] for at in positions} for channel, positions in end.items()}
+        if end:
+            try:
+                self._ledger.merge(reduction.reduce(start, end, self._kinds), self._clock.now())
+            except Refused as error:
+                raise Unavailable("the audit", f"somebody else keeps this ledger: {error.reason}") from error
+        return left
+
+    def behind(self) -> int:
+        """How many entries of the watched channels are not in the ledger."""
+        return sum(self._ledger.unread({name: self._channels.bounds(name) for name in self._kinds}).values())
+
+    def run(
+        self,
+        stop: Event,
+        wait: float = 0.5,
+        every: float = 0.25,
+        reduction: Callable[[], Reduction] | None = None,
+        behind: int = 0,
+    ) -> None:
+        """Step until `stop` is set. What trickles in is merged every quarter of a second, not entry by entry.
+
+        With a reduction, what lies more than so many entries behind is left to it.
+        """
 
         def work(well: Callable[[], None]) -> None:
+            full = 0
             while not stop.is_set():
                 some = self.step(wait)
                 well()
+                full = full + 1 if some == self._most else 0
+                if reduction and (self._strides_only or full >= FULL) and self.behind() > behind:
+                    full = 0
+                    while not stop.is_set() and self.stride(reduction()) > behind:
+                        well()
                 if 0 < some < self._most:
                     stop.wait(every)
 
@@ -80,20 +135,27 @@ class Auditor:
 
     def _open(self) -> Reader:
         self._ledger.watch(self._watched)
+        self._positions = self._starts([*(() if self._strides_only else self._kinds), *self._notes])
+        self._reader = self._opened.enter_context(self._channels.reader(self._positions, linger=0.25))
+        return self._reader
+
+    def _starts(self, names: Sequence[str]) -> dict[str, dict[int, int]]:
+        """Where the ledger stands; what it has not read yet begins where the channel does."""
         stands = self._ledger.positions()
-        self._positions = {channel: stands.get(channel, {}) for channel in self._names}
-        for channel, positions in self._positions.items():
-            bounds = self._channels.bounds(channel) if positions else {}
-            for partition, offset in positions.items():
-                if partition in bounds and offset > bounds[partition][1]:
+        found: dict[str, dict[int, int]] = {}
+        for channel in names:
+            known = stands.get(channel, {})
+            bounds = self._channels.bounds(channel)
+            found[channel] = {partition: known.get(partition, first) for partition, (first, _) in bounds.items()}
+            for partition, (_, end) in bounds.items():
+                if known.get(partition, 0) > end:
                     raise Misconfigured(
                         f"the channel {channel}, partition {partition}",
-                        f"it ends at {bounds[partition][1]}, but the ledger has read it up to {offset}:"
+                        f"it ends at {end}, but the ledger has read it up to {known[partition]}:"
                         " this is another channel of the same name",
                         "move the ledger away, or bring back the channel that it belongs to",
                     )
-        self._reader = self._opened.enter_context(self._channels.reader(self._positions, linger=0.25))
-        return self._reader
+        return found
 
     def _merge(self, reader: Reader, entries: Sequence[Entry]) -> None:
         names = {entry.channel for entry in entries}
@@ -106,7 +168,28 @@ class Auditor:
             }
             for channel in names
         }
-        found = reduced(entries, self._positions, end, self._kinds, self._heartbeats)
+        found = reduced(entries, self._positions, end, self._kinds, self._heartbeats, self._bookmarks)
         self._ledger.merge(found, self._clock.now())
         for channel, positions in end.items():
             self._positions[channel] = {**self._positions[channel], **positions}
+
+
+def _stretch(
+    start: Mapping[str, Positions], ends: Mapping[str, Mapping[int, tuple[int, int]]]
+) -> tuple[dict[str, dict[int, int]], int]:
+    """Where the next stride ends, the same share of each partition, and how many entries lie behind that."""
+    waiting = {
+        (channel, partition): end - start[channel][partition]
+        for channel, bounds in ends.items()
+        for partition, (_, end) in bounds.items()
+        if end > start[channel][partition]
+    }
+    total = sum(waiting.values())
+    share = min(1.0, STRIDE / total) if total else 1.0
+    end: dict[str, dict[int, int]] = {}
+    taken = 0
+    for (channel, partition), number in waiting.items():
+        some = max(1, int(number * share))
+        end.setdefault(channel, {})[partition] = start[channel][partition] + some
+        taken += some
+    return end, total - taken

@@ -7,33 +7,25 @@ dead letters. A sender is counted from the first number that was seen of it. No 
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
-from penstock.audit.findings import Kind, Numbering
-from penstock.audit.ledger import SETTLES_AFTER, Content, Run, Tally
+from penstock.audit.content import Content, Numbered, Run, Tally
+from penstock.audit.findings import Kind, Numbering, Span, as_delay
+from penstock.audit.hops import Gap, Hop, Intake, hops, paths
+from penstock.audit.ledger import SETTLES_AFTER
 from penstock.clock import Micros
 from penstock.errors import Unaccounted
 from penstock.record import Blind
 
 BRIEF = 100
 """So many gaps per channel are named in brief."""
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """Numbers that are missing: first–last of a sender in one of its lives."""
-
-    sender: str
-    epoch: int
-    first: int
-    last: int
-
-    @property
-    def size(self) -> int:
-        return self.last - self.first + 1
+WORST = 50
+"""So many senders per channel are told in brief."""
+HOUR = 60
+"""In minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +40,16 @@ class SenderBalance:
     distinct: int
     duplicates: int
     missing: int
+    reordered: int = 0
+    newest: Micros | None = None
+    """When the newest record of it came."""
+    latency: Mapping[str, float] | None = None
+    """How long its records were under way, in ms: count, min, mean, max."""
+
+    @property
+    def trouble(self) -> tuple[int, int, float]:
+        """What is to be shown first has the most of it."""
+        return self.missing, self.duplicates + self.reordered, self.latency["mean"] if self.latency else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +70,8 @@ class ChannelBalance:
     latency: Mapping[str, float] | None
     unread: int = 0
     """Entries that lie in the channel and are not in the ledger yet. They are among those in flight."""
+    only_dead: int = 0
+    """Records that lie in the dead letters alone."""
     by_sender: tuple[SenderBalance, ...] = ()
 
 
@@ -77,45 +81,62 @@ class Balance:
     as_of: Micros | None
     """Up to when the channels were read; None when they never were."""
     channels: tuple[ChannelBalance, ...]
+    hops: tuple[Hop, ...] = ()
+    """Each stage with each channel that it reads."""
+    paths: tuple[Hop, ...] = ()
+    """End to end."""
+    minutes: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    """The records of the last hour: per channel, minutes since 1970 and how many came."""
+
+    @property
+    def missing(self) -> int:
+        return sum(hop.missing for hop in self.hops)
 
     @property
     def whole(self) -> bool:
         """Nothing is missing. What is in flight may still come; what is unknown is not counted here."""
-        return not any(channel.missing for channel in self.channels)
+        return not self.missing
 
     @property
     def settled(self) -> bool:
         """Nothing is in flight: the verdict will not change unless more is sent."""
-        return not any(channel.in_flight for channel in self.channels)
+        return not any(hop.in_flight for hop in self.hops)
 
     @property
     def unknown_seconds(self) -> float:
         return sum(channel.unknown_seconds for channel in self.channels)
 
     def to_json(self, brief: bool = False) -> dict[str, Any]:
-        """Everything; in brief without the senders, and with the first gaps of each channel and the number of all."""
+        """Everything; in brief the worst senders instead of all, and of each channel the first gaps."""
         shown = self
         if brief:
             shown = replace(
                 self,
-                channels=tuple(replace(one, gaps=one.gaps[:BRIEF], by_sender=()) for one in self.channels),
+                channels=tuple(
+                    replace(one, gaps=one.gaps[:BRIEF], by_sender=_worst(one.by_sender)) for one in self.channels
+                ),
+                hops=tuple(replace(one, gaps=one.gaps[:BRIEF]) for one in self.hops),
+                paths=tuple(replace(one, gaps=()) for one in self.paths),
             )
         told = {"whole": self.whole, **asdict(shown)}
+        for hop in (*told["hops"], *told["paths"]):
+            hop["outcomes"] = {str(outcome): number for outcome, number in hop["outcomes"].items()}
         for channel, one in zip(told["channels"], self.channels, strict=True):
             channel["gap_count"] = len(one.gaps)
-            if brief or one.kind is not Kind.SOURCE:
-                del channel["by_sender"]
+            senders = channel.pop("by_sender")
+            if one.kind is Kind.SOURCE:
+                channel["worst" if brief else "by_sender"] = senders
         return told
 
     def dumps(self) -> str:
         return json.dumps(self.to_json(), ensure_ascii=False)
 
     def require_whole(self) -> None:
-        """Raise Unaccounted for the first channel that misses records."""
-        for channel in self.channels:
-            if channel.missing:
-                ranges = tuple((gap.sender, gap.epoch, gap.first, gap.last) for gap in channel.gaps)
-                raise Unaccounted(channel.channel, ranges)
+        """Raise Unaccounted for the first stage that misses records."""
+        for hop in self.hops:
+            if hop.missing:
+                ranges = tuple((gap.sender, gap.epoch, gap.first, gap.last) for gap in hop.gaps)
+                raise Unaccounted(hop.stage, ranges)
 
 
 def balance(
@@ -125,25 +146,30 @@ def balance(
 
     `unread` are entries per channel that the ledger does not know yet: they are in flight, too.
     """
-    sources = [channel for channel, kind in content.channels.items() if kind is Kind.SOURCE]
+    sources = [channel for channel, one in content.channels.items() if one.kind is Kind.SOURCE]
     claims = _claims_by_channel(content, sources)
     blinds = _blinds_by_channel(content, sources)
-    return Balance(
-        at,
-        content.as_of,
-        tuple(
-            _channel(
-                channel,
-                kind,
-                content,
-                claims.get(channel, {}),
-                blinds.get(channel, ()),
-                at - grace,
-                unread.get(channel, 0),
-            )
-            for channel, kind in sorted(content.channels.items(), key=lambda item: (list(Kind).index(item[1]), item[0]))
-        ),
+    channels = tuple(
+        _channel(
+            channel, kind, content, claims.get(channel, {}), blinds.get(channel, ()), at - grace, unread.get(channel, 0)
+        )
+        for channel, kind in sorted(
+            ((channel, one.kind) for channel, one in content.channels.items()),
+            key=lambda item: (list(Kind).index(item[1]), item[0]),
+        )
     )
+    intakes = [
+        Intake(one.channel, one.records, one.only_dead, one.in_flight, one.missing, one.gaps, one.latency)
+        for one in channels
+        if one.kind is Kind.SOURCE
+    ]
+    found = hops(content, intakes)
+    minutes = {channel: some[-HOUR:] for channel, some in content.minutes.items()}
+    return Balance(at, content.as_of, channels, found, paths(found), minutes)
+
+
+def _worst(senders: Sequence[SenderBalance]) -> tuple[SenderBalance, ...]:
+    return tuple(sorted(senders, key=lambda one: one.trouble, reverse=True)[:WORST])
 
 
 _Claimed = Sequence[tuple[int, Micros]]
@@ -171,7 +197,7 @@ def _channel(
     distinct, missing = _size(there), sum(gap.size for gap in gaps)
     # What is unread may be what is due: adding the two up would count it twice.
     in_flight = max(unread, sum(gap.size for gap, missing in due if not missing))
-    numbered = {(sender, epoch): n for (name, sender, epoch), n in content.numbered.items() if name == channel}
+    numbered = {(sender, epoch): one for (name, sender, epoch), one in content.numbered.items() if name == channel}
     tally = content.tallies.get(channel, Tally())
     nameless_dead = content.tallies.get(f"{channel}.dead", Tally()).without_identity if kind is Kind.SOURCE else 0
     latencies = content.latencies.get(channel)
@@ -181,7 +207,7 @@ def _channel(
         senders=len({sender for sender, _ in [*there, *claims]}),
         records=tally.records,
         distinct=distinct,
-        duplicates=sum(numbered.values()) - _size(runs),
+        duplicates=sum(_doubled(one, runs.get(who, ())) for who, one in numbered.items()),
         missing=missing,
         claimed=distinct + missing + in_flight,
         in_flight=in_flight,
@@ -191,27 +217,41 @@ def _channel(
         gaps=gaps,
         latency=latencies.summary() if latencies else None,
         unread=unread,
+        only_dead=_size(there) - _size(runs),
         by_sender=tuple(_senders(numbered, runs, there, claims, gaps)) if kind is Kind.SOURCE else (),
     )
 
 
 def _senders(
-    numbered: Mapping[tuple[str, int], int], runs: Seen, there: Seen, claims: Claims, gaps: Iterable[Gap]
+    numbered: Mapping[tuple[str, int], Numbered], runs: Seen, there: Seen, claims: Claims, gaps: Iterable[Gap]
 ) -> Iterable[SenderBalance]:
     missing = Counter[tuple[str, int]]()
     for gap in gaps:
         missing[gap.sender, gap.epoch] += gap.size
     for who in sorted({*there, *claims}):
-        seen, records = there.get(who, ()), numbered.get(who, 0)
+        seen, one = there.get(who, ()), numbered.get(who, Numbered(0))
         yield SenderBalance(
             *who,
             first=seen[0].first if seen else None,
             last=seen[-1].last if seen else None,
-            records=records,
+            records=one.records,
             distinct=_span(seen),
-            duplicates=records - _span(runs.get(who, ())),
+            duplicates=_doubled(one, runs.get(who, ())),
             missing=missing[who],
+            reordered=one.disorder,
+            newest=one.span.newest if one.span else None,
+            latency=_latency(one.span) if one.span else None,
         )
+
+
+def _doubled(one: Numbered, runs: Sequence[Run]) -> int:
+    """What was brought back from the dead letters is no second record."""
+    return max(0, one.records - one.redriven - _span(runs))
+
+
+def _latency(span: Span) -> dict[str, float]:
+    mean = as_delay(span.total // span.count)
+    return {"count": span.count, "min": as_delay(span.least), "mean": mean, "max": as_delay(span.most)}
 
 
 def _runs(channel: str, content: Content) -> dict[tuple[str, int], Sequence[Run]]:

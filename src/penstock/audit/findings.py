@@ -5,14 +5,18 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from hashlib import md5
 from itertools import pairwise
 
+from penstock.audit.account import Account, is_account
 from penstock.audit.latency import Sketch
 from penstock.audit.runs import Runs
 from penstock.clock import Micros
 from penstock.contracts import Entry, Positions
 from penstock.errors import Refused
 from penstock.record import Blind, Headers, Heartbeat, Origin
+
+MINUTE = 60_000_000
 
 
 class Kind(StrEnum):
@@ -30,15 +34,40 @@ class Kind(StrEnum):
 class Watched:
     channel: str
     kind: Kind
+    fed_by: tuple[str, ...] = ()
+    """The stages that write it: `source:rsvps`, `query:by_country`."""
+    windowed: bool = False
+    """Its rows are of windows: those that have not changed for long will not change again."""
 
 
 Numbering = tuple[str, str, int]
 """One numbering: channel, sender, epoch."""
 
+Place = tuple[str, int, str, int]
+"""A numbering within a partition: channel, partition, sender, epoch."""
+
+
+@dataclass(slots=True)
+class Span:
+    """How long the records of a sender were under way, in microseconds, and when the newest came."""
+
+    count: int
+    least: Micros
+    total: Micros
+    most: Micros
+    newest: Micros
+
+    def merge(self, other: "Span") -> None:
+        self.count += other.count
+        self.least = min(self.least, other.least)
+        self.total += other.total
+        self.most = max(self.most, other.most)
+        self.newest = max(self.newest, other.newest)
+
 
 @dataclass(slots=True)
 class Findings:
-    """A batch, reduced: its size grows with senders and gaps, not with entries.
+    """A batch, reduced: its size grows with senders, gaps and rows of results, not with entries.
 
     Claims and blind intervals come with the channel that they are about; it is empty when they do not tell.
     """
@@ -48,11 +77,25 @@ class Findings:
     records: Counter[str] = field(default_factory=Counter)
     without_identity: Counter[str] = field(default_factory=Counter)
     deletions: Counter[str] = field(default_factory=Counter)
+    minutes: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """Records per channel and minute of their arrival, in minutes since 1970."""
     numbered: Counter[Numbering] = field(default_factory=Counter)
+    redriven: Counter[Numbering] = field(default_factory=Counter)
+    """Those of the numbered that were brought back from the dead letters: not a second record."""
     runs: dict[Numbering, Runs] = field(default_factory=dict)
+    disorder: dict[Numbering, Runs] = field(default_factory=dict)
+    """Numbers that came after a higher one of the same sender in the same partition."""
+    tails: dict[Place, tuple[int, int]] = field(default_factory=dict)
+    """The first number that came in a partition, and the highest: to find disorder across batches."""
+    spans: dict[Numbering, Span] = field(default_factory=dict)
+    rows: dict[str, dict[int, int]] = field(default_factory=dict)
+    """Per channel of results: the highest version of each row, by the hash of its key."""
     latencies: dict[str, Sketch] = field(default_factory=dict)
+    steps: dict[str, Sketch] = field(default_factory=dict)
+    """Of results: from the place of the newest record in its channel to that of the row in this one."""
     claims: list[tuple[str, Heartbeat, Micros]] = field(default_factory=list)
     blinds: list[tuple[str, Blind]] = field(default_factory=list)
+    accounts: list[Account] = field(default_factory=list)
 
 
 def reduced(
@@ -60,39 +103,117 @@ def reduced(
     start: Mapping[str, Positions],
     end: Mapping[str, Positions],
     kinds: Mapping[str, Kind],
-    heartbeats: str,
+    heartbeats: str = "",
+    bookmarks: str = "",
 ) -> Findings:
     """What the entries tell. An entry whose headers are broken is counted as one without identity."""
     found = Findings(start, end)
     numbers: defaultdict[Numbering, list[int]] = defaultdict(list)
     delays: defaultdict[str, Counter[Micros]] = defaultdict(Counter)
+    steps: defaultdict[str, Counter[Micros]] = defaultdict(Counter)
     for entry in entries:
         channel = entry.channel
+        if channel == bookmarks:
+            _take_account(found, entry)
+            continue
         found.records[channel] += 1
         if channel == heartbeats:
             _note(found, entry)
             continue
+        found.minutes[channel, entry.appended // MINUTE] += 1
         if entry.value is None:
             found.deletions[channel] += 1
-        origin = _origin(entry.headers)
+        told = _told(entry.headers)
+        origin = _origin(entry.headers) if "sender" in told or "seq" in told or "epoch" in told else None
         if origin is not None:
-            numbers[channel, origin.sender, origin.epoch].append(origin.seq)
+            numbering = (channel, origin.sender, origin.epoch)
+            numbers[numbering].append(origin.seq)
+            if "redriven" in told:
+                found.redriven[numbering] += 1
+            else:
+                _order(found, entry.partition, numbering, origin.seq)
+                _under_way(found, numbering, entry.appended - origin.time, entry.appended)
             time: Micros | None = origin.time
         else:
             if kinds.get(channel) is not Kind.RESULT:
                 found.without_identity[channel] += 1
-            time = time_of(entry.headers)
+            time = _micros(told.get("time"))
         if time is not None:
             delays[channel][entry.appended - time] += 1
+        if kinds.get(channel) is Kind.RESULT:
+            _row(found, entry, told)
+            if (read := _micros(told.get("appended"))) is not None:
+                steps[channel][entry.appended - read] += 1
     for sequence, some in numbers.items():
         found.numbered[sequence] = len(some)
         found.runs[sequence] = islands(some)
-    for channel, counts in delays.items():
-        found.latencies[channel] = sketch = Sketch()
-        for micros, times in counts.items():
-            # A broker cuts its times to whole milliseconds: less than one back in time is that, and no skew.
-            sketch.add(0 if -1_000 < micros < 0 else micros / 1_000, times)
+    found.latencies = {channel: _sketch(counts) for channel, counts in delays.items()}
+    found.steps = {channel: _sketch(counts) for channel, counts in steps.items()}
     return found
+
+
+def key_hash(key: bytes) -> int:
+    """60 bits that stand for the key of a row; Spark computes the same."""
+    return int(md5(key, usedforsecurity=False).hexdigest()[:15], 16)
+
+
+def _sketch(counts: Counter[Micros]) -> Sketch:
+    sketch = Sketch()
+    for micros, times in counts.items():
+        sketch.add(as_delay(micros), times)
+    return sketch
+
+
+def as_delay(micros: Micros) -> float:
+    """In milliseconds. A broker cuts its times to whole ones: less than one back in time is that, and no skew."""
+    return 0 if -1_000 < micros < 0 else micros / 1_000
+
+
+def _told(headers: Headers) -> dict[str, bytes]:
+    """The first value of each header."""
+    told: dict[str, bytes] = {}
+    for name, value in headers:
+        told.setdefault(name, value)
+    return told
+
+
+def _order(found: Findings, partition: int, numbering: Numbering, seq: int) -> None:
+    channel, sender, epoch = numbering
+    place = (channel, partition, sender, epoch)
+    first, highest = found.tails.get(place, (seq, seq))
+    if seq < highest:
+        found.disorder.setdefault(numbering, Runs()).add(seq)
+    found.tails[place] = (first, max(highest, seq))
+
+
+def _under_way(found: Findings, numbering: Numbering, micros: Micros, appended: Micros) -> None:
+    span = found.spans.get(numbering)
+    if span is None:
+        found.spans[numbering] = Span(1, micros, micros, micros, appended)
+        return
+    span.count += 1
+    span.least = min(span.least, micros)
+    span.total += micros
+    span.most = max(span.most, micros)
+    span.newest = max(span.newest, appended)
+
+
+def _row(found: Findings, entry: Entry, told: Mapping[str, bytes]) -> None:
+    version = _micros(told.get("version"))
+    if version is None or entry.key is None:
+        return
+    rows = found.rows.setdefault(entry.channel, {})
+    key = key_hash(entry.key)
+    rows[key] = max(version, rows.get(key, version))
+
+
+def _take_account(found: Findings, entry: Entry) -> None:
+    if not is_account(entry.key) or entry.value is None:
+        return
+    try:
+        found.accounts.append(Account.of(entry.key or b"", entry.value))
+    except Refused:
+        found.without_identity[entry.channel] += 1
 
 
 def islands(numbers: list[int]) -> Runs:
@@ -112,13 +233,15 @@ def _origin(headers: Headers) -> Origin | None:
 
 def time_of(headers: Headers) -> Micros | None:
     """The time that the headers tell, also when they tell no whole origin, as those of a result do."""
-    for name, value in headers:
-        if name == "time":
-            try:
-                return int(value)
-            except (TypeError, ValueError):
-                return None
-    return None
+    return _micros(_told(headers).get("time"))
+
+
+def _micros(value: bytes | None) -> Micros | None:
+    try:
+        number = None if value is None else int(value)
+    except ValueError:
+        return None
+    return number if number is not None and -(2**63) <= number < 2**63 else None
 
 
 def _note(found: Findings, entry: Entry) -> None:

@@ -6,15 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 _ERROR = 0.01
-_STEP = math.log((1 + _ERROR) / (1 - _ERROR))
+STEP = math.log((1 + _ERROR) / (1 - _ERROR))
+"""A duration of so many ms lies in the bucket ceil(ln(ms) / STEP)."""
 _MIDDLE = 1 - _ERROR
 # One microsecond to 300 years: what lies outside is counted at the edge, so there are never more than 1,900 buckets.
-_LOWEST, _HIGHEST = 0.001, 1e13
+_LOWEST, HIGHEST = 0.001, 1e13
 
 
 def _value(bucket: int) -> float:
     """The duration that stands for all in a bucket."""
-    return math.exp(bucket * _STEP) * _MIDDLE
+    return math.exp(bucket * STEP) * _MIDDLE
 
 
 class Sketch:
@@ -39,11 +40,11 @@ class Sketch:
             return
         if ms < 0:
             self.skewed += times
-        ms = min(max(ms, 0.0), _HIGHEST)
+        ms = min(max(ms, 0.0), HIGHEST)
         if ms < _LOWEST:
             self._zeros += times
         else:
-            self._buckets[math.ceil(math.log(ms) / _STEP)] += times
+            self._buckets[math.ceil(math.log(ms) / STEP)] += times
         self.count += times
         self._sum += ms * times
         self._min = min(self._min, ms)

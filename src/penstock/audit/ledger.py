@@ -1,8 +1,8 @@
 """The ledger: what was counted and how far the channels are read, in one SQLite file and one transaction.
 
 Each batch says where it started. Unless that is where the ledger stands, it is refused: so after any crash, and with
-any number of auditors, every entry is counted once. The file grows with senders and gaps, not with records. Others may
-read it while it is written.
+any number of auditors, every entry is counted once. The file grows with senders, gaps and rows of results, not with
+records. Others may read it while it is written.
 """
 
 import json
@@ -10,11 +10,12 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 
-from penstock.audit.findings import Findings, Kind, Numbering, Watched
+from penstock.audit.account import Account
+from penstock.audit.content import Content, Numbered, Run, Tally
+from penstock.audit.findings import Findings, Kind, Numbering, Span, Watched
 from penstock.audit.latency import Sketch
 from penstock.audit.runs import Runs
 from penstock.clock import Micros
@@ -22,63 +23,55 @@ from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Refused, Unavailable
 from penstock.record import Blind
 
-FORMAT = 2
+FORMAT = 3
 SETTLES_AFTER = 10_000_000
 """Microseconds after which what was announced and has not come is missing rather than in flight."""
+NAMED = 100
+"""So many numbers that came out of order are remembered for each sender."""
+DAY = 24 * 60
+"""So many minutes are kept one by one."""
+ROWS = 200_000
+"""So many rows of windows are remembered for each result: those that changed last."""
 
 _TABLES = """
-CREATE TABLE channels (channel TEXT PRIMARY KEY, kind TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE channels (
+    channel TEXT PRIMARY KEY, kind TEXT NOT NULL, fed_by TEXT NOT NULL, windowed INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE topics (channel TEXT PRIMARY KEY, id TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE positions (
-    channel TEXT, partition INTEGER, next INTEGER NOT NULL, PRIMARY KEY (channel, partition)) WITHOUT ROWID;
+    channel TEXT, partition INTEGER, since INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (channel, partition)
+) WITHOUT ROWID;
 CREATE TABLE tallies (
     channel TEXT PRIMARY KEY, records INTEGER NOT NULL, without_identity INTEGER NOT NULL, deletions INTEGER NOT NULL
 ) WITHOUT ROWID;
-CREATE TABLE numbered (
-    channel TEXT, sender TEXT, epoch INTEGER, records INTEGER NOT NULL, PRIMARY KEY (channel, sender, epoch)
+CREATE TABLE minutes (channel TEXT, minute INTEGER, records INTEGER NOT NULL, PRIMARY KEY (channel, minute)
 ) WITHOUT ROWID;
+CREATE TABLE numbered (
+    channel TEXT, sender TEXT, epoch INTEGER, records INTEGER NOT NULL, redriven INTEGER NOT NULL,
+    disorder INTEGER NOT NULL, timed INTEGER NOT NULL, least INTEGER NOT NULL, total INTEGER NOT NULL,
+    most INTEGER NOT NULL, newest INTEGER NOT NULL, PRIMARY KEY (channel, sender, epoch)) WITHOUT ROWID;
 CREATE TABLE runs (
     channel TEXT, sender TEXT, epoch INTEGER, first INTEGER, last INTEGER NOT NULL, noticed INTEGER NOT NULL,
     PRIMARY KEY (channel, sender, epoch, first)) WITHOUT ROWID;
+CREATE TABLE disorder (
+    channel TEXT, sender TEXT, epoch INTEGER, first INTEGER, last INTEGER NOT NULL,
+    PRIMARY KEY (channel, sender, epoch, first)) WITHOUT ROWID;
+CREATE TABLE tails (
+    channel TEXT, partition INTEGER, sender TEXT, epoch INTEGER, highest INTEGER NOT NULL,
+    PRIMARY KEY (channel, partition, sender, epoch)) WITHOUT ROWID;
 CREATE TABLE claims (
     channel TEXT, sender TEXT, epoch INTEGER, seq INTEGER, at INTEGER NOT NULL,
     PRIMARY KEY (channel, sender, epoch, seq)) WITHOUT ROWID;
 CREATE TABLE blinds (
     channel TEXT, source TEXT, since INTEGER, until INTEGER NOT NULL, PRIMARY KEY (channel, source, since)
 ) WITHOUT ROWID;
-CREATE TABLE latencies (channel TEXT PRIMARY KEY, sketch TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE latencies (channel TEXT, of TEXT, sketch TEXT NOT NULL, PRIMARY KEY (channel, of)) WITHOUT ROWID;
+CREATE TABLE rows (
+    channel TEXT, key INTEGER, version INTEGER NOT NULL, changed INTEGER NOT NULL, PRIMARY KEY (channel, key)
+) WITHOUT ROWID;
+CREATE TABLE folded (channel TEXT PRIMARY KEY, records INTEGER NOT NULL, rows INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE accounts (stage TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE merged (only INTEGER PRIMARY KEY CHECK (only = 0), at INTEGER NOT NULL);
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Run:
-    """Numbers that were seen, and when the ledger noticed the first of them."""
-
-    first: int
-    last: int
-    noticed: Micros
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    records: int = 0
-    without_identity: int = 0
-    deletions: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Content:
-    """All that the ledger holds, as of one moment."""
-
-    channels: Mapping[str, Kind]
-    tallies: Mapping[str, Tally]
-    numbered: Mapping[Numbering, int]
-    runs: Mapping[Numbering, Sequence[Run]]
-    claims: Mapping[Numbering, Sequence[tuple[int, Micros]]]
-    blinds: Sequence[tuple[str, Blind]]
-    latencies: Mapping[str, Sketch]
-    as_of: Micros | None = None
-    """When the last batch was merged; None when there was none yet."""
 
 
 class Ledger:
@@ -111,8 +104,21 @@ class Ledger:
         with self._transaction():
             self._db.execute("DELETE FROM channels")
             self._db.executemany(
-                "INSERT INTO channels VALUES (?, ?)", [(one.channel, one.kind.value) for one in watched]
+                "INSERT INTO channels VALUES (?, ?, ?, ?)",
+                [(one.channel, one.kind.value, " ".join(one.fed_by), one.windowed) for one in watched],
             )
+
+    def tie(self, topics: Mapping[str, str]) -> None:
+        """Remember which topics were counted; Misconfigured when one is another than before."""
+        with self._transaction():
+            for channel, known in self._db.execute("SELECT channel, id FROM topics").fetchall():
+                if topics.get(channel, known) != known:
+                    raise Misconfigured(
+                        f"the ledger {self._path}",
+                        f"it has counted another topic {channel} than the one that is there now",
+                        "move it away; the auditor makes a new one from what the channels hold",
+                    )
+            self._db.executemany("INSERT OR IGNORE INTO topics VALUES (?, ?)", topics.items())
 
     def positions(self) -> dict[str, dict[int, int]]:
         """How far each channel is read."""
@@ -125,7 +131,7 @@ class Ledger:
     def channels(self) -> dict[str, Kind]:
         """The channels of the balance, and what is expected of them."""
         with self._explained():
-            return {channel: Kind(kind) for channel, kind in self._db.execute("SELECT * FROM channels")}
+            return {channel: Kind(kind) for channel, kind in self._db.execute("SELECT channel, kind FROM channels")}
 
     def unread(self, bounds: Mapping[str, Mapping[int, tuple[int, int]]]) -> dict[str, int]:
         """How many entries within these bounds of channels the ledger has not read."""
@@ -142,20 +148,16 @@ class Ledger:
         """Take the batch and its end positions; Refused when it does not start where the ledger stands."""
         with self._transaction():
             self._advance(batch.start, batch.end)
+            self._count(batch)
             for numbering, runs in batch.runs.items():
-                self._count(numbering, batch.numbered[numbering])
                 for first, last in runs:
                     self._add_run(numbering, first, last, now)
-            for channel, records in batch.records.items():
-                tally = (channel, records, batch.without_identity[channel], batch.deletions[channel])
-                self._db.execute(
-                    "INSERT INTO tallies VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-                    " records = records + excluded.records, deletions = deletions + excluded.deletions,"
-                    " without_identity = without_identity + excluded.without_identity",
-                    tally,
-                )
             for channel, sketch in batch.latencies.items():
-                self._add_latencies(channel, sketch)
+                self._add_sketch(channel, "whole", sketch)
+            for channel, sketch in batch.steps.items():
+                self._add_sketch(channel, "step", sketch)
+            for channel, rows in batch.rows.items():
+                self._add_rows(channel, rows, now)
             for channel, heartbeat, at in batch.claims:
                 # An auditor that was away reads old claims before the records that they are about.
                 self._add_claim((channel, heartbeat.sender, heartbeat.epoch), heartbeat.seq, max(at, now))
@@ -163,6 +165,8 @@ class Ledger:
                 "INSERT INTO blinds VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET until = max(until, excluded.until)",
                 [(channel, blind.source, blind.since, blind.until) for channel, blind in batch.blinds],
             )
+            for account in batch.accounts:
+                self._take(account)
             self._db.execute("INSERT OR REPLACE INTO merged VALUES (0, ?)", (now,))
 
     def content(self) -> Content:
@@ -176,21 +180,43 @@ class Ledger:
             claims: defaultdict[Numbering, list[tuple[int, Micros]]] = defaultdict(list)
             for channel, sender, epoch, seq, at in self._db.execute("SELECT * FROM claims ORDER BY seq"):
                 claims[channel, sender, epoch].append((seq, at))
+            disorder: defaultdict[Numbering, list[tuple[int, int]]] = defaultdict(list)
+            for channel, sender, epoch, first, last in self._db.execute("SELECT * FROM disorder"):
+                disorder[channel, sender, epoch].append((first, last))
+            since: defaultdict[str, dict[int, int]] = defaultdict(dict)
+            until: defaultdict[str, dict[int, int]] = defaultdict(dict)
+            for channel, partition, first, last in self._db.execute("SELECT * FROM positions"):
+                since[channel][partition], until[channel][partition] = first, last
+            minutes: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+            for channel, minute, records in self._db.execute("SELECT * FROM minutes ORDER BY minute"):
+                minutes[channel].append((minute, records))
             return Content(
-                channels=self.channels(),
+                channels={
+                    channel: Watched(channel, Kind(kind), tuple(fed_by.split()), bool(windowed))
+                    for channel, kind, fed_by, windowed in self._db.execute("SELECT * FROM channels")
+                },
                 tallies={channel: Tally(*counts) for channel, *counts in self._db.execute("SELECT * FROM tallies")},
                 numbered={
-                    (channel, sender, epoch): records
-                    for channel, sender, epoch, records in self._db.execute("SELECT * FROM numbered")
+                    (channel, sender, epoch): Numbered(records, redriven, disorder, Span(*span) if span[0] else None)
+                    for channel, sender, epoch, records, redriven, disorder, *span in self._db.execute(
+                        "SELECT * FROM numbered"
+                    )
                 },
                 runs=dict(runs),
                 claims=dict(claims),
                 blinds=[(channel, Blind(*blind)) for channel, *blind in self._db.execute("SELECT * FROM blinds")],
-                latencies={
-                    channel: Sketch.from_json(json.loads(sketch))
-                    for channel, sketch in self._db.execute("SELECT * FROM latencies")
-                },
+                latencies=self._sketches("whole"),
                 as_of=next((at for (at,) in self._db.execute("SELECT at FROM merged")), None),
+                since=dict(since),
+                until=dict(until),
+                steps=self._sketches("step"),
+                disorder=dict(disorder),
+                folded=dict(self._db.execute("SELECT channel, records FROM folded")),
+                minutes=dict(minutes),
+                accounts={
+                    stage: Account.of(stage.encode(), document.encode())
+                    for stage, document in self._db.execute("SELECT * FROM accounts")
+                },
             )
 
     def close(self) -> None:
@@ -209,17 +235,120 @@ class Ledger:
                     "SELECT next FROM positions WHERE channel = ? AND partition = ?", (channel, partition)
                 ).fetchone()
                 stands, starts = row and row[0], start.get(channel, {}).get(partition)
+                if stands is None:
+                    self._db.execute(
+                        "INSERT INTO positions VALUES (?, ?, ?, ?)", (channel, partition, starts or 0, offset)
+                    )
+                    continue
                 if stands != starts:
                     raise Refused(
                         f"a batch of {channel}/{partition}", f"it starts at {starts}, the ledger stands at {stands}"
                     )
-                self._db.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (channel, partition, offset))
+                self._db.execute(
+                    "UPDATE positions SET next = ? WHERE channel = ? AND partition = ?", (offset, channel, partition)
+                )
 
-    def _count(self, numbering: Numbering, records: int) -> None:
-        self._db.execute(
-            "INSERT INTO numbered VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET records = records + excluded.records",
-            (*numbering, records),
+    def _count(self, batch: Findings) -> None:
+        self._db.executemany(
+            "INSERT INTO tallies VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+            " records = records + excluded.records, deletions = deletions + excluded.deletions,"
+            " without_identity = without_identity + excluded.without_identity",
+            [
+                (channel, batch.records[channel], batch.without_identity[channel], batch.deletions[channel])
+                for channel in {*batch.records, *batch.without_identity}
+            ],
         )
+        self._db.executemany(
+            "INSERT INTO minutes VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET records = records + excluded.records",
+            [(channel, minute, records) for (channel, minute), records in batch.minutes.items()],
+        )
+        for channel in batch.records:
+            self._db.execute(
+                "DELETE FROM minutes WHERE channel = ?1"
+                " AND minute < (SELECT max(minute) FROM minutes WHERE channel = ?1) - ?2",
+                (channel, DAY),
+            )
+        disorder = self._disorder(batch)
+        for numbering, records in batch.numbered.items():
+            span = batch.spans.get(numbering) or Span(0, 2**62, 0, -(2**62), 0)
+            self._db.execute(
+                "INSERT INTO numbered VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                " records = records + excluded.records, redriven = redriven + excluded.redriven,"
+                " disorder = disorder + excluded.disorder, timed = timed + excluded.timed,"
+                " least = min(least, excluded.least), total = total + excluded.total,"
+                " most = max(most, excluded.most), newest = max(newest, excluded.newest)",
+                (
+                    *numbering,
+                    records,
+                    batch.redriven[numbering],
+                    len(disorder.get(numbering, ())),
+                    span.count,
+                    span.least,
+                    span.total,
+                    span.most,
+                    span.newest,
+                ),
+            )
+
+    def _disorder(self, batch: Findings) -> dict[Numbering, Runs]:
+        """What came out of order within the batch, or across its beginning; remembered by name as far as NAMED."""
+        found = {numbering: Runs(runs) for numbering, runs in batch.disorder.items()}
+        for (channel, partition, sender, epoch), (first, highest) in batch.tails.items():
+            place = (channel, partition, sender, epoch)
+            own = "channel = ? AND partition = ? AND sender = ? AND epoch = ?"
+            row = self._db.execute(f"SELECT highest FROM tails WHERE {own}", place).fetchone()
+            if row and first < row[0]:
+                found.setdefault((channel, sender, epoch), Runs()).add(first)
+            if not row or highest > row[0]:
+                self._db.execute("INSERT OR REPLACE INTO tails VALUES (?, ?, ?, ?, ?)", (*place, highest))
+        for numbering, runs in found.items():
+            own = "channel = ?1 AND sender = ?2 AND epoch = ?3"
+            self._db.executemany(
+                f"INSERT OR IGNORE INTO disorder SELECT ?1, ?2, ?3, ?4, ?5"
+                f" WHERE (SELECT count(*) FROM disorder WHERE {own}) < ?6",
+                [(*numbering, first, last, NAMED) for first, last in list(runs)[:NAMED]],
+            )
+        return found
+
+    def _add_rows(self, channel: str, rows: Mapping[int, int], now: Micros) -> None:
+        """Of each row the highest version counts; how much it grew is how many records it has taken up."""
+        records = new = 0
+        for key, version in rows.items():
+            row = self._db.execute("SELECT version FROM rows WHERE channel = ? AND key = ?", (channel, key)).fetchone()
+            if row and row[0] >= version:
+                continue
+            records += version - (row[0] if row else 0)
+            new += row is None
+            self._db.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", (channel, key, version, now))
+        self._db.execute(
+            "INSERT INTO folded VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET"
+            " records = records + excluded.records, rows = rows + excluded.rows",
+            (channel, records, new),
+        )
+        (count,) = self._db.execute("SELECT rows FROM folded WHERE channel = ?", (channel,)).fetchone()
+        if count > 1.1 * ROWS and self._windowed(channel):
+            self._db.execute(
+                "DELETE FROM rows WHERE channel = ?1 AND changed < (SELECT changed FROM rows WHERE channel = ?1"
+                " ORDER BY changed DESC LIMIT 1 OFFSET ?2)",
+                (channel, ROWS),
+            )
+            self._db.execute(
+                "UPDATE folded SET rows = (SELECT count(*) FROM rows WHERE channel = ?1) WHERE channel = ?1",
+                (channel,),
+            )
+
+    def _windowed(self, channel: str) -> bool:
+        return bool(self._db.execute("SELECT 1 FROM channels WHERE channel = ? AND windowed", (channel,)).fetchone())
+
+    def _take(self, account: Account) -> None:
+        """Keep the later of two accounts of a stage."""
+        row = self._db.execute("SELECT document FROM accounts WHERE stage = ?", (account.stage,)).fetchone()
+        if row:
+            known = Account.of(account.key, row[0].encode())
+            later = account.step > known.step if account.life == known.life else account.at > known.at
+            if not later:
+                return
+        self._db.execute("INSERT OR REPLACE INTO accounts VALUES (?, ?)", (account.stage, account.dumps().decode()))
 
     def _add_run(self, numbering: Numbering, first: int, last: int, now: Micros) -> None:
         touching: list[Run] = []
@@ -248,11 +377,19 @@ class Ledger:
             (*numbering, melted.first, melted.last, min([now, *(run.noticed for run in touching)])),
         )
 
-    def _add_latencies(self, channel: str, sketch: Sketch) -> None:
-        row = self._db.execute("SELECT sketch FROM latencies WHERE channel = ?", (channel,)).fetchone()
+    def _add_sketch(self, channel: str, of: str, sketch: Sketch) -> None:
+        row = self._db.execute("SELECT sketch FROM latencies WHERE channel = ? AND of = ?", (channel, of)).fetchone()
         total = Sketch.from_json(json.loads(row[0])) if row else Sketch()
         total.merge(sketch)
-        self._db.execute("INSERT OR REPLACE INTO latencies VALUES (?, ?)", (channel, json.dumps(total.to_json())))
+        self._db.execute(
+            "INSERT OR REPLACE INTO latencies VALUES (?, ?, ?)", (channel, of, json.dumps(total.to_json()))
+        )
+
+    def _sketches(self, of: str) -> dict[str, Sketch]:
+        return {
+            channel: Sketch.from_json(json.loads(sketch))
+            for channel, sketch in self._db.execute("SELECT channel, sketch FROM latencies WHERE of = ?", (of,))
+        }
 
     def _add_claim(self, numbering: Numbering, seq: int, at: Micros) -> None:
         """Keep the first claim, the last that is settled, and those that are younger: a few per sender.

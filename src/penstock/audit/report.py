@@ -1,6 +1,6 @@
 """The balance as a bookkeeper would lay it out, for a terminal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
 from rich import box
@@ -8,8 +8,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.audit.balance import Balance, ChannelBalance, SenderBalance
+from penstock.audit.account import Outcome
+from penstock.audit.balance import Balance, SenderBalance
 from penstock.audit.findings import Kind
+from penstock.audit.hops import ARROW, Gap, Hop
 from penstock.clock import Micros
 
 NAMED = 20
@@ -17,31 +19,31 @@ NAMED = 20
 _FRESH = 5_000_000
 """What is younger needs no date."""
 _WIDE = 120
-_COLUMNS = {
-    "senders": "senders",
-    "claimed": "claimed",
-    "present": "distinct",
-    "in flight": "in_flight",
-    "missing": "missing",
-    "doubled": "duplicates",
-    "refused": "refused",
-    "p50 ms": "",
-    "p99 ms": "",
-}
+_ALWAYS = (Outcome.PASSED,)
+"""The other outcomes have a column when something had them."""
 
 
 def show(balance: Balance, console: Console | None = None, senders: bool = False) -> None:
-    """Print the table, the missing ranges, what is unknown, and the verdict last. Colours only on a terminal.
+    """Print the sheet, the channels, the missing ranges, what is unknown, and the verdict last. Colours on a terminal.
 
     With `senders`, a table of all senders of the source channels, too: first those that are not in order.
     """
     console = console or _console()
-    console.print(_table(balance))
+    for part in parts(balance, senders):
+        console.print(part)
+
+
+def parts(balance: Balance, senders: bool = False) -> Iterator[Table | Text]:
+    """What is printed, one below the other."""
+    if balance.hops:
+        yield _sheet("stage", balance.hops)
+    if balance.paths:
+        yield _sheet("end to end", balance.paths)
+    yield _channels(balance)
     if senders:
-        console.print(_senders(balance))
-    for line in _findings(balance):
-        console.print(line)
-    console.print(_verdict(balance))
+        yield _senders(balance)
+    yield from _findings(balance)
+    yield _verdict(balance)
 
 
 def _console() -> Console:
@@ -50,31 +52,52 @@ def _console() -> Console:
     return console if console.is_terminal else Console(highlight=False, width=_WIDE)
 
 
-def _table(balance: Balance) -> Table:
-    sources = [channel for channel in balance.channels if channel.kind is Kind.SOURCE]
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_footer=len(sources) > 1)
-    table.add_column("channel", footer="all sources", overflow="fold")
-    for title, name in _COLUMNS.items():
-        total = _number(sum(getattr(channel, name) for channel in sources)) if name else ""
-        table.add_column(title, footer=total, justify="right", no_wrap=True)
-    for channel in balance.channels:
-        table.add_row(*_row(channel))
+def _sheet(title: str, hops: Sequence[Hop]) -> Table:
+    """A line for each hop: what was due, and what became of it. Each line adds up."""
+    outcomes = [one for one in Outcome if one in _ALWAYS or any(hop.outcomes.get(one) for hop in hops)]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column(title, overflow="fold")
+    for column in ("due", *outcomes, "in flight", "missing"):
+        table.add_column(str(column), justify="right", no_wrap=True)
+    for hop in hops:
+        table.add_row(
+            _hop(hop),
+            _number(hop.due),
+            *(_number(hop.outcomes.get(outcome, 0)) for outcome in outcomes),
+            _number(hop.in_flight),
+            Text(_number(hop.missing), style="bold red" if hop.missing else ""),
+        )
     return table
 
 
-def _row(channel: ChannelBalance) -> Iterator[Text | str]:
-    source = channel.kind is Kind.SOURCE
-    yield Text(printable(channel.channel))
-    yield _number(channel.senders)
-    yield _number(channel.claimed) if source else ""
-    # A result row may have no number of its own; then the entries are what can be counted.
-    yield _number(channel.distinct if source else channel.records - channel.duplicates)
-    yield _number(channel.in_flight) if source else ""
-    yield Text(_number(channel.missing), style="bold red" if channel.missing else "") if source else ""
-    yield _number(channel.duplicates)
-    yield _number(channel.refused) if source else ""
-    for quantile in ("p50", "p99"):
-        yield f"{channel.latency[quantile]:,.1f}" if channel.latency else ""
+def _hop(hop: Hop) -> Text:
+    name = hop.stage.replace("source:", "").replace("query:", "").replace("store:", "").replace("feed:", "clients of ")
+    kind = hop.stage.partition(":")[0]
+    if ARROW in hop.stage or kind not in ("source", "query", "store"):
+        return Text(printable(name))
+    return Text(printable(f"{kind} {name}"))
+
+
+def _channels(balance: Balance) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("channel", overflow="fold")
+    for title in ("senders", "records", "doubled", "disorder", "min ms", "mean", "p50", "p99", "max"):
+        table.add_column(title, justify="right", no_wrap=True)
+    for channel in balance.channels:
+        if channel.kind is Kind.DEAD and not channel.records:
+            continue
+        table.add_row(
+            Text(printable(channel.channel)),
+            _number(channel.senders) if channel.senders else "",
+            _number(channel.records),
+            _number(channel.duplicates),
+            _number(sum(one.reordered for one in channel.by_sender)) if channel.by_sender else "",
+            *(
+                f"{channel.latency[name]:,.1f}" if channel.latency else ""
+                for name in ("min", "mean", "p50", "p99", "max")
+            ),
+        )
+    return table
 
 
 def _senders(balance: Balance) -> Table:
@@ -103,12 +126,26 @@ def _sender(channel: str, one: SenderBalance) -> Iterator[Text | str]:
 
 
 def _findings(balance: Balance) -> Iterator[Text]:
-    gaps = [(channel.channel, gap) for channel in balance.channels for gap in channel.gaps]
-    for name, gap in gaps[:NAMED]:
-        range_ = f"{gap.first}" if gap.size == 1 else f"{gap.first}–{gap.last} ({_number(gap.size)} records)"
-        yield Text(f"{printable(name)} misses {printable(gap.sender)}/{gap.epoch}: {range_}", style="red")
+    gaps = [(hop, gap) for hop in balance.hops for gap in hop.gaps]
+    for hop, gap in gaps[:NAMED]:
+        seen = "they were never seen in a channel" if not hop.reads else f"they were last seen in {hop.reads}"
+        yield Text(f"{_hop(hop)} misses {_range(gap)}: {printable(seen)}", style="red")
     if len(gaps) > NAMED:
         yield Text(f"and {_number(len(gaps) - NAMED)} more ranges", style="red")
+    for hop in balance.hops:
+        if unnamed := hop.missing - sum(gap.size for gap in hop.gaps):
+            query = hop.stage.removeprefix("query:")
+            way = f"; penstock audit --recompute {query} names them" if hop.stage.startswith("query:") else ""
+            yield Text(
+                f"{_hop(hop)}: {_number(unnamed)} records of {printable(hop.reads)} are in none of its outcomes{way}",
+                style="red",
+            )
+        if hop.late:
+            some = ", ".join(_range(gap) for gap in hop.late[:3])
+            more = f" and {len(hop.late) - 3} more ranges" if len(hop.late) > 3 else ""
+            yield Text(f"{_hop(hop)}: late were {some}{more}", style="yellow")
+        if hop.note:
+            yield Text(f"{_hop(hop)}: {printable(hop.note)}", style="dim")
     for channel in balance.channels:
         if channel.unread:
             yield Text(
@@ -132,13 +169,13 @@ def _findings(balance: Balance) -> Iterator[Text]:
 
 
 def _verdict(balance: Balance) -> Text:
-    missing = sum(channel.missing for channel in balance.channels)
+    missing = balance.missing
     age = _age(balance.as_of, balance.at)
     if missing:
         return Text(f"Not whole: {_number(missing)} records are missing{age}.", style="bold red")
     if not any(channel.records or channel.claimed for channel in balance.channels):
         return Text(f"Nothing was counted yet{age}.", style="bold")
-    in_flight = sum(channel.in_flight for channel in balance.channels)
+    in_flight = sum(hop.in_flight for hop in balance.hops)
     known = "Whole" if not balance.unknown_seconds else "Whole where it is known"
     flying = f"; {_number(in_flight)} records are in flight" if in_flight else ""
     return Text(f"{known}: nothing is missing{flying}{age}.", style="bold green")
@@ -150,6 +187,11 @@ def _age(as_of: Micros | None, at: Micros) -> str:
         return ""
     then, now = (datetime.fromtimestamp(micros // 1_000_000, UTC) for micros in (as_of, at))
     return then.strftime(f", as of {'' if then.date() == now.date() else '%Y-%m-%d '}%H:%M:%S UTC")
+
+
+def _range(gap: Gap) -> str:
+    numbers = f"{gap.first}" if gap.size == 1 else f"{gap.first}–{gap.last} ({_number(gap.size)} records)"
+    return f"{printable(gap.sender)}/{gap.epoch}: {numbers}"
 
 
 def _number(value: int) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
+    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     Message,
@@ -159,11 +160,30 @@ class Kafka:
         # What has no entry that late is read from its end.
         return {at.partition: at.offset if at.offset >= 0 else ends[at.partition][1] for at in found}
 
+    def mirror(self, group: str, positions: Mapping[str, Positions]) -> None:
+        """Write positions down as those of a consumer group, for Kafka's own tools to show; nobody reads by them."""
+        told = [
+            TopicPartition(channel, partition, offset)
+            for channel, offsets in positions.items()
+            for partition, offset in offsets.items()
+        ]
+        with _answering(self.servers):
+            admin = self._admin()
+            for result in admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, told)]).values():
+                for at in result.result(10).topic_partitions:
+                    if at.error is not None:
+                        raise KafkaException(at.error)
+
     def topic_id(self, channel: str) -> str:
         """What tells this topic from another one that had its name before."""
         with _answering(self.servers):
             admin = self._admin()  # Held until the answer is there: the request ends with its client.
             return str(admin.describe_topics(TopicCollection([channel]))[channel].result(10).topic_id)
+
+    def names(self) -> list[str]:
+        """The channels that are there, by name; not the topics that Kafka keeps for itself."""
+        with _answering(self.servers):
+            return sorted(name for name in self._admin().list_topics(timeout=10).topics if not name.startswith("__"))
 
     def brokers(self, timeout: float = 10) -> int:
         with _answering(self.servers):

@@ -15,12 +15,14 @@ COMMANDS = {
     "plan": "Check a pipeline and explain what it will do; start nothing.",
     "status": "Show how the pipeline that runs here is doing.",
     "audit": "Account for every record: what is there, missing, or unknown.",
+    "verify": "Verify that no number is missing: in a channel, a file or a pipe.",
+    "dlq": "List, show and redrive what channels have refused.",
     "doctor": "Check what this machine has and lacks.",
     "feed": "Serve a simulated public feed over WebSocket.",
     "warm": "Prepare Java for quick starts, once per machine.",
     "tier": "Run one tier of a pipeline, as a process of its own.",
 }
-"""Each is the function of its name in the module of its name."""
+"""Each is the function of its name in the module of its name; or the group `app` there, when it has sub-commands."""
 
 
 class _Lazy(TyperGroup):
@@ -33,6 +35,8 @@ class _Lazy(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         module = importlib.import_module(f"penstock.cli.{cmd_name}")
+        if (group := getattr(module, "app", None)) is not None:
+            return typer.main.get_command(group)
         single = typer.Typer(add_completion=False, rich_markup_mode=None)
         single.command(cmd_name)(getattr(module, cmd_name))
         return typer.main.get_command(single)

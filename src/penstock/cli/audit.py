@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console, Group
+from rich.live import Live
 
-from penstock.audit.balance import balance
+from penstock.audit.balance import Balance, balance
 from penstock.audit.findings import Kind
-from penstock.audit.ledger import SETTLES_AFTER, Ledger
-from penstock.audit.report import show
+from penstock.audit.ledger import Ledger
+from penstock.audit.report import parts, show
 from penstock.channels.kafka import Kafka
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.clock import SystemClock
@@ -32,17 +34,45 @@ def audit(
         bool, typer.Option("--strict", help="Unknown intervals and records in flight count as missing, too.")
     ] = False,
     grace: Annotated[
-        float, typer.Option(help="Seconds during which a record that is due counts as in flight, not as missing.")
-    ] = SETTLES_AFTER / 1e6,
+        float | None, typer.Option(help="Seconds during which a record that is due is in flight, not missing.")
+    ] = None,
     wait: Annotated[
         float, typer.Option(help="Seconds to wait until the audit has read what the channels hold now.")
     ] = 10,
+    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    query: Annotated[
+        str | None,
+        typer.Option("--recompute", help="Compute this query again from the log, and compare row by row."),
+    ] = None,
+    pipeline: Annotated[
+        Path | None, typer.Option("--pipeline", help="With --recompute: the file of the pipeline.", exists=True)
+    ] = None,
 ) -> None:
     """Account for every record: what is there, what is missing, what is unknown.
 
     Exits with 0 when nothing is missing, 1 when something is, 2 when there is no ledger to read.
     """
-    wiring, clock = Wiring.read(folder, profile), SystemClock()
+    if query is not None:
+        from penstock.cli.recompute import recompute  # Spark is imported for those who want it.
+
+        raise typer.Exit(recompute(folder, profile, pipeline or _pipeline(folder, profile), query, as_json))
+    wiring = Wiring.read(folder, profile)
+    patience = int((wiring.audit.grace.total_seconds() if grace is None else grace) * 1e6)
+    if watch:
+        _watch(wiring, patience, senders, as_json)
+        return
+    found, certain = _balance(wiring, patience, wait)
+    if as_json:
+        typer.echo(found.dumps())
+    else:
+        show(found, senders=senders)
+    doubtful = strict and (found.unknown_seconds > 0 or not found.settled or not certain)
+    raise typer.Exit(0 if found.whole and not doubtful else 1)
+
+
+def _balance(wiring: Wiring, grace: int, wait: float) -> tuple[Balance, bool]:
+    """The balance, once the ledger has read what the channels hold; and whether they could be asked."""
+    clock = SystemClock()
     with closing(Ledger(wiring.ledger, read_only=True)) as ledger:
         asked, certain = clock.now(), True
         try:
@@ -52,15 +82,31 @@ def audit(
             bounds, certain = {}, False
         unread = _awaited(ledger, bounds, wait)
         content = ledger.content()
-    found = balance(content, clock.now(), int(grace * 1e6), unread)
+    found = balance(content, clock.now(), grace, unread)
     if bounds and not any(unread.values()):
         found = replace(found, as_of=asked)
+    return found, certain
+
+
+def _watch(wiring: Wiring, grace: int, senders: bool, as_json: bool) -> None:
+    """Every second, until Ctrl-C: on a terminal in place, otherwise one below the other."""
+    console = Console(highlight=False)
     if as_json:
-        typer.echo(found.dumps())
-    else:
-        show(found, senders=senders)
-    doubtful = strict and (found.unknown_seconds > 0 or not found.settled or not certain)
-    raise typer.Exit(0 if found.whole and not doubtful else 1)
+        while True:
+            typer.echo(_balance(wiring, grace, 0)[0].dumps())
+            time.sleep(1)
+    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
+        while True:
+            live.update(Group(*parts(_balance(wiring, grace, 0)[0], senders)), refresh=True)
+            time.sleep(1)
+
+
+def _pipeline(folder: Path, profile: str | None) -> Path:
+    """The file of the pipeline that runs in a folder, or the one that usually has this name."""
+    running = Running.find(Wiring.read(folder, profile))
+    if running.file:
+        return Path(running.file)
+    raise Misconfigured("--recompute", "the run does not tell its file", "say it: --pipeline FILE")
 
 
 def _bounds(wiring: Wiring, ledger: Ledger) -> Bounds:

@@ -1,4 +1,4 @@
-"""The web app of a pipeline: the live page, and the feeds that it and other clients follow."""
+"""The web app of a pipeline: its pages, the feeds that they and other clients follow, and metrics."""
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -14,6 +14,7 @@ from penstock.clock import Clock, SystemClock
 from penstock.contracts import Channels
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.doors import Doors
+from penstock.deliver.metrics import MEDIA_TYPE, metrics
 from penstock.deliver.outlet import FeedSpec
 from penstock.deliver.replies import Guarded, nothing_here, reply
 from penstock.deliver.settings import DeliverSettings
@@ -42,6 +43,9 @@ def build(
     async def say_status(_: Request) -> Response:
         return reply(delivery.status())
 
+    async def say_metrics(_: Request) -> Response:
+        return Response(metrics(delivery.status()), headers={"cache-control": "no-store"}, media_type=MEDIA_TYPE)
+
     async def say_health(_: Request) -> Response:
         health = {"ready": delivery.ready.is_set(), "trouble": delivery.trouble}
         return reply(health, 200 if delivery.ready.is_set() and not delivery.trouble else 503)
@@ -56,6 +60,7 @@ def build(
             Route("/feeds/{name}", doors.http),
             WebSocketRoute("/feeds/{name}", doors.websocket),
             Route("/status", say_status),
+            Route("/metrics", say_metrics),
             Route("/healthz", say_health),
             *site.routes(),
         ],

@@ -1,4 +1,4 @@
-"""The page: its files, its script of charts, and the documents that say what to draw."""
+"""The pages: their files, the script of charts, and the documents that say what to draw."""
 
 import asyncio
 import gzip
@@ -18,6 +18,7 @@ from starlette.routing import Route
 from penstock.deliver import vega
 from penstock.deliver.replies import reply
 
+_PAGES = {"/": "index.html", "/audit": "audit.html"}
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
@@ -79,8 +80,8 @@ class Site:
 
     def routes(self) -> list[Route]:
         return [
-            Route("/", self._file("index.html")),
-            *(Route(f"/{name}", self._file(name)) for name in self._files if name != "index.html"),
+            *(Route(path, self._file(name)) for path, name in _PAGES.items()),
+            *(Route(f"/{name}", self._file(name)) for name in self._files if name not in _PAGES.values()),
             Route("/vega.js", self._script),
             Route("/charts", self._say_charts),
             Route("/graph", self._say_graph),

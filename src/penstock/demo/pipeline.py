@@ -69,24 +69,22 @@ app.channel("rsvps", schema=Rsvp, event_time="timestamp_millis(mtime)")
 app.source("simulate://rsvps?rate=200&senders=20&seed=7", into="rsvps", key="group.group_id")
 
 
-@app.query(into="by_country", key=["window", "country"], keep="5 minutes")
+YES = "response = 'yes'"
+
+
+@app.query(into="by_country", key=["window", "country"], where=YES, watermark="30 seconds", keep="5 minutes")
 def people_by_country(rsvps: DataFrame) -> DataFrame:
     """People who say yes, their guests included, per country and ten seconds."""
-    return (
-        rsvps.where(F.col("response") == "yes")
-        .withWatermark("event_time", "30 seconds")
-        .groupBy(F.window("event_time", "10 seconds"), F.col("group.group_country").alias("country"))
-        .agg(F.sum(F.col("guests") + 1).alias("people"), seen())
+    return rsvps.groupBy(F.window("event_time", "10 seconds"), F.col("group.group_country").alias("country")).agg(
+        F.sum(F.col("guests") + 1).alias("people"), seen()
     )
 
 
-@app.query(into="trending", key=["window", "topic"], keep="3 minutes")
+@app.query(into="trending", key=["window", "topic"], where=YES, watermark="30 seconds", keep="3 minutes")
 def trending_topics(rsvps: DataFrame) -> DataFrame:
     """Topics of the groups that get a yes, over a minute that slides by ten seconds."""
     return (
-        rsvps.where(F.col("response") == "yes")
-        .withWatermark("event_time", "30 seconds")
-        .select("event_time", "origin", F.explode("group.group_topics.topic_name").alias("topic"))
+        rsvps.select("event_time", "origin", F.explode("group.group_topics.topic_name").alias("topic"))
         .groupBy(F.window("event_time", "60 seconds", "10 seconds"), "topic")
         .agg(F.count(F.lit(1)).alias("yes"), seen())
     )
@@ -101,23 +99,25 @@ app.query(
 )
 
 
-@app.query(into="members", key="window", keep="1 hour", every="10 seconds")
+@app.query(into="members", key="window", watermark="30 seconds", keep="1 hour", every="10 seconds")
 def distinct_members(rsvps: DataFrame) -> DataFrame:
     """Different members who answered, per minute, by HyperLogLog."""
-    return (
-        rsvps.withWatermark("event_time", "30 seconds")
-        .groupBy(F.window("event_time", "1 minute"))
-        .agg(F.approx_count_distinct("member.member_id", 0.02).alias("members"), seen())
+    return rsvps.groupBy(F.window("event_time", "1 minute")).agg(
+        F.approx_count_distinct("member.member_id", 0.02).alias("members"), seen()
     )
 
 
-@app.query(into="venues", key=["window", "venue_id"], keep="5 minutes")
+@app.query(
+    into="venues",
+    key=["window", "venue_id"],
+    where=f"{YES} AND venue.venue_id IS NOT NULL",
+    watermark="30 seconds",
+    keep="5 minutes",
+)
 def busy_venues(rsvps: DataFrame) -> DataFrame:
     """Where people will meet: the venues that got some yes in the last minutes."""
     return (
-        rsvps.where((F.col("response") == "yes") & F.col("venue.venue_id").isNotNull())
-        .withWatermark("event_time", "30 seconds")
-        .groupBy(F.window("event_time", "1 minute"), F.col("venue.venue_id").alias("venue_id"))
+        rsvps.groupBy(F.window("event_time", "1 minute"), F.col("venue.venue_id").alias("venue_id"))
         .agg(
             F.first("venue.venue_name").alias("name"),
             F.first("venue.lat").alias("lat"),

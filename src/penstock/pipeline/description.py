@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from penstock.analysis.query import Mode, Query, Shape
+from penstock.analysis.query import NUMBER, PAYLOAD, Mode, Query, Shape
 from penstock.clock import duration
 from penstock.errors import Misconfigured
 from penstock.pipeline.schema import ddl
@@ -27,6 +27,7 @@ class Channel:
     replicas: int | None = None
     keep: timedelta | None = None
     ahead: timedelta = timedelta(hours=1)
+    unique: str | None = NUMBER
     result_of: str | None = None
 
     @property
@@ -36,7 +37,7 @@ class Channel:
 
     @property
     def shape(self) -> Shape:
-        return Shape(self.name, self.schema, self.event_time, self.ahead)
+        return Shape(self.name, self.schema, self.event_time, self.ahead, self.unique)
 
 
 @dataclass(frozen=True)
@@ -116,11 +117,13 @@ class Pipeline:
         replicas: int | None = None,
         keep: str | None = None,
         ahead: str = "1 hour",
+        unique: str | None = NUMBER,
     ) -> None:
         """Say what a channel holds. A channel that a source fills or a query reads need not be said otherwise.
 
         `schema`: DDL, or a class with annotated fields. `event_time`: a column or a SQL expression over them, such as
-        `"timestamp_millis(mtime)"`. `keep`: how long records stay; forever if it is not said.
+        `"timestamp_millis(mtime)"`. `keep`: how long records stay; forever if it is not said. `unique`: what tells a
+        record from its duplicate: its "number", the whole "payload", or a column of it such as `"rsvp_id"`.
         """
         place = f"channel {name}"
         if name in self._channels:
@@ -134,6 +137,7 @@ class Pipeline:
             replicas,
             _span(place, keep),
             _duration(place, ahead),
+            _unique_by(place, unique, columns),
         )
 
     def source(
@@ -164,6 +168,7 @@ class Pipeline:
         key: str | Sequence[str],
         sql: str | None = None,
         mode: str = "auto",
+        where: str | Callable[..., Any] | None = None,
         watermark: str | None = None,
         every: str | None = None,
         keep: str | None = None,
@@ -172,7 +177,9 @@ class Pipeline:
         """A continuous query: a decorator for a function of DataFrames; with `sql`, complete as it is.
 
         The function's parameters name the channels that it reads; `into` names the one that it writes (the function's
-        own name if not said); `key` names the columns that tell its rows apart.
+        own name if not said); `key` names the columns that tell its rows apart. `where` says which records it wants, as
+        SQL or as a function of a frame: what it does not want is counted as filtered. `watermark` says how late a
+        record may be: what comes later is counted as late, and what comes twice as duplicate.
         """
 
         def declare(declared: str, inputs: tuple[str, ...], build: Callable[..., Any] | str, doc: str) -> None:
@@ -192,7 +199,7 @@ class Pipeline:
             self._queries.append(
                 Query(
                     _named("query", declared), inputs, target, _names(key), build, wanted,
-                    _span(place, watermark), _span(place, every), doc,
+                    _span(place, watermark), _span(place, every), where, doc,
                 )
             )  # fmt: skip
 
@@ -283,6 +290,14 @@ def _duration(place: str, text: str) -> timedelta:
         return duration(text)
     except ValueError as error:
         raise Misconfigured(place, str(error)) from error
+
+
+def _unique_by(place: str, unique: str | None, columns: str | None) -> str | None:
+    if unique in (None, NUMBER, PAYLOAD) or unique in (columns or "").replace("`", " ").split():
+        return unique
+    raise Misconfigured(
+        place, f'records cannot be told apart by "{unique}"', f'name a column, or "{NUMBER}", or "{PAYLOAD}"'
+    )
 
 
 def _unique(kind: str, names: Sequence[str]) -> None:

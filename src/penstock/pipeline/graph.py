@@ -39,3 +39,11 @@ def graph(description: Description, wiring: Wiring) -> dict[str, Any]:
         add("page", "page", "page", "live, in browsers")
         edges += [[f"channel:{page.channel}", "page"] for page in description.pages]
     return {"nodes": nodes, "edges": edges}
+
+
+def reads(description: Description) -> dict[str, tuple[str, ...]]:
+    """The channels that each stage reads, by the names under which stages account for them."""
+    return {
+        **{f"query:{query.name}": query.inputs for query in description.queries},
+        **{store_node(store.url, store.channel): (store.channel,) for store in description.stores},
+    }

@@ -46,6 +46,8 @@ class Running:
     servers: str
     page: str | None
     redis: str | None
+    file: str = ""
+    """The pipeline's own file."""
 
     FILE = "run.json"
 
@@ -146,7 +148,13 @@ class LocalRun:
                 needs += tuple(feed.name for feed in feeds)
             services.append(self._tier(tier, folder, env, needs, page))
         found = Running(
-            os.getpid(), description.name, description.status, servers, page, None if redis == "local" else redis
+            os.getpid(),
+            description.name,
+            description.status,
+            servers,
+            page,
+            None if redis == "local" else redis,
+            str(self._file.absolute()),
         )
         return services, found
 

@@ -1,13 +1,19 @@
 """What all processes of a run said last, read from the status channel."""
 
-from collections.abc import Mapping
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
 
+from penstock.audit.patience import patiently
 from penstock.clock import Micros
 from penstock.contracts import Channels
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -51,3 +57,29 @@ class Status:
     def to_json(self) -> dict[str, Any]:
         memory = sum(used["memory"] for used in self.usage.values())
         return {"nodes": self.nodes, "balance": self.balance, "usage": self.usage, "memory": memory}
+
+
+@contextmanager
+def listening(channels: Channels, channel: str) -> Iterator[Mapping[str, Mapping[str, Any]]]:
+    """The last word of each process, kept up to date while the body runs."""
+    processes: dict[str, Mapping[str, Any]] = {}
+    stop = threading.Event()
+
+    def listen(well: Callable[[], None]) -> None:
+        with channels.reader({channel: {}}) as reader:
+            while not stop.is_set():
+                for entry in reader.read(1_000, 0.5):
+                    if entry.key and entry.value:
+                        processes[entry.key.decode()] = orjson.loads(entry.value)
+                well()
+
+    def run() -> None:
+        patiently(listen, stop, lambda error: log.warning("%s", error))
+
+    thread = threading.Thread(target=run, name="listening", daemon=True)
+    thread.start()
+    try:
+        yield processes
+    finally:
+        stop.set()
+        thread.join(timeout=5)

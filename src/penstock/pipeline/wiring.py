@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import ConfigDict, Field
 
 from penstock.analysis.settings import SparkSettings
+from penstock.audit.settings import AuditSettings
 from penstock.channels.kafka import Kafka, KafkaSettings, Topic
 from penstock.deliver.settings import DeliverSettings
 from penstock.errors import Misconfigured
@@ -43,6 +44,7 @@ SECTIONS: dict[str, type[Section]] = {
     "redis": RedisSettings,
     "spark": SparkSettings,
     "page": PageSettings,
+    "audit": AuditSettings,
     "sources": SourceSettings,
     "local": LocalSettings,
 }
@@ -56,6 +58,7 @@ class Wiring:
     redis: RedisSettings
     spark: SparkSettings
     page: PageSettings
+    audit: AuditSettings
     sources: SourceSettings
     local: LocalSettings
 

@@ -1,10 +1,10 @@
 // The figures at the top, the verdict, and the balance.
 
 import { count, duration, known, rate } from "./format.js";
+import { showVerdict, verdictOf } from "./verdict.js";
 
 const WINDOW = 60_000;
 const MOST = 30_000;
-const SILENT_AFTER = 30_000_000;
 const byId = (id) => document.getElementById(id);
 
 let latencies = [];
@@ -68,27 +68,9 @@ function spark(svg, values) {
 
 // --- the verdict and the balance -----------------------------------------------------------------------------------
 
-export function showBalance({ balance, processes, now }) {
-  const channels = balance?.channels ?? [];
-  const total = (name) => channels.reduce((sum, channel) => sum + (known(channel[name]) ? channel[name] : 0), 0);
-  const silent = balance ? now - (processes.audit?.at ?? now) : 0;
-  const missing = total("missing");
-  const unknown = total("unknown_seconds");
-  if (!balance) verdict("unknown", "waiting for the audit");
-  else if (missing) verdict("missing", `${count(missing)} missing`);
-  else if (silent > SILENT_AFTER) verdict("unknown", `the audit is silent for ${count(silent / 1e6)} s`);
-  else if (unknown) verdict("unknown", `${rate(unknown)} s unknown`);
-  else if (balance.whole) verdict("whole", "every record accounted for");
-  else verdict("unknown", "records under way");
-  if (balance) byId("balance").tBodies[0].replaceChildren(...channels.flatMap(rowsOf));
-}
-
-function verdict(kind, text) {
-  const pill = byId("verdict");
-  pill.dataset.verdict = kind;
-  // Written only when it changes, or it would be read aloud again and again.
-  const words = pill.querySelector("span");
-  if (words.textContent !== text) words.textContent = text;
+export function showBalance(status) {
+  showVerdict(byId("verdict"), verdictOf(status));
+  if (status.balance) byId("balance").tBodies[0].replaceChildren(...(status.balance.channels ?? []).flatMap(rowsOf));
 }
 
 function rowsOf(channel) {

@@ -25,4 +25,11 @@ export function duration(ms) {
   return [count(ms / 60_000), "min"];
 }
 
+// How long ago, as people say it.
+export function lapse(ms) {
+  if (!known(ms)) return "–";
+  const [size, unit] = [[86_400_000, "d"], [3_600_000, "h"], [60_000, "min"], [1_000, "s"]].find(([least]) => ms >= 2 * least) ?? [1_000, "s"];
+  return `${count(Math.floor(Math.max(0, ms) / size))}${THIN}${unit}`;
+}
+
 export const durationText = (ms) => duration(ms).filter(Boolean).join(THIN);

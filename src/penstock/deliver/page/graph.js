@@ -1,7 +1,9 @@
 // The pipeline as a graph, with what each hop measures.
 
+import { draw, short } from "./elements.js";
 import { count, durationText, known, rate } from "./format.js";
 import { HEIGHT, WIDTH, layout } from "./layout.js";
+import { Tip } from "./tip.js";
 
 const SILENT_AFTER = 15_000_000;
 const ILL = /fail|lost|dead|error|disconnect|silent|stopp|unavailable|away/i;
@@ -11,7 +13,7 @@ export class Graph {
   constructor({ nodes = [], edges = [] }, parent, tip) {
     this.nodes = new Map(nodes.map((node) => [node.id, { ...node, live: {} }]));
     this.edges = [];
-    this.tip = tip;
+    this.tip = new Tip(tip);
     if (!nodes.length) return;
     const plan = layout(nodes, edges);
     const svg = draw("svg", { class: "graph", width: plan.width + 2 * MARGIN, height: plan.height + 2 * MARGIN });
@@ -38,8 +40,7 @@ export class Graph {
       draw("circle", { class: "dot", cx: WIDTH - 15, cy: 16, r: 4 }),
       node.line,
     );
-    for (const event of ["pointerenter", "focus"]) group.addEventListener(event, () => this.explain(node));
-    for (const event of ["pointerleave", "blur"]) group.addEventListener(event, () => this.hush());
+    this.tip.explains(group, () => explanation(node));
     return group;
   }
 
@@ -65,45 +66,20 @@ export class Graph {
       // Ten times the rate is three times the speed; changed in steps, for a new pace makes the dots jump.
       if (flows) flow.style.setProperty("--pace", `${(1.6 / 3 ** Math.round(Math.log10(Math.max(1, passed)) - 1)).toFixed(2)}s`);
     }
-    if (this.explained) this.explain(this.explained);
+    this.tip.refresh();
   }
+}
 
-  explain(node) {
-    this.explained = node;
-    const { live } = node;
-    const facts = [
-      ["state", node.silent ? "silent" : live.state],
-      ["per second", known(live.rate) && rate(live.rate)],
-      ["in total", known(live.count) && count(live.count)],
-      ["waiting", known(live.lag) && count(live.lag)],
-      ...["p50", "p95", "p99", "max"].map((name) => [name, live.latency && durationText(live.latency[name])]),
-    ].filter(([, value]) => value);
-    const title = document.createElement("strong");
-    title.textContent = node.label ?? node.id;
-    const list = document.createElement("dl");
-    for (const [name, value] of facts) {
-      list.append(document.createElement("dt"), document.createElement("dd"));
-      list.lastChild.textContent = value;
-      list.children[list.children.length - 2].textContent = name;
-    }
-    const notes = [node.note, live.note].filter(Boolean).map((text) => {
-      const note = document.createElement("p");
-      note.textContent = text;
-      return note;
-    });
-    this.tip.replaceChildren(title, ...notes, list);
-    this.tip.hidden = false;
-    const box = node.group.getBoundingClientRect();
-    const own = this.tip.getBoundingClientRect();
-    const below = box.bottom + 8 + own.height < innerHeight;
-    this.tip.style.left = `${Math.max(12, Math.min(innerWidth - own.width - 12, box.left))}px`;
-    this.tip.style.top = `${below ? box.bottom + 8 : Math.max(12, box.top - own.height - 8)}px`;
-  }
-
-  hush() {
-    this.explained = null;
-    this.tip.hidden = true;
-  }
+function explanation(node) {
+  const { live } = node;
+  const facts = [
+    ["state", node.silent ? "silent" : live.state],
+    ["per second", known(live.rate) && rate(live.rate)],
+    ["in total", known(live.count) && count(live.count)],
+    ["waiting", known(live.lag) && count(live.lag)],
+    ...["p50", "p95", "p99", "max"].map((name) => [name, live.latency && durationText(live.latency[name])]),
+  ];
+  return { title: node.label ?? node.id, notes: [node.note, live.note], facts: facts.filter(([, value]) => value) };
 }
 
 function summary(live) {
@@ -112,13 +88,4 @@ function summary(live) {
     live.latency && `p99 ${durationText(live.latency.p99)}`,
     known(live.lag) && live.lag > 0 && `${count(live.lag)} waiting`,
   ].filter(Boolean).slice(0, 2).join(" · ") || live.state || "";
-}
-
-const short = (text, most) => (text.length > most ? `${text.slice(0, most - 1)}…` : text);
-
-function draw(tag, attributes, text = "") {
-  const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
-  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
-  if (text) element.textContent = text;
-  return element;
 }

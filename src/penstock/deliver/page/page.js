@@ -1,26 +1,18 @@
 // The page: loads what to draw, follows the feeds, asks for the status, and keeps at it when the server is away.
 
+import { asking, get } from "./asking.js";
 import { Chart } from "./chart.js";
 import { browserNow } from "./clock.js";
 import { Feed } from "./feed.js";
 import { showBalance, showIntake, showLatencies, tookLatencies } from "./figures.js";
 import { Graph } from "./graph.js";
 
-const ASK_EVERY = 1_000;
-const SLOWEST = 8_000;
 const PING_EVERY = 5_000;
 
 const byId = (id) => document.getElementById(id);
 const feeds = new Map();
 const charts = [];
 let graph = null;
-let patience = ASK_EVERY;
-
-async function get(address) {
-  const answer = await fetch(address, { signal: AbortSignal.timeout(10_000) });
-  if (!answer.ok) throw new Error(`${address} answered ${answer.status}`);
-  return answer.json();
-}
 
 function feedOf(name) {
   if (!feeds.has(name)) {
@@ -56,20 +48,13 @@ async function prepare() {
 // The only call that is repeated while the server is away. Feeds connect when it is answered, so an outage costs one
 // failed request at a time and not one for each feed.
 async function ask() {
-  try {
-    if (!graph) await prepare();
-    const status = await get("/status");
-    patience = ASK_EVERY;
-    for (const feed of feeds.values()) feed.connect();
-    graph.show(status);
-    showIntake(status.nodes);
-    showBalance(status);
-    showConnection();
-  } catch (problem) {
-    patience = Math.min(SLOWEST, patience * (1.3 + Math.random() * 0.4));
-    showConnection(`no answer from the server; asking again in ${Math.ceil(patience / 1_000)} s`);
-  }
-  setTimeout(ask, patience);
+  if (!graph) await prepare();
+  const status = await get("/status");
+  for (const feed of feeds.values()) feed.connect();
+  graph.show(status);
+  showIntake(status.nodes);
+  showBalance(status);
+  showConnection();
 }
 
 function ping(feed, times) {
@@ -99,4 +84,4 @@ setInterval(() => {
   if (live) ping(live, 1);
 }, PING_EVERY);
 requestAnimationFrame(frame);
-ask();
+asking(ask, showConnection);

@@ -10,14 +10,17 @@ from contextlib import contextmanager
 from functools import partial
 from typing import IO
 
+from penstock.analysis.books import Books
 from penstock.analysis.engine import Engine, failed, slots
 from penstock.analysis.progress import StreamingQuery, progress
 from penstock.analysis.query import Mode
 from penstock.analysis.session import session, wait_for_slots
+from penstock.audit.account import Account
 from penstock.audit.rate import Rate
 from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
 from penstock.errors import Unavailable
+from penstock.pipeline.accounts import accounting, last_accounts
 from penstock.pipeline.description import Description
 from penstock.pipeline.pulse import Figures, pulse
 from penstock.pipeline.tiers import Ready, Tier
@@ -68,6 +71,18 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         ]
         queries = [*running.values(), *sifting]
 
+        before = last_accounts(kafka, description.bookmarks)
+        books = [
+            Books(spark, query, running[node], before.get(node), kafka.bounds, SystemClock())
+            for query in description.queries
+            if (node := f"query:{query.name}")
+        ]
+
+        def accounts() -> list[Account]:
+            for one in books:
+                one.look()
+            return [one.account for one in books]
+
         rates = {f"query:{query.name}": (query.into, Rate(SystemClock())) for query in description.queries}
 
         def figures() -> Figures:
@@ -78,7 +93,10 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
                 told[node]["rate"] = rate.per_second()
             return {"nodes": told}
 
-        with pulse(kafka, description.status, Tier.ANALYSE, figures):
+        with (
+            pulse(kafka, description.status, Tier.ANALYSE, figures),
+            accounting(kafka, description.bookmarks, accounts),
+        ):
             ready()
             while not stop.wait(_LOOK_EVERY):
                 if error := failed(queries):
@@ -97,7 +115,7 @@ def engine(description: Description, wiring: Wiring, log: IO[bytes] | None) -> I
     with session(description.name, wiring.spark, java.path, jars.spark, needed, log, flags) as spark:
         shapes = {name: channel.shape for name, channel in description.channels.items()}
         own = Engine(
-            spark, wiring.spark, wiring.kafka.servers, wiring.checkpoints, shapes, _spark_words(wiring.kafka.conf)
+            spark, wiring.spark, wiring.kafka.servers, wiring.checkpoints, shapes, spark_words(wiring.kafka.conf)
         )
         yield own.knowing(description.queries)
 
@@ -108,7 +126,7 @@ def _slots(description: Description, wiring: Wiring) -> int:
     return slots(description.queries, partitions, sifted, wiring.spark.shuffle_partitions)
 
 
-def _spark_words(conf: Mapping[str, str]) -> dict[str, str]:
+def spark_words(conf: Mapping[str, str]) -> dict[str, str]:
     """What the two Kafka clients call by the same name; the rest is for librdkafka alone."""
     return {name: value for name, value in conf.items() if name.startswith(("security.", "sasl.", "ssl."))}
 

@@ -1,60 +1,179 @@
-"""The audit: the ledger of all channels of a pipeline, and its balance told every second."""
+"""The audit: the ledger of all channels of a pipeline, its balance told every second, and the alarms."""
 
+import logging
+import sys
 import threading
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.audit.auditor import Auditor
+from penstock.audit.alarm import Alarm
+from penstock.audit.alarms import Alarms
+from penstock.audit.auditor import Auditor, Reduction
 from penstock.audit.balance import balance
+from penstock.audit.content import Content
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.latency import Sketch
 from penstock.audit.ledger import Ledger
 from penstock.audit.rate import Rate
 from penstock.audit.recent import Lately
-from penstock.clock import SystemClock
+from penstock.channels.kafka import Kafka
+from penstock.clock import Clock, SystemClock
+from penstock.contracts import Positions
+from penstock.errors import Unavailable
 from penstock.pipeline.description import Description
+from penstock.pipeline.graph import reads
 from penstock.pipeline.pulse import Figures, pulse
+from penstock.pipeline.status import listening
 from penstock.pipeline.tiers import Ready, Tier
+from penstock.pipeline.webhook import telling
 from penstock.pipeline.wiring import Wiring
+
+MIRROR_EVERY = 5.0
+
+log = logging.getLogger(__name__)
 
 
 def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
-    """The ledger of all channels of the pipeline, and its balance told every second."""
-    kafka = wiring.channels()
-    watched = []
-    for channel in description.channels.values():
-        watched.append(Watched(channel.name, Kind.RESULT if channel.result_of else Kind.SOURCE))
-        if not channel.result_of:
-            watched.append(Watched(channel.dead, Kind.DEAD))
-    clock = SystemClock()
-    rates = {one.channel: Rate(clock) for one in watched}
-    lately = {one.channel: Lately(clock) for one in watched}
+    """The ledger of all channels of the pipeline, its balance told every second, and the alarms."""
+    kafka, clock, watching = wiring.channels(), SystemClock(), watched(description)
+    with ExitStack() as stack:
+        ledger = stack.enter_context(closing(Ledger(wiring.ledger)))
+        ledger.tie({one.channel: kafka.topic_id(one.channel) for one in watching})
+        sight = _Sight(wiring, description, clock, watching)
+        said = stack.enter_context(listening(kafka, description.status))
+        tell = stack.enter_context(telling(wiring.audit, description.name))
 
-    def figures() -> Figures:
-        # Opened anew each time: a reader that stays open would keep the ledger's log from being folded in.
-        with closing(Ledger(wiring.ledger, read_only=True)) as reader:
-            content = reader.content()
-        told = balance(content, clock.now()).to_json(brief=True)
-        nodes = {}
-        for one in told["channels"]:
-            name = one["channel"]
-            latency = lately[name].of(content.latencies.get(name) or Sketch()).summary()
-            nodes[f"channel:{name}"] = _counted(one, rates[name], latency)
-        return {"nodes": nodes, "balance": told}
+        def figures() -> Figures:
+            told = sight.look(said, kafka)
+            tell(sight.standing)
+            return told
 
-    with closing(Ledger(wiring.ledger)) as ledger, pulse(kafka, description.status, Tier.AUDIT, figures):
+        stack.enter_context(pulse(kafka, description.status, Tier.AUDIT, figures))
+        stack.enter_context(_mirroring(kafka, description.name, sight))
+        reduction = stack.enter_context(_reduction(description, wiring))
+        spark_only = wiring.audit.engine == "spark"
+        auditor = Auditor(
+            kafka,
+            ledger,
+            watching,
+            description.heartbeats,
+            bookmarks=description.bookmarks,
+            strides_only=spark_only,
+        )
         ready()
-        Auditor(kafka, ledger, watched, description.heartbeats).run(stop)
+        auditor.run(
+            stop,
+            reduction=None if wiring.audit.engine == "python" else reduction,
+            behind=0 if spark_only else wiring.audit.behind,
+        )
 
 
-def _counted(channel: Mapping[str, Any], rate: Rate, latency: Mapping[str, float] | None) -> dict[str, Any]:
-    rate.reach(channel["records"])
-    return {
-        "count": channel["records"],
-        "rate": rate.per_second(),
-        "lag": None,
-        "latency": latency,
-        "state": "missing" if channel["missing"] else "whole",
-        "note": f"{channel['duplicates']} duplicates, {channel['missing']} missing",
-    }
+def watched(description: Description) -> list[Watched]:
+    """Every channel of the pipeline, and who writes it."""
+    found = []
+    for channel in description.channels.values():
+        if channel.result_of:
+            query = next(one for one in description.queries if one.into == channel.name)
+            windowed = any("window" in column for column in query.key)
+            found.append(Watched(channel.name, Kind.RESULT, (f"query:{query.name}",), windowed))
+        else:
+            fed_by = tuple(f"source:{one.name}" for one in description.sources if one.into == channel.name)
+            found += [Watched(channel.name, Kind.SOURCE, fed_by), Watched(channel.dead, Kind.DEAD)]
+    return found
+
+
+@dataclass
+class _Sight:
+    """What the audit sees once a second: the balance, the figures of each channel, and the alarms that stand."""
+
+    wiring: Wiring
+    description: Description
+    clock: Clock
+    watching: list[Watched]
+    standing: list[Alarm] = field(default_factory=list)
+    positions: Mapping[str, Mapping[str, Positions]] = field(default_factory=dict)
+    """How far each stage has read its channels."""
+
+    def __post_init__(self) -> None:
+        self._alarms = Alarms(self.wiring.audit, self.wiring.spark.real_time_batch, reads(self.description))
+        self._rates = {one.channel: Rate(self.clock) for one in self.watching}
+        self._lately = {one.channel: Lately(self.clock) for one in self.watching}
+
+    def look(self, said: Mapping[str, Mapping[str, Any]], kafka: Kafka) -> Figures:
+        # Opened anew each time: a reader that stays open would keep the ledger's log from being folded in.
+        with closing(Ledger(self.wiring.ledger, read_only=True)) as reader:
+            content = reader.content()
+            sources = [one.channel for one in self.watching if one.kind is Kind.SOURCE]
+            unread = reader.unread({channel: kafka.bounds(channel) for channel in sources})
+        self.positions = {
+            stage: {channel: share.until for channel, share in account.shares.items()}
+            for stage, account in content.accounts.items()
+        }
+        found = balance(content, self.clock.now(), _micros(self.wiring), unread)
+        brief = found.to_json(brief=True)
+        nodes = {f"channel:{one['channel']}": self._counted(one, content) for one in brief["channels"]}
+        self.standing = self._alarms.look(self.clock.now(), found.to_json(), {**said, Tier.AUDIT: {"nodes": nodes}})
+        return {"nodes": nodes, "balance": {**brief, "alarms": [alarm.to_json() for alarm in self.standing]}}
+
+    def _counted(self, channel: Mapping[str, Any], content: Content) -> dict[str, Any]:
+        name = channel["channel"]
+        rate = self._rates[name]
+        rate.reach(channel["records"])
+        return {
+            "count": channel["records"],
+            "rate": rate.per_second(),
+            "lag": channel["unread"] or None,
+            "latency": self._lately[name].of(content.latencies.get(name) or Sketch()).summary(),
+            "state": "missing" if channel["missing"] else "whole",
+            "note": f"{channel['duplicates']} duplicates, {channel['missing']} missing",
+        }
+
+
+def _micros(wiring: Wiring) -> int:
+    return int(wiring.audit.grace.total_seconds() * 1_000_000)
+
+
+@contextmanager
+def _mirroring(kafka: Kafka, pipeline: str, sight: _Sight) -> Iterator[None]:
+    """Keep a consumer group for each stage, so that Kafka's own tools show its lag."""
+    stop = threading.Event()
+
+    def mirror() -> None:
+        told: dict[str, Mapping[str, Positions]] = {}
+        while not stop.wait(MIRROR_EVERY):
+            for stage, positions in dict(sight.positions).items():
+                if told.get(stage) == positions:
+                    continue
+                try:
+                    kafka.mirror(f"penstock.{pipeline}.{stage}", positions)
+                    told[stage] = positions
+                except Unavailable as error:
+                    log.warning("the positions of %s are not mirrored: %s", stage, error)
+
+    thread = threading.Thread(target=mirror, name="mirror", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=5)
+
+
+@contextmanager
+def _reduction(description: Description, wiring: Wiring) -> Iterator[Callable[[], Reduction]]:
+    """Spark for the audit, started when it is first needed; a JVM of its own, for the queries' may be in trouble."""
+    with ExitStack() as stack:
+        started: list[Reduction] = []
+
+        def tally() -> Reduction:
+            if not started:
+                # Spark is imported when it is needed: most audits never do.
+                from penstock.pipeline.tiers.tally import tally as start
+
+                log.info("the audit takes Spark")
+                started.append(stack.enter_context(start(description, wiring, sys.stderr.buffer)))
+            return started[0]
+
+        yield tally

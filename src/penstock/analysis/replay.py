@@ -1,0 +1,63 @@
+"""A query as a batch over the log: its rows, as live ones are written, and the records that marks stand for."""
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as F
+
+from penstock.analysis.compare import Row, key_of, put
+from penstock.analysis.engine import Engine
+from penstock.analysis.frames import MARK, encoded, typed, words
+from penstock.analysis.modes import accepts_update
+from penstock.analysis.query import Query
+from penstock.contracts import Positions
+from penstock.errors import Unavailable
+
+Until = Mapping[str, Positions]
+"""Per channel, the offsets up to which it is read."""
+
+
+def recomputed(engine: Engine, query: Query, until: Until) -> dict[bytes, Row]:
+    """The rows that the live result has to be equal to, once it has covered these offsets."""
+    table: dict[bytes, Row] = {}
+    with _explained():
+        for row in encoded(engine.recompute(query, until), query).toLocalIterator():
+            headers = [(header["key"], header["value"]) for header in row["headers"]]
+            put(table, key_of(bytes(row["key"])), Row.of(bytes(row["value"]), headers))
+    return table
+
+
+def comes_when_final(engine: Engine, query: Query) -> bool:
+    """Whether a row is written once, when nothing can change it any more: until then it is rightly absent."""
+    with _explained():
+        return not accepts_update(engine.frame(query, engine.stream))
+
+
+def held(engine: Engine, channel: str, until: Positions) -> int:
+    """How many records the log still holds up to these offsets."""
+    with _explained():
+        return engine.batch(channel, until).count()
+
+
+def named(engine: Engine, query: Query, marks: Collection[int], until: Until) -> dict[int, tuple[str, int, int]]:
+    """The records that these marks stand for: sender, epoch and number of each that the log holds."""
+    found: dict[int, tuple[str, int, int]] = {}
+    if not marks:
+        return found
+    with _explained():
+        for channel in query.inputs:
+            records = typed(engine.batch(channel, until.get(channel)), engine.shapes[channel])
+            hits = records.select("origin", F.expr(MARK).alias("mark")).where(F.col("mark").isin(*marks))
+            for row in hits.select("origin.sender", "origin.epoch", "origin.seq", "mark").distinct().collect():
+                found[row["mark"]] = (row["sender"], row["epoch"], row["seq"])
+    return found
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise Unavailable("the batch over the log", words(error) or type(error).__name__) from None

@@ -1,0 +1,120 @@
+"""What a stage says about itself: how far it has read each channel, and what became of the records.
+
+An account is kept where the stage keeps its positions, so that both survive a crash together. It is told in the channel
+of bookmarks under the stage's name: the last one says it all. No I/O.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from penstock.clock import Micros
+from penstock.contracts import Positions
+from penstock.errors import Refused
+
+
+class Outcome(StrEnum):
+    """What became of a record at a stage. The sum over all of them is what the stage has taken."""
+
+    PASSED = "passed"
+    FILTERED = "filtered"
+    """The query was declared not to want it."""
+    LATE = "late"
+    """Its window was closed when it came."""
+    DUPLICATE = "duplicate"
+    """It was there already."""
+    REFUSED = "refused"
+    """It does not fit, and lies in the dead letters."""
+    SHED = "shed"
+    """It was dropped on purpose, because there was too much."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What a stage did with one of the channels that it reads: since when, how far, and what became of it."""
+
+    since: Positions
+    until: Positions
+    taken: int
+    outcomes: Mapping[Outcome, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Totals of one life of a stage. A stage that begins anew, such as a query without its checkpoint, has another."""
+
+    stage: str
+    """As in the graph of the pipeline: `query:by_country`, `store:redis/by_country`, …"""
+    life: str
+    at: Micros
+    shares: Mapping[str, Share]
+    """By channel."""
+    step: int = 0
+    """Grows within a life: of two accounts, the higher one is the later."""
+    wrote: Mapping[str, Positions] = field(default_factory=dict)
+    """The ends of the channels that it writes, looked up after what is told here was written."""
+    conserved: bool = False
+    """Each record that passed is counted in exactly one row of the result."""
+    late: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
+    """Of the late records since the last account, as far as they are known: sender, epoch (as text), runs."""
+
+    @property
+    def key(self) -> bytes:
+        return self.stage.encode()
+
+    def dumps(self) -> bytes:
+        return json.dumps(
+            {
+                "life": self.life,
+                "at": self.at,
+                "step": self.step,
+                "conserved": self.conserved,
+                "wrote": self.wrote,
+                "late": self.late,
+                "shares": {
+                    channel: {"since": one.since, "until": one.until, "taken": one.taken, "outcomes": one.outcomes}
+                    for channel, one in self.shares.items()
+                },
+            },
+            ensure_ascii=False,
+        ).encode()
+
+    @classmethod
+    def of(cls, key: bytes, value: bytes) -> "Account":
+        """Refused when it cannot be read."""
+        try:
+            told = json.loads(value)
+            return cls(
+                key.decode(),
+                str(told["life"]),
+                int(told["at"]),
+                {str(channel): _share(share) for channel, share in told["shares"].items()},
+                int(told["step"]),
+                {str(channel): _positions(ends) for channel, ends in told["wrote"].items()},
+                bool(told["conserved"]),
+                {
+                    str(sender): {
+                        str(int(epoch)): [(int(first), int(last)) for first, last in runs]
+                        for epoch, runs in epochs.items()
+                    }
+                    for sender, epochs in told["late"].items()
+                },
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Refused("an account", f"it cannot be read: {error!r}") from error
+
+
+def is_account(key: bytes | None) -> bool:
+    """Whether an entry of the bookmarks is an account: names of stages hold a colon, names of sources never."""
+    return key is not None and b":" in key
+
+
+def _share(told: Mapping[str, Any]) -> Share:
+    outcomes = {Outcome(name): int(number) for name, number in told["outcomes"].items()}
+    return Share(_positions(told["since"]), _positions(told["until"]), int(told["taken"]), outcomes)
+
+
+def _positions(told: Mapping[str, Any]) -> Positions:
+    return {int(partition): int(offset) for partition, offset in told.items()}

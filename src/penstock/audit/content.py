@@ -1,0 +1,62 @@
+"""What a ledger holds, as of one moment."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.audit.account import Account
+from penstock.audit.findings import Numbering, Span, Watched
+from penstock.audit.latency import Sketch
+from penstock.clock import Micros
+from penstock.contracts import Positions
+from penstock.record import Blind
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Numbers that were seen, and when the ledger noticed the first of them."""
+
+    first: int
+    last: int
+    noticed: Micros
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    records: int = 0
+    without_identity: int = 0
+    deletions: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Numbered:
+    """The entries of one numbering, and how they came."""
+
+    records: int
+    redriven: int = 0
+    disorder: int = 0
+    span: Span | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    channels: Mapping[str, Watched]
+    tallies: Mapping[str, Tally]
+    numbered: Mapping[Numbering, Numbered]
+    runs: Mapping[Numbering, Sequence[Run]]
+    claims: Mapping[Numbering, Sequence[tuple[int, Micros]]]
+    blinds: Sequence[tuple[str, Blind]]
+    latencies: Mapping[str, Sketch]
+    as_of: Micros | None = None
+    """When the last batch was merged; None when there was none yet."""
+    since: Mapping[str, Positions] = field(default_factory=dict)
+    until: Mapping[str, Positions] = field(default_factory=dict)
+    """From where to where each channel was read."""
+    steps: Mapping[str, Sketch] = field(default_factory=dict)
+    disorder: Mapping[Numbering, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    """Some of the numbers that came out of order."""
+    folded: Mapping[str, int] = field(default_factory=dict)
+    """Per channel of results: the sum of its rows' versions, which is how many records are folded into them."""
+    minutes: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
+    """Per channel: minute since 1970, and the records that arrived in it."""
+    accounts: Mapping[str, Account] = field(default_factory=dict)
+    """The last account of each stage."""

@@ -1,0 +1,223 @@
+"""The balance of each hop: what a stage took, and what became of it. No I/O.
+
+A stage tells how far it has read a channel, how many records that were, and what became of them. The ledger has read
+the same channel. Between the two everything has to add up: due = the sum of the outcomes + in flight + missing.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from penstock.audit.account import Account, Outcome, Share
+from penstock.audit.content import Content, Tally
+from penstock.audit.findings import Kind
+from penstock.audit.runs import Runs
+from penstock.contracts import Positions
+
+ARROW = " → "
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """Numbers that are missing: first–last of a sender in one of its lives."""
+
+    sender: str
+    epoch: int
+    first: int
+    last: int
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One stage and one channel that it reads: due = the sum of the outcomes + in flight + missing.
+
+    `due` is what was there to be taken. Of a source, that is all that its senders are known to have sent.
+    """
+
+    stage: str
+    """As in the graph: `source:rsvps`, `query:by_country`, `store:redis/by_country`, `feed:by_country`."""
+    reads: str
+    """The channel; empty for a source."""
+    writes: str
+    """The channel; empty for what leaves the pipeline."""
+    due: int
+    taken: int
+    in_flight: int
+    missing: int
+    outcomes: Mapping[Outcome, int] = field(default_factory=dict)
+    gaps: tuple[Gap, ...] = ()
+    """The missing ranges, as far as numbers are known at this hop."""
+    late: tuple[Gap, ...] = ()
+    """The numbers of some late records."""
+    note: str = ""
+    """What could not be checked here, and why."""
+    latency: Mapping[str, float] | None = None
+    """From the sender to the end of this hop, in ms: count, min, mean, p50, p95, p99, max."""
+    step: Mapping[str, float] | None = None
+    """The same from the beginning of this hop to its end, where both are known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Intake:
+    """What a source channel says about its hop from outside."""
+
+    channel: str
+    records: int
+    refused: int
+    """In the dead letters alone: they never reached the channel."""
+    in_flight: int
+    missing: int
+    gaps: tuple[Gap, ...]
+    latency: Mapping[str, float] | None
+
+
+def hops(content: Content, intakes: Iterable[Intake]) -> tuple[Hop, ...]:
+    """Each stage with each channel that it reads, in the order in which a record flows."""
+    found = [_source(content, intake) for intake in intakes]
+    order = {"query": 1, "store": 2, "feed": 3}
+    for stage in sorted(content.accounts, key=lambda stage: (order.get(stage.partition(":")[0], 4), stage)):
+        if not stage.startswith("source:"):
+            found += _stage(content, content.accounts[stage])
+    return tuple(found)
+
+
+def paths(found: Sequence[Hop]) -> tuple[Hop, ...]:
+    """End to end: from each source to each stage that reads its channel, the outcomes of both hops summed up."""
+    sources = {hop.writes: hop for hop in found if not hop.reads}
+    return tuple(_joined(sources[hop.reads], hop) for hop in found if hop.reads in sources)
+
+
+def _joined(source: Hop, hop: Hop) -> Hop:
+    outcomes = {
+        outcome: hop.outcomes.get(outcome, 0)
+        + (source.outcomes.get(outcome, 0) if outcome is not Outcome.PASSED else 0)
+        for outcome in Outcome
+    }
+    # What the channel holds and the stage was not told of is in flight, too.
+    ahead = max(0, source.outcomes.get(Outcome.PASSED, 0) - hop.due)
+    in_flight = source.in_flight + hop.in_flight + ahead
+    missing = source.missing + hop.missing
+    return Hop(
+        f"{source.stage}{ARROW}{hop.stage}",
+        "",
+        hop.writes,
+        sum(outcomes.values()) + in_flight + missing,
+        source.taken,
+        in_flight,
+        missing,
+        outcomes,
+        (*source.gaps, *hop.gaps),
+        hop.late,
+        hop.note,
+        hop.latency,
+    )
+
+
+def _source(content: Content, intake: Intake) -> Hop:
+    watched = content.channels[intake.channel]
+    stage = " ".join(watched.fed_by) or f"source:{intake.channel}"
+    dropped = dict.fromkeys(Outcome, 0)
+    for one in watched.fed_by:
+        for share in content.accounts[one].shares.values() if one in content.accounts else ():
+            for outcome, number in share.outcomes.items():
+                dropped[outcome] += number
+    outcomes = {**dropped, Outcome.PASSED: intake.records, Outcome.REFUSED: intake.refused}
+    taken = sum(outcomes.values())
+    return Hop(
+        stage,
+        "",
+        intake.channel,
+        taken + intake.in_flight + intake.missing,
+        taken,
+        intake.in_flight,
+        intake.missing,
+        outcomes,
+        intake.gaps,
+        latency=intake.latency,
+        step=intake.latency,
+    )
+
+
+def _stage(content: Content, account: Account) -> Iterator[Hop]:
+    into = next((name for name, one in content.channels.items() if account.stage in one.fed_by), "")
+    made = [_hop(content, account, channel, share, into) for channel, share in account.shares.items()]
+    lost, note = _unfolded(content, account, into)
+    if len(made) == 1 and lost:
+        hop = made[0]
+        passed = hop.outcomes[Outcome.PASSED] - lost
+        made = [replace(hop, missing=hop.missing + lost, outcomes={**hop.outcomes, Outcome.PASSED: passed})]
+    yield from (replace(hop, note=" ".join(filter(None, (hop.note, note)))) for hop in made)
+
+
+def _hop(content: Content, account: Account, channel: str, share: Share, into: str) -> Hop:
+    missing, note = _untaken(content, channel, share)
+    in_flight = _distance(share.until, content.until.get(channel, {}))
+    outcomes = {outcome: share.outcomes.get(outcome, 0) for outcome in Outcome}
+    latency, step = content.latencies.get(into), content.steps.get(into)
+    return Hop(
+        account.stage,
+        channel,
+        into,
+        share.taken + in_flight + missing,
+        share.taken,
+        in_flight,
+        missing,
+        outcomes,
+        late=tuple(
+            Gap(sender, int(epoch), first, last)
+            for sender, epochs in account.late.items()
+            for epoch, runs in epochs.items()
+            for first, last in runs
+        ),
+        note=note,
+        latency=latency.summary() if latency else None,
+        step=step.summary() if step else None,
+    )
+
+
+def _untaken(content: Content, channel: str, share: Share) -> tuple[int, str]:
+    """How many records the stage has passed by without taking them, and what stands against knowing it.
+
+    Offsets are not counts: markers of transactions use some, and compaction takes entries away. Where the stage and
+    the ledger have read the same, the ledger's count is exact; elsewhere as many may be explained by such gaps.
+    """
+    since, until = content.since.get(channel, {}), content.until.get(channel, {})
+    records = content.tallies.get(channel, Tally()).records
+    if share.until == until and share.since == since:
+        due = records
+    else:
+        unused = sum(until.values()) - sum(since.values()) - records
+        due = _distance(share.since, share.until) - max(0, unused)
+    if share.taken > (most := max(due, _distance(share.since, share.until))):
+        return 0, f"it took {share.taken - most} more than there are"
+    return max(0, due - share.taken), ""
+
+
+def _unfolded(content: Content, account: Account, into: str) -> tuple[int, str]:
+    """How many records have passed into a query, and are in none of its rows."""
+    if not into or content.channels[into].kind is not Kind.RESULT:
+        return 0, ""
+    if not account.conserved:
+        return 0, "its rows do not tell how many records they hold: not checked"
+    wrote, until = account.wrote.get(into, {}), content.until.get(into, {})
+    if any(until.get(partition, 0) < end for partition, end in wrote.items()):
+        return 0, ""
+    passed = sum(share.outcomes.get(Outcome.PASSED, 0) for share in account.shares.values())
+    folded = content.folded.get(into, 0) + _numbers(content, into)
+    return max(0, passed - folded), ""
+
+
+def _numbers(content: Content, channel: str) -> int:
+    """How many records are in a result under their own numbers."""
+    return sum(
+        len(Runs((run.first, run.last) for run in runs))
+        for (name, _, _), runs in content.runs.items()
+        if name == channel
+    )
+
+
+def _distance(start: Positions, end: Positions) -> int:
+    return sum(max(0, offset - start.get(partition, 0)) for partition, offset in end.items())

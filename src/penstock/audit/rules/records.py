@@ -1,0 +1,100 @@
+"""Rules about records: missing, unknown, refused, out of order."""
+
+from collections.abc import Iterator
+
+from penstock.audit.alarm import Alarm, Level, named
+from penstock.audit.sight import Json, Sight, mappings, number, senders
+from penstock.audit.trail import Trail
+
+RANGES = 5
+"""So many missing ranges are named."""
+FEW = 3
+"""Fewer refused records are a share of nothing."""
+TOLD_FOR = 60.0
+"""For so many seconds a blind interval that has ended is still told."""
+
+
+class Missing:
+    """A hop misses records."""
+
+    def look(self, sight: Sight) -> Iterator[Alarm]:
+        for hop in sight.hops:
+            if missing := int(number(hop.get("missing")) or 0):
+                records = f"{missing:,} record{'s' if missing > 1 else ''}"
+                of = f" of {hop['reads']}" if hop.get("reads") else ""
+                text = f'{hop["stage"]} misses {records}{of}{_ranges(hop, missing)}: see "penstock audit".'
+                yield Alarm("missing", str(hop["stage"]), text, sight.now)
+
+
+def _ranges(hop: Json, missing: int) -> str:
+    gaps = list(mappings(hop.get("gaps")))[:RANGES]
+    if not gaps:
+        return ""
+    told = [f"{named(gap['sender'])}/{gap['epoch']}: {gap['first']}–{gap['last']}" for gap in gaps]
+    if rest := missing - sum(gap["last"] - gap["first"] + 1 for gap in gaps):
+        told.append(f"and {rest:,} more")
+    return f" ({', '.join(told)})"
+
+
+class Unknown:
+    """The time grew during which a source was not heard."""
+
+    def __init__(self) -> None:
+        self._before: dict[str, float] = {}
+        self._grown: dict[str, tuple[float, float]] = {}
+        """Per channel: when it grew last, and from what."""
+
+    def look(self, sight: Sight) -> Iterator[Alarm]:
+        for channel, one in sight.channels.items():
+            seconds = number(one.get("unknown_seconds")) or 0.0
+            before = self._before.get(channel, seconds)
+            self._before[channel] = seconds
+            if seconds > before:
+                self._grown[channel] = sight.elapsed, self._grown.get(channel, (0.0, before))[1]
+            if channel not in self._grown:
+                continue
+            at, start = self._grown[channel]
+            if sight.elapsed - at > TOLD_FOR:
+                del self._grown[channel]
+                continue
+            stage = sight.feeder(channel)
+            length = f"{seconds - start:.1f} s"
+            text = f'{stage} was not heard for {length}: what it sent then is unknown, see "penstock audit".'
+            yield Alarm("unknown", stage, text, sight.now)
+
+
+class Refused:
+    """More than a share of what a stage took lately is in the dead letters."""
+
+    def __init__(self) -> None:
+        self._trails: dict[tuple[str, str], Trail] = {}
+
+    def look(self, sight: Sight) -> Iterator[Alarm]:
+        for hop in sight.hops:
+            stage = str(hop["stage"])
+            trail = self._trails.setdefault((stage, str(hop.get("reads"))), Trail())
+            outcomes = hop.get("outcomes") or {}
+            totals = number(hop.get("taken")) or 0, number(outcomes.get("refused")) or 0
+            taken, refused = trail.reach(sight.elapsed, *totals)
+            if refused >= FEW and refused > taken * sight.settings.refused_share:
+                share = (
+                    f"{refused:,.0f} of its last {taken:,.0f} records ({refused / taken:.0%})" if taken else "records"
+                )
+                yield Alarm("refused", stage, f'{stage} refused {share}: see "penstock dlq list".', sight.now)
+
+
+class Disorder:
+    """Records of a sender came in another order than it numbered them: no loss, told once."""
+
+    def __init__(self) -> None:
+        self._most: dict[str, int] = {}
+
+    def look(self, sight: Sight) -> Iterator[Alarm]:
+        for channel, one in sight.channels.items():
+            found = sum(int(number(life.get("reordered")) or 0) for life in senders(one))
+            # The senders that are told in brief are not always the same.
+            most = self._most[channel] = max(found, self._most.get(channel, 0))
+            if most:
+                stage = sight.feeder(channel)
+                text = f'{most:,} records came to {channel} out of order, none is lost: see "penstock audit --senders".'
+                yield Alarm("disorder", stage, text, sight.now, Level.NOTICE)

@@ -1,0 +1,168 @@
+"""Rules about stages and processes: stalled, unheard, slow, away."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import timedelta
+
+from penstock.audit.alarm import Alarm, lasting, named
+from penstock.audit.sight import Json, Sight, number
+from penstock.audit.trail import Standstill
+from penstock.clock import Micros
+
+AWAY = 10.0
+"""A process speaks every second: after so many it is away."""
+NOISE = 0.05
+"""Two quantiles that differ by less than this share are the same."""
+
+
+class Stalled:
+    """A stage has input and makes no progress, whatever its lag looks like.
+
+    Progress is what the stage has accounted for. What its process counts is progress, too, when it is more than ever
+    since the last account: a process that dies and begins anew again and again counts, and gets nowhere.
+    """
+
+    def __init__(self, batch: timedelta, reads: Mapping[str, Sequence[str]]) -> None:
+        self._batch, self._reads = batch, reads
+        self._stages: dict[tuple[str, str], Standstill] = {}
+        self._highest: dict[tuple[str, str], tuple[float | None, float]] = {}
+        self._audit = Standstill()
+
+    def look(self, sight: Sight) -> Iterator[Alarm]:
+        # A query accounts when its batch ends.
+        limit = max(sight.settings.stalled_after, 2 * self._batch).total_seconds()
+        channels, nodes = sight.channels, sight.nodes
+        unread = sum(number(one.get("unread")) or 0 for one in channels.values())
+        behind = self._audit.look(sight.elapsed, (sight.balance.get("as_of"),), unread > 0)
+        stuck = []
+        for stage, hop in self._hops(sight, nodes):
+            reads = str(hop.get("reads") or "")
+            node = nodes.get(stage, {})
+            arrived = number(channels.get(reads, {}).get("records"))
+            waiting = _waiting(hop, node, arrived)
+            watch = self._stages.setdefault((stage, reads), Standstill())
+            quiet = watch.look(sight.elapsed, self._progress(stage, hop, node), waiting > 0, arrived)
+            if quiet >= limit:
+                what = f"{waiting:,.0f} records wait" if waiting else "more records came"
+                where = f" in {reads}" if reads else ""
+                text = f'{stage} made no progress for {lasting(quiet)}, while {what}{where}: see "penstock status".'
+                stuck.append(Alarm("stalled", stage, text, sight.now - round(quiet * 1e6)))
+        if behind >= limit:
+            # Then nobody knows what the stages did.
+            entries = f"{unread:,.0f} entries"
+            text = f'the audit read nothing for {lasting(behind)}, while {entries} wait: see "penstock status".'
+            yield Alarm("stalled", "audit", text, sight.now - round(behind * 1e6))
+        else:
+            yield from stuck
+
+    def _hops(self, sight: Sight, nodes: Mapping[str, Json]) -> list[tuple[str, Json]]:
+        """Those that are accounted for, those that should be, and whatever else has a lag."""
+        found: list[tuple[str, Json]] = [(str(hop["stage"]), hop) for hop in sight.hops]
+        known = {stage for stage, _ in found}
+        for stage, channels in self._reads.items():
+            if stage not in known:
+                found += [(stage, {"reads": channel}) for channel in channels]
+        known |= self._reads.keys()
+        return found + [(node, {}) for node in nodes if node not in known and not node.startswith("channel:")]
+
+    def _progress(self, stage: str, hop: Json, node: Json) -> tuple[float | None, float]:
+        key = stage, str(hop.get("reads") or "")
+        taken = number(hop.get("taken"))
+        count = number(node.get("count")) or 0.0
+        before, highest = self._highest.get(key, (taken, count))
+        self._highest[key] = taken, max(count, highest) if taken == before else count
+        return self._highest[key]
+
+
+def _waiting(hop: Json, node: Json, arrived: float | None) -> float:
+    """How many records the stage has not taken."""
+    taken, lag = number(hop.get("taken")), number(node.get("lag")) or 0
+    if taken is None:
+        # It never told what it took. If it counts nothing either, all of the channel waits.
+        return max(lag, 0 if node.get("count") else arrived or 0)
+    if arrived is not None and taken >= arrived:
+        # Both other figures compare positions: between two of them there may be markers of transactions, and no record.
+        return 0
+    return max(lag, number(hop.get("in_flight")) or 0)
+
+
+class Unheard:
+    """A source has no connection: what it is sent meanwhile waits outside, or is lost."""
+
+    def __init__(self) -> None:
+        self._sources: dict[str, Standstill] = {}
+
+    def look(self, sight: Sight) -> Iterator[Alarm]:
+        for node, figures in sight.nodes.items():
+            if not isinstance(connected := figures.get("connected"), bool):
+                continue
+            watch = self._sources.setdefault(node, Standstill())
+            quiet = watch.look(sight.elapsed, (connected,), not connected)
+            if quiet >= sight.settings.silent_after.total_seconds():
+                why = f" ({named(figures['trouble'])})" if figures.get("trouble") else ""
+                text = f'{node} has had no connection for {lasting(quiet)}{why}: see "penstock status".'
+                yield Alarm("unheard", node, text, sight.now - round(quiet * 1e6))
+
+
+class SlowStage:
+    """One record in a hundred took too long in a stage lately."""
+
+    def look(self, sight: Sight) -> Iterator[Alarm]:
+        nodes = sight.nodes
+        least = sight.settings.slow_stage.total_seconds() * 1_000
+        history = sight.settings.gone_after.total_seconds() * 1_000
+        for hop in sight.hops:
+            stage = str(hop["stage"])
+            took = _took(hop, nodes)
+            # What comes days after it was sent is history that somebody loads, and no fault of its source.
+            if took is not None and took > least and (hop.get("reads") or took < history):
+                text = (
+                    f'{stage} takes {lasting(took / 1_000)} for one record in a hundred (p99): see "penstock status".'
+                )
+                yield Alarm("slow-stage", stage, text, sight.now)
+
+
+def _took(hop: Json, nodes: Mapping[str, Json]) -> float | None:
+    """The p99 of the stage alone, in ms: of the last minutes where its node tells them, otherwise that of the hop."""
+    figures = nodes.get(str(hop["stage"]), {})
+    after = _p99(figures.get("door")) or _p99(figures.get("latency")) or _p99(_channel(nodes, hop.get("writes")))
+    if not hop.get("reads"):
+        return after or _p99(hop.get("latency"))
+    before = _p99(_channel(nodes, hop["reads"]))
+    if after is None or before is None:
+        return _p99(hop.get("step"))
+    return after - before if after - before > NOISE * before else 0.0
+
+
+def _channel(nodes: Mapping[str, Json], channel: object) -> object:
+    return nodes.get(f"channel:{channel}", {}).get("latency")
+
+
+def _p99(summary: object) -> float | None:
+    return number(summary.get("p99")) if isinstance(summary, Mapping) else None
+
+
+class Away:
+    """A process says nothing any more."""
+
+    def __init__(self) -> None:
+        self._heard: dict[str, tuple[Micros, float]] = {}
+        """Per process: its last word's time by its own clock, and when that was seen first by ours."""
+
+    def look(self, sight: Sight) -> Iterator[Alarm]:
+        gone = sight.settings.gone_after / timedelta(microseconds=1)
+        for process in _ours(sight.processes):
+            at = int(number(sight.processes[process].get("at")) or 0)
+            if process not in self._heard or self._heard[process][0] != at:
+                self._heard[process] = at, sight.elapsed
+            quiet = sight.elapsed - self._heard[process][1]
+            if quiet > AWAY and sight.now - at < gone:
+                name = named(process)
+                text = f'the process {name} has said nothing for {lasting(quiet)}: see "penstock status" and its log.'
+                yield Alarm("away", name, text, sight.now - round(quiet * 1e6))
+
+
+def _ours(processes: Json) -> list[str]:
+    """Those of this run: the supervisor names them. Without one, all that ever spoke."""
+    spoke = [name for name, said in processes.items() if isinstance(said, Mapping)]
+    usage = processes["run"].get("usage") if "run" in spoke else None
+    return [name for name in spoke if name == "run" or name in usage] if isinstance(usage, Mapping) and usage else spoke

@@ -1,0 +1,95 @@
+"""`[audit]` of penstock.toml."""
+
+import base64
+import binascii
+from datetime import timedelta
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, field_validator
+
+from penstock.clock import Duration
+from penstock.errors import Misconfigured
+from penstock.settings import Section
+
+_STANDARD = "whsec_"
+
+
+class AuditSettings(Section):
+    engine: Literal["auto", "python", "spark"] = Field(
+        "auto",
+        description="how headers are read; auto: by Python while the audit keeps up, by Spark when it is far behind",
+    )
+    behind: int = Field(200_000, ge=1, description="so many entries behind, auto takes Spark")
+    grace: Duration = Field(
+        timedelta(seconds=10), description="how long a record that is due is in flight before it is missing"
+    )
+    silent_after: Duration = Field(
+        timedelta(seconds=60), description="a sender is silent when others sent for so long, and it did not"
+    )
+    gone_after: Duration = Field(
+        timedelta(days=1),
+        description="a sender or process that was quiet for longer has left, and is no alarm any more",
+    )
+    slow: Duration = Field(
+        timedelta(seconds=5), description="a sender is slow above this, and above ten times the median of its channel"
+    )
+    slow_stage: Duration = Field(
+        timedelta(seconds=30), description="a stage is slow when one record in a hundred takes longer in it"
+    )
+    stalled_after: Duration = Field(
+        timedelta(seconds=120), description="a stage is stalled when it has input and gets no further for so long"
+    )
+    refused_share: float = Field(
+        0.05,
+        gt=0,
+        le=1,
+        allow_inf_nan=False,
+        description="more than this share refused in the last minutes is an alarm",
+    )
+    webhook: str = Field("", description="where alarms are posted, http:// or https://; empty: nowhere")
+    secret: SecretStr = Field(
+        SecretStr(""), description="signs what is posted, as Standard Webhooks do; whsec_ and base64, or any text"
+    )
+
+    @field_validator("silent_after", "gone_after", "slow", "slow_stage", "stalled_after")
+    @classmethod
+    def _more_than_nothing(cls, value: timedelta) -> timedelta:
+        if value <= timedelta(0):
+            raise ValueError("it has to be longer than nothing")
+        return value
+
+    @field_validator("grace")
+    @classmethod
+    def _not_negative(cls, value: timedelta) -> timedelta:
+        if value < timedelta(0):
+            raise ValueError("it cannot be negative")
+        return value
+
+    @field_validator("webhook")
+    @classmethod
+    def _an_address(cls, value: str) -> str:
+        if not value:
+            return value
+        if not value.isascii() or not value.isprintable() or " " in value:
+            raise ValueError("write it in ASCII, without spaces; other characters as %XX")
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+            raise ValueError('give an address such as "https://example.org/alarms"')
+        if "@" in parts.netloc:
+            raise ValueError('leave the user and password out; who receives knows us by the signature, see "secret"')
+        return value
+
+    def key(self) -> bytes:
+        """What signs the alarms; empty when there is no secret. Misconfigured when it is none."""
+        secret = self.secret.get_secret_value()
+        if not secret.startswith(_STANDARD):
+            return secret.encode()
+        try:
+            key = base64.b64decode(secret.removeprefix(_STANDARD), validate=True)
+        except (binascii.Error, ValueError):
+            key = b""
+        if not key:
+            # The secret itself stays out of the sentence.
+            raise Misconfigured("[audit] secret", f"what follows {_STANDARD} is not base64", "copy it once more")
+        return key

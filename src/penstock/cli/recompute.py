@@ -1,0 +1,132 @@
+"""`penstock audit --recompute`: a query again, as a batch over the log, beside its live result."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from penstock.analysis.compare import Difference, Verdict
+from penstock.errors import Misconfigured
+from penstock.pipeline.checks import check
+from penstock.pipeline.comparison import Report
+from penstock.pipeline.load import load
+from penstock.pipeline.recompute import find_query
+from penstock.pipeline.recompute import recompute as compared
+from penstock.pipeline.run import Running
+from penstock.pipeline.tiers.analyse import engine
+from penstock.pipeline.wiring import Wiring
+
+_SHOWN = 50
+
+_WORDS = {
+    Verdict.EXACT: "exactly equal",
+    Verdict.BOUNDED: "within bounds",
+    Verdict.PERISHED: "perished",
+    Verdict.WAITING: "on their way",
+    Verdict.UNTOLD: "not to be told",
+    Verdict.DIFFERENT: "different",
+}
+
+
+def recompute(folder: Path, profile: str | None, pipeline: Path, query: str, as_json: bool, wait: float = 70.0) -> int:
+    """Recompute a query of the pipeline in this file and compare it with its result; the exit code.
+
+    0: equal, 1: rows differ, 2: it cannot be told; an error is raised when it cannot be done at all.
+    """
+    description = load(pipeline)
+    wiring = _found(Wiring.read(folder, profile))
+    check(description, wiring)
+    chosen = find_query(description, query)
+    _say("starting Spark")
+    with engine(description, wiring, log=None) as spark:
+        report = compared(spark, wiring.channels(), description, wiring, chosen, _say, wait)
+    if as_json:
+        typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
+    else:
+        show(report)
+    return report.code
+
+
+def _found(wiring: Wiring) -> Wiring:
+    """The wiring with the addresses of the run in its folder, if there is one."""
+    try:
+        running = Running.find(wiring)
+    except Misconfigured:
+        if wiring.kafka.servers == "local":
+            raise
+        return wiring
+    return replace(
+        wiring,
+        kafka=wiring.kafka.model_copy(update={"servers": running.servers}),
+        redis=wiring.redis.model_copy(update={"url": running.redis or wiring.redis.url}),
+    )
+
+
+def _say(text: str) -> None:
+    typer.echo(f"{text} …", err=True)
+
+
+def show(report: Report) -> None:
+    """The comparison as text: who holds what, the rows that differ, and the verdict."""
+    for channel, until in report.covered.items():
+        beyond = sum(report.ends[channel].values()) - sum(until.values())
+        rest = f"; {beyond:,} after it are not committed yet" if beyond else ", which is all that it holds"
+        typer.echo(f"{report.query} has covered {channel} up to {_offsets(until)}{rest}")
+    for one in report.gone:
+        typer.echo(
+            f"{one.channel}: partition {one.partition} has lost its offsets {one.first:,}–{one.last:,}: retention"
+        )
+    for holder in report.judged:
+        counts = [f"{holder.counts[verdict]:,} {words}" for verdict, words in _WORDS.items() if holder.counts[verdict]]
+        typer.echo(f"{holder.holder}: {', '.join(counts) or 'no rows'}")
+    differing = _grouped(report)
+    for names, difference in list(differing)[:_SHOWN]:
+        _show_difference(report, names, difference)
+    if len(differing) > _SHOWN:
+        typer.echo(f"and {len(differing) - _SHOWN:,} more rows; --json prints all")
+    typer.echo(_verdict(report))
+
+
+def _offsets(until: Any) -> str:
+    return ", ".join(f"{partition}:{offset}" for partition, offset in sorted(until.items()))
+
+
+def _grouped(report: Report) -> list[tuple[str, Difference]]:
+    """The rows that differ, each once with all who hold it so."""
+    holders: dict[tuple[bytes, str], list[str]] = {}
+    first: dict[tuple[bytes, str], Difference] = {}
+    for one in report.judged:
+        for difference in one.differences:
+            same = (difference.key, json.dumps([difference.how, difference.columns], sort_keys=True))
+            holders.setdefault(same, []).append(one.holder)
+            first.setdefault(same, difference)
+    return [(", ".join(names), first[same]) for same, names in holders.items()]
+
+
+def _show_difference(report: Report, names: str, one: Difference) -> None:
+    record = report.record_of(one)
+    typer.echo(f"\n{one.key.decode(errors='replace')} {one.how} in {names}" + (f": it {record}" if record else ""))
+    if one.held is None or one.recomputed is None:
+        there, row = ("recomputed", one.recomputed) if one.held is None else ("held", one.held)
+        if row is not None:
+            typer.echo(f"    {there} {row.value.decode(errors='replace')}")
+    for name, (held, due) in one.columns.items():
+        typer.echo(f"    {name}: held {_json(held)}, recomputed {_json(due)}")
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _verdict(report: Report) -> str:
+    if not report.told:
+        return "It cannot be told: every row may hold records from the part of the log that is gone."
+    if not report.equal:
+        rows = len({one.key for holder in report.judged for one in holder.differences})
+        return f"\n{rows:,} {'row differs' if rows == 1 else 'rows differ'} from what the log gives."
+    if lacking := {one.key for holder in report.judged for one in holder.differences}:
+        some = "1 row lacks" if len(lacking) == 1 else f"{len(lacking):,} rows lack"
+        return f"\nEqual, but for what came too late for the stream: {report.late:,} did, and {some} some."
+    return "Equal: every row that was compared is what the log gives."

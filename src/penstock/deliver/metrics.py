@@ -1,0 +1,169 @@
+"""What all processes said last, as Prometheus reads it: its text format, version 0.0.4. No I/O.
+
+A value that is not known is left out: a series that ends says more than a number that was made up.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+from penstock.clock import Micros
+
+MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+_SILENT_AFTER: Micros = 10_000_000
+_QUANTILES = {"0": "min", "0.5": "p50", "0.95": "p95", "0.99": "p99", "1": "max"}
+_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+_Document = Mapping[object, object]
+_Number = int | float
+
+
+class _Family:
+    """One metric: its help, its type, and a value for each set of labels."""
+
+    def __init__(self, name: str, kind: Literal["counter", "gauge", "summary"], says: str) -> None:
+        self._head = f"# HELP {name} {says}\n# TYPE {name} {kind}\n"
+        self._name = name
+        self._series: dict[str, _Number] = {}
+
+    def add(self, value: object, suffix: str = "", **labels: str) -> None:
+        """Count a value; what is not a number is left out, and what has the same labels is added up."""
+        series = self._name + suffix + _labels(labels)
+        number = _number(value)
+        if number is not None and (total := _number(self._series.get(series, 0) + number)) is not None:
+            self._series[series] = total
+
+    def summarise(self, told: object, **labels: str) -> None:
+        """A summary of milliseconds as one of seconds; its quantiles 0 and 1 are the least and the most."""
+        latency = _document(told)
+        for quantile, name in _QUANTILES.items():
+            self.add(_seconds(latency.get(name)), **labels, quantile=quantile)
+        count, mean = _number(latency.get("count")), _seconds(latency.get("mean"))
+        if count is not None and mean is not None:
+            self.add(mean * count, "_sum", **labels)
+            self.add(count, "_count", **labels)
+
+    def text(self) -> str:
+        if not self._series:
+            return ""
+        return self._head + "".join(f"{series} {value}\n" for series, value in self._series.items())
+
+
+def metrics(status: Mapping[str, object]) -> bytes:
+    """The status document of the delivery as metrics. Whatever a process said, the answer can be parsed."""
+    document = _document(status)
+    families = [*_balance(document), *_nodes(document), *_processes(document)]
+    # Half a character pair, which a name from outside may hold, cannot be sent.
+    return "".join(family.text() for family in families).encode(errors="replace")
+
+
+def _balance(status: _Document) -> Iterator[_Family]:
+    balance = _document(status.get("balance"))
+    records = _Family("penstock_records_total", "counter", "Records that a stage took, by what became of them.")
+    in_flight = _Family("penstock_in_flight", "gauge", "Records that are due at a stage and may still come.")
+    missing = _Family("penstock_missing", "gauge", "Records that should have been taken by a stage, and were not.")
+    latency = _Family("penstock_latency_seconds", "summary", "From a record's sender to the end of a stage.")
+    step = _Family("penstock_step_seconds", "summary", "From the beginning of a stage to its end.")
+    for hop in _documents(balance.get("hops")):
+        # A source reads no channel: it is told by the one that it fills.
+        labels = {"stage": _text(hop.get("stage")), "channel": _text(hop.get("reads")) or _text(hop.get("writes"))}
+        for outcome, number in _document(hop.get("outcomes")).items():
+            records.add(number, **labels, outcome=_text(outcome))
+        in_flight.add(hop.get("in_flight"), **labels)
+        missing.add(hop.get("missing"), **labels)
+        latency.summarise(hop.get("latency"), **labels)
+        step.summarise(hop.get("step"), **labels)
+    yield from (records, in_flight, missing)
+
+    whole = _Family("penstock_whole", "gauge", "1 when nothing is missing; left out while the audit is silent.")
+    if isinstance(verdict := balance.get("whole"), bool) and _spoke(status, "audit"):
+        whole.add(int(verdict))
+    yield whole
+
+    unknown = _Family(
+        "penstock_unknown_seconds", "gauge", "How long a source that cannot be asked again was not heard."
+    )
+    senders = _Family("penstock_senders", "gauge", "Senders that were seen in a channel, or have said that they sent.")
+    for channel in _documents(balance.get("channels")):
+        if channel.get("kind", "source") == "source":
+            unknown.add(channel.get("unknown_seconds"), channel=_text(channel.get("channel")))
+            senders.add(channel.get("senders"), channel=_text(channel.get("channel")))
+    yield from (unknown, senders, latency, step)
+
+    alarms = _Family("penstock_alarms", "gauge", "Alarms that are on.")
+    for alarm in _documents(balance.get("alarms")):
+        alarms.add(1, name=_text(alarm.get("name")), stage=_text(alarm.get("stage")))
+    yield alarms
+
+
+def _nodes(status: _Document) -> Iterator[_Family]:
+    lag = _Family("penstock_lag", "gauge", "Entries that wait for a part of the pipeline.")
+    rate = _Family("penstock_rate", "gauge", "What a part of the pipeline passes on per second.")
+    for node, figures in sorted(_by_name(status.get("nodes"))):
+        lag.add(figures.get("lag"), node=node)
+        rate.add(figures.get("rate"), node=node)
+    yield from (lag, rate)
+
+
+def _processes(status: _Document) -> Iterator[_Family]:
+    processes = dict(_by_name(status.get("processes")))
+    usage = dict(_by_name(processes.get("run", {}).get("usage")))
+    # A process of an earlier run that is none of this one any more said its last word long ago.
+    ours = sorted(name for name in processes if not usage or name == "run" or name in usage)
+    up = _Family("penstock_up", "gauge", "1 when a process has spoken within the last 10 seconds.")
+    memory = _Family("penstock_memory_bytes", "gauge", "Memory of a process, with its children where they are seen.")
+    deaths = _Family("penstock_deaths_total", "counter", "How often a process died, since the run began.")
+    for name in ours:
+        up.add(int(_spoke(status, name)), process=name)
+    for name in sorted({*ours, *usage}):
+        seen, told = usage.get(name, {}).get("memory"), processes.get(name, {}).get("memory")
+        memory.add(told if seen is None else seen, process=name)
+        deaths.add(usage.get(name, {}).get("deaths"), process=name)
+    yield from (up, memory, deaths)
+
+
+def _spoke(status: _Document, process: str) -> bool:
+    now = _number(status.get("now"))
+    at = _number(_document(_document(status.get("processes")).get(process)).get("at"))
+    return now is not None and at is not None and now - at <= _SILENT_AFTER
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{value.translate(_ESCAPES)}"' for name, value in labels.items()) + "}"
+
+
+# --- what others wrote may have any shape -----------------------------------------------------------------------------
+
+
+def _document(value: object) -> _Document:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _documents(value: object) -> list[_Document]:
+    return [one for one in value if isinstance(one, Mapping)] if isinstance(value, list | tuple) else []
+
+
+def _by_name(value: object) -> Iterator[tuple[str, _Document]]:
+    for name, one in _document(value).items():
+        yield _text(name), _document(one)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _number(value: object) -> _Number | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return value if math.isfinite(value) else None
+    except OverflowError:  # an integer that no float can hold
+        return None
+
+
+def _seconds(ms: object) -> float | None:
+    number = _number(ms)
+    return None if number is None else round(number / 1_000, 9)

@@ -1,0 +1,43 @@
+// Elements that stay while what they show changes: focus, a selection and the pointer survive an update. Texts from
+// outside only ever become text.
+
+export function element(tag, className = "", text = "") {
+  const made = document.createElement(tag);
+  if (className) made.className = className;
+  if (text) made.textContent = text;
+  return made;
+}
+
+export function draw(tag, attributes = {}, text = "") {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  set(made, attributes);
+  if (text) made.textContent = text;
+  return made;
+}
+
+export function set(made, attributes) {
+  for (const [name, value] of Object.entries(attributes)) {
+    if (made.getAttribute(name) !== String(value)) made.setAttribute(name, value);
+  }
+}
+
+// Written only when it changes, or it would be read aloud again and again.
+export function write(made, text) {
+  if (made.textContent !== text) made.textContent = text;
+}
+
+// One child for each item, in their order; the child of an item that was there before stays.
+export function keep(parent, items, { key, make, show }) {
+  const before = new Map([...parent.children].map((child) => [child.dataset.key, child]));
+  items.forEach((item, at) => {
+    const name = key(item);
+    const child = before.get(name) ?? make(item);
+    before.delete(name);
+    child.dataset.key = name;
+    show(child, item);
+    if (parent.children[at] !== child) parent.insertBefore(child, parent.children[at] ?? null);
+  });
+  while (parent.children.length > items.length) parent.lastElementChild.remove();
+}
+
+export const short = (text, most) => (text.length > most ? `${text.slice(0, Math.max(1, most - 1))}…` : text);

@@ -1,0 +1,111 @@
+// The balance sheet: each hop and each way through the pipeline, in numbers; and what has to be said beside them.
+
+import { element, keep, write } from "./elements.js";
+import { count, durationText, known, rate } from "./format.js";
+import { OUTCOMES } from "./sankey.js";
+
+const LATENCIES = ["min", "mean", "p50", "p99", "max"];
+const NAMED = 100;
+const ALARMING = { late: "unsure", refused: "unsure", shed: "unsure", missing: "bad" };
+
+export function showSheet(table, { hops, paths }) {
+  showRows(table, hops, paths, (hop) => [
+    [count(hop.due)],
+    ...OUTCOMES.map((outcome) => {
+      const value = hop.outcomes?.[outcome] ?? hop[outcome] ?? 0;
+      return [count(value), value ? (ALARMING[outcome] ?? "") : "none"];
+    }),
+  ]);
+}
+
+export function showLatencies(table, { hops, paths }) {
+  const times = (summary) => LATENCIES.map((name) => (known(summary?.[name]) ? [durationText(summary[name])] : ["–", "none"]));
+  const timed = ({ latency, step }) => latency || step;
+  showRows(table, hops.filter(timed), paths.filter(timed), (hop) => [...times(hop.latency), ...times(hop.step)]);
+}
+
+function showRows(table, hops, paths, cells) {
+  [hops, paths].forEach((some, at) => {
+    const body = table.tBodies[at];
+    const rows = some.map((hop) => ({ hop, cells: cells(hop) }));
+    keep(body, [{ title: ["Each hop", "End to end"][at] }, ...rows], {
+      key: ({ hop, title }) => (hop ? JSON.stringify([hop.stage, hop.reads, hop.writes]) : title),
+      make: ({ title }) => (title ? heading(title, table) : hopRow()),
+      show: (row, item) => item.hop && showRow(row, item),
+    });
+    body.hidden = !some.length;
+  });
+}
+
+function heading(title, table) {
+  const row = element("tr", "part");
+  const cell = element("th", "", title);
+  cell.scope = "rowgroup";
+  cell.colSpan = [...table.tHead.rows].at(-1).cells.length;
+  row.append(cell);
+  return row;
+}
+
+function hopRow() {
+  const row = element("tr");
+  const name = element("th", "stage-name");
+  name.scope = "row";
+  name.append(element("span"), element("small"));
+  row.append(name);
+  return row;
+}
+
+function showRow(row, { hop, cells }) {
+  const [name, reads] = row.cells[0].children;
+  write(name, hop.stage.replaceAll(/(^|→ )(\w+):/g, "$1$2 "));
+  write(reads, hop.reads ? `reads ${hop.reads}` : "");
+  row.dataset.missing = hop.missing ? "yes" : "no";
+  cells.forEach(([text, className = ""], at) => {
+    const cell = row.cells[at + 1] ?? row.insertCell();
+    write(cell, text);
+    if (cell.className !== className) cell.className = className;
+  });
+}
+
+// --- what has to be said --------------------------------------------------------------------------------------------
+
+export function showFindings(list, { hops, channels }) {
+  const said = [...missing(hops.length ? hops : channels), ...remarks(hops, channels)];
+  keep(list, said, {
+    key: ({ key }) => key,
+    make: () => element("li"),
+    show: (item, { text, kind }) => {
+      item.className = kind;
+      write(item, text);
+    },
+  });
+  list.hidden = !said.length;
+}
+
+function missing(places) {
+  return places.flatMap(({ stage, channel, missing: all, gaps }) => {
+    const at = stage ?? channel;
+    const named = (gaps ?? []).slice(0, NAMED);
+    const said = named.map(({ sender, epoch, first, last }) => ({
+      key: JSON.stringify([at, sender, epoch, first]),
+      kind: "bad",
+      text: `${at} misses ${sender}/${epoch}: ${first === last ? first : `${first}–${last} (${count(last - first + 1)} records)`}`,
+    }));
+    const rest = (all || 0) - named.reduce((sum, { first, last }) => sum + last - first + 1, 0);
+    const more = named.length ? " more" : "";
+    const text = `${at} misses ${count(rest)}${more} ${rest === 1 ? "record that is" : "records that are"} not named here`;
+    return rest > 0 ? [...said, { key: JSON.stringify([at, "rest"]), kind: "bad", text }] : said;
+  });
+}
+
+function remarks(hops, channels) {
+  const said = [];
+  const remark = (place, text) => said.push({ key: JSON.stringify([place, text.replaceAll(/\d/g, "")]), kind: "unsure", text: `${place}: ${text}` });
+  for (const { stage, note } of hops) if (note) remark(stage, note);
+  for (const { channel, unread, without_identity: nameless, unknown_seconds: unknown } of channels) {
+    if (unread) remark(channel, `${count(unread)} records are not read yet; they count as in flight`);
+    if (nameless) remark(channel, `${count(nameless)} entries carry no identity and can only be counted`);
+    if (unknown) remark(channel, `for ${rate(unknown)} s the source was not heard and cannot be asked again; what it sent then is unknown`);
+  }
+  return said;
+}

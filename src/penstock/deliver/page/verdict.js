@@ -1,0 +1,42 @@
+// What the balance comes to, in words.
+
+import { write } from "./elements.js";
+import { count, known, rate } from "./format.js";
+
+const SILENT_AFTER = 30_000_000;
+const FRESH = 5_000_000;
+
+export const total = (items, name) => items.reduce((sum, item) => sum + (known(item?.[name]) ? item[name] : 0), 0);
+
+export function verdictOf({ balance, processes, now }) {
+  if (!balance) return { kind: "unknown", text: "waiting for the audit" };
+  const channels = balance.channels ?? [];
+  const hops = balance.hops ?? [];
+  const missing = total(hops.length ? hops : channels, "missing");
+  const silent = now - (processes.audit?.at ?? now);
+  const unknown = total(channels, "unknown_seconds");
+  if (missing) return { kind: "missing", text: `${count(missing)} missing` };
+  if (silent > SILENT_AFTER) return { kind: "unknown", text: `the audit is silent for ${count(silent / 1e6)} s` };
+  if (!total(channels, "records") && !total(channels, "claimed")) return { kind: "unknown", text: "nothing was counted yet" };
+  if (unknown) return { kind: "unknown", text: `${rate(unknown)} s unknown` };
+  if (balance.whole) return { kind: "whole", text: "every record accounted for" };
+  return { kind: "unknown", text: "records under way" };
+}
+
+export function showVerdict(pill, { kind, text }) {
+  pill.dataset.verdict = kind;
+  write(pill.querySelector("span"), text);
+}
+
+// When it was true, unless that is now.
+export function asOf({ at, as_of: then }) {
+  if (!known(then) || !known(at) || at - then <= FRESH) return "";
+  const [day, time] = utc(then);
+  return `as of ${day === utc(at)[0] ? "" : `${day} `}${time} UTC`;
+}
+
+// [day, time] of a moment in microseconds.
+function utc(micros) {
+  const moment = new Date(micros / 1_000);
+  return Number.isNaN(moment.getTime()) ? ["", "–"] : moment.toISOString().split(/[T.]/);
+}

@@ -1,0 +1,64 @@
+"""The accounts of stages: told on the channel of bookmarks, and found there again by the next life of a stage."""
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+from penstock.audit.account import Account, is_account
+from penstock.contracts import Channels
+from penstock.errors import PenstockError, Refused
+from penstock.pipeline.pulse import Posting
+
+EVERY = 1.0
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def accounting(
+    channels: Posting, bookmarks: str, accounts: Callable[[], Iterable[Account]], every: float = EVERY
+) -> Iterator[None]:
+    """Tell the accounts while the body runs, and once more after it; those that say nothing new are not told again."""
+    stop, told = threading.Event(), dict[str, Account]()
+
+    def tell(post: Callable[[str, bytes, bytes], None]) -> None:
+        try:
+            for account in accounts():
+                if told.get(account.stage) != account:
+                    post(bookmarks, account.key, account.dumps())
+                    told[account.stage] = account
+        except PenstockError as error:
+            # It is kept where the stage keeps its positions, and told again.
+            log.warning("an account cannot be told: %s", error)
+
+    def keep() -> None:
+        with channels.poster() as post:
+            while not stop.wait(every):
+                tell(post)
+            tell(post)
+
+    thread = threading.Thread(target=keep, name="accounts", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=5)
+
+
+def last_accounts(channels: Channels, bookmarks: str) -> dict[str, Account]:
+    """The last account of each stage."""
+    found: dict[str, Account] = {}
+    ends = {partition: end for partition, (_, end) in channels.bounds(bookmarks).items()}
+    with channels.reader({bookmarks: {}}) as reader:
+        while any(reader.positions(bookmarks)[partition] < end for partition, end in ends.items()):
+            for entry in reader.read(5_000, 1.0):
+                if is_account(entry.key) and entry.value is not None:
+                    try:
+                        account = Account.of(entry.key or b"", entry.value)
+                    except Refused as refused:
+                        log.warning("%s", refused)
+                    else:
+                        found[account.stage] = account
+    return found

@@ -1,0 +1,110 @@
+"""What a comparison of a live result with its recomputation has found. No I/O."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.analysis.compare import Difference, How, Verdict, read
+from penstock.contracts import Positions
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """A part of a log that the query has read and that its retention has removed: offsets first–last."""
+
+    channel: str
+    partition: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What the comparison says about one who holds rows."""
+
+    holder: str
+    counts: Counter[Verdict]
+    differences: tuple[Difference, ...]
+    late: bool = False
+    """All differences are records that came too late: the stream leaves them out, a batch knows no too late."""
+
+    @property
+    def compared(self) -> int:
+        return self.counts[Verdict.EXACT] + self.counts[Verdict.BOUNDED]
+
+
+@dataclass(frozen=True)
+class Report:
+    query: str
+    result: str
+    covered: Mapping[str, Positions]
+    ends: Mapping[str, Positions]
+    gone: tuple[Gone, ...]
+    judged: tuple[Judged, ...]
+    records: Mapping[int, tuple[str, int, int]] = field(default_factory=dict)
+    """By mark: the records that make the difference, as far as they were looked for and found."""
+    late: int = 0
+    """How many records came too late, by the query's own account."""
+    late_runs: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
+    """The last of them by sender and epoch, as far as it names them."""
+
+    @property
+    def equal(self) -> bool:
+        return all(one.late or not one.differences for one in self.judged)
+
+    @property
+    def told(self) -> bool:
+        """Whether anything could be compared, if there was anything."""
+        untold = any(one.counts[Verdict.UNTOLD] for one in self.judged)
+        return not untold or any(one.compared or one.differences for one in self.judged)
+
+    @property
+    def code(self) -> int:
+        """0: equal, 1: rows differ, 2: it cannot be told."""
+        return 2 if not self.told else 0 if self.equal else 1
+
+    def record_of(self, difference: Difference) -> str:
+        """What is known of the one record that makes a difference, in words; empty when it is not one."""
+        record = self._record(difference)
+        if record is None:
+            return ""
+        sender, epoch, seq = record
+        verb = "counts once more" if difference.how is How.EXCEEDS else "lacks"
+        late = any(first <= seq <= last for first, last in self.late_runs.get(sender, {}).get(str(epoch), ()))
+        return f"{verb} {sender}/{epoch}: {seq}" + (", which came too late" if late else "")
+
+    def _record(self, difference: Difference) -> tuple[str, int, int] | None:
+        return None if difference.mark is None else self.records.get(difference.mark)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "query": self.query,
+            "result": self.result,
+            "equal": self.equal,
+            "told": self.told,
+            "covered": self.covered,
+            "ends": self.ends,
+            "gone": [{name: getattr(one, name) for name in Gone.__slots__} for one in self.gone],
+            "late": self.late,
+            "holders": [
+                {
+                    "holder": one.holder,
+                    **{verdict: one.counts[verdict] for verdict in Verdict},
+                    "explained_by_late": one.late,
+                    "differences": [self._difference(difference) for difference in one.differences],
+                }
+                for one in self.judged
+            ],
+        }
+
+    def _difference(self, one: Difference) -> dict[str, Any]:
+        record = self._record(one)
+        return {
+            "key": read(one.key),
+            "how": one.how,
+            "held": one.held and read(one.held.value),
+            "recomputed": one.recomputed and read(one.recomputed.value),
+            "columns": {name: {"held": a, "recomputed": b} for name, (a, b) in one.columns.items()},
+            "record": record and dict(zip(("sender", "epoch", "seq"), record, strict=True)),
+        }

@@ -1,0 +1,147 @@
+"""Who holds the rows of a result: its channel, the clients that follow it, the stores that it is loaded into."""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+import orjson
+
+from penstock.analysis.compare import Row, Table, key_of
+from penstock.analysis.query import Query
+from penstock.channels.kafka import Kafka
+from penstock.clock import Micros
+from penstock.contracts import Channels, Entry, Positions
+from penstock.deliver.feed import Feed
+from penstock.pipeline.description import Description, StoreSpec
+from penstock.pipeline.graph import store_node
+from penstock.pipeline.wiring import Wiring, topics
+from penstock.stores.contents import rows, stands
+from penstock.stores.lake import LakeStore
+from penstock.stores.redis import RedisStore
+
+_SILENT = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The newest row of a key in a channel, and where the last entry of the key lies."""
+
+    row: Row
+    partition: int
+    offset: int
+    appended: Micros
+
+
+@dataclass(frozen=True)
+class Holder:
+    name: str
+    """As in the graph: `channel:by_country`, `feed:by_country`, `store:redis/by_country`."""
+    rows: Table
+    life: timedelta | None = None
+    """How long a row is kept after its last entry; None: forever."""
+    filled: Positions | None = None
+    """How far a store was filled; None for who has read it all."""
+
+
+def entries(channels: Channels, channel: str) -> Iterator[Entry]:
+    """All that a channel holds now."""
+    ends = {partition: end for partition, (_, end) in channels.bounds(channel).items()}
+    silent = 0
+    with channels.reader({channel: {}}) as reader:
+        # What ends with an aborted transaction is never read up to its end.
+        while silent < _SILENT and any(reader.positions(channel).get(one, 0) < end for one, end in ends.items()):
+            some = reader.read(5_000, 1.0)
+            silent = 0 if some else silent + 1
+            yield from some
+
+
+def holders(
+    kafka: Kafka, description: Description, wiring: Wiring, query: Query, patience: float
+) -> tuple[list[Holder], Mapping[bytes, Written]]:
+    """Everybody who holds rows of a query's result, and the rows as they were written.
+
+    Stores get some seconds to load what the channel holds.
+    """
+    channel = description.channels[query.into]
+    feed = Feed(channel.name, kafka.topic_id(channel.name), channel.keep)
+    written: dict[bytes, Written] = {}
+    ends: dict[int, int] = {}
+    for entry in entries(kafka, channel.name):
+        feed.push([entry])
+        ends[entry.partition] = entry.offset + 1
+        _note(written, entry)
+    kept = next(topic.keep for topic in topics(description) if topic.name == channel.name)
+    delivered = {
+        change.key: _row(written, change.key, change.row, change.version)
+        for change in feed.join().rows
+        if change.row is not None
+    }
+    found = [
+        Holder(f"channel:{channel.name}", {key: one.row for key, one in written.items()}, kept),
+        Holder(f"feed:{channel.name}", delivered, channel.keep),
+    ]
+    until = time.monotonic() + patience
+    for spec in description.stores:
+        if spec.channel == channel.name:
+            store = _store(spec, wiring)
+            filled = _filled(store, ends, until)
+            found.append(Holder(store_node(spec.url, channel.name), _stored(store, query, written), spec.ttl, filled))
+    return found, written
+
+
+def _note(written: dict[bytes, Written], entry: Entry) -> None:
+    """Apply an entry as feeds and stores do: a version that is not newer leaves the row as it is."""
+    key = key_of(entry.key or b"")
+    if entry.value is None:
+        written.pop(key, None)
+        return
+    row, known = Row.of(entry.value, entry.headers), written.get(key)
+    if known and row.version is not None and known.row.version is not None and row.version <= known.row.version:
+        row = known.row
+    written[key] = Written(row, entry.partition, entry.offset, entry.appended)
+
+
+def _row(written: Mapping[bytes, Written], key: bytes, value: bytes, version: int | None) -> Row:
+    """A row as somebody holds it. Which records are in it, only the channel tells."""
+    known = written.get(key)
+    same = known is not None and known.row.version == version
+    return Row(value, version, known.row.mark if known and same else None)
+
+
+def _store(spec: StoreSpec, wiring: Wiring) -> RedisStore | LakeStore:
+    if spec.url.startswith("delta://"):
+        return LakeStore(wiring.path(spec.url), spec.channel)
+    return RedisStore(wiring.redis.url if spec.url == "redis://" else spec.url, spec.channel, spec.ttl)
+
+
+def _filled(store: RedisStore | LakeStore, ends: Positions, until: float) -> Positions:
+    """How far a store was filled: up to these ends, if it comes there in time."""
+    filled = stands(store)
+    while any(filled.get(one, 0) < end for one, end in ends.items()) and time.monotonic() < until:
+        time.sleep(0.2)
+        filled = stands(store)
+    return filled
+
+
+def _stored(store: RedisStore | LakeStore, query: Query, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
+    table: dict[bytes, Row] = {}
+    for one in rows(store):
+        key, version = (key_of(one.key), one.version) if one.key is not None else _identity(one.row, query)
+        row = _row(written, key, one.row, version)
+        known = table.get(key)
+        if known is None or known.version is None or row.version is None or row.version > known.version:
+            table[key] = row
+    return table
+
+
+def _identity(value: bytes, query: Query) -> tuple[bytes, int | None]:
+    """The key and the version of a row that tells them only in its columns."""
+    try:
+        row = orjson.loads(value)
+        key = orjson.dumps([row[name] for name in query.key])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return value, None
+    seen = row.get("seen")
+    version = seen.get("count") if isinstance(seen, dict) else None
+    return key, version if isinstance(version, int) else None

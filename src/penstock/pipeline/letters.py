@@ -1,0 +1,198 @@
+"""Dead letters: what a channel refused; to read them, and to choose among them.
+
+A letter is the record as it came, with headers that tell the `reason` and, from Spark, the `place` that it had.
+"""
+
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from penstock.clock import Micros
+from penstock.contracts import Channels, Entry, Positions
+from penstock.errors import Misconfigured, Refused
+from penstock.record import Headers, Origin
+
+DEAD = ".dead"
+_NULL = "the value is null"
+"""Spark's reason for a letter whose value was none; the letter's own is empty."""
+_READ_MOST, _READ_WAIT = 5_000, 1.0
+_PATIENCE, _QUIET_READS = 5.0, 5
+
+Bounds = Mapping[int, tuple[int, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Letter:
+    """A dead letter, and what its headers tell."""
+
+    entry: Entry
+    reason: str
+    place: str | None
+    """Where the record lay when it was refused; None when it never came into its channel."""
+    origin: Origin | None
+    came_back: bool
+    """It was redriven once, and refused again."""
+    value: bytes | None
+    size: int
+    """The bytes of the record, which may be more than were kept."""
+
+    @classmethod
+    def of(cls, entry: Entry) -> "Letter":
+        told = {name: value.decode(errors="backslashreplace") for name, value in entry.headers}
+        reason, place = told.get("reason", "no reason is told"), told.get("place")
+        value = None if entry.value == b"" and reason == _NULL else entry.value
+        kept = len(value or b"")
+        # The collector keeps the beginning of what is too large, and tells the size. In another's letter, a header of
+        # that name is the record's own.
+        size = told.get("size", "") if place is None else ""
+        whole = int(size) if size.isascii() and size.isdigit() and len(size) < 20 else kept
+        return cls(entry, reason, place, origin_of(entry.headers), "redriven" in told, value, max(whole, kept))
+
+    @property
+    def at(self) -> str:
+        """Where the letter itself lies, as channel:partition:offset."""
+        return f"{self.entry.channel}:{self.entry.partition}:{self.entry.offset}"
+
+    @property
+    def cut(self) -> bool:
+        """Whether only a part of the record was kept."""
+        return self.size > len(self.value or b"")
+
+    @property
+    def headers(self) -> Headers:
+        """Those that the record had before it was refused."""
+        found, added = list(self.entry.headers), ["reason", "place" if self.place is not None else "size"]
+        for name in added:
+            # The last of that name: a record may have had such a header before.
+            last = max((at for at, (known, _) in enumerate(found) if known == name), default=None)
+            if last is not None:
+                del found[last]
+        return found
+
+    @property
+    def told(self) -> dict[str, object]:
+        """All but the value, for JSON."""
+        origin = self.origin
+        return {
+            "channel": self.entry.channel,
+            "partition": self.entry.partition,
+            "offset": self.entry.offset,
+            "place": self.place,
+            "reason": self.reason,
+            "refused": self.entry.appended,
+            "sender": origin and origin.sender,
+            "epoch": origin and origin.epoch,
+            "seq": origin and origin.seq,
+            "time": origin and origin.time,
+            "size": self.size,
+            "cut": self.cut,
+            "came_back": self.came_back,
+        }
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which letters are meant: those for which all that is given holds."""
+
+    reason: str = ""
+    sender: str | None = None
+    since: Micros | None = None
+    places: frozenset[str] = frozenset()
+    """Of the letters, or of the records when they were refused; as channel:partition:offset."""
+
+    def takes(self, letter: Letter) -> bool:
+        return (
+            self.reason.casefold() in letter.reason.casefold()
+            and (self.sender is None or (letter.origin is not None and letter.origin.sender == self.sender))
+            and (self.since is None or letter.entry.appended >= self.since)
+            and (not self.places or letter.at in self.places or letter.place in self.places)
+        )
+
+
+@dataclass
+class Tally:
+    """How many letters of a channel have one reason, and when the first and the last of them were refused."""
+
+    reason: str
+    first: Micros
+    last: Micros
+    count: int = 0
+    came_back: int = 0
+
+
+def letters(channels: Channels, channel: str, chosen: Selection | None = None) -> Iterator[Letter]:
+    """The letters that a channel holds now, in their order within each partition."""
+    chosen = chosen or Selection()
+    return (letter for letter in map(Letter.of, held(channels, channel)) if chosen.takes(letter))
+
+
+def tallied(found: Iterable[Letter]) -> list[Tally]:
+    """Per reason, the most frequent first."""
+    tallies: dict[str, Tally] = {}
+    for letter in found:
+        at = letter.entry.appended
+        tally = tallies.setdefault(letter.reason, Tally(letter.reason, at, at))
+        tally.first, tally.last = min(tally.first, at), max(tally.last, at)
+        tally.count += 1
+        tally.came_back += letter.came_back
+    return sorted(tallies.values(), key=lambda tally: (-tally.count, tally.reason))
+
+
+def letter_at(channels: Channels, channel: str, place: str) -> Letter:
+    """The letter at a place, its own or that of its record; Misconfigured when there is none."""
+    start: Positions = {}
+    if place.startswith(f"{channel}:"):
+        _, partition, offset = place.rsplit(":", 2)
+        ends = {number: end for number, (_, end) in channels.bounds(channel).items()}
+        start = {**ends, int(partition): int(offset)}
+    for letter in map(Letter.of, held(channels, channel, start)):
+        if place in (letter.at, letter.place):
+            return letter
+    raise absent(channels, channel, place)
+
+
+def held(
+    channels: Channels, channel: str, start: Positions | None = None, bounds: Bounds | None = None
+) -> Iterator[Entry]:
+    """What a channel holds from a start up to its end now, or to that of the bounds."""
+    bounds = channels.bounds(channel) if bounds is None else bounds
+    starts = {partition: max((start or {}).get(partition, low), low) for partition, (low, _) in bounds.items()}
+    left = {partition for partition, (_, end) in bounds.items() if starts[partition] < end}
+    if not left:
+        return
+    until, quiet = time.monotonic() + _PATIENCE, 0
+    with channels.reader({channel: starts}) as reader:
+        # The marks of transactions take offsets, too, and are never read: when a channel that answers has had nothing
+        # more to give for a while, and was asked often enough, its end is reached.
+        while left and (quiet < _QUIET_READS or time.monotonic() < until):
+            entries = [e for e in reader.read(_READ_MOST, _READ_WAIT) if e.offset < bounds[e.partition][1]]
+            yield from entries
+            positions = reader.positions(channel)
+            left = {partition for partition in left if positions[partition] < bounds[partition][1]}
+            if entries:
+                until, quiet = time.monotonic() + _PATIENCE, 0
+            elif left:
+                channels.bounds(channel)
+                quiet += 1
+
+
+def absent(channels: Channels, channel: str, place: str) -> Misconfigured:
+    """That there is no letter at a place, and where there are some."""
+    kept = [
+        f"{partition}:{low} to {partition}:{end - 1}"
+        for partition, (low, end) in sorted(channels.bounds(channel).items())
+        if low < end
+    ]
+    way_out = f"it holds {' and '.join(kept)}" if kept else "it holds none"
+    return Misconfigured(
+        f"channel {channel}", f"there is no dead letter at {place.removeprefix(f'{channel}:')}", way_out
+    )
+
+
+def origin_of(headers: Headers) -> Origin | None:
+    """The identity that headers tell, if they tell one."""
+    try:
+        return Origin.of(headers)
+    except Refused:
+        # What contradicts itself is no identity; the headers are kept as they are.
+        return None

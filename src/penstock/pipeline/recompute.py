@@ -1,0 +1,229 @@
+"""A query run again as a batch over the retained log, and compared with what stands in its result.
+
+Live results move while one looks at them. So things are read in an order that bounds them: first the offsets that the
+query has committed, then the rows, then the ends of the log. A row has to lie between the batches up to both.
+"""
+
+import difflib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.analysis.compare import Comparison, Excuse, Expected, How, Row, Verdict, compare
+from penstock.analysis.covered import covered
+from penstock.analysis.engine import Engine
+from penstock.analysis.query import Query
+from penstock.analysis.replay import Until, comes_when_final, held, named, recomputed
+from penstock.audit.account import Account, Outcome
+from penstock.channels.kafka import Kafka
+from penstock.clock import Clock, Micros, SystemClock
+from penstock.contracts import Positions
+from penstock.errors import Misconfigured, Refused
+from penstock.pipeline.comparison import Gone, Judged, Report
+from penstock.pipeline.description import Description
+from penstock.pipeline.holders import Holder, Written, entries, holders
+from penstock.pipeline.wiring import Wiring
+
+Say = Callable[[str], None]
+
+_LOOK_EVERY = 0.5
+_LOADING = 10.0
+_NAMED = 20
+"""Of how many rows the one record that makes the difference is looked for."""
+_MARGIN = 5_000_000
+"""Clocks of stores and of this machine may differ by this much."""
+_SHORT = (How.MISSING, How.LACKS, How.OTHERS)
+
+
+def find_query(description: Description, name: str) -> Query:
+    """The query of this name, or the one that makes the result of this name."""
+    for query in description.queries:
+        if name in (query.name, query.into):
+            return query
+    names = [query.name for query in description.queries]
+    close = difflib.get_close_matches(name, names, n=1)
+    way_out = f'did you mean "{close[0]}"?' if close else f"its queries are {', '.join(names) or 'none'}"
+    raise Misconfigured(f"pipeline {description.name}", f'it has no query "{name}"', way_out)
+
+
+def recompute(
+    engine: Engine,
+    kafka: Kafka,
+    description: Description,
+    wiring: Wiring,
+    query: Query,
+    say: Say = lambda _: None,
+    wait: float = 70.0,
+    clock: Clock | None = None,
+) -> Report:
+    """Recompute a query and compare. Waits for a commit that covers the log, as long as nothing is added to it."""
+    until = _covered(kafka, engine, description, query, say, wait)
+    say(f"reading {query.into}, and what is made of it")
+    found, written = holders(kafka, description, wiring, query, min(wait, _LOADING))
+    account = _account(kafka, description, query)
+    bounds = {name: kafka.bounds(name) for name in query.inputs}
+    ends = {name: {one: end for one, (_, end) in bounds[name].items()} for name in query.inputs}
+    begins = {name: {one: begin for one, (begin, _) in bounds[name].items()} for name in query.inputs}
+    # What was removed after it was covered is a part that is gone, too.
+    until = {name: {one: max(at, begins[name][one]) for one, at in until[name].items()} for name in query.inputs}
+    gone = _gone(query, begins, account)
+    for name in query.inputs:
+        if description.channels[name].result_of:
+            _require_all(engine, name, begins[name], until[name])
+    say(f"recomputing {query.name} up to the offsets that it has covered")
+    least = recomputed(engine, query, until)
+    most = least
+    if ends != until:
+        say("recomputing it up to the end of the log")
+        most = recomputed(engine, query, ends)
+    expected = Expected(least, most, bool(gone))
+    final = comes_when_final(engine, query)
+    now, late = (clock or SystemClock()).now(), _Late.of(account)
+    judged: list[Judged] = []
+    for holder in found:
+        # The channel is the first of them: only what it lacks can have come too late.
+        lacking = {one.key: one.short for one in judged[0].differences} if judged else None
+        judged.append(_judged(holder, expected, _excuse(holder, written, final, now), late, lacking))
+    marks = _marks(judged)
+    if marks:
+        say("looking for the records that make the difference")
+    records = named(engine, query, marks, ends)
+    runs = account.late if account else {}
+    return Report(query.name, query.into, until, ends, gone, tuple(judged), records, late.records, runs)
+
+
+def _covered(
+    kafka: Kafka, engine: Engine, description: Description, query: Query, say: Say, wait: float
+) -> dict[str, dict[int, int]]:
+    """How far the query has committed: all that its channels hold, if it comes there while nothing is added."""
+
+    def look() -> dict[str, dict[int, int]] | None:
+        told = covered(f"{engine.checkpoints}/{query.name}")
+        if told is None and (account := _account(kafka, description, query)):
+            told = {name: share.until for name, share in account.shares.items()}
+        if told is None or not all(name in told for name in query.inputs):
+            return None
+        return {name: {one: told[name].get(one, 0) for one in first[name]} for name in query.inputs}
+
+    def ends() -> dict[str, dict[int, int]]:
+        return {name: {one: end for one, (_, end) in kafka.bounds(name).items()} for name in query.inputs}
+
+    until, first = time.monotonic() + wait, ends()
+    if (found := look()) != first:
+        say(f"waiting for a commit of {query.name}, {wait:g} s at most, while nothing is added")
+    # A first commit is waited for in any case: there is nothing to compare before it.
+    while found != first and time.monotonic() < until and (found is None or ends() == first):
+        time.sleep(_LOOK_EVERY)
+        found = look()
+    if found is None:
+        raise Misconfigured(
+            f"query {query.name}", "it has committed nothing yet", "let it run for a minute, and ask again"
+        )
+    _require_same(query, found, ends())
+    return found
+
+
+def _require_same(query: Query, found: Until, ends: Until) -> None:
+    """Refuse a checkpoint that is ahead of its channel: it belongs to another one of that name."""
+    for name, until in found.items():
+        for partition, offset in until.items():
+            if offset > ends[name][partition]:
+                raise Misconfigured(
+                    f"query {query.name}",
+                    f"it has covered {name} up to {offset} in partition {partition}, which ends at "
+                    f"{ends[name][partition]}: this is another channel of the same name",
+                    "remove its checkpoint to read the channel from its beginning",
+                )
+
+
+def _account(kafka: Kafka, description: Description, query: Query) -> Account | None:
+    """What the query last said about itself; None when it said nothing that can be read."""
+    key, found = f"query:{query.name}".encode(), None
+    for entry in entries(kafka, description.bookmarks):
+        if entry.key == key and entry.value is not None:
+            try:
+                found = Account.of(key, entry.value)
+            except Refused:
+                continue
+    return found
+
+
+def _gone(query: Query, begins: Until, account: Account | None) -> tuple[Gone, ...]:
+    found = []
+    for name in query.inputs:
+        share = account.shares.get(name) if account else None
+        for partition, begin in begins[name].items():
+            # What was gone before the query began is in neither of the two.
+            since = share.since.get(partition, 0) if share else 0
+            if begin > since:
+                found.append(Gone(name, partition, since, begin - 1))
+    return tuple(found)
+
+
+def _require_all(engine: Engine, channel: str, begins: Positions, until: Positions) -> None:
+    """A result is compacted: what a query has read of it may be there no more."""
+    due = sum(at - begins[partition] for partition, at in until.items())
+    if (there := held(engine, channel, until)) < due:
+        raise Misconfigured(
+            f"channel {channel}",
+            f"it is a result, and compaction has removed {due - there} of its {due} rows: they cannot be read again",
+            "recompute the query that makes it",
+        )
+
+
+def _judged(
+    holder: Holder, expected: Expected, excuse: Excuse, late: "_Late", lacking: Mapping[bytes, int] | None
+) -> Judged:
+    found = compare(holder.rows, expected, excuse)
+    explained = late.explains(found) and (
+        lacking is None or all(lacking.get(one.key) == one.short for one in found.differences)
+    )
+    return Judged(holder.name, found.counts, found.differences, explained)
+
+
+@dataclass(frozen=True)
+class _Late:
+    """How many records came too late, and whether each of them would have been in exactly one row."""
+
+    records: int
+    conserved: bool
+
+    @classmethod
+    def of(cls, account: Account | None) -> "_Late":
+        if account is None:
+            return cls(0, False)
+        return cls(sum(share.outcomes.get(Outcome.LATE, 0) for share in account.shares.values()), account.conserved)
+
+    def explains(self, found: Comparison) -> bool:
+        """Whether rows lack as much as came too late, and nothing else is wrong with them."""
+        short = [one.short if one.how in _SHORT else 0 for one in found.differences]
+        if not all(short) or not any(short):
+            return False
+        if not self.conserved:
+            return max(short) <= self.records
+        # Others of them may belong to rows that are not there, or were not compared as closely.
+        elsewhere = sum(found.counts.values()) > found.counts[Verdict.EXACT] + found.counts[Verdict.DIFFERENT]
+        return sum(short) == self.records or (elsewhere and sum(short) < self.records)
+
+
+def _excuse(holder: Holder, written: Mapping[bytes, Written], final: bool, now: Micros) -> Excuse:
+    def excuse(key: bytes, row: Row | None, due: Row | None) -> Verdict | None:
+        last = written.get(key)
+        if holder.filled is not None and last and last.offset >= holder.filled.get(last.partition, 0):
+            return Verdict.WAITING
+        if row is not None:
+            return None
+        if final and last is None:
+            return Verdict.WAITING
+        at = last.appended if last else due.time if due else None
+        if holder.life is not None and (at is None or at + holder.life.total_seconds() * 1e6 < now + _MARGIN):
+            return Verdict.PERISHED
+        return None
+
+    return excuse
+
+
+def _marks(judged: Sequence[Judged]) -> list[int]:
+    """The marks of the first rows that differ by one record; each once, though several may hold the same row."""
+    marks = (one.mark for holder in judged for one in holder.differences)
+    return [mark for mark in dict.fromkeys(marks) if mark is not None][:_NAMED]

@@ -1,0 +1,27 @@
+"""Spark for the audit: a small session that reduces long stretches of channels."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from penstock.analysis.session import session
+from penstock.analysis.tally import Tally
+from penstock.pipeline.description import Description
+from penstock.pipeline.tiers.analyse import spark_words
+from penstock.pipeline.warm import spark_archive
+from penstock.pipeline.wiring import Wiring
+from penstock.supervise.jars import ensure_jars
+from penstock.supervise.java import find_java
+
+SLOTS = 2
+
+
+@contextmanager
+def tally(description: Description, wiring: Wiring, log: IO[bytes] | None) -> Iterator[Tally]:
+    """A reduction by Spark, on the master that the queries have."""
+    java = find_java()
+    jars = ensure_jars(java)
+    flags = spark_archive(java, jars).used()
+    name = f"{description.name} audit"
+    with session(name, wiring.spark, java.path, jars.spark, SLOTS, log, flags) as spark:
+        yield Tally(spark, wiring.kafka.servers, spark_words(wiring.kafka.conf))

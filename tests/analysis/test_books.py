@@ -1,0 +1,112 @@
+"""What became of each record of a query: a real broker, a real Spark."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from penstock.analysis.books import Books
+from penstock.analysis.engine import Engine
+from penstock.analysis.frames import seen
+from penstock.analysis.query import Mode, Query, Shape
+from penstock.analysis.settings import SparkSettings
+from penstock.audit.account import Account, Outcome
+from penstock.channels.kafka import Kafka, Topic
+from penstock.clock import SystemClock
+from penstock.record import Origin, Record
+
+Fresh = Callable[[str], str]
+Eventually = Callable[..., None]
+
+BEGIN = 1_700_000_000_000
+
+
+def per_name(things: DataFrame) -> DataFrame:
+    return things.groupBy(F.window("event_time", "10 seconds"), "name").agg(F.sum("n").alias("total"), seen())
+
+
+def thing(seq: int, second: float, n: object = 1, name: str = "a") -> Record:
+    value = {"name": name, "n": n, "at": BEGIN + int(second * 1000)}
+    return Record(json.dumps(value).encode(), Origin("s", 1, seq, (BEGIN + seq) * 1000), b"%d" % seq)
+
+
+def send(kafka: Kafka, channel: str, records: Iterable[Record]) -> None:
+    async def go() -> None:
+        async with kafka.sender() as sender:
+            await sender.send(channel, list(records))
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("mode", [Mode.REAL_TIME, Mode.MICRO_BATCH])
+def test_each_record_has_one_outcome(
+    mode: Mode, spark: SparkSession, kafka: Kafka, fresh: Fresh, eventually: Eventually, tmp_path: Path
+) -> None:
+    things, into = fresh("things"), fresh("per_name")
+    kafka.ensure([Topic(things, 2), Topic(into, compacted=True)])
+    shape = Shape(things, "name STRING NOT NULL, n BIGINT, at BIGINT NOT NULL", "timestamp_millis(at)")
+    settings = SparkSettings(real_time_batch="5 seconds", every="200 ms")
+    engine = Engine(spark, settings, kafka.servers, str(tmp_path), {things: shape}, {})
+    wait = SparkSettings(real_time_batch="5 seconds").real_time_batch
+    query = Query("per_name", (things,), into, ("window", "name"), per_name, mode, watermark=wait * 2, where="n > 0")
+    ids = {things: kafka.topic_id(things)}
+
+    def launched(before: Account | None) -> Books:
+        running, verdict = engine.launch(query, 1, ids)
+        assert verdict.mode is mode
+        return Books(engine, query, running, before, kafka.bounds, SystemClock())
+
+    def until_taken(books: Books, number: int) -> Account:
+        def enough() -> bool:
+            books.look()
+            return books.account.shares[things].taken >= number
+
+        eventually(enough, 60)
+        return books.account
+
+    books = launched(None)
+    # 100 records over 100 seconds; 7 that do not fit, 9 that are not wanted.
+    batch = [thing(seq, seq, n="many" if seq % 14 == 0 else (0 if seq % 11 == 0 else 1)) for seq in range(1, 101)]
+    send(kafka, things, batch)
+    first = until_taken(books, 100)
+    refused = {seq for seq in range(1, 101) if seq % 14 == 0}
+    filtered = {seq for seq in range(1, 101) if seq % 11 == 0} - refused
+    expected = {
+        Outcome.PASSED: 100 - len(refused) - len(filtered),
+        Outcome.REFUSED: len(refused),
+        Outcome.FILTERED: len(filtered),
+        Outcome.LATE: 0,
+        Outcome.DUPLICATE: 0,
+        Outcome.SHED: 0,
+    }
+    assert first.shares[things].outcomes == expected
+    assert first.conserved
+
+    # The watermark moves with the next batches: then come one late record, one that is doubled, and one in order.
+    send(kafka, things, [thing(101, 200)])
+    until_taken(books, 101)
+    send(kafka, things, [thing(102, 201)])
+    until_taken(books, 102)
+    send(kafka, things, [thing(103, 150), thing(102, 201), thing(104, 202)])
+    second = until_taken(books, 105)
+    expected[Outcome.PASSED] += 3
+    expected[Outcome.LATE] = expected[Outcome.DUPLICATE] = 1
+    assert second.shares[things].outcomes == expected
+    assert second.late == {"s": {"1": [(103, 103)]}}
+    assert Account.of(second.key, second.dumps()) == second
+
+    # The driver dies before it has told of its last batches: the next one counts them from the log.
+    books.running.stop()
+    again = launched(replace(first, late={}))
+    send(kafka, things, [thing(105, 203), thing(104, 202)])
+    third = until_taken(again, 107)
+    expected[Outcome.PASSED] += 1
+    expected[Outcome.DUPLICATE] += 1
+    assert third.shares[things].outcomes == expected
+    assert third.late == {"s": {"1": [(103, 103)]}}
+    again.running.stop()

@@ -1,0 +1,191 @@
+"""Stages and processes that do not get on."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from tests.audit.rules.watching import SECOND, Watch, channel, hop, query
+
+from penstock.audit.alarm import Alarm
+
+
+def test_a_stage_that_has_input_and_makes_no_progress_is_stalled() -> None:
+    watch = Watch()
+    parts = query(taken=500, in_flight=7), channel(records=507)
+    assert watch.stay(120, *parts) == []
+    (alarm,) = watch.look(*parts)
+    assert (alarm.name, alarm.stage) == ("stalled", "query:by_country")
+    assert alarm.since == watch.now - 120 * SECOND
+    text = 'query:by_country made no progress for 2 minutes, while 7 records wait in rsvps: see "penstock status".'
+    assert alarm.text == text
+
+
+def test_a_stage_is_stalled_even_when_its_lag_looks_fine() -> None:
+    watch = Watch()
+    names: list[str] = []
+    for second in range(160):
+        words = {"analyse": {"at": second, "nodes": {"query:by_country": {"lag": 0, "count": None}}}}
+        names = watch.names(query(taken=500), channel(records=500 + second), processes=words)
+    assert names == ["stalled"]
+
+
+def test_a_stage_without_input_is_not_stalled() -> None:
+    assert Watch().stay(1_000, query(taken=500), channel(records=500)) == []
+
+
+def test_a_stage_that_takes_something_once_a_minute_is_not_stalled() -> None:
+    watch = Watch()
+    for second in range(600):
+        parts = query(taken=second // 60 * 60, in_flight=second % 60), channel(records=second)
+        assert watch.names(*parts) == []
+
+
+def test_a_record_after_a_long_rest_is_no_stall() -> None:
+    watch = Watch()
+    watch.stay(600, query(taken=500), channel(records=500))
+    assert watch.stay(60, query(taken=500, in_flight=1), channel(records=501)) == []
+
+
+def test_long_batches_need_longer_to_show_progress() -> None:
+    watch = Watch(batch=timedelta(minutes=5))
+    assert watch.stay(600, query(taken=500, in_flight=7)) == []
+    assert watch.stay(1, query(taken=500, in_flight=7)) == ["stalled"]
+
+
+def test_a_process_that_counts_and_dies_again_and_again_is_stalled() -> None:
+    watch = Watch()
+    names: list[str] = []
+    for second in range(200):
+        count = 40_000 if second < 5 else second % 10
+        words = {"load": {"at": second, "nodes": {"store:redis/by_country": {"count": count, "lag": 9}}}}
+        names = watch.names(hop("store:redis/by_country", "by_country", "", taken=40_000), processes=words)
+    assert names == ["stalled"]
+
+
+def test_what_a_process_counts_is_progress_before_it_is_accounted_for() -> None:
+    watch = Watch()
+    for second in range(400):
+        words = {"load": {"at": second, "nodes": {"store:redis/by_country": {"count": second, "lag": 9}}}}
+        assert watch.names(hop("store:redis/by_country", "by_country", "", taken=0), processes=words) == []
+
+
+def test_a_stage_that_no_account_tells_of_is_watched_by_its_lag() -> None:
+    watch = Watch()
+    names: list[str] = []
+    for second in range(125):
+        words = {
+            "load": {"at": second, "nodes": {"store:delta/rsvps": {"count": 5, "lag": 9}, "channel:x": {"lag": 1}}}
+        }
+        names = watch.names(processes=words)
+    assert names == ["stalled"]
+
+
+def test_a_stage_that_never_accounted_for_anything_is_stalled() -> None:
+    watch = Watch(reads={"query:by_country": ["rsvps"]})
+    assert watch.stay(120, channel(records=0)) == []
+    assert watch.stay(120, channel(records=5)) == []
+    (alarm,) = watch.look(channel(records=5))
+    assert "while 5 records wait in rsvps" in alarm.text
+
+
+def test_markers_of_transactions_are_no_input() -> None:
+    watch, names = Watch(), list[str]()
+    for second in range(300):
+        words = {"analyse": {"at": second, "nodes": {"query:by_country": {"lag": 2}}}}
+        names += watch.names(query(taken=500, in_flight=2), channel(records=500), processes=words)
+    assert names == []
+
+
+def test_when_the_audit_itself_is_stalled_no_stage_is_accused() -> None:
+    watch = Watch()
+    parts = query(taken=500, in_flight=7), channel(records=507, unread=12)
+    watch.stay(120, *parts)
+    (alarm,) = watch.look(*parts)
+    assert (alarm.name, alarm.stage) == ("stalled", "audit")
+    assert "while 12 entries wait" in alarm.text
+
+
+def test_a_clock_that_jumps_stalls_nobody() -> None:
+    watch = Watch()
+    parts = query(taken=500, in_flight=7), channel(records=507)
+    watch.look(*parts)
+    watch.clock.move(86_400)
+    assert watch.names(*parts, processes={"load": {"at": 1}}) == []
+    watch.clock.move(-86_400)
+    assert watch.names(*parts) == []
+    assert watch.stay(120, *parts) == ["stalled"]
+
+
+def test_a_source_without_a_connection_is_unheard() -> None:
+    watch = Watch()
+    names: list[str] = []
+    alarms: list[Alarm] = []
+    for second in range(200):
+        away = {"connected": not 10 < second < 110, "trouble": "refused\n"}
+        alarms = watch.look(processes={"collect": {"at": second, "nodes": {"source:rsvps": away}}})
+        names += [alarm.text for alarm in alarms]
+    assert 'source:rsvps has had no connection for 60 s (refused\\n): see "penstock status".' in names
+    assert alarms == []
+
+
+def nodes(**p99: float) -> dict[str, Any]:
+    return {"audit": {"nodes": {f"channel:{name}": {"latency": {"p50": 1.0, "p99": ms}} for name, ms in p99.items()}}}
+
+
+def test_a_slow_stage_is_told_apart_from_those_before_it() -> None:
+    watch = Watch()
+    parts = hop(), query(), hop("query:top", "by_country", "top"), channel()
+    alarms = watch.look(*parts, processes=nodes(rsvps=20, by_country=45_000, top=46_000))
+    assert [(alarm.name, alarm.stage) for alarm in alarms] == [("slow-stage", "query:by_country")]
+    assert "takes 45 s for one record in a hundred" in alarms[0].text
+
+
+def test_a_slow_browser_makes_no_slow_stage() -> None:
+    feed = {"latency": {"p99": 90_000.0}, "door": {"p99": 40.0}, "browser": {"p99": 90_000.0}}
+    words = {**nodes(by_country=20), "deliver": {"nodes": {"feed:by_country": feed}}}
+    assert Watch().names(hop("feed:by_country", "by_country", ""), processes=words) == []
+
+
+def test_a_slow_source_is_named_and_history_is_not_slow() -> None:
+    assert Watch().names(hop(), processes=nodes(rsvps=31_000)) == ["slow-stage"]
+    years = 1e12
+    assert Watch().names(hop(), query(), processes=nodes(rsvps=years, by_country=1.02 * years)) == []
+
+
+def test_where_no_node_tells_the_step_of_the_hop_counts() -> None:
+    assert Watch().names(query(step={"p99": 31_000.0})) == ["slow-stage"]
+    assert Watch().names(query(step={"p99": 29_000.0}, latency={"p99": 99_000.0})) == []
+
+
+def test_a_process_that_says_nothing_is_away_until_it_speaks() -> None:
+    watch = Watch()
+    words = {"load": {"at": watch.now}, "collect": {"at": watch.now}}
+    names: list[str] = []
+    for _ in range(12):
+        words["collect"] = {"at": watch.now}
+        alarms = watch.look(processes=words)
+        names = [f"{alarm.name} {alarm.stage}" for alarm in alarms]
+    assert names == ["away load"]
+    for _ in range(12):
+        words = {name: {"at": watch.now} for name in words}
+        names = watch.names(processes=words)
+    assert names == []
+
+
+def test_a_process_whose_clock_is_wrong_is_not_away() -> None:
+    watch = Watch()
+    for _ in range(60):
+        assert watch.names(processes={"load": {"at": watch.now - 3_600 * SECOND}}) == []
+
+
+@pytest.mark.parametrize("usage", [{"load": {}}, {"load": {}, "kafka": {}}])
+def test_a_process_of_an_earlier_run_is_not_away(usage: dict[str, Any]) -> None:
+    watch = Watch()
+    for _ in range(60):
+        words = {"run": {"at": watch.now, "usage": usage}, "load": {"at": watch.now}, "deliver": {"at": 0}}
+        assert watch.names(processes=words) == []
+
+
+def test_a_process_that_left_long_ago_is_not_away() -> None:
+    watch = Watch()
+    assert watch.stay(60, processes={"load": {"at": watch.now - 86_400 * SECOND}}) == []

@@ -1,0 +1,324 @@
+"""The command over a real broker."""
+
+import asyncio
+import base64
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from typer.testing import CliRunner, Result
+
+from penstock.channels.kafka import Kafka, Topic
+from penstock.cli.dlq import app
+from penstock.contracts import Entry
+from penstock.errors import Misconfigured
+from penstock.pipeline.run import Running
+from penstock.record import Headers, Origin, Record
+from penstock.supervise.folder import StateFolder
+
+Fresh = Callable[[str], str]
+NOW = time.time_ns() // 1_000
+HOSTILE = "it is \x1b[31mred\x9b2J\r\n‮"
+
+
+@pytest.fixture
+def channel(kafka: Kafka, fresh: Fresh) -> str:
+    name = fresh("letters")
+    kafka.ensure([Topic(name, 2), Topic(f"{name}.dead")])
+    return name
+
+
+def send(kafka: Kafka, channel: str, records: Sequence[Record]) -> None:
+    async def go() -> None:
+        async with kafka.sender() as sender:
+            await sender.send(channel, records)
+
+    asyncio.run(go())
+
+
+def held(kafka: Kafka, channel: str) -> list[Entry]:
+    ends = {partition: end for partition, (_, end) in kafka.bounds(channel).items()}
+    found: list[Entry] = []
+    with kafka.reader({channel: {}}) as reader:
+        while any(reader.positions(channel)[partition] < end for partition, end in ends.items()):
+            found += reader.read(1_000, 1)
+    return found
+
+
+def letter(
+    seq: int | None,
+    value: bytes | None = b"{",
+    reason: str = "it is not JSON",
+    sender: str = "kiosk 7",
+    own: Headers = (),
+) -> Record:
+    origin = Origin(sender, 1, seq, NOW) if seq is not None else None
+    extra = (*own, ("reason", reason.encode()), ("place", b"rsvps:1:%d" % (seq or 0)))
+    return Record(value, origin, b"k", extra)
+
+
+def run(kafka: Kafka, *arguments: str) -> Result:
+    return CliRunner().invoke(app, [*arguments, "--servers", kafka.servers])
+
+
+def rows(result: Result) -> list[list[str]]:
+    lines = [line.split("│") for line in result.stdout.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line[1:-1]] for line in lines]
+
+
+def wrong(result: Result) -> str:
+    assert isinstance(result.exception, Misconfigured), result.output
+    return str(result.exception)
+
+
+# --- list -------------------------------------------------------------------------------------------------------------
+
+
+def test_reasons_are_counted_per_channel(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(1), letter(2), letter(3, reason='the field "guests" is missing')])
+    (often, once) = rows(run(kafka, "list", channel))
+    assert (often[0], often[1], often[-1]) == (f"{channel}.dead", "2", "it is not JSON")
+    assert (once[1], once[-1]) == ("1", 'the field "guests" is missing')
+    assert [f"{channel}.dead", "2"] in [row[:2] for row in rows(run(kafka, "list"))]
+
+
+def test_a_channel_without_letters_is_listed_with_none(kafka: Kafka, channel: str) -> None:
+    assert rows(run(kafka, "list", f"{channel}.dead")) == [[f"{channel}.dead", "0", "", "", "", ""]]
+
+
+def test_each_letter_is_listed_the_newest_last(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(seq, b"x" * seq) for seq in range(1, 6)])
+    result = run(kafka, "list", channel, "--each", "--most", "2")
+    first, last = rows(result)
+    assert first[0].endswith(".dead:0:3")
+    assert (last[0], *last[2:]) == (f"{channel}.dead:0:4", "kiosk 7/1: 5", "5", "rsvps:1:5", "it is not JSON")
+    assert "these are the newest of 5 letters; --most 5 shows them all" in result.stdout
+
+
+def test_more_reasons_than_asked_for_are_counted(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(seq, reason=f"reason {seq}") for seq in range(3)])
+    result = run(kafka, "list", channel, "--most", "2")
+    assert len(rows(result)) == 2
+    assert "and 1 more; --most 3 shows them all" in result.stdout
+
+
+def test_a_list_for_programs_is_json(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(1), letter(2, own=(("redriven", b"1"),)), letter(None, None, HOSTILE)])
+    (told,) = json.loads(run(kafka, "list", channel, "--json", "--reason", "json").stdout)["channels"]
+    (reason,) = told["reasons"]
+    assert (told["channel"], told["letters"], reason["count"], reason["came_back"]) == (f"{channel}.dead", 2, 2, 1)
+    assert reason["first"] <= reason["last"]
+    result = run(kafka, "list", channel, "--each", "--json")
+    assert result.stdout.isascii()
+    each = json.loads(result.stdout)
+    assert each["matching"] == 3
+    one, two, three = each["letters"]
+    assert (one["sender"], one["epoch"], one["seq"], one["place"]) == ("kiosk 7", 1, 1, "rsvps:1:1")
+    assert two["came_back"] is True
+    assert (three["sender"], three["size"], three["reason"]) == (None, 0, HOSTILE)
+
+
+def test_the_old_and_those_of_others_are_left_out(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(1), letter(2, sender="phone")])
+    (row,) = rows(run(kafka, "list", channel, "--each", "--since", "10m", "--sender", "phone"))
+    assert row[2] == "phone/1: 2"
+    assert rows(run(kafka, "list", channel, "--each", "--since", "0s")) == []
+
+
+@pytest.mark.parametrize("options", [["list"], ["list", "--each"]])
+def test_what_would_move_the_cursor_is_spelled_out(kafka: Kafka, channel: str, options: list[str]) -> None:
+    send(kafka, f"{channel}.dead", [letter(1, reason=HOSTILE, sender="a\x1b[2Jb")])
+    for output in (run(kafka, *options, channel).stdout, run(kafka, "show", channel, "0:0").stdout):
+        assert r"it is \x1b[31mred\x9b2J\r\n\u202e" in output
+        assert not [char for char in output if not char.isprintable() and char != "\n"]
+
+
+# --- show -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_letter_is_shown_with_all_that_is_known(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(1), letter(41, '{"né":\n\x1b[1m'.encode(), own=(("trace", b"\xff"),))])
+    lines = run(kafka, "show", channel, "0:1").stdout.splitlines()
+    assert lines[:2] == [f"letter:   {channel}.dead:0:1", "reason:   it is not JSON"]
+    assert "record:   rsvps:1:41" in lines
+    assert any(line.startswith("origin:   kiosk 7/1: 41, sent 20") for line in lines)
+    assert r"  trace: \xff" in lines
+    assert lines[-3:] == ["value:    12 bytes", '  {"né":', r"  \x1b[1m"]
+    assert run(kafka, "show", channel, "rsvps:1:41").stdout.splitlines() == lines
+
+
+def test_what_is_no_text_is_shown_in_hex(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(1, b"\xff\x00A" * 6)])
+    assert run(kafka, "show", channel, "0:0").stdout.splitlines()[-2:] == [
+        "  00000000  ff 00 41 ff 00 41 ff 00 41 ff 00 41 ff 00 41 ff  ..A..A..A..A..A.",
+        "  00000010  00 41                                            .A",
+    ]
+
+
+def test_a_large_value_is_cut_and_raw_is_all_of_it(kafka: Kafka, channel: str) -> None:
+    value = "é".encode() * 5_000
+    send(kafka, f"{channel}.dead", [letter(1, b"." + value), letter(2, b"\xff\r\n\x00")])
+    lines = run(kafka, "show", channel, "0:0").stdout.splitlines()
+    assert lines[-2:] == ["  ." + "é" * 2047, "these are the first 4,096 bytes; --raw writes them all"]
+    assert run(kafka, "show", channel, "0:0", "--raw").stdout_bytes == b"." + value
+    assert run(kafka, "show", channel, "0:1", "--raw").stdout_bytes == b"\xff\r\n\x00"
+
+
+def test_a_null_is_shown_as_such(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(1, b"", "the value is null"), Record(None)])
+    assert run(kafka, "show", channel, "0:0").stdout.splitlines()[-1] == "value:    null"
+    lines = run(kafka, "show", channel, "0:1").stdout.splitlines()
+    assert {"key:      none", "value:    null", "origin:   it carries no identity"} <= set(lines)
+    assert run(kafka, "show", channel, "0:1", "--raw").stdout_bytes == b""
+
+
+def test_a_letter_for_programs_is_json(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(1, b"\xff")])
+    told = json.loads(run(kafka, "show", channel, "0:0", "--json").stdout)
+    assert (told["offset"], told["seq"], base64.b64decode(told["value"])) == (0, 1, b"\xff")
+    assert told["headers"][0] == {"name": "sender", "value": base64.b64encode(b"kiosk 7").decode()}
+
+
+# --- redrive ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_redriven_lies_in_the_channel_with_its_identity_once(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(1), letter(None, b"nameless"), letter(2)])
+    dry = run(kafka, "redrive", channel, "--all", "--dry-run")
+    assert dry.exit_code == 0
+    assert f"{channel}.dead:0:1 (no identity) would be sent" in dry.stdout
+    assert dry.stdout.endswith(f"{channel}: 3 would be sent, 0 skipped\n")
+    assert not held(kafka, channel)
+    first = run(kafka, "redrive", channel, "--all")
+    assert (first.exit_code, first.stdout) == (0, f"{channel}: 3 sent, 0 skipped\n")
+    second = run(kafka, "redrive", channel, "--all")
+    assert (second.exit_code, second.stdout) == (0, f"{channel}: 0 sent, 3 skipped: 3 redriven before\n")
+    one, nameless, two = held(kafka, channel)
+    assert [Origin.of(entry.headers) for entry in (one, two)] == [Origin("kiosk 7", 1, seq, NOW) for seq in (1, 2)]
+    assert (nameless.key, nameless.value) == (b"k", b"nameless")
+    assert list(nameless.headers) == [("redriven", b"1"), ("from", f"{channel}.dead:0:1".encode())]
+
+
+def test_what_came_back_is_told_and_exits_with_1(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(1), letter(2, own=(("redriven", b"1"), ("from", b"x.dead:0:0")))])
+    result = run(kafka, "redrive", channel, "--sender", "kiosk 7")
+    assert result.exit_code == 1
+    told = "(kiosk 7/1: 2) is not sent: it was redriven once and refused again: it is not JSON"
+    assert result.stdout.splitlines() == [
+        f"{channel}.dead:0:1 {told}",
+        f"{channel}: 1 sent, 1 skipped: 1 came back",
+    ]
+
+
+def test_letters_are_redriven_by_place_into_another_channel(kafka: Kafka, channel: str, fresh: Fresh) -> None:
+    other = fresh("other")
+    kafka.ensure([Topic(other)])
+    send(kafka, f"{channel}.dead", [letter(seq) for seq in range(1, 5)])
+    result = run(kafka, "redrive", channel, "0:3", "rsvps:1:2", "--into", other, "--json")
+    told = json.loads(result.stdout)
+    assert (told["into"], told["dry_run"], told["counts"]["sent"]) == (other, False, 2)
+    assert [(one["origin"]["seq"], one["verdict"]) for one in told["letters"]] == [(2, "sent"), (4, "sent")]
+    assert [origin.seq for entry in held(kafka, other) if (origin := Origin.of(entry.headers))] == [2, 4]
+    assert not held(kafka, channel)
+
+
+def test_an_aborted_transaction_at_the_end_of_the_channel_is_no_obstacle(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(1), letter(2)])
+    send(kafka, channel, [Record(b"{", Origin("kiosk 7", 1, 1, NOW), extra=(("redriven", b"1"),))])
+    conf: dict[str, str | int | float | bool] = {"bootstrap.servers": kafka.servers, "transactional.id": channel}
+    producer = Producer(conf)
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(channel, b"gone", partition=0)
+    producer.flush(10)
+    producer.abort_transaction(30)
+    result = run(kafka, "redrive", channel, "--all")
+    assert result.stdout == f"{channel}: 1 sent, 1 skipped: 1 redriven before\n"
+
+
+# --- what is asked wrongly --------------------------------------------------------------------------------------------
+
+
+def test_without_a_selection_nothing_is_redriven(kafka: Kafka, channel: str) -> None:
+    way_out = "give PARTITION:OFFSET, --reason, --sender or --since; or --all for every letter"
+    assert wrong(run(kafka, "redrive", channel)) == f"dlq redrive: it is not said which letters; {way_out}"
+    assert "everything and a selection" in wrong(run(kafka, "redrive", channel, "0:1", "--all"))
+
+
+def test_a_misspelled_channel_is_answered_with_the_right_one(kafka: Kafka, channel: str) -> None:
+    misspelled = channel.replace("letters", "leters")
+    for command in (["list"], ["show", "0:0"], ["redrive", "--all"]):
+        said = wrong(run(kafka, command[0], misspelled, *command[1:]))
+        assert said.startswith(f'channel {misspelled}.dead: there is no such channel; did you mean "letters-')
+
+
+@pytest.mark.parametrize("place", ["", "17", "0:", ":1", "0:x", "a b:0:1", "0:٣", "0:" + "9" * 30, "../0:1\n"])
+def test_what_is_no_place_is_told(kafka: Kafka, channel: str, place: str) -> None:
+    assert "this is no place; write PARTITION:OFFSET" in wrong(run(kafka, "show", channel, place))
+    assert "this is no place; write PARTITION:OFFSET" in wrong(run(kafka, "redrive", channel, place))
+
+
+def test_an_offset_beyond_the_end_is_told_with_what_is_there(kafka: Kafka, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(1), letter(2)])
+    said = f"channel {channel}.dead: there is no dead letter at 0:2; it holds 0:0 to 0:1"
+    assert wrong(run(kafka, "show", channel, "0:2")) == said
+    assert wrong(run(kafka, "redrive", channel, "0:0", "0:2")) == said
+    assert not held(kafka, channel)
+
+
+def test_into_dead_letters_and_into_the_pipelines_own_channels_nothing_is_redriven(kafka: Kafka, channel: str) -> None:
+    kafka.ensure([Topic("penstock.test.heartbeats")])
+    for into in (f"{channel}.dead", "penstock.test.heartbeats"):
+        said = wrong(run(kafka, "redrive", channel, "--all", "--into", into))
+        assert said.startswith(f"channel {into}: there is no such channel")
+
+
+def test_a_time_that_is_none_is_told(kafka: Kafka, channel: str) -> None:
+    assert wrong(run(kafka, "list", channel, "--since", "soon")).startswith('--since: "soon" is not a duration')
+
+
+def test_raw_and_json_exclude_each_other(kafka: Kafka, channel: str) -> None:
+    assert wrong(run(kafka, "show", channel, "0:0", "--raw", "--json")) == (
+        "--raw, --json: both are given; choose one of them"
+    )
+
+
+# --- where the channels are -------------------------------------------------------------------------------------------
+
+
+def penstock(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "penstock", "dlq", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture
+def running(kafka: Kafka, tmp_path: Path) -> Iterator[Path]:
+    """A folder that a run holds, as far as other commands can see."""
+    with StateFolder(tmp_path / ".penstock").held() as state:
+        found = Running(1, "test", "penstock.test.status", kafka.servers, None, None)
+        (state.path / Running.FILE).write_text(json.dumps(asdict(found)))
+        yield tmp_path
+
+
+def test_the_run_in_the_folder_tells_where(kafka: Kafka, running: Path, channel: str) -> None:
+    send(kafka, f"{channel}.dead", [letter(1)])
+    result = penstock(running, "redrive", channel, "--all")
+    assert (result.returncode, result.stdout, result.stderr) == (0, f"{channel}: 1 sent, 0 skipped\n", "")
+
+
+def test_so_do_the_settings(kafka: Kafka, tmp_path: Path, channel: str) -> None:
+    (tmp_path / "penstock.toml").write_text(f'[kafka]\nservers = "{kafka.servers}"\n')
+    result = CliRunner().invoke(app, ["list", channel, "--folder", str(tmp_path)])
+    assert rows(result)[0][0] == f"{channel}.dead"
+
+
+def test_where_nothing_runs_it_exits_with_2_and_a_sentence(tmp_path: Path) -> None:
+    result = penstock(tmp_path, "list")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(f"penstock: {tmp_path}: nothing runs here; ")

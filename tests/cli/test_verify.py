@@ -1,0 +1,294 @@
+"""The verifier as a person calls it: in a process of its own where signals and pipes are meant."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner, Result
+
+from penstock.channels.kafka import Kafka, Topic
+from penstock.cli.verify import verify
+from penstock.pipeline.run import Running
+from penstock.pipeline.wiring import Wiring
+from penstock.record import Origin, Record
+from penstock.supervise.folder import StateFolder
+
+Fresh = Callable[[str], str]
+PENSTOCK = [sys.executable, "-m", "penstock", "verify"]
+
+
+def command(*arguments: str) -> Result:
+    app = typer.Typer()
+    app.command()(verify)
+    return CliRunner().invoke(app, arguments)
+
+
+def file(folder: Path, *seqs: int, sender: str = "sender1", name: str = "updates.jsonl") -> str:
+    path = folder / name
+    with path.open("a") as out:
+        out.writelines(json.dumps({"seq": seq, "sender": sender, "time": 0}) + "\n" for seq in seqs)
+    return str(path)
+
+
+def table(result: Result, sender: str) -> list[str]:
+    (row,) = [
+        line.split() for line in result.stdout.splitlines() if line.split()[:1] == [sender] and "misses" not in line
+    ]
+    return row[1:]
+
+
+def penstock(folder: Path, *arguments: str, given: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+    called = [*PENSTOCK, *arguments]
+    return subprocess.run(called, cwd=folder, input=given, capture_output=True, check=False, timeout=60)
+
+
+@contextmanager
+def started(*arguments: str, stdin: int | None = None) -> Iterator["subprocess.Popen[str]"]:
+    process = subprocess.Popen([*PENSTOCK, *arguments], stdin=stdin, stdout=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stdout):
+            if stream:
+                stream.close()
+
+
+def documents(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
+    assert process.stdout is not None
+    return map(json.loads, process.stdout)
+
+
+# --- files and pipes --------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_file_exits_with_0(tmp_path: Path) -> None:
+    result = command(file(tmp_path, 1000, 1001, 1002))
+    assert result.exit_code == 0
+    assert "Whole: nothing is missing among 3 records of 1 sender." in result.stdout
+
+
+def test_a_loss_exits_with_1_and_is_named(tmp_path: Path) -> None:
+    result = command(file(tmp_path, 1000, 1003, 1001, 1001, 2000))
+    assert result.exit_code == 1
+    assert table(result, "sender1") == ["5", "1000", "2000", "997", "1", "1"]
+    assert "sender1 misses 1002\nsender1 misses 1004–1999 (996 records)\n" in result.stdout
+    assert "Not whole: 997 records are missing beside 5 records of 1 sender." in result.stdout
+
+
+def test_what_cannot_be_read_exits_with_2_and_is_named(tmp_path: Path) -> None:
+    path = file(tmp_path, 1, 2)
+    with Path(path).open("ab") as out:
+        out.write(b"nonsense\n" * 30)
+    result = command(path)
+    assert result.exit_code == 2
+    assert "line 3 cannot be read: it is not JSON" in result.stdout
+    assert "and 10 more cannot be read" in result.stdout
+    assert "Uncertain: nothing is missing among 2 records" in result.stdout
+
+
+def test_a_loss_beside_what_cannot_be_read_exits_with_1(tmp_path: Path) -> None:
+    path = file(tmp_path, 1, 3)
+    with Path(path).open("ab") as out:
+        out.write(b"nonsense\n")
+    result = command(path)
+    assert result.exit_code == 1
+    assert "they may be among what cannot be read" in result.stdout
+
+
+def test_an_empty_file_is_not_whole(tmp_path: Path) -> None:
+    result = command(file(tmp_path))
+    assert result.exit_code == 2
+    assert "Nothing to verify" in result.stdout
+
+
+def test_a_lost_beginning_is_found_when_the_first_number_is_told(tmp_path: Path) -> None:
+    path = file(tmp_path, 1003, 1004)
+    assert command(path).exit_code == 0
+    result = command(path, "--first", "1000")
+    assert result.exit_code == 1
+    assert "sender1 misses 1000–1002 (3 records)" in result.stdout
+
+
+def test_fields_have_the_names_that_are_told(tmp_path: Path) -> None:
+    path = tmp_path / "feed.jsonl"
+    path.write_text('{"feed": {"n": 1, "who": "a", "life": 7}}\n{"feed": {"n": 3, "who": "a", "life": 7}}\n')
+    result = command(str(path), "--seq", "feed.n", "--sender", "feed.who", "--epoch", "feed.life", "--time", "")
+    assert result.exit_code == 1
+    assert "a/7 misses 2" in result.stdout
+    assert command(str(path), "--seq", "feed.n", "--sender", "").exit_code == 1
+
+
+def test_names_from_outside_cannot_move_the_cursor(tmp_path: Path) -> None:
+    result = command(file(tmp_path, 1, 3, sender="a\x1b[2J\nb[bold]"))
+    assert "a\\x1b[2J\\nb[bold] misses 2" in result.stdout
+    assert "\x1b" not in result.stdout
+
+
+def test_of_many_senders_those_with_findings_are_shown_and_the_others_counted(tmp_path: Path) -> None:
+    for number in range(30):
+        path = file(tmp_path, 1, 2, sender=f"good{number}")
+    for number in range(25):
+        file(tmp_path, 1, number + 3, sender=f"bad{number}")
+    result = command(path)
+    assert result.exit_code == 1
+    assert table(result, "bad24") == ["2", "1", "27", "25", "0", "0"]
+    assert "good" not in result.stdout
+    assert "bad4 " not in result.stdout.split("misses")[0]
+    assert "and 5 more senders that miss, repeat or reorder\n30 senders are whole and in order\n" in result.stdout
+    assert result.stdout.count(" misses ") == 20
+    assert "and 5 more ranges; --json names them all" in result.stdout
+
+
+def test_many_senders_that_are_all_whole_need_no_table(tmp_path: Path) -> None:
+    for number in range(30):
+        path = file(tmp_path, 1, 2, sender=f"good{number}")
+    said = command(path).stdout.splitlines()
+    assert said[0] == "30 senders are whole and in order"
+    assert said[-1] == "Whole: nothing is missing among 60 records of 30 senders."
+
+
+def test_json_is_all_that_is_printed_and_the_last_document_is_final(tmp_path: Path) -> None:
+    result = command(file(tmp_path, 1, 3), "--json")
+    (told,) = map(json.loads, result.stdout.splitlines())
+    assert (told["final"], told["verdict"], result.exit_code) == (True, "loss", 1)
+    assert told["gaps"] == [{"sender": "sender1", "epoch": 0, "first": 2, "last": 2}]
+
+
+def test_standard_input_is_read_to_its_end(tmp_path: Path) -> None:
+    found = penstock(tmp_path, "-", "--json", given=Path(file(tmp_path, 5, 4, 6)).read_bytes())
+    assert found.returncode == 0
+    assert json.loads(found.stdout)["out_of_order"] == 1
+
+
+def test_a_report_that_cannot_be_written_has_no_verdict(tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        called = [*PENSTOCK, file(tmp_path, 1, 3)]
+        found = subprocess.run(called, stdout=full, stderr=subprocess.PIPE, check=False, timeout=60)
+    assert found.returncode not in (0, 1)
+    assert b"penstock: standard output is unavailable: No space left on device\n" in found.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_pipe_is_reported_on_while_it_is_open_and_a_signal_brings_the_verdict(number: signal.Signals) -> None:
+    with started("-", "--json", "--every", "100 ms", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        reports = documents(process)
+        process.stdin.write('{"seq": 1, "sender": "a"}\n{"seq": 3, "sender": "a"}\n')
+        process.stdin.flush()
+        opened = next(report for report in reports if report["lapse"]["records"])
+        assert (opened["final"], opened["lapse"]["missing"], opened["gaps"][0]["first"]) == (False, 1, 2)
+        process.stdin.write('{"seq": 2, "sender": "a"}\n')
+        process.stdin.flush()
+        assert next(report for report in reports if report["lapse"]["records"])["lapse"]["healed"] == 1
+        process.send_signal(number)
+        *_, last = reports
+        assert (last["final"], last["verdict"], last["records"]) == (True, "whole", 3)
+        assert process.wait(30) == 0
+
+
+def test_a_lapse_is_told_in_a_line(tmp_path: Path) -> None:
+    with started("-", "--every", "100 ms", stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write('nonsense\n{"seq": 1, "sender": "a"}\n{"seq": 3, "sender": "a"}\n')
+        process.stdin.flush()
+        told = next(line for line in process.stdout if "2 records in " in line)
+        assert " UTC: 2 records in 0." in told
+        assert "; 1 newly missing, 0 came late, 1 missing now; 1 cannot be read" in told
+        assert process.stdout.readline() == "a misses 2\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["./absent"], "./absent: it cannot be read: No such file or directory"),
+        (["absent.jsonl"], "absent.jsonl: it cannot be read: No such file or directory"),
+        (["."], ".: it cannot be read: Is a directory"),
+        (["updates"], "nothing runs here; tell where its Kafka is: --servers HOST:PORT; a file is written ./updates"),
+        (["-", "--every", "soon"], '--every: "soon" is not a duration'),
+        (["-", "--seq", ""], "--seq: without a number there is nothing to verify"),
+        (["./some", "--follow"], "--follow: a file has an end; pipe it: tail -n +1 -f ./some | penstock verify -"),
+    ],
+)
+def test_what_cannot_be_verified_is_told_with_the_way_out(tmp_path: Path, arguments: list[str], said: str) -> None:
+    found = penstock(tmp_path, *arguments)
+    assert found.returncode == 2
+    assert said in found.stderr.decode()
+    assert not found.stdout
+
+
+# --- channels ---------------------------------------------------------------------------------------------------------
+
+
+def send(kafka: Kafka, channel: str, records: Sequence[Record]) -> None:
+    async def go() -> None:
+        async with kafka.sender() as sender:
+            await sender.send(channel, records)
+
+    asyncio.run(go())
+
+
+def numbered(*seqs: int) -> list[Record]:
+    return [Record(b"{}", Origin("a", 1, seq, 0), b"%d" % seq) for seq in seqs]
+
+
+def test_a_channel_with_a_gap_disorder_and_a_double_is_told_apart(kafka: Kafka, fresh: Fresh) -> None:
+    channel = fresh("verified")
+    kafka.ensure([Topic(channel)])
+    send(kafka, channel, numbered(1000, 1003, 1001, 1001))
+    send(kafka, channel, [Record(b'{"seq": 1004, "sender": "a", "epoch": 1}'), Record(b'{"seq": 7, "sender": "b"}')])
+    result = command(channel, "--servers", kafka.servers, "--grace", "0s")
+    assert result.exit_code == 1
+    assert table(result, "a") == ["1", "5", "1000", "1004", "1", "1", "1"]
+    assert "a/1 misses 1002\n" in result.stdout
+    send(kafka, channel, numbered(1002))
+    assert command(channel, "--servers", kafka.servers).exit_code == 0
+
+
+def test_the_channels_of_the_pipeline_that_runs_here_are_found(tmp_path: Path, kafka: Kafka, fresh: Fresh) -> None:
+    channel = fresh("found")
+    kafka.ensure([Topic(channel, partitions=3)])
+    send(kafka, channel, numbered(*range(1, 3_001)))
+    with StateFolder(Wiring.read(tmp_path).state).held() as state:
+        running = Running(1, "test", "penstock.test.status", kafka.servers, None, None)
+        (state.path / Running.FILE).write_text(json.dumps(asdict(running)))
+        result = command(channel, "--folder", str(tmp_path), "--json")
+    told = json.loads(result.stdout)
+    assert (result.exit_code, told["records"], told["missing"]) == (0, 3_000, 0)
+
+
+def test_an_empty_channel_is_not_whole_and_an_absent_one_is_told(kafka: Kafka, fresh: Fresh, tmp_path: Path) -> None:
+    channel = fresh("empty")
+    kafka.ensure([Topic(channel)])
+    assert command(channel, "--servers", kafka.servers).exit_code == 2
+    found = penstock(tmp_path, "absent", "--servers", kafka.servers)
+    assert found.returncode == 2
+    assert found.stderr.decode().startswith("penstock: channel absent: ")
+    assert "Unknown topic" in found.stderr.decode()
+
+
+def test_a_channel_is_followed_until_a_signal_brings_the_verdict(kafka: Kafka, fresh: Fresh) -> None:
+    channel = fresh("followed")
+    kafka.ensure([Topic(channel, partitions=2)])
+    send(kafka, channel, numbered(1, 2))
+    options = ("--servers", kafka.servers, "--follow", "--json", "--every", "100 ms", "--grace", "0s")
+    with started(channel, *options) as process:
+        reports = documents(process)
+        assert next(report for report in reports if report["records"] == 2)["verdict"] == "whole"
+        send(kafka, channel, numbered(3, 5))
+        assert next(report for report in reports if report["records"] == 4)["verdict"] == "loss"
+        process.send_signal(signal.SIGTERM)
+        *_, last = reports
+        assert (last["final"], last["gaps"]) == (True, [{"sender": "a", "epoch": 1, "first": 4, "last": 4}])
+        assert process.wait(30) == 1

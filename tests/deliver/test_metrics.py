@@ -1,0 +1,247 @@
+"""The metrics, read back by a parser that takes nothing but the format."""
+
+import math
+import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import orjson
+import pytest
+
+from penstock.deliver.app import build
+from penstock.deliver.metrics import metrics
+from penstock.testing.channels import MemoryChannels
+
+Labels = frozenset[tuple[str, str]]
+Samples = dict[tuple[str, Labels], float]
+
+_NAME = r"[a-zA-Z_:][a-zA-Z0-9_:]*"
+_SAMPLE = re.compile(rf"({_NAME})(?:\{{(.*)\}})? ([^ ]+)")
+_LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\\n]|\\["\\n])*)"(,|$)')
+_ESCAPED = {r"\\": "\\", r"\"": '"', r"\n": "\n"}
+_SUFFIXES = {"counter": {""}, "gauge": {""}, "summary": {"", "_sum", "_count"}}
+
+
+def parsed(text: str) -> Samples:
+    """Every sample. A line that breaks the format, a family in two places, a series that comes twice: all fail."""
+    assert text == "" or text.endswith("\n")
+    samples: Samples = {}
+    kinds: dict[str, str] = {}
+    helped: list[str] = []
+    family = ""
+    for line in text.split("\n")[:-1]:
+        if line.startswith("# HELP "):
+            family = line.split(" ", 3)[2]
+            assert family not in helped, f"{family} comes twice"
+            helped.append(family)
+            continue
+        if line.startswith("# TYPE "):
+            name, kind = line.removeprefix("# TYPE ").split(" ")
+            assert name == family
+            assert kind in _SUFFIXES
+            kinds[name] = kind
+            continue
+        match = _SAMPLE.fullmatch(line)
+        assert match, f"this is not a sample: {line!r}"
+        name, labels, number = match[1], _labels(match[2] or ""), float(match[3])
+        assert name.removeprefix(family) in _SUFFIXES[kinds[family]], f"{name} stands under {family}"
+        assert kinds[family] != "counter" or name.endswith("_total")
+        assert math.isfinite(number)
+        assert (name, labels) not in samples, f"{line!r} comes twice"
+        samples[name, labels] = number
+    return samples
+
+
+def _labels(text: str) -> Labels:
+    found, at = [], 0
+    while at < len(text):
+        match = _LABEL.match(text, at)
+        assert match, f"these are not labels: {text!r}"
+        found.append((match[1], re.sub(r"\\.", lambda escape: _ESCAPED[escape[0]], match[2])))
+        at = match.end()
+    assert len({name for name, _ in found}) == len(found)
+    return frozenset(found)
+
+
+def read(status: dict[str, object]) -> Samples:
+    return parsed(metrics(status).decode())
+
+
+def value(samples: Samples, metric: str, /, **labels: str) -> float | None:
+    return samples.get((metric, frozenset(labels.items())))
+
+
+NOW = 1_700_000_000_000_000
+LATENCY = {"count": 60_000, "min": 0.4, "mean": 2.5, "p50": 2.0, "p95": 6.1, "p99": 14.5, "max": 80.1}
+OUTCOMES = {"passed": 60_000, "refused": 3, "filtered": 0, "late": 0, "duplicate": 0, "shed": 0}
+
+
+def hop(stage: object = "source:rsvps", reads: str = "", writes: str = "rsvps", **more: Any) -> dict[str, object]:
+    told = {"stage": stage, "reads": reads, "writes": writes, "due": 60_008, "taken": 60_003, "in_flight": 1}
+    return {**told, "missing": 4, "outcomes": OUTCOMES, "gaps": [], "latency": LATENCY, "step": None, **more}
+
+
+def status(**more: Any) -> dict[str, object]:
+    """What the delivery tells of a small pipeline."""
+    balance = {
+        "whole": False,
+        "hops": [hop(), hop("query:by_country", "rsvps", "by_country", step=LATENCY), hop("feed:x", "by_country", "")],
+        "channels": [
+            {"channel": "rsvps", "kind": "source", "senders": 20, "unknown_seconds": 1.5},
+            {"channel": "by_country", "kind": "result", "senders": 0, "unknown_seconds": 0.0},
+        ],
+        "alarms": [{"name": "missing", "stage": "source:rsvps", "text": "…", "since": NOW}],
+        **more.pop("balance", {}),
+    }
+    processes = {
+        "audit": {"at": NOW - 1_000_000, "memory": 10**8},
+        "collect": {"at": NOW - 10_000_001, "memory": 2 * 10**8},
+    }
+    nodes = {"query:by_country": {"rate": 160.5, "lag": 2}, "page": {"rate": 3, "lag": None}}
+    return {"now": NOW, "processes": processes, "nodes": nodes, "balance": balance, **more}
+
+
+def test_every_record_has_its_outcome_at_its_stage() -> None:
+    samples = read(status())
+    source = {"stage": "source:rsvps", "channel": "rsvps"}
+    assert value(samples, "penstock_records_total", **source, outcome="passed") == 60_000
+    assert value(samples, "penstock_records_total", **source, outcome="refused") == 3
+    assert value(samples, "penstock_records_total", **source, outcome="late") == 0
+    assert value(samples, "penstock_in_flight", **source) == 1
+    assert value(samples, "penstock_missing", stage="query:by_country", channel="rsvps") == 4
+    assert value(samples, "penstock_missing", stage="feed:x", channel="by_country") == 4
+
+
+def test_the_verdict_and_what_is_unknown_are_told() -> None:
+    samples = read(status())
+    assert value(samples, "penstock_whole") == 0
+    assert value(read(status(balance={"whole": True})), "penstock_whole") == 1
+    assert value(samples, "penstock_unknown_seconds", channel="rsvps") == 1.5
+    assert value(samples, "penstock_senders", channel="rsvps") == 20
+    assert value(samples, "penstock_senders", channel="by_country") is None
+    assert value(samples, "penstock_alarms", name="missing", stage="source:rsvps") == 1
+
+
+def test_a_latency_is_a_summary_in_seconds() -> None:
+    samples = read(status())
+    labels = {"stage": "query:by_country", "channel": "rsvps"}
+    for quantile, seconds in {"0": 0.0004, "0.5": 0.002, "0.95": 0.0061, "0.99": 0.0145, "1": 0.0801}.items():
+        assert value(samples, "penstock_latency_seconds", **labels, quantile=quantile) == seconds
+    assert value(samples, "penstock_latency_seconds_sum", **labels) == pytest.approx(150)
+    assert value(samples, "penstock_latency_seconds_count", **labels) == 60_000
+    assert value(samples, "penstock_step_seconds_count", **labels) == 60_000
+    assert value(samples, "penstock_step_seconds_count", stage="source:rsvps", channel="rsvps") is None
+
+
+def test_parts_and_processes_are_told() -> None:
+    samples = read(status())
+    assert value(samples, "penstock_lag", node="query:by_country") == 2
+    assert value(samples, "penstock_lag", node="page") is None
+    assert value(samples, "penstock_rate", node="query:by_country") == 160.5
+    assert value(samples, "penstock_up", process="audit") == 1
+    assert value(samples, "penstock_up", process="collect") == 0
+    assert value(samples, "penstock_memory_bytes", process="collect") == 2 * 10**8
+
+
+def test_where_a_supervisor_looks_its_word_on_memory_counts_and_earlier_runs_are_forgotten() -> None:
+    usage = {"audit": {"pid": 1, "memory": 7, "deaths": 2}, "kafka": {"pid": 2, "memory": 9, "deaths": 0}}
+    processes = {"run": {"at": NOW, "memory": 1, "usage": usage}, "audit": {"at": NOW, "memory": 5}, "old": {"at": 1}}
+    samples = read(status(processes=processes))
+    told = {name: value(samples, "penstock_memory_bytes", process=name) for name in ("audit", "kafka", "run")}
+    assert told == {"audit": 7, "kafka": 9, "run": 1}
+    assert value(samples, "penstock_deaths_total", process="audit") == 2
+    assert value(samples, "penstock_up", process="old") is None
+    assert value(samples, "penstock_up", process="run") == 1
+
+
+def test_no_verdict_is_given_while_the_audit_is_silent() -> None:
+    silent = {"audit": {"at": NOW - 11_000_000}}
+    samples = read(status(processes=silent))
+    assert value(samples, "penstock_whole") is None
+    assert value(samples, "penstock_up", process="audit") == 0
+
+
+def test_before_anybody_spoke_there_is_nothing() -> None:
+    assert metrics({"now": NOW, "processes": {}, "nodes": {}, "balance": None}) == b""
+
+
+def test_the_same_status_gives_the_same_text_whatever_the_order_of_its_parts() -> None:
+    forth = status()
+    back = {name: dict(reversed(part.items())) if isinstance(part, dict) else part for name, part in forth.items()}
+    assert metrics(forth) == metrics(back)
+
+
+HOSTILE = ['"', "\\", "\n", '\\"\n\\n', '"} 1\npenstock_whole 1\n# ', "", "é \u202e \0 \r \u2028", "x" * 10_000]
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_name_stays_within_its_label(name: str) -> None:
+    told = status(
+        nodes={name: {"rate": 1}},
+        processes={name: {"at": NOW, "memory": 1}, "audit": {"at": NOW}},
+        balance={
+            "hops": [hop(name, name, name, outcomes={name: 5})],
+            "channels": [{"channel": name, "kind": "source", "senders": 2}],
+            "alarms": [{"name": name, "stage": name}],
+        },
+    )
+    samples = read(told)
+    assert value(samples, "penstock_records_total", stage=name, channel=name, outcome=name) == 5
+    assert value(samples, "penstock_rate", node=name) == 1
+    assert value(samples, "penstock_up", process=name) == 1
+    assert value(samples, "penstock_alarms", name=name, stage=name) == 1
+    assert value(samples, "penstock_whole") == 0
+
+
+def test_half_a_pair_of_characters_is_replaced() -> None:
+    assert value(read(status(nodes={"\ud800": {"rate": 1}})), "penstock_rate", node="?") == 1
+
+
+@pytest.mark.parametrize("odd", [None, "7", True, [], {}, float("nan"), float("inf"), 10**400, -1e308])
+def test_what_is_no_number_is_left_out(odd: object) -> None:
+    told = status(
+        now=odd,
+        nodes={"a": odd, "b": {"rate": odd, "lag": odd}},
+        processes={"audit": odd, "run": {"at": odd, "memory": odd, "usage": odd}},
+        balance={
+            "whole": odd,
+            "hops": [
+                odd,
+                hop(stage=odd, outcomes=odd, missing=odd),
+                hop(latency=odd),
+                hop(latency={"count": odd, "mean": odd}),
+            ],
+            "channels": [odd, {"channel": odd, "senders": odd}],
+            "alarms": odd,
+        },
+    )
+    read(told)
+    read({**told, "balance": odd})
+    read({"now": NOW, "processes": odd, "nodes": odd, "balance": odd})
+
+
+def test_the_same_alarm_twice_is_counted_and_hops_with_one_name_are_added_up() -> None:
+    alarm = {"name": "slow", "stage": "query:x"}
+    samples = read(status(balance={"alarms": [alarm, alarm], "hops": [hop(), hop()]}))
+    assert value(samples, "penstock_alarms", **alarm) == 2
+    assert value(samples, "penstock_missing", stage="source:rsvps", channel="rsvps") == 8
+
+
+async def test_prometheus_gets_the_type_that_it_asks_for(
+    served: Callable[..., AbstractContextManager[str]], vega_cache: Path
+) -> None:
+    channels = MemoryChannels()
+    channels.append("status", orjson.dumps({"process": "audit", "at": 1, "memory": 5, "nodes": {}}), b"audit")
+    app = build(channels, [], [], {}, "status", "a title", cache=vega_cache)
+    with served(app) as address:
+        await app.state.delivery.ready.wait()
+        async with httpx.AsyncClient(base_url=address) as client:
+            answer = await client.get("/metrics")
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-store"
+    assert value(parsed(answer.text), "penstock_memory_bytes", process="audit") == 5
+    assert value(parsed(answer.text), "penstock_rate", node="page") == 0
