@@ -59,6 +59,9 @@ def _text(value: bytes | str | None) -> str:
 
 def _number(text: str) -> int:
     number = int(text)
+    if str(number) != text:
+        # Spark reads fewer spellings than Python; what one part takes as a number, all have to.
+        raise ValueError(f"{text!r} is another spelling of {number}")
     if not -(2**63) <= number < 2**63:
         raise ValueError(f"{text} lies beyond 64 bits")
     return number

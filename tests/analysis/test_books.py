@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.analysis.books import Books
+from penstock.analysis.books import Books, standing
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
 from penstock.analysis.query import Mode, Query, Shape
@@ -57,9 +57,10 @@ def test_each_record_has_one_outcome(
     ids = {things: kafka.topic_id(things)}
 
     def launched(before: Account | None) -> Books:
+        stood = standing(engine, query, kafka.bounds)
         running, verdict = engine.launch(query, 1, ids)
         assert verdict.mode is mode
-        return Books(engine, query, running, before, kafka.bounds, SystemClock())
+        return Books(engine, query, running, before, stood, kafka.bounds, SystemClock())
 
     def until_taken(books: Books, number: int) -> Account:
         def enough() -> bool:

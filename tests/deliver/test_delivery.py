@@ -6,6 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from penstock.audit.account import Outcome
 from penstock.clock import SystemClock
 from penstock.contracts import Entry, Positions, Reader
 from penstock.deliver.app import build
@@ -68,6 +69,25 @@ async def test_it_goes_on_where_it_was_after_an_outage() -> None:
         await until(lambda: len(delivery.outlets["f"].feed) == 6)
     assert sum(channels.starts[-1]["f"].values()) == 5
     assert delivery.outlets["f"].count == 6
+
+
+async def test_the_account_of_a_feed_counts_each_entry_once_whatever_happens() -> None:
+    channels = Shaky(*(Unavailable("kafka", "no answer", 0.01) for _ in range(3)))
+    for n in range(5):
+        channels.append("f", b'{"n": 1}', b"[%d]" % n)
+    channels.append("f", b"?", b"[0]")
+    delivery = delivery_of(channels)
+    assert delivery.accounts() == []
+    async with delivery.running():
+        await until(lambda: len(channels.starts) == 4)
+        channels.append("f", b'{"n": 2}', b"[99]")
+        await until(lambda: delivery.outlets["f"].count == 7)
+        [account] = delivery.accounts()
+    share = account.shares["f"]
+    assert (account.stage, account.step, share.taken) == ("feed:f", 7, 7)
+    assert share.outcomes == {Outcome.PASSED: 6, Outcome.DUPLICATE: 0, Outcome.REFUSED: 1}
+    assert share.since == {0: 0, 1: 0}
+    assert share.until == {partition: end for partition, (_, end) in channels.bounds("f").items()}
 
 
 async def test_an_outage_is_told_until_it_is_over() -> None:

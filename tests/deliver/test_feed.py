@@ -102,6 +102,19 @@ def test_then_come_the_changes_only(log: Log, feed: Feed) -> None:
     assert follower.take() is None
 
 
+def test_each_entry_is_counted_once_with_what_it_was(log: Log, feed: Feed) -> None:
+    some = [
+        log.add("nl", 2, version=2),
+        log.add("nl", 1, version=1),
+        log.add("nl", None, version=3),
+        log.add("nl", None),
+    ]
+    some.append(log.raw(b"?", b"{}", []))
+    for _ in range(3):
+        feed.push(some)
+    assert (feed.taken, feed.passed, feed.duplicate, feed.refused) == (5, 2, 2, 1)
+
+
 def test_a_slow_follower_gets_the_latest_of_each_row_in_one_message(log: Log, feed: Feed) -> None:
     follower = Follower(feed)
     follower.take()

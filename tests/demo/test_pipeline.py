@@ -9,11 +9,10 @@ import pytest
 import vl_convert
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.analysis.frames import built
-from penstock.demo.pipeline import app, busy_venues, distinct_members, people_by_country, trending_topics
+from penstock.demo.pipeline import app
 from penstock.pipeline.description import PageSpec
 from penstock.simulate.rsvps import Rsvps
-from penstock.testing.frames import frame, rows
+from penstock.testing.frames import answer, frame, rows
 
 DEMO = app.describe()
 NOON = int(datetime(2026, 1, 2, 12, tzinfo=UTC).timestamp())
@@ -27,7 +26,7 @@ def given(spark: SparkSession) -> Given:
     """The channel of the demo with these answers; each dict tells what is special about one."""
 
     def make(*answers: Mapping[str, Any]) -> DataFrame:
-        return frame(spark, DEMO.channels["rsvps"], *(rsvp(**answer) for answer in answers))
+        return frame(spark, DEMO.channels["rsvps"], *(rsvp(**told) for told in answers))
 
     return make
 
@@ -65,7 +64,7 @@ def rsvp(
 
 def test_a_yes_counts_with_its_guests_in_its_country_and_window(given: Given) -> None:
     rsvps = given({"guests": 2}, {}, {"at": 10}, {"country": "de", "at": 9.999}, {"response": "no", "guests": 5})
-    assert rows(people_by_country(rsvps), START, "country", "people", "seen.count") == [
+    assert rows(answer(app, "people_by_country", rsvps), START, "country", "people", "seen.count") == [
         (0, "de", 1, 1),
         (0, "nl", 4, 2),
         (10, "nl", 1, 1),
@@ -74,14 +73,13 @@ def test_a_yes_counts_with_its_guests_in_its_country_and_window(given: Given) ->
 
 def test_each_topic_of_a_yes_trends_in_every_window_of_its_minute(given: Given) -> None:
     rsvps = given({"topics": ("Python", "Spark")}, {"topics": ("Python",)}, {"response": "no"}, {"topics": ()})
-    found = rows(trending_topics(rsvps), START, "topic", "yes")
+    found = rows(answer(app, "trending_topics", rsvps), START, "topic", "yes")
     assert found == [(start, *row) for start in range(-50, 1, 10) for row in (("Python", 2), ("Spark", 1))]
 
 
 def test_yes_and_no_are_counted_per_city(given: Given) -> None:
     rsvps = given({}, {}, {"response": "no"}, {"city": "Bonn", "response": "no"})
-    (query,) = (query for query in DEMO.queries if query.name == "answers_by_city")
-    assert rows(built(query, [rsvps]), "city", "response", "answers", "seen.count") == [
+    assert rows(answer(app, "answers_by_city", rsvps), "city", "response", "answers", "seen.count") == [
         ("Bonn", "no", 1, 1),
         ("Utrecht", "no", 1, 1),
         ("Utrecht", "yes", 2, 2),
@@ -90,13 +88,13 @@ def test_yes_and_no_are_counted_per_city(given: Given) -> None:
 
 def test_a_member_who_answers_twice_is_one_member(given: Given) -> None:
     rsvps = given({"member": 1}, {"member": 1, "response": "no"}, {"member": 2}, {"member": 1, "at": 60})
-    assert rows(distinct_members(rsvps), START, "members", "seen.count") == [(0, 2, 3), (60, 1, 1)]
+    assert rows(answer(app, "distinct_members", rsvps), START, "members", "seen.count") == [(0, 2, 3), (60, 1, 1)]
 
 
 def test_a_busy_venue_counts_the_people_who_come(given: Given) -> None:
     crowd = [{"venue": 3, "guests": 7}, {"venue": 3}]
     rsvps = given(*crowd, {"venue": 4, "response": "no", "guests": 9}, {"venue": 5}, {"venue": None, "guests": 9})
-    assert rows(busy_venues(rsvps), START, "venue_id", "name", "lat", "lon", "people", "seen.count") == [
+    assert rows(answer(app, "busy_venues", rsvps), START, "venue_id", "name", "lat", "lon", "people", "seen.count") == [
         (0, 3, "Hall 3", 52.0, 5.0, 9, 2)
     ]
 

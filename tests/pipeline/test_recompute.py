@@ -14,8 +14,8 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
+from penstock.analysis.checkpoint import covered
 from penstock.analysis.compare import How, Verdict
-from penstock.analysis.covered import covered
 from penstock.analysis.engine import Engine
 from penstock.analysis.query import Query
 from penstock.analysis.settings import SparkSettings

@@ -15,12 +15,14 @@ from deltalake import DeltaTable
 from tests.stores import filling
 from tests.stores.conftest import RedisServer
 
+from penstock.audit.account import Outcome, Share
 from penstock.contracts import Entry, Guarantee, Store
 from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Origin
 from penstock.stores.lake import LakeStore
 from penstock.stores.loading import Loadable
 from penstock.stores.redis import RedisStore
+from penstock.stores.totals import Accounting
 
 
 class Kin(Protocol):
@@ -35,6 +37,9 @@ class Kin(Protocol):
 
     def expected(self, numbers: Sequence[int]) -> object:
         """What has to be there after the records with these numbers, in this order."""
+
+    def outcomes(self, some: Sequence[Entry]) -> list[int]:
+        """What has to become of these entries: passed, duplicate, refused."""
 
 
 class RedisKin:
@@ -59,6 +64,16 @@ class RedisKin:
             newest[key] = max(number, newest.get(key, -1))
         return {key: {"n": number} for key, number in newest.items()}
 
+    def outcomes(self, some: Sequence[Entry]) -> list[int]:
+        newest: dict[bytes | None, int] = {}
+        passed = 0
+        for entry in some:
+            version = int(dict(entry.headers)["version"])
+            if version > newest.get(entry.key, -1):
+                newest[entry.key] = version
+                passed += 1
+        return [passed, len(some) - passed, 0]
+
 
 class LakeKin:
     name = "lake"
@@ -76,6 +91,12 @@ class LakeKin:
 
     def expected(self, numbers: Sequence[int]) -> object:
         return sorted(set(numbers))
+
+    def outcomes(self, some: Sequence[Entry]) -> list[int]:
+        numbers = [json.loads(entry.value or b"")["n"] for entry in some]
+        refused = numbers.count("?")
+        passed = len(set(numbers) - {"?"})
+        return [passed, len(numbers) - passed - refused, refused]
 
 
 @pytest.fixture(params=["redis", "lake"])
@@ -98,6 +119,22 @@ def entries(*numbers: int, start: int = 0, partition: int = 0) -> list[Entry]:
         )
         for index, number in enumerate(numbers)
     ]
+
+
+def share(store: Store) -> Share:
+    assert isinstance(store, Accounting)
+    return store.share()
+
+
+def totals(store: Store) -> tuple[int, ...]:
+    """Taken, passed, duplicate, refused."""
+    told = share(store)
+    return (told.taken, *(told.outcomes[one] for one in (Outcome.PASSED, Outcome.DUPLICATE, Outcome.REFUSED)))
+
+
+def life(store: Store) -> str:
+    assert isinstance(store, Accounting)
+    return store.life
 
 
 def test_a_new_store_stands_nowhere(kin: Kin) -> None:
@@ -196,6 +233,86 @@ def test_two_loaders_by_mistake_apply_nothing_twice(kin: Kin) -> None:
     two.close()
 
 
+def test_what_was_taken_is_counted_with_what_became_of_it(kin: Kin) -> None:
+    store = kin.describe().open()
+    assert totals(store) == (0, 0, 0, 0)
+    store.write([*entries(1, 2, 2), *entries(3, partition=2)], {0: 3, 2: 1})
+    assert share(store) == Share({0: 0, 2: 0}, {0: 3, 2: 1}, 4, share(store).outcomes)
+    assert totals(store) == (4, 3, 1, 0)
+    store.close()
+
+
+def test_a_batch_of_nothing_new_is_counted_too(kin: Kin) -> None:
+    store = kin.describe().open()
+    store.write(entries(1, 2), {0: 2})
+    assert store.write(entries(1, 2, 1, start=2), {0: 5}) == 0
+    store.close()
+    assert totals(kin.describe().open()) == (5, 2, 3, 0)
+
+
+def test_an_entry_is_counted_once(kin: Kin) -> None:
+    """However often it is written, and whatever lies around it in the batch."""
+    store = kin.describe().open()
+    store.write(entries(1, 2, 3), {0: 3})
+    store.write(entries(1, 2, 3), {0: 3})
+    store.write(entries(2, 3, 4, 5, start=1), {0: 5})
+    store.write([], {0: 7})
+    assert totals(store) == (5, 5, 0, 0)
+    store.close()
+    again = kin.describe().open()
+    again.write(entries(1, 2, 3, 4, 5), {0: 5})
+    assert (share(again).since, share(again).until, *totals(again)) == ({0: 0}, {0: 7}, 5, 5, 0, 0)
+    again.close()
+
+
+def test_two_loaders_by_mistake_count_once(kin: Kin) -> None:
+    one, two = kin.describe().open(), kin.describe().open()
+    one.positions()
+    two.positions()
+    one.write(entries(1, 2, 2), {0: 3})
+    try:
+        two.write(entries(1, 2, 2, 4), {0: 4})
+    except Unavailable:
+        two = kin.describe().open()
+        two.write(entries(1, 2, 2, 4), {0: 4})
+    assert totals(one) == totals(two) == (4, 3, 1, 0)
+    assert life(one) == life(two)
+    # What the other one wrote is known, too.
+    assert one.write(entries(4, 5, start=4), {0: 6}) == 1
+    assert totals(two) == (6, 4, 2, 0)
+    one.close()
+    two.close()
+
+
+def test_counting_begins_where_reading_did(kin: Kin) -> None:
+    """A channel that has lost its oldest entries; those of a partition that stands are counted from its first."""
+    store = kin.describe().open()
+    assert isinstance(store, Accounting)
+    store.begin({0: 50, 1: 7})
+    assert (share(store).since, share(store).until) == ({0: 50, 1: 7}, {0: 50, 1: 7})
+    store.write(entries(1, 2, start=50), {0: 52, 1: 7})
+    store.close()
+    again = kin.describe().open()
+    assert isinstance(again, Accounting)
+    again.begin({0: 52, 1: 7})
+    again.write(entries(3, start=52), {0: 53})
+    assert (share(again).since, share(again).until) == ({0: 50, 1: 7}, {0: 53, 1: 7})
+    assert totals(again) == (3, 3, 0, 0)
+    again.close()
+
+
+def test_a_store_keeps_its_life(kin: Kin) -> None:
+    store = kin.describe().open()
+    first = life(store)
+    store.write(entries(1), {0: 1})
+    assert life(store) == first
+    store.close()
+    again = kin.describe().open()
+    again.positions()
+    assert life(again) == first
+    again.close()
+
+
 def test_a_store_of_another_topic_is_refused(kin: Kin) -> None:
     store = kin.describe("one").open()
     store.write(entries(1), {0: 1})
@@ -221,13 +338,15 @@ def test_odd_entries_do_no_harm(kin: Kin) -> None:
     store.write([good, *odd], {0: 5})
     assert store.positions() == {0: 5}
     assert store.write([good, *odd], {0: 5}) == 0
+    taken, *became = totals(store)
+    assert taken == 5 == sum(became)
     store.close()
 
 
 def test_a_writer_killed_at_any_moment_leaves_an_exact_store(
     kin: Kin, eventually: Callable[[Callable[[], object]], None]
 ) -> None:
-    """kill -9 of the loader's process, again and again; then the content is what it has to be."""
+    """kill -9 of the loader's process, again and again; then content and totals are what they have to be."""
     channels = filling.filled()
     done = {partition: end for partition, (_, end) in channels.bounds(filling.CHANNEL).items()}
     command = [sys.executable, filling.__file__, kin.name, kin.place]
@@ -251,4 +370,8 @@ def test_a_writer_killed_at_any_moment_leaves_an_exact_store(
     assert watched.positions() == done
     numbers = [json.loads(entry.value or b"")["n"] for entry in channels.entries(filling.CHANNEL)]
     assert kin.content() == kin.expected([number for number in numbers if number != "?"])
+    taken, *became = totals(watched)
+    assert taken == len(numbers) == sum(became)
+    assert became == kin.outcomes(channels.entries(filling.CHANNEL))
+    assert share(watched).since == dict.fromkeys(done, 0)
     watched.close()

@@ -9,8 +9,9 @@ from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pytest
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 
+from penstock.audit.account import Outcome
 from penstock.audit.runs import Runs
 from penstock.contracts import Entry
 from penstock.errors import Misconfigured, Unavailable
@@ -127,6 +128,48 @@ def test_the_log_has_checkpoints(lake: LakeStore) -> None:
     assert lake.open().positions() == {0: 60}
 
 
+def test_the_totals_outlive_the_log_before_a_checkpoint(lake: LakeStore) -> None:
+    """Where counting began is written once, and lies in no later commit."""
+    table = lake.open()
+    table.begin({0: 5})
+    for n in range(5, 65):
+        table.write([entry(n)], {0: n + 1})
+    log = Path(lake.path, "_delta_log")
+    last = max(int(path.name.partition(".")[0]) for path in log.glob("*.checkpoint.parquet"))
+    for path in log.glob("*.json"):
+        if int(path.stem) <= last:
+            path.unlink()
+    share = lake.open().share()
+    assert (share.since, share.until, share.taken) == ({0: 5}, {0: 65}, 60)
+
+
+def test_what_does_not_fit_is_counted_as_refused(lake: LakeStore) -> None:
+    table = lake.open()
+    table.write([entry(0), entry(1, b"?"), entry(2, seq=0), entry(3, b"{}")], {0: 4})
+    table.write([entry(4, b"?")], {0: 5})
+    assert lake.open().share().outcomes == {Outcome.PASSED: 1, Outcome.DUPLICATE: 1, Outcome.REFUSED: 3}
+    assert lake.open().share().taken == 5
+
+
+def test_a_table_from_before_it_counted_counts_from_where_it_stands(lake: LakeStore) -> None:
+    lake.open()
+    before = [Transaction("penstock/rsvps/0", 40), Transaction("penstock/rsvps/count", 1)]
+    table = DeltaTable(lake.path)
+    nothing = pa.table([[] for _ in lake.columns()], schema=lake.columns())
+    write_deltalake(table, nothing, mode="append", commit_properties=CommitProperties(app_transactions=before))
+    counting = lake.open()
+    assert (counting.share().since, counting.share().until, counting.share().taken) == ({0: 40}, {0: 40}, 0)
+    counting.write([entry(39), entry(40), entry(41)], {0: 42})
+    share = lake.open().share()
+    assert (share.since, share.until, share.taken) == ({0: 40}, {0: 42}, 2)
+
+
+def test_a_table_that_was_moved_away_has_another_life(lake: LakeStore) -> None:
+    first = lake.open().life
+    Path(lake.path).rename(f"{lake.path}.old")
+    assert lake.open().life != first
+
+
 def test_other_columns_are_refused_with_the_way_out(lake: LakeStore) -> None:
     lake.open()
     with pytest.raises(Misconfigured, match=r"its columns are not those of the schema of rsvps; move the table away"):
@@ -157,7 +200,7 @@ def test_a_write_that_fails_leaves_no_trace(lake: LakeStore) -> None:
 
 READER = """
 import sys
-from deltalake import DeltaTable
+from deltalake import CommitProperties, DeltaTable, Transaction, write_deltalake
 for _ in sys.stdin:
     table = DeltaTable(sys.argv[1])
     numbers = sorted(table.to_pyarrow_table(columns=["n"])["n"].to_pylist())

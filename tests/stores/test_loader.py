@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from tests.stores.conftest import RedisServer
 
+from penstock.audit.account import Account, Outcome, Share
 from penstock.contracts import Entry, Guarantee, Positions, Reader
 from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Origin
@@ -194,6 +195,61 @@ def test_refused_records_are_counted(tmp_path: Path, channels: MemoryChannels, e
         eventually(lambda: loader.figures()["count"] == 5 and loader.figures()["refused"] == 1)
 
 
+def test_the_account_of_a_store_adds_up(tmp_path: Path, channels: MemoryChannels, eventually: Eventually) -> None:
+    fill(channels, [*range(20), 3, 4])
+    channels.append("rsvps", b'{"n": "?"}')
+    lake = LakeStore(str(tmp_path / "lake"), "rsvps", "n BIGINT", every=timedelta(0))
+    loader = Loader(channels, "rsvps", lake)
+    assert loader.account("store:delta/rsvps") is None
+    with running(loader):
+        eventually(lambda: _taken(loader) == 23)
+        fill(channels, [20])
+        eventually(lambda: loader.figures()["count"] == 21)
+    until = {partition: end for partition, (_, end) in channels.bounds("rsvps").items()}
+    outcomes = {Outcome.PASSED: 21, Outcome.DUPLICATE: 2, Outcome.REFUSED: 1}
+    account = loader.account("store:delta/rsvps")
+    assert account is not None
+    assert account == Account(
+        "store:delta/rsvps",
+        lake.open().life,
+        account.at,
+        {"rsvps": Share(dict.fromkeys(until, 0), until, 24, outcomes)},
+        step=24,
+    )
+
+
+def _taken(loader: Loader) -> int:
+    account = loader.account("s")
+    return account.shares["rsvps"].taken if account else 0
+
+
+class Trimmed(MemoryChannels):
+    """Channels that no longer hold their first entries."""
+
+    first = 5
+
+    @contextmanager
+    def reader(self, start: Mapping[str, Positions], linger: float = 0.0) -> Iterator[Any]:
+        with super().reader({name: {0: at.get(0) or self.first} for name, at in start.items()}, linger) as reader:
+            yield reader
+
+    def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
+        return {0: (self.first, super().bounds(channel)[0][1])}
+
+
+def test_what_the_channel_held_no_more_is_not_in_the_account(redis_server: RedisServer, eventually: Eventually) -> None:
+    channels = Trimmed()
+    fill(channels, range(20))
+    for _ in range(2):
+        loader = Loader(channels, "rsvps", RedisStore(redis_server.url, "rsvps"))
+        with running(loader):
+            eventually(lambda loader=loader: _taken(loader) == 15)  # type: ignore[misc]  # bound now
+        channels.first = 12
+    account = loader.account("s")
+    assert account is not None
+    assert (account.shares["rsvps"].since, account.shares["rsvps"].until) == ({0: 5}, {0: 20})
+
+
 def test_a_redis_that_is_killed_and_comes_back_misses_nothing(
     own_redis: RedisServer, channels: MemoryChannels, eventually: Eventually
 ) -> None:
@@ -207,6 +263,7 @@ def test_a_redis_that_is_killed_and_comes_back_misses_nothing(
         own_redis.start()
         with own_redis.client() as client:
             eventually(lambda: client.zcard("penstock:rsvps:index") == 1_000)
+    assert _taken(loader) == 1_000
 
 
 def test_a_redis_that_comes_back_empty_is_filled_again(

@@ -6,6 +6,7 @@ import pytest
 import redis
 from tests.stores.conftest import RedisServer
 
+from penstock.audit.account import Outcome
 from penstock.contracts import Entry
 from penstock.errors import Misconfigured, Unavailable
 from penstock.stores.redis import RedisStore, RedisTable
@@ -143,6 +144,45 @@ def test_a_redis_that_lost_its_last_rows_is_filled_again(table: Table) -> None:
         table.put(b"nl", b"two")
     assert table.store.positions() == {}
     assert table.row("nl") is None
+
+
+def test_a_deletion_that_is_applied_has_passed(table: Table) -> None:
+    table.put(b"nl", b"five", 5)
+    table.put(b"nl", None, 6)
+    table.put(b"nl", None, 6)
+    share = table.store.share()
+    assert (share.taken, share.outcomes[Outcome.PASSED], share.outcomes[Outcome.DUPLICATE]) == (3, 2, 1)
+
+
+def test_a_table_from_before_it_counted_counts_from_where_it_stands(table: Table) -> None:
+    table.client.hset("penstock:live:positions", mapping={"0": 40, "1": 9_000_000_000_000_000, "topic": "t"})
+    share = table.store.share()
+    assert (share.since, share.until, share.taken) == (dict(share.until), {0: 40, 1: 9_000_000_000_000_000}, 0)
+    table.store.positions()
+    some = [Entry("live", 0, n, now(), b"%d" % n, b"{}", ()) for n in (38, 39, 40, 41)]
+    assert table.store.write(some, {0: 42, 1: 9_000_000_000_000_001}) == 2
+    share = table.store.share()
+    assert (share.since, share.until) == (
+        {0: 40, 1: 9_000_000_000_000_000},
+        {0: 42, 1: 9_000_000_000_000_001},
+    )
+    assert share.taken == 2
+
+
+def test_a_redis_that_was_emptied_has_another_life(table: Table) -> None:
+    table.put(b"nl", b"one")
+    first = table.store.life
+    assert table.client.hget("penstock:live:positions", "life") == first.encode()
+    table.client.flushall()
+    assert table.store.share().taken == 0
+    second = table.store.life
+    assert second != first
+    assert table.store.share().until == {}
+    assert table.store.life == second
+    table.store.positions()
+    table.put(b"nl", b"two")
+    assert table.store.share().taken == 1
+    assert table.store.life == second
 
 
 def test_a_large_batch_is_one_step(table: Table) -> None:

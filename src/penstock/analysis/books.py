@@ -14,9 +14,8 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.analysis.checkpoint import batches
-from penstock.analysis.conserving import against
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import ONCE, boundary, counts, judged, taken, welcome
+from penstock.analysis.frames import ONCE, counts, judged, taken, welcome
 from penstock.analysis.query import Query
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.runs import Runs
@@ -32,6 +31,16 @@ Bounds = Callable[[str], Mapping[int, tuple[int, int]]]
 Tallies = dict[str, dict[Outcome, int]]
 
 
+def standing(engine: Engine, query: Query, bounds: Bounds) -> dict[str, Positions]:
+    """Where a query will go on that is not launched yet: where its checkpoint stands, or where its channels begin."""
+    known = batches(engine.checkpoint(query.name))
+    found: dict[str, Positions] = {}
+    for channel in query.inputs:
+        first = {partition: low for partition, (low, _) in bounds(channel).items()}
+        found[channel] = known[-1].ends.get(channel, first) if known else first
+    return found
+
+
 class Books:
     """One query's books. `look` is called again and again; it costs little when no batch has ended."""
 
@@ -41,9 +50,11 @@ class Books:
         query: Query,
         running: StreamingQuery,
         before: Account | None,
+        stood: Mapping[str, Positions],
         bounds: Bounds,
         clock: Clock,
     ) -> None:
+        """`before` is the last account that is known, `stood` is where the query stood when it was launched."""
         self._engine = engine
         self._query = query
         self.running = running
@@ -53,14 +64,16 @@ class Books:
         self._late: dict[tuple[str, int], Runs] = {}
         self._looked = ""
         life = str(running.id)
-        conserved = engine.updates(query) and against(engine.frame(query, engine.nothing), boundary(query)) is None
+        conserved = engine.uncounted(query) is None
         if before is not None and before.life == life:
             self._account = replace(before, conserved=conserved)
             for sender, epochs in before.late.items():
                 for epoch, runs in epochs.items():
                     self._late[sender, int(epoch)] = Runs(runs)
         else:
-            self._account = Account(f"query:{query.name}", life, clock.now(), self._fresh(), conserved=conserved)
+            # An account that begins later than its query, because there was none before, begins where that stood.
+            fresh = {channel: Share(at, at, 0, dict.fromkeys(Outcome, 0)) for channel, at in stood.items()}
+            self._account = Account(f"query:{query.name}", life, clock.now(), fresh, conserved=conserved)
 
     @property
     def account(self) -> Account:
@@ -77,17 +90,6 @@ class Books:
                 self._take(progress)
         self._looked = last.timestamp
         return None if self._account is before else self._account
-
-    def _fresh(self) -> dict[str, Share]:
-        """Nothing taken yet: a query without a checkpoint reads its channels from where they begin."""
-        known = batches(self._engine.checkpoint(self._query.name))
-        found = {}
-        for channel in self._query.inputs:
-            # The account of a query that ran before there were any begins where its checkpoint stands.
-            first = {partition: low for partition, (low, _) in self._bounds(channel).items()}
-            stands = known[-1].ends.get(channel, first) if known else first
-            found[channel] = Share(stands, stands, 0, dict.fromkeys(Outcome, 0))
-        return found
 
     def _told(self, progress: Any) -> bool:
         return any(counts(progress.observedMetrics, channel) for channel in self._query.inputs)

@@ -1,9 +1,15 @@
-"""What a query's checkpoint tells: the batches that Spark has finished, how far each has read, and its watermark."""
+"""What a query's checkpoint tells: the batches that Spark has finished, how far each has read, and its watermark.
+
+Read beside Spark, without it. A checkpoint on a shared file system cannot be looked into from here.
+"""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from penstock.contracts import Positions
+from penstock.errors import Misconfigured
 
 
 @dataclass(frozen=True, slots=True)
@@ -11,33 +17,53 @@ class Batch:
     number: int
     watermark: int
     """In milliseconds since 1970; 0 when there is none yet."""
-    ends: Mapping[str, Mapping[int, int]]
-    """Per channel and partition, the offset up to which it has read."""
+    ends: Mapping[str, Positions]
+    """Per channel, up to where it has read."""
 
 
 def on_disk(folder: str) -> Path | None:
-    """The folder, if this machine can look into it; one on a shared file system is looked at by Spark alone."""
+    """The folder, if this machine can look into it."""
     return None if "://" in folder and not folder.startswith("file://") else Path(folder.removeprefix("file://"))
+
+
+def covered(folder: str) -> Mapping[str, Positions] | None:
+    """Per channel, the offsets up to which the last finished batch has read; None when there is none to be found."""
+    path = on_disk(folder)
+    if path is None or not (numbers := _finished(path)):
+        return None
+    try:
+        return _batch(path, numbers[-1]).ends
+    except (OSError, ValueError, AttributeError) as error:
+        problem = f"its offsets cannot be read: {error}"
+        raise Misconfigured(f"checkpoint {folder}", problem, "see whether its files are whole") from error
 
 
 def batches(folder: str) -> list[Batch]:
     """The finished batches that the checkpoint still remembers, in order; none when it cannot be looked into."""
     if (path := on_disk(folder)) is None:
         return []
-    finished = {int(file.name) for file in path.glob("commits/[0-9]*") if file.name.isdigit()}
-    found = [_batch(path / "offsets" / str(number), number) for number in sorted(finished)]
-    return [batch for batch in found if batch is not None]
+    found = []
+    for number in _finished(path):
+        try:
+            found.append(_batch(path, number))
+        except (OSError, ValueError, AttributeError):
+            found.clear()  # Spark removes old ones while we look; what lies before a hole is of no use.
+    return found
 
 
-def _batch(file: Path, number: int) -> Batch | None:
-    """A batch by its note of offsets: a version, then what it knew, then a line for each source."""
-    try:
-        _, metadata, *sources = file.read_text().splitlines()
-    except (OSError, ValueError):
-        return None  # Spark removes old ones while we look.
+def _finished(path: Path) -> list[int]:
+    return sorted(int(file.name) for file in path.glob("commits/[0-9]*") if file.name.isdigit())
+
+
+def _batch(path: Path, number: int) -> Batch:
+    """By its note of offsets: a version, what Spark notes for itself, then a line for each source."""
+    _, metadata, *sources = (path / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
     ends: dict[str, dict[int, int]] = {}
     for line in sources:
-        if line.startswith("{"):
-            for channel, offsets in json.loads(line).items():
-                ends[channel] = {int(partition): int(offset) for partition, offset in offsets.items()}
+        told = json.loads(line) if line != "-" else {}
+        for channel, offsets in told.items():
+            known = ends.setdefault(channel, {})
+            for partition, offset in offsets.items():
+                # A query may read a channel twice; what both have read is covered.
+                known[int(partition)] = min(int(offset), known.get(int(partition), int(offset)))
     return Batch(number, int(json.loads(metadata).get("batchWatermarkMs", 0)), ends)

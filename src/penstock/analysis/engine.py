@@ -16,7 +16,19 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.analysis.checkpoint import on_disk
-from penstock.analysis.frames import ADDED, RAW, built, dead_letters, encoded, sorted_out, told_of_seen, typed, words
+from penstock.analysis.conserving import against
+from penstock.analysis.frames import (
+    ADDED,
+    RAW,
+    boundary,
+    built,
+    dead_letters,
+    encoded,
+    sorted_out,
+    told_of_seen,
+    typed,
+    words,
+)
 from penstock.analysis.modes import Verdict, accepts_update, decide, objection, refusal
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
@@ -85,6 +97,12 @@ class Engine:
     def updates(self, query: Query) -> bool:
         """Whether rows are written whenever they change; otherwise once, when they are final."""
         return accepts_update(self.frame(query, self.stream))
+
+    def uncounted(self, query: Query) -> str | None:
+        """Why it cannot be checked that each record is counted in one row of the result; None when it can."""
+        if not self.updates(query):
+            return "its rows come when they are final"
+        return against(self.frame(query, self.nothing), boundary(query))
 
     def nothing(self, channel: str) -> DataFrame:
         """No records, of the shape that Kafka's have."""

@@ -79,13 +79,27 @@ def judged(raw: DataFrame, shape: Shape, query: Query) -> DataFrame:
     """All records of a channel as a query sees them: whether each fits, is wanted, and what its copies would share."""
     names: list[Column] = [*_columns_of(shape), *(F.col(name) for name in ADDED)]
     frame = _parsed(raw, shape).select(*names, _fits(shape).alias(_FITS), _once(shape).alias(ONCE))
-    wanted = F.lit(True)
-    if query.where is not None:
-        condition: Column = F.expr(query.where) if isinstance(query.where, str) else query.where(frame)
-        # What does not fit may be null where the condition does not expect it.
-        wanted = F.coalesce(F.when(F.col(_FITS), condition), F.lit(False))
-    asked: DataFrame = _called(frame.withColumn, query.name, [_WANTED, wanted])
+    # What does not fit may be null where the condition does not expect it.
+    wants = F.coalesce(F.when(F.col(_FITS), _condition(frame, query)), F.lit(False))
+    asked: DataFrame = _called(frame.withColumn, query.name, [_WANTED, wants])
     return asked
+
+
+def wanted(frame: DataFrame, query: Query) -> DataFrame:
+    """Those rows of a typed frame that a query was declared to want."""
+    asked: DataFrame = _called(frame.where, query.name, [_condition(frame, query)])
+    return asked
+
+
+def _condition(frame: DataFrame, query: Query) -> Column:
+    if query.where is None:
+        return F.lit(True)
+    if isinstance(query.where, str):
+        return F.expr(query.where)
+    made = _called(query.where, query.name, [frame])
+    if not isinstance(made, Column):
+        raise Misconfigured(f"query {query.name}", f"its where= gives {type(made).__name__}", "give a Column")
+    return made
 
 
 def taken() -> list[Column]:
@@ -284,11 +298,16 @@ def _origin() -> Column:
     def header(name: str) -> Column:
         return F.expr(f"get(filter(headers, h -> h.key = '{name}'), 0).value").cast("string")
 
+    def number(name: str) -> Column:
+        value = header(name).try_cast("bigint")
+        # Other spellings of a number are none, here as in every other part.
+        return F.when(value.cast("string") == header(name), value)
+
     return F.struct(
         header("sender").alias("sender"),
-        header("epoch").try_cast("bigint").alias("epoch"),
-        header("seq").try_cast("bigint").alias("seq"),
-        header("time").try_cast("bigint").alias("time"),
+        number("epoch").alias("epoch"),
+        number("seq").alias("seq"),
+        number("time").alias("time"),
         F.unix_micros("timestamp").alias("appended"),
     )
 

@@ -17,6 +17,7 @@ from penstock.errors import Refused
 from penstock.record import Blind, Headers, Heartbeat, Origin
 
 MINUTE = 60_000_000
+_LONGEST = 2**62
 
 
 class Kind(StrEnum):
@@ -187,6 +188,8 @@ def _order(found: Findings, partition: int, numbering: Numbering, seq: int) -> N
 
 
 def _under_way(found: Findings, numbering: Numbering, micros: Micros, appended: Micros) -> None:
+    # A time that somebody made up must not pass 64 bits in a difference.
+    micros = max(-_LONGEST, min(_LONGEST, micros))
     span = found.spans.get(numbering)
     if span is None:
         found.spans[numbering] = Span(1, micros, micros, micros, appended)
@@ -241,7 +244,8 @@ def _micros(value: bytes | None) -> Micros | None:
         number = None if value is None else int(value)
     except ValueError:
         return None
-    return number if number is not None and -(2**63) <= number < 2**63 else None
+    usual = number is not None and b"%d" % number == value and -(2**63) <= number < 2**63
+    return number if usual else None
 
 
 def _note(found: Findings, entry: Entry) -> None:

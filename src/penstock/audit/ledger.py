@@ -47,7 +47,7 @@ CREATE TABLE minutes (channel TEXT, minute INTEGER, records INTEGER NOT NULL, PR
 ) WITHOUT ROWID;
 CREATE TABLE numbered (
     channel TEXT, sender TEXT, epoch INTEGER, records INTEGER NOT NULL, redriven INTEGER NOT NULL,
-    disorder INTEGER NOT NULL, timed INTEGER NOT NULL, least INTEGER NOT NULL, total INTEGER NOT NULL,
+    disorder INTEGER NOT NULL, timed INTEGER NOT NULL, least INTEGER NOT NULL, total REAL NOT NULL,
     most INTEGER NOT NULL, newest INTEGER NOT NULL, PRIMARY KEY (channel, sender, epoch)) WITHOUT ROWID;
 CREATE TABLE runs (
     channel TEXT, sender TEXT, epoch INTEGER, first INTEGER, last INTEGER NOT NULL, noticed INTEGER NOT NULL,
@@ -72,6 +72,10 @@ CREATE TABLE folded (channel TEXT PRIMARY KEY, records INTEGER NOT NULL, rows IN
 CREATE TABLE accounts (stage TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE merged (only INTEGER PRIMARY KEY CHECK (only = 0), at INTEGER NOT NULL);
 """
+
+
+def _span(count: int, least: Micros, total: float, most: Micros, newest: Micros) -> Span | None:
+    return Span(count, least, int(total), most, newest) if count else None
 
 
 class Ledger:
@@ -197,7 +201,7 @@ class Ledger:
                 },
                 tallies={channel: Tally(*counts) for channel, *counts in self._db.execute("SELECT * FROM tallies")},
                 numbered={
-                    (channel, sender, epoch): Numbered(records, redriven, disorder, Span(*span) if span[0] else None)
+                    (channel, sender, epoch): Numbered(records, redriven, disorder, _span(*span))
                     for channel, sender, epoch, records, redriven, disorder, *span in self._db.execute(
                         "SELECT * FROM numbered"
                     )
@@ -284,7 +288,7 @@ class Ledger:
                     len(disorder.get(numbering, ())),
                     span.count,
                     span.least,
-                    span.total,
+                    float(span.total),
                     span.most,
                     span.newest,
                 ),

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import orjson
 
+from penstock.audit.account import Account
 from penstock.audit.latency import Sketch
 from penstock.clock import Clock
 from penstock.contracts import Channels, Entry, Positions, Reader
@@ -78,6 +79,7 @@ class Delivery:
             if channel not in self._live:
                 self._live[channel] = {part: end for part, (_, end) in self._channels.bounds(channel).items()}
         with self._channels.reader(start) as reader:
+            in_loop(self._begin, {channel: reader.positions(channel) for channel in start})
             quiet_since = self._clock.elapsed()
             while not self._stop.is_set():
                 if entries := reader.read(_MOST, _WAIT):
@@ -106,6 +108,10 @@ class Delivery:
             pass
 
     # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, start: Mapping[str, Positions]) -> None:
+        for outlet in self.outlets.values():
+            outlet.begin(start[outlet.spec.channel])
 
     def _take(self, entries: Sequence[Entry], applied: threading.Event) -> None:
         try:
@@ -152,6 +158,10 @@ class Delivery:
             "note": self.trouble or f"{self.clients} following",
         }
         return {"page": page} | {f"feed:{name}": outlet.figures() for name, outlet in self.outlets.items()}
+
+    def accounts(self) -> list[Account]:
+        """What each feed has taken, of those whose reading has begun. Any thread may ask."""
+        return [account for outlet in self.outlets.values() if (account := outlet.account()) is not None]
 
     def status(self) -> Mapping[str, object]:
         """What every process said last, the nodes of all of them, and the balance."""

@@ -88,7 +88,8 @@ class Feed:
 
     def __init__(self, name: str, topic_id: str, keep: timedelta | None = None, history: int = 10_000) -> None:
         self.name = name
-        self.refused = 0
+        self.taken = self.passed = self.duplicate = self.refused = 0
+        """How many entries were taken, each once, and what they were: newer than what was held, or not, or unreadable."""
         self.refusal: str | None = None
         self._keep = None if keep is None else keep // _A_MICROSECOND
         self._history = history
@@ -129,6 +130,7 @@ class Feed:
                 partition = self._partitions[entry.partition] = _Partition(begin, begin)
             if entry.offset < partition.mark.offset:
                 continue
+            self.taken += 1
             partition.mark = Mark(entry.offset + 1, max(entry.appended, partition.mark.appended))
             self._newest = max(self._newest, entry.appended)
             try:
@@ -146,8 +148,10 @@ class Feed:
         if held is not None:
             self._partitions[held.partition].keys.pop(change.key, None)
         if held is None or _newer(change, held.change):
+            self.passed += 1
             self._settle(change, entry.partition, entry.offset, partition.mark.appended)
         else:
+            self.duplicate += 1
             # The row stays, but lives on from here: after a compaction this entry is the only one that is left.
             held.partition, held.offset, held.appended = entry.partition, entry.offset, partition.mark.appended
         if self._held[change.key].change.row is not None:

@@ -5,7 +5,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from uuid import uuid4
 
+from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.rate import Rate
 from penstock.audit.recent import Recent
 from penstock.clock import Clock
@@ -38,7 +40,17 @@ class Outlet:
         self._clock = clock
         self.rate = Rate(clock)
         self.count = 0
+        # The table is built anew by each process, so each is a life of its own.
+        self._life = uuid4().hex
+        self._since: dict[int, int] = {}
+        self._account: Account | None = None
         self._wakers: set[asyncio.Event] = set()
+
+    def begin(self, start: Positions) -> None:
+        """Where reading starts, or starts again: what a partition brings is counted from its first start on."""
+        read = self.feed.positions()
+        self._since.update({number: offset for number, offset in start.items() if number not in read})
+        self._tell()
 
     def take(self, entries: Sequence[Entry], live: Positions) -> None:
         """Apply entries and wake those who follow. What lies before `live` was there at the start: no latency."""
@@ -50,8 +62,25 @@ class Outlet:
         self.rate.add(len(entries))
         tick = self.feed.tick
         self.feed.push(entries)
+        self._tell()
         if self.feed.tick != tick:
             self.wake()
+
+    def account(self) -> Account | None:
+        """What the feed has taken; None before it is known where reading starts. Any thread may ask."""
+        return self._account
+
+    def _tell(self) -> None:
+        # Made at once and whole: who asks from another thread never sees half of a batch.
+        feed = self.feed
+        outcomes = {
+            Outcome.PASSED: feed.passed,
+            Outcome.DUPLICATE: feed.duplicate,
+            Outcome.REFUSED: feed.refused,
+        }
+        share = Share(dict(self._since), {**self._since, **feed.positions()}, feed.taken, outcomes)
+        stage = f"feed:{self.spec.name}"
+        self._account = Account(stage, self._life, self._clock.now(), {self.spec.channel: share}, step=feed.taken)
 
     def _measure(self, entry: Entry, now: int) -> None:
         for name, value in entry.headers:

@@ -1,9 +1,11 @@
 """What a pipeline will do, checked and explained before anything starts."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.analysis.engine import Engine
+from penstock.analysis.query import Query
 from penstock.contracts import Guarantee
 from penstock.pipeline.description import Description
 from penstock.pipeline.wiring import Wiring, shown
@@ -46,14 +48,11 @@ class Plan:
 def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
     """Analyse every query with Spark and say what follows; Misconfigured when something cannot work."""
     verdicts = engine.verdicts(description.queries)
-    queries, remarks = [], []
+    queries: list[QueryPlan] = []
+    remarks: list[str] = []
     for query in description.queries:
         identity = _identity(engine.columns(query))
-        if identity == _NONE:
-            remarks.append(
-                f"query {query.name}: its rows carry neither seen() nor origin; after a crash an older row may win. "
-                "Add seen() to its aggregation, or keep the column origin."
-            )
+        remarks += _remarks(query, identity, engine)
         verdict = verdicts[query.name]
         queries.append(
             QueryPlan(query.name, verdict.mode, verdict.why, query.inputs, query.into, query.key, identity, query.doc)
@@ -67,12 +66,30 @@ def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
 
 
 _NONE = "none"
+_ORIGIN = "origin of its record"
+_VERSION = "version by seen()"
+
+
+def _remarks(query: Query, identity: str, engine: Engine) -> Iterator[str]:
+    """What a query leaves open, and the way out."""
+    if identity == _NONE:
+        yield (
+            f"query {query.name}: its rows carry neither seen() nor origin; after a crash an older row may win, and "
+            "the audit cannot tell how many records they hold. Add seen() to its aggregation, or keep the column origin."
+        )
+    elif (why := engine.uncounted(query)) is not None:
+        yield f"query {query.name}: the audit cannot check that each record is in its rows: {why}."
+    if identity == _VERSION and query.watermark is None:
+        yield (
+            f"query {query.name}: without watermark= a record that its channel holds twice counts twice, and what its "
+            "own withWatermark() finds late is dropped by Spark uncounted."
+        )
 
 
 def _identity(columns: list[str]) -> str:
     if "seen" in columns:
-        return "version by seen()"
-    return "origin of its record" if "origin" in columns else _NONE
+        return _VERSION
+    return _ORIGIN if "origin" in columns else _NONE
 
 
 def _hops(description: Description, wiring: Wiring) -> list[Hop]:

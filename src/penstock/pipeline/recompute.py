@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from penstock.analysis.checkpoint import covered
 from penstock.analysis.compare import Comparison, Excuse, Expected, How, Row, Verdict, compare
-from penstock.analysis.covered import covered
 from penstock.analysis.engine import Engine
 from penstock.analysis.query import Query
 from penstock.analysis.replay import Until, comes_when_final, held, named, recomputed

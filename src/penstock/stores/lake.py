@@ -14,6 +14,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]  # it ships no type
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError, TableNotFoundError
 
+from penstock.audit.account import Outcome, Share
 from penstock.audit.runs import Runs
 from penstock.contracts import Entry, Guarantee, Positions
 from penstock.errors import Misconfigured, Refused, Unavailable
@@ -21,6 +22,7 @@ from penstock.record import Origin
 from penstock.stores.ddl import schema_of
 from penstock.stores.fit import fitting
 from penstock.stores.loading import ahead_of, furthest, require_topic
+from penstock.stores.totals import OUTCOMES, Totals
 
 ADDED = pa.schema(
     [
@@ -76,7 +78,7 @@ class LakeStore:
         return pa.schema([*payload, *ADDED])
 
     def open(self) -> "LakeTable":
-        """Open the table, made if it is not there, and learn from it which records it holds."""
+        """Open the table, made if it is not there."""
         return LakeTable(self)
 
 
@@ -93,27 +95,51 @@ class LakeTable:
         """How many records did not fit the schema, since this was opened."""
         with self._explained():
             self._table = self._open_table()
-            self._stands = self._read_positions()
-            self._known = _numbers_in(self._table)
+            self._totals = self._read_totals()
+        self._known: dict[Numbering, Runs] | None = None
+        self._start: Positions = {}
+
+    @property
+    def life(self) -> str:
+        return str(self._table.metadata().id)
 
     def positions(self) -> Positions:
         with self._explained():
             self._table.update_incremental()
-            self._stands = self._read_positions()
-        return self._stands
+            totals = self._read_totals()
+            if totals.stands != self._totals.stands:
+                # Somebody else has written, by mistake or before a lost answer: what the table holds is learnt anew.
+                self._known = None
+            self._totals = totals
+        return totals.stands
+
+    def begin(self, start: Positions) -> None:
+        self._start = start
+
+    def share(self) -> Share:
+        self.positions()
+        return self._totals.share(self._start)
 
     def write(self, entries: Sequence[Entry], positions: Positions) -> int:
-        fresh = ahead_of(self._stands, entries)
-        reached = furthest(self._stands, furthest({entry.partition: entry.offset + 1 for entry in fresh}, positions))
-        if reached == self._stands:
+        stands = self._totals.stands
+        fresh = ahead_of(stands, entries)
+        reached = furthest(stands, furthest({entry.partition: entry.offset + 1 for entry in fresh}, positions))
+        if reached == stands:
             return 0
-        rows, numbers, refused = self._rows(fresh)
+        known = self._numbers()
+        rows, numbers, refused = self._rows(fresh, known)
+        outcomes = {
+            Outcome.PASSED: len(rows),
+            Outcome.DUPLICATE: len(fresh) - len(rows) - refused,
+            Outcome.REFUSED: refused,
+        }
+        totals = self._totals.after(reached, self._start, outcomes)
         with self._explained():
-            write_deltalake(self._table, self._arrow(rows), mode="append", commit_properties=self._commit_of(reached))
+            write_deltalake(self._table, self._arrow(rows), mode="append", commit_properties=self._commit_of(totals))
         self.refused += refused
-        self._stands = reached
+        self._totals = totals
         for numbering, some in numbers.items():
-            runs = self._known.setdefault(numbering, Runs())
+            runs = known.setdefault(numbering, Runs())
             for seq in some:
                 runs.add(seq)
         self._commits += 1
@@ -132,15 +158,26 @@ class LakeTable:
     def close(self) -> None:
         """There is nothing to let go of: a table is files."""
 
-    def _rows(self, entries: Iterable[Entry]) -> tuple[list[dict[str, Any]], Mapping[Numbering, set[int]], int]:
+    def _numbers(self) -> dict[Numbering, Runs]:
+        """Which numbers the table holds: read from its columns once."""
+        if self._known is None:
+            with self._explained():
+                self._known = _numbers_in(self._table)
+        return self._known
+
+    def _rows(
+        self, entries: Iterable[Entry], known: Mapping[Numbering, Runs]
+    ) -> tuple[list[dict[str, Any]], Mapping[Numbering, set[int]], int]:
         """The rows that are new, the numbers among them, and how many entries did not fit."""
         rows: list[dict[str, Any]] = []
         numbers: defaultdict[Numbering, set[int]] = defaultdict(set)
         refused = 0
         for entry in entries:
             origin = _origin(entry)
-            if origin is not None and self._held(origin, numbers):
-                continue
+            if origin is not None:
+                numbering = (origin.sender, origin.epoch)
+                if origin.seq in numbers[numbering] or origin.seq in known.get(numbering, ()):
+                    continue
             try:
                 row = self._fit(entry.value)
             except Refused:
@@ -155,33 +192,40 @@ class LakeTable:
             rows.append(row)
         return rows, numbers, refused
 
-    def _held(self, origin: Origin, batch: Mapping[Numbering, set[int]]) -> bool:
-        numbering = (origin.sender, origin.epoch)
-        return origin.seq in batch.get(numbering, ()) or origin.seq in self._known.get(numbering, Runs())
-
     def _arrow(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         return pa.Table.from_arrays(
             [pa.array([row[column.name] for row in rows], column.type) for column in self._columns],
             schema=self._columns,
         )
 
-    def _commit_of(self, reached: Positions) -> CommitProperties:
-        """One transaction id per partition; two loaders that write the same one collide, and only one commits."""
-        moved = [
-            Transaction(self._app(partition), offset)
-            for partition, offset in reached.items()
-            if offset != self._stands.get(partition)
-        ]
-        return CommitProperties(app_transactions=[*moved, Transaction(self._app("count"), max(reached) + 1)])
+    def _commit_of(self, totals: Totals) -> CommitProperties:
+        """One transaction id per partition and total; two loaders that write the same one collide, and one commits."""
+        held = self._parts_of(self._totals)
+        changed = {part: number for part, number in self._parts_of(totals).items() if held.get(part) != number}
+        # Always there, so that any two commits collide.
+        changed["count"] = max(totals.stands) + 1
+        return CommitProperties(app_transactions=[Transaction(self._app(part), at) for part, at in changed.items()])
 
-    def _read_positions(self) -> dict[int, int]:
-        found = {}
-        for partition in range(self._table.transaction_version(self._app("count")) or 0):
-            if (offset := self._table.transaction_version(self._app(partition))) is not None:
-                found[partition] = offset
-        return found
+    def _parts_of(self, totals: Totals) -> dict[str, int]:
+        """The totals as the numbers that Delta keeps for applications."""
+        return {
+            **{f"{partition}": offset for partition, offset in totals.stands.items()},
+            **{f"since/{partition}": offset for partition, offset in totals.since.items()},
+            "taken": totals.taken,
+            **{outcome.value: number for outcome, number in totals.outcomes.items()},
+        }
 
-    def _app(self, part: int | str) -> str:
+    def _read_totals(self) -> Totals:
+        partitions = range(self._held("count") or 0)
+        stands = {number: at for number in partitions if (at := self._held(f"{number}")) is not None}
+        since = {number: at for number in stands if (at := self._held(f"since/{number}")) is not None}
+        outcomes = {outcome: self._held(outcome.value) or 0 for outcome in OUTCOMES}
+        return Totals(stands, since, self._held("taken") or 0, outcomes)
+
+    def _held(self, part: str) -> int | None:
+        return self._table.transaction_version(self._app(part))
+
+    def _app(self, part: str) -> str:
         return f"penstock/{self._store.channel}/{part}"
 
     def _open_table(self) -> DeltaTable:

@@ -7,12 +7,15 @@ from datetime import timedelta
 from threading import Event
 from typing import Any, Protocol, runtime_checkable
 
+from penstock.audit.account import Account
 from penstock.audit.patience import patiently
 from penstock.clock import Clock, SystemClock
 from penstock.contracts import Channels, Entry, Reader, Store
 from penstock.errors import Misconfigured, Unavailable
+from penstock.stores.books import Books
 from penstock.stores.figures import Figures
 from penstock.stores.loading import Loadable, furthest, require_kept
+from penstock.stores.totals import Accounting
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +49,7 @@ class Loader:
         self._most = most
         self._wait = wait.total_seconds()
         self._figures = Figures(self._clock)
+        self._books = Books(channel, self._clock)
 
     def run(self, stop: Event) -> None:
         """Load until `stop` is set; what was read by then is still written."""
@@ -58,6 +62,10 @@ class Loader:
         """count (of rows), rate (per second), lag, refused, latency (record to row, in ms), state, and why it waits."""
         return self._figures.told()
 
+    def account(self, stage: str) -> Account | None:
+        """What the store has taken, as it said last; None until then. It lags by a second while rows are written."""
+        return self._books.account(stage)
+
     def _load(self, stop: Event, well: Callable[[], None]) -> None:
         """From one fault to the next: everything is opened anew, so nothing has to be mended."""
         # Half of the time that entries may gather here is spent at the broker.
@@ -65,10 +73,12 @@ class Loader:
         with closing(self._store.open()) as store:
             stands = store.positions()
             with self._channels.reader({self._channel: stands}, linger) as reader:
+                if isinstance(store, Accounting):
+                    store.begin(reader.positions(self._channel))
                 batch = _Batch(self._channel, store, reader, dict(stands), self._figures)
-                self._fill(batch, stop, well)
+                self._fill(batch, store, stop, well)
 
-    def _fill(self, batch: "_Batch", stop: Event, well: Callable[[], None]) -> None:
+    def _fill(self, batch: "_Batch", store: Store, stop: Event, well: Callable[[], None]) -> None:
         elapsed, every = self._clock.elapsed, self._store.every.total_seconds()
         due = look = elapsed()
         while not stop.is_set():
@@ -76,15 +86,19 @@ class Loader:
                 batch.require_kept()
                 self._figures.lags(batch.behind(self._channels))
                 self._figures.says("loading")
+                self._books.look(store)
                 look = elapsed() + _LOOK_EVERY
             wait = min(self._wait, max(0.0, due - elapsed())) if batch.entries else self._wait
             if batch.gather(self._most, wait):
                 due = elapsed() + every
             if batch.entries and (len(batch.entries) >= self._most or elapsed() >= due):
                 batch.write()
+                self._books.wrote()
+            self._books.keep_up(store)
             well()
         if batch.entries:
             batch.write()
+        self._books.look(store)
 
     def _waiting(self, error: Unavailable) -> None:
         log.warning("%s", error)

@@ -5,36 +5,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from urllib.parse import urlsplit
+from uuid import uuid4
 
 import redis
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError
 from redis.retry import Retry
 
+from penstock.audit.account import Outcome, Share
 from penstock.contracts import Entry, Guarantee, Positions
 from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Headers
 from penstock.stores.loading import furthest, require_kept, require_topic
+from penstock.stores.totals import Totals
 
 _TOMBSTONES = timedelta(days=1)
 """How long the version of a deleted row is remembered, when rows have no time to live of their own."""
 
 # Redis runs this alone and to its end. Entries before the positions were applied by an earlier call. A row is written
-# only over an older version; a deletion leaves its version behind, so that an older row does not come back.
+# only over an older version; a deletion leaves its version behind, so that an older row does not come back. A partition
+# is counted from where it stood at the first call that counts, or from where it was read if nothing was loaded yet.
 _APPLY = """
 local positions, index, prefix = KEYS[1], KEYS[2], ARGV[1]
-local ttl, tombstones, topic, partitions = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
+local ttl, tombstones, topic, partitions = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[6])
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
-local at, stands, reached = 6, {}, {}
+local at, stands, reached, starts = 7, {}, {}, {}
 for _ = 1, partitions do
     local partition, known = ARGV[at], tonumber(ARGV[at + 1])
     stands[partition] = tonumber(redis.call('HGET', positions, partition) or '0')
     if stands[partition] < known then
         return {-1, partition, stands[partition]}
     end
-    reached[partition] = ARGV[at + 2]
-    at = at + 3
+    reached[partition], starts[partition] = ARGV[at + 2], ARGV[at + 3]
+    at = at + 4
 end
 
 local function apply(row, key, version, appended, value)
@@ -66,7 +70,7 @@ local function apply(row, key, version, appended, value)
     return 1
 end
 
-local changed = 0
+local taken, changed = 0, 0
 while at <= #ARGV do
     local partition, offset, key, version = ARGV[at], tonumber(ARGV[at + 1]), ARGV[at + 2], ARGV[at + 3]
     local appended, value = tonumber(ARGV[at + 4]), ARGV[at + 5] == '1' and ARGV[at + 6]
@@ -74,22 +78,33 @@ while at <= #ARGV do
         appended = now
     end
     if offset >= stands[partition] then
+        taken = taken + 1
         changed = changed + apply(prefix .. key, key, version, appended, value)
     end
     at = at + 7
 end
 for partition, offset in pairs(reached) do
+    local since = 'since:' .. partition
+    if stands[partition] == 0 then
+        redis.call('HSET', positions, since, starts[partition])
+    elseif redis.call('HEXISTS', positions, since) == 0 then
+        redis.call('HSET', positions, since, string.format('%.0f', stands[partition]))
+    end
     if tonumber(offset) > stands[partition] then
         redis.call('HSET', positions, partition, offset)
     end
 end
+redis.call('HSETNX', positions, 'life', ARGV[5])
+redis.call('HINCRBY', positions, 'taken', taken)
+redis.call('HINCRBY', positions, 'passed', changed)
+redis.call('HINCRBY', positions, 'duplicate', taken - changed)
 if topic ~= '' then
     redis.call('HSET', positions, 'topic', topic)
 end
 if ttl > 0 then
     redis.call('ZREMRANGEBYSCORE', index, '-inf', string.format('%.0f', now - ttl * 1000))
 end
-return {changed}
+return {changed, redis.call('HGET', positions, 'life')}
 """
 
 
@@ -124,21 +139,48 @@ class RedisTable:
             )
             self._apply = self._redis.register_script(_APPLY)
         self._known: dict[int, int] = {}
+        self._start: Positions = {}
+        # One that was never written to, or was emptied, takes the life that is proposed with the first rows.
+        self._lives = ""
+        self._proposed = uuid4().hex
+
+    @property
+    def life(self) -> str:
+        return self._lives or self._proposed
 
     def positions(self) -> Positions:
+        stands = dict(self._totals().stands)
+        self._known = stands
+        return stands
+
+    def begin(self, start: Positions) -> None:
+        self._start = start
+
+    def share(self) -> Share:
+        return self._totals().share(self._start)
+
+    def _totals(self) -> Totals:
         with self._explained():
             held = {_text(name): _text(value) for name, value in self._redis.hgetall(self._positions).items()}
-        topic = held.pop("topic", None)
         require_topic(
             self._who,
             self._store.channel,
-            topic,
+            held.get("topic"),
             self._store.topic_id,
             f'delete the keys "{self._prefix}*", or use another database',
         )
-        stands = {int(partition): int(offset) for partition, offset in held.items()}
-        self._known = stands
-        return stands
+        self._remember(held.get("life", ""))
+        return Totals(
+            {int(name): int(offset) for name, offset in held.items() if name.isdecimal()},
+            {int(name[6:]): int(offset) for name, offset in held.items() if name.startswith("since:")},
+            int(held.get("taken", 0)),
+            # Whatever the entry holds, there is a row for it: nothing is refused.
+            {
+                Outcome.PASSED: int(held.get("passed", 0)),
+                Outcome.DUPLICATE: int(held.get("duplicate", 0)),
+                Outcome.REFUSED: 0,
+            },
+        )
 
     def write(self, entries: Sequence[Entry], positions: Positions) -> int:
         store = self._store
@@ -148,11 +190,12 @@ class RedisTable:
             ttl,
             ttl or _milliseconds(_TOMBSTONES),
             store.topic_id,
+            self.life,
         ]
         reached = furthest({entry.partition: entry.offset + 1 for entry in entries}, positions)
         arguments.append(len(reached))
         for partition, offset in reached.items():
-            arguments += [partition, self._known.get(partition, 0), offset]
+            arguments += [partition, self._known.get(partition, 0), offset, self._start.get(partition, 0)]
         for entry in entries:
             key = b"%d-%d" % (entry.partition, entry.offset) if entry.key is None else entry.key
             arguments += [entry.partition, entry.offset, key, _version(entry.headers), entry.appended]
@@ -163,10 +206,16 @@ class RedisTable:
             stands = {int(answer[1]): int(answer[2])}
             require_kept(self._who, {partition: self._known[partition] for partition in stands}, stands)
         self._known = furthest(self._known, reached)
+        self._remember(_text(answer[1]))
         return int(answer[0])
 
     def close(self) -> None:
         self._redis.close()
+
+    def _remember(self, life: str) -> None:
+        if self._lives and not life:
+            self._proposed = uuid4().hex
+        self._lives = life
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

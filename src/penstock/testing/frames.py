@@ -2,7 +2,7 @@
 
 def test_guests_count_as_people(spark):
     rsvps = frame(spark, app.describe().channels["rsvps"], {"response": "yes", "guests": 2, "country": "nl"})
-    assert rows(people_by_country(rsvps), "country", "people") == [("nl", 3)]
+    assert rows(answer(app, "people_by_country", rsvps), "country", "people") == [("nl", 3)]
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from typing import Any
 import orjson
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.analysis.frames import RAW, dead_letters, typed
+from penstock.analysis.frames import RAW, built, dead_letters, typed, wanted
 from penstock.analysis.query import Shape
 from penstock.clock import Micros
 from penstock.errors import Misconfigured, Refused
-from penstock.pipeline.description import Channel
+from penstock.pipeline.description import Channel, Pipeline
 from penstock.record import Origin
 
 BEGIN: Micros = 1_700_000_000_000_000
@@ -42,6 +42,14 @@ def frame(spark: SparkSession, shape: Channel | Shape | str, *rows: Mapping[str,
         offset = int(headers["place"].rpartition(":")[2])
         raise Refused(f"row {offset + 1} of {known.channel}", headers["reason"])
     return fitting
+
+
+def answer(pipeline: Pipeline, query: str, *frames: DataFrame) -> DataFrame:
+    """What a query of a pipeline makes of these frames: first its `where`, then its function or SQL."""
+    known = {one.name: one for one in pipeline.describe().queries}
+    if query not in known:
+        raise Misconfigured(f"pipeline {pipeline.name}", f'it has no query "{query}"', f"it has {', '.join(known)}")
+    return built(known[query], [wanted(frame, known[query]) for frame in frames])
 
 
 def rows(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import IO
 
-from penstock.analysis.books import Books
+from penstock.analysis.books import Books, standing
 from penstock.analysis.engine import Engine, failed, slots
 from penstock.analysis.progress import StreamingQuery, progress
 from penstock.analysis.query import Mode
@@ -57,6 +57,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         places = wiring.spark.real_time_queries
         sizes = {query.into: _size(kafka, query.into) for query in description.queries}
         until = time.monotonic() + _FIRST
+        stood = {query.name: standing(spark, query, kafka.bounds) for query in description.queries}
         for turn, query in enumerate(description.queries):
             touched = {name: ids[name] for name in (*query.inputs, query.into)}
             running[f"query:{query.name}"], verdict = spark.launch(query, places, touched, turn)
@@ -73,7 +74,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
 
         before = last_accounts(kafka, description.bookmarks)
         books = [
-            Books(spark, query, running[node], before.get(node), kafka.bounds, SystemClock())
+            Books(spark, query, running[node], before.get(node), stood[query.name], kafka.bounds, SystemClock())
             for query in description.queries
             if (node := f"query:{query.name}")
         ]

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.analysis.covered import covered
+from penstock.analysis.checkpoint import Batch, batches, covered
 from penstock.errors import Misconfigured
 
 
@@ -47,3 +47,16 @@ def test_a_broken_checkpoint_is_named(text: str, tmp_path: Path) -> None:
 def test_a_batch_without_its_offsets_is_named(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="its offsets cannot be read"):
         covered(checkpoint(tmp_path, {}, [3]))
+
+
+def test_finished_batches_are_remembered_with_their_watermarks(tmp_path: Path) -> None:
+    written = {9: '{"a":{"0":5}}', 10: '{"a":{"0":8}}', 11: '{"a":{"0":10}}'}
+    folder = checkpoint(tmp_path, written, [9, 10])
+    (tmp_path / "offsets" / "10").write_text('v1\n{"batchWatermarkMs":77}\n{"a":{"0":8}}')
+    assert batches(folder) == [Batch(9, 0, {"a": {0: 5}}), Batch(10, 77, {"a": {0: 8}})]
+
+
+def test_what_lies_before_a_hole_is_not_told(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path, {9: '{"a":{"0":5}}', 11: '{"a":{"0":8}}'}, [9, 10, 11])
+    assert [batch.number for batch in batches(folder)] == [11]
+    assert batches("s3://bucket/a") == []
