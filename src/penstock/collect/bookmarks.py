@@ -37,6 +37,8 @@ class Bookmark:
     positions: Mapping[str, Positions] = field(default_factory=dict)
     incarnation: int = 0
     heard: Micros | None = None
+    duplicates: int = 0
+    """How many arrivals were there already, in all lives of the collector."""
 
     def record(self, source: str) -> Record:
         """As it lies in the bookmarks channel."""
@@ -46,6 +48,7 @@ class Bookmark:
         document = {
             "incarnation": self.incarnation,
             "heard": self.heard,
+            "duplicates": self.duplicates,
             "positions": {
                 channel: {str(partition): offset for partition, offset in positions.items()}
                 for channel, positions in self.positions.items()
@@ -69,7 +72,13 @@ class Bookmark:
                 for channel, offsets in document["positions"].items()
             }
             heard = document["heard"]
-            return cls(numbers, positions, int(document["incarnation"]), None if heard is None else int(heard))
+            return cls(
+                numbers,
+                positions,
+                int(document["incarnation"]),
+                None if heard is None else int(heard),
+                int(document.get("duplicates", 0)),
+            )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise Refused("a bookmark", f"it cannot be read: {error!r}") from error
 
@@ -84,7 +93,7 @@ def recover(channels: Channels, bookmarks: str, source: str, watched: Sequence[s
     bounds = {channel: channels.bounds(channel) for channel in watched}
     if not _fits(bookmark.positions, bounds):
         log.warning("the bookmark of %s claims more than its channel holds: reading the whole channel", source)
-        bookmark = Bookmark(incarnation=bookmark.incarnation, heard=bookmark.heard)
+        bookmark = Bookmark(incarnation=bookmark.incarnation, heard=bookmark.heard, duplicates=bookmark.duplicates)
     for entry in _entries(channels, bookmark.positions, bounds):
         origin = _origin(entry)
         if origin is None:

@@ -74,6 +74,11 @@ class Pump:
             "heard": crossing.safe.heard if crossing else None,
         }
 
+    @property
+    def doubled(self) -> int:
+        """How many arrivals were in the channel already, in all lives of this collector."""
+        return self._crossing.safe.duplicates if self._crossing else 0
+
     async def run(self, stop: asyncio.Event) -> None:
         """Pump until `stop` is set or the source is done; what is on its way by then still arrives.
 
@@ -135,6 +140,7 @@ class Pump:
             found = sorting.sort(intake, heard)
             self._rate.add(len(found.records))
             self._duplicates += found.duplicates
+            crossing.safe.duplicates += found.duplicates
             self._refused += len(found.dead)
             crossing.launch(intake, found, heard, size)
 

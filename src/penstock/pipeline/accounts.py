@@ -4,6 +4,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from penstock.audit.account import Account, is_account
 from penstock.contracts import Channels
@@ -25,7 +26,8 @@ def accounting(
     def tell(post: Callable[[str, bytes, bytes], None]) -> None:
         try:
             for account in accounts():
-                if told.get(account.stage) != account:
+                before = told.get(account.stage)
+                if before is None or replace(before, at=account.at) != account:
                     post(bookmarks, account.key, account.dumps())
                     told[account.stage] = account
         except PenstockError as error:

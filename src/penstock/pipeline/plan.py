@@ -75,7 +75,8 @@ def _remarks(query: Query, identity: str, engine: Engine) -> Iterator[str]:
     if identity == _NONE:
         yield (
             f"query {query.name}: its rows carry neither seen() nor origin; after a crash an older row may win, and "
-            "the audit cannot tell how many records they hold. Add seen() to its aggregation, or keep the column origin."
+            "the audit cannot tell how many records they hold. "
+            "Add seen() to its aggregation, or keep the column origin."
         )
     elif (why := engine.uncounted(query)) is not None:
         yield f"query {query.name}: the audit cannot check that each record is in its rows: {why}."

@@ -5,9 +5,12 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from penstock.audit.account import Account, Outcome, Share
+from penstock.clock import SystemClock
 from penstock.collect.pump import Pump
 from penstock.collect.websocket import WebSocketSource
 from penstock.errors import Misconfigured, PenstockError
+from penstock.pipeline.accounts import accounting
 from penstock.pipeline.description import Description, SourceSpec
 from penstock.pipeline.pulse import Figures, pulse
 from penstock.pipeline.tiers import Ready, Tier
@@ -17,7 +20,7 @@ from penstock.pipeline.wiring import Wiring, simulated
 
 def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
     """Every source of the pipeline, each with a pump into its channel."""
-    kafka = wiring.channels()
+    kafka, clock = wiring.channels(), SystemClock()
     pumps = {
         source.name: Pump(
             _source(source, wiring),
@@ -34,6 +37,20 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
     def figures() -> Figures:
         return {"nodes": {f"source:{name}": _state(pump.figures()) for name, pump in pumps.items()}}
 
+    def accounts() -> list[Account]:
+        """What was dropped before the channel; what came into it, the audit counts there."""
+        return [
+            Account(
+                f"source:{source.name}",
+                description.name,
+                clock.now(),
+                {source.into: Share({}, {}, doubled, {Outcome.DUPLICATE: doubled})},
+                step=doubled,
+            )
+            for source in description.sources
+            if (doubled := pumps[source.name].doubled)
+        ]
+
     async def pump_all() -> None:
         asked = asyncio.Event()
         async with asyncio.TaskGroup() as tasks:
@@ -43,7 +60,10 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             asked.set()
             await asyncio.wait(running)
 
-    with pulse(kafka, description.status, Tier.COLLECT, figures):
+    with (
+        pulse(kafka, description.status, Tier.COLLECT, figures),
+        accounting(kafka, description.bookmarks, accounts),
+    ):
         _unwrapped(lambda: asyncio.run(pump_all()))
 
 
