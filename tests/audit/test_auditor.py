@@ -1,16 +1,17 @@
 import json
 import random
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from penstock.audit.auditor import Auditor
 from penstock.audit.balance import Balance, balance
-from penstock.audit.findings import Kind, Watched
+from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.hops import Gap
 from penstock.audit.ledger import Ledger
+from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Origin
 from penstock.testing.channels import MemoryChannels
@@ -211,3 +212,72 @@ def test_it_runs_until_it_is_stopped_and_waits_for_who_is_away(tmp_path: Path, c
     assert channels.looks > 1
     reader.close()
     ledger.close()
+
+
+class InOneGo:
+    """A reduction that reads what it is asked for."""
+
+    def __init__(self, channels: MemoryChannels) -> None:
+        self.channels = channels
+        self.asked = 0
+
+    def reduce(
+        self, start: Mapping[str, Positions], end: Mapping[str, Positions], kinds: Mapping[str, Kind]
+    ) -> Findings:
+        self.asked += 1
+        entries = [
+            entry
+            for channel, positions in end.items()
+            for entry in self.channels.entries(channel)
+            if start[channel].get(entry.partition, 0) <= entry.offset < positions.get(entry.partition, 0)
+        ]
+        return reduced(entries, start, end, kinds)
+
+
+def test_steps_and_strides_follow_each_other(channels: MemoryChannels, ledger: Ledger, clock: ManualClock) -> None:
+    reduction = InOneGo(channels)
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock, most=7)
+    for turn in range(5):
+        send(channels, range(100 * turn + 1, 100 * turn + 101))
+        auditor.step(0)
+        assert auditor.stride(reduction) == 0
+    auditor.close()
+    assert reduction.asked == 5
+    found = settled(ledger, clock)
+    assert found.whole
+    assert found.channels[0].records == found.channels[0].distinct == 500
+
+
+def test_what_is_far_behind_is_left_to_the_reduction(tmp_path: Path, clock: ManualClock) -> None:
+    channels, ledger = MemoryChannels(partitions=2, clock=clock), Ledger(tmp_path / "ledger.db")
+    send(channels, range(1, 2_001))
+    reduction, stop = InOneGo(channels), threading.Event()
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock, most=50)
+    thread = threading.Thread(target=auditor.run, args=(stop, 0.01, 0.01, lambda: reduction, 100))
+    thread.start()
+    for _ in range(1_000):
+        if auditor.behind() == 0:
+            break
+        threading.Event().wait(0.005)
+    stop.set()
+    thread.join(5)
+    assert reduction.asked == 1
+    assert settled(ledger, clock).channels[0].distinct == 2_000
+    ledger.close()
+
+
+def test_a_stride_that_somebody_else_made_is_not_counted_again(
+    channels: MemoryChannels, ledger: Ledger, clock: ManualClock
+) -> None:
+    class Slow(InOneGo):
+        def reduce(
+            self, start: Mapping[str, Positions], end: Mapping[str, Positions], kinds: Mapping[str, Kind]
+        ) -> Findings:
+            found = super().reduce(start, end, kinds)
+            read_all(Auditor(channels, ledger, WATCHED, NOTES, clock))
+            return found
+
+    send(channels, range(1, 50))
+    with pytest.raises(Unavailable, match="somebody else"):
+        Auditor(channels, ledger, WATCHED, NOTES, clock).stride(Slow(channels))
+    assert settled(ledger, clock).channels[0].records == 49

@@ -4,17 +4,21 @@ import threading
 from collections import Counter
 from collections.abc import ItemsView, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from penstock.audit.account import Account
 from penstock.audit.content import Run, Tally
-from penstock.audit.findings import Findings, Kind, Numbering, Watched, islands
+from penstock.audit.findings import Findings, Kind, Numbering, Watched, islands, reduced
 from penstock.audit.latency import Sketch
-from penstock.audit.ledger import SETTLES_AFTER, Ledger
+from penstock.audit.ledger import DAY, SETTLES_AFTER, Ledger
 from penstock.audit.runs import Runs
+from penstock.contracts import Entry
 from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.record import Blind, Heartbeat
+from penstock.record import Blind, Heartbeat, Origin
 
 A = ("rsvps", "a", 1)
 
@@ -270,3 +274,71 @@ def test_a_ledger_of_another_format_is_told(path: Path, version: int) -> None:
     db.close()
     with pytest.raises(Misconfigured, match=f"format {version}, .* move it away"):
         Ledger(path)
+
+
+def test_numbers_out_of_order_are_remembered_across_batches(ledger: Ledger) -> None:
+    first = batch(None, 1, 2, 5)
+    first.tails["rsvps", 0, "a", 1] = (1, 5)
+    ledger.merge(first, now=0)
+    second = batch(3, 3, 6)
+    second.tails["rsvps", 0, "a", 1] = (3, 6)
+    second.disorder[A] = Runs([(4, 4)])
+    ledger.merge(second, now=0)
+    content = ledger.content()
+    assert content.numbered[A].disorder == 2
+    assert sorted(content.disorder[A]) == [(3, 4)]
+
+
+def test_the_rows_of_a_result_count_by_their_highest_version(ledger: Ledger) -> None:
+    for start, rows in ((None, {1: 5, 2: 1}), (1, {1: 4, 2: 3}), (2, {1: 5, 3: 1})):
+        found = batch(start, 1)
+        found.rows["by_country"] = rows
+        ledger.merge(found, now=0)
+    assert ledger.content().folded == {"by_country": 5 + 3 + 1}
+
+
+def test_rows_of_windows_are_forgotten_when_they_are_many_and_stay_counted(ledger: Ledger, path: Path) -> None:
+    ledger.rows_kept = 10
+    ledger.watch([Watched("by_country", Kind.RESULT, (), True)])
+    for turn in range(10):
+        found = batch(turn or None, 1)
+        found.rows["by_country"] = {10 * turn + key: 2 for key in range(10)}
+        ledger.merge(found, now=turn)
+    assert ledger.content().folded == {"by_country": 200}
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*) FROM rows").fetchone()[0] <= 22
+
+
+def test_of_two_accounts_the_later_one_is_kept(ledger: Ledger) -> None:
+    def told(start: int | None, *accounts: Account) -> None:
+        found = batch(start, 1)
+        found.accounts += accounts
+        ledger.merge(found, now=0)
+
+    told(None, Account("query:a", "x", 1, {}, step=1), Account("query:a", "x", 9, {}, step=3))
+    told(1, Account("query:a", "x", 10, {}, step=2))
+    assert ledger.content().accounts["query:a"].step == 3
+    told(2, Account("query:a", "y", 11, {}, step=0))
+    assert ledger.content().accounts["query:a"].life == "y"
+
+
+def test_minutes_are_kept_for_a_day(ledger: Ledger) -> None:
+    for turn, minute in enumerate((1_000, 1_001, 1_001 + DAY)):
+        found = batch(turn or None, 1)
+        found.minutes["rsvps", minute] = 7
+        ledger.merge(found, now=0)
+    assert ledger.content().minutes == {"rsvps": [(1_001, 7), (1_001 + DAY, 7)]}
+
+
+def test_a_ledger_of_another_topic_is_refused(ledger: Ledger) -> None:
+    ledger.tie({"rsvps": "one"})
+    ledger.tie({"rsvps": "one", "sales": "two"})
+    with pytest.raises(Misconfigured, match="another topic sales"):
+        ledger.tie({"rsvps": "one", "sales": "three"})
+
+
+def test_a_time_beyond_all_measure_does_no_harm(ledger: Ledger) -> None:
+    entry = Entry("rsvps", 0, 0, 5, None, b"", Origin("a", 1, 1, -(2**63)).headers())
+    found = reduced([entry, replace(entry, offset=1)], {"rsvps": {0: 0}}, {"rsvps": {0: 2}}, {})
+    ledger.merge(found, now=0)
+    assert ledger.content().numbered[A].records == 2

@@ -87,6 +87,7 @@ class Ledger:
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self._path = path
+        self.rows_kept = ROWS
         self._lock = RLock()
         with self._explained():
             if read_only:
@@ -330,11 +331,11 @@ class Ledger:
             (channel, records, new),
         )
         (count,) = self._db.execute("SELECT rows FROM folded WHERE channel = ?", (channel,)).fetchone()
-        if count > 1.1 * ROWS and self._windowed(channel):
+        if count > 1.1 * self.rows_kept and self._windowed(channel):
             self._db.execute(
                 "DELETE FROM rows WHERE channel = ?1 AND changed < (SELECT changed FROM rows WHERE channel = ?1"
                 " ORDER BY changed DESC LIMIT 1 OFFSET ?2)",
-                (channel, ROWS),
+                (channel, self.rows_kept),
             )
             self._db.execute(
                 "UPDATE folded SET rows = (SELECT count(*) FROM rows WHERE channel = ?1) WHERE channel = ?1",

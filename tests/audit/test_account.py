@@ -1,0 +1,34 @@
+import pytest
+
+from penstock.audit.account import Account, Outcome, Share, is_account
+from penstock.errors import Refused
+
+ACCOUNT = Account(
+    "query:by_country",
+    "life 1",
+    5,
+    {"rsvps": Share({0: 1, 1: 0}, {0: 9, 1: 3}, 11, {Outcome.PASSED: 10, Outcome.LATE: 1})},
+    3,
+    {"by_country": {0: 7}},
+    True,
+    {"kiosk 7": {"2": [(5, 6)]}},
+)
+
+
+def test_what_is_told_is_understood() -> None:
+    assert Account.of(ACCOUNT.key, ACCOUNT.dumps()) == ACCOUNT
+
+
+@pytest.mark.parametrize(
+    "value",
+    [b"", b"{}", b"[1]", b'{"life": 1}', ACCOUNT.dumps().replace(b'"passed"', b'"lost"'), b"[" * 100_000],
+)
+def test_what_is_no_account_is_refused(value: bytes) -> None:
+    with pytest.raises(Refused):
+        Account.of(b"query:a", value)
+
+
+def test_the_bookmark_of_a_source_is_no_account() -> None:
+    assert is_account(b"query:by_country")
+    assert not is_account(b"rsvps")
+    assert not is_account(None)

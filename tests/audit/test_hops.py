@@ -1,0 +1,126 @@
+"""From what a stage says and what the ledger counted to the balance of a hop."""
+
+from dataclasses import replace
+
+import pytest
+
+from penstock.audit.account import Account, Outcome, Share
+from penstock.audit.content import Content, Run, Tally
+from penstock.audit.findings import Kind, Watched
+from penstock.audit.hops import Gap, Hop, Intake, hops, paths
+
+INTAKE = Intake("rsvps", records=100, refused=2, in_flight=3, missing=1, gaps=(Gap("a", 1, 7, 7),), latency=None)
+OUTCOMES = {Outcome.PASSED: 60, Outcome.FILTERED: 25, Outcome.LATE: 3, Outcome.DUPLICATE: 1, Outcome.REFUSED: 1}
+QUERY = Account(
+    "query:by_country",
+    "life",
+    0,
+    {"rsvps": Share({0: 0}, {0: 90}, 90, OUTCOMES)},
+    wrote={"by_country": {0: 40}},
+    conserved=True,
+)
+
+
+def content(*accounts: Account, folded: int = 60, records: int = 100, until: int = 100, read: int = 50) -> Content:
+    return Content(
+        channels={
+            "rsvps": Watched("rsvps", Kind.SOURCE, ("source:rsvps",)),
+            "by_country": Watched("by_country", Kind.RESULT, ("query:by_country",)),
+        },
+        tallies={"rsvps": Tally(records), "by_country": Tally(read)},
+        numbered={},
+        runs={},
+        claims={},
+        blinds=[],
+        latencies={},
+        since={"rsvps": {0: 0}, "by_country": {0: 0}},
+        until={"rsvps": {0: until}, "by_country": {0: read}},
+        folded={"by_country": folded},
+        accounts={account.stage: account for account in accounts},
+    )
+
+
+def of(found: Content, stage: str = "query:by_country") -> Hop:
+    (hop,) = (hop for hop in hops(found, [INTAKE]) if hop.stage == stage)
+    return hop
+
+
+@pytest.mark.parametrize("stage", ["source:rsvps", "query:by_country"])
+def test_each_hop_adds_up(stage: str) -> None:
+    hop = of(content(QUERY), stage)
+    assert hop.due == sum(hop.outcomes.values()) + hop.in_flight + hop.missing
+
+
+def test_what_the_channel_holds_and_the_stage_has_not_read_is_in_flight() -> None:
+    hop = of(content(QUERY))
+    assert (hop.due, hop.taken, hop.in_flight, hop.missing) == (100, 90, 10, 0)
+    assert (hop.reads, hop.writes) == ("rsvps", "by_country")
+
+
+def test_a_record_that_the_stage_passed_by_is_missing() -> None:
+    share = replace(QUERY.shares["rsvps"], taken=89, outcomes={**OUTCOMES, Outcome.PASSED: 59})
+    hop = of(content(replace(QUERY, shares={"rsvps": share}), folded=59))
+    assert (hop.taken, hop.in_flight, hop.missing) == (89, 10, 1)
+
+
+def test_a_record_that_is_in_no_row_of_the_result_is_missing() -> None:
+    hop = of(content(QUERY, folded=58))
+    assert (hop.missing, hop.outcomes[Outcome.PASSED]) == (2, 58)
+    assert hop.due == sum(hop.outcomes.values()) + hop.in_flight + hop.missing
+
+
+def test_rows_that_the_ledger_has_not_read_are_waited_for() -> None:
+    assert of(content(QUERY, folded=10, read=39)).missing == 0
+
+
+def test_a_query_that_does_not_count_its_records_is_not_accused() -> None:
+    hop = of(content(replace(QUERY, conserved=False), folded=0))
+    assert hop.missing == 0
+    assert "not checked" in hop.note
+
+
+def test_rows_of_a_batch_that_has_not_ended_are_told() -> None:
+    hop = of(content(QUERY, folded=65))
+    assert hop.missing == 0
+    assert hop.note == "5 of those in flight are in its rows already"
+
+
+def test_a_result_of_single_records_is_counted_by_their_numbers() -> None:
+    found = replace(content(QUERY, folded=0), runs={("by_country", "a", 1): [Run(1, 40, 0), Run(42, 60, 0)]})
+    assert of(found).missing == 1
+
+
+def test_offsets_that_are_no_records_are_not_missed() -> None:
+    """Ten markers of transactions lie among the offsets; the stage has read them all and taken 85."""
+    share = replace(QUERY.shares["rsvps"], taken=85, outcomes={**OUTCOMES, Outcome.PASSED: 55})
+    assert of(content(replace(QUERY, shares={"rsvps": share}), folded=55, records=90)).missing == 0
+
+
+def test_where_both_have_read_the_same_markers_hide_nothing() -> None:
+    share = Share({0: 0}, {0: 100}, 89, {**OUTCOMES, Outcome.PASSED: 59})
+    assert of(content(replace(QUERY, shares={"rsvps": share}), folded=59, records=90)).missing == 1
+
+
+def test_a_stage_that_took_more_than_there_is_says_so() -> None:
+    share = replace(QUERY.shares["rsvps"], taken=95)
+    assert of(content(replace(QUERY, shares={"rsvps": share}))).note.startswith("it took 5 more")
+
+
+def test_what_a_source_drops_is_among_its_outcomes() -> None:
+    dropped = Account("source:rsvps", "x", 0, {"rsvps": Share({}, {}, 4, {Outcome.DUPLICATE: 4})})
+    hop = of(content(QUERY, dropped), "source:rsvps")
+    assert hop.outcomes[Outcome.DUPLICATE] == 4
+    assert hop.due == 100 + 2 + 4 + 3 + 1
+
+
+def test_end_to_end_the_outcomes_of_both_hops_add_up() -> None:
+    (path,) = paths(hops(content(QUERY), [INTAKE]))
+    assert path.stage == "source:rsvps → query:by_country"
+    assert path.due == sum(path.outcomes.values()) + path.in_flight + path.missing
+    assert path.due == of(content(QUERY), "source:rsvps").due
+    assert (path.outcomes[Outcome.REFUSED], path.in_flight, path.missing) == (3, 13, 1)
+
+
+def test_late_records_are_named() -> None:
+    late = replace(QUERY, late={"kiosk": {"2": [(5, 6)]}})
+    assert of(content(late)).late == (Gap("kiosk", 2, 5, 6),)
