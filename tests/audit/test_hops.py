@@ -96,6 +96,12 @@ def test_offsets_that_are_no_records_are_not_missed() -> None:
     assert of(content(replace(QUERY, shares={"rsvps": share}), folded=55, records=90)).missing == 0
 
 
+def test_offsets_at_the_end_that_are_no_records_are_not_in_flight() -> None:
+    """An aborted transaction lies at the end: no reader ever gets beyond it."""
+    hop = of(content(QUERY, records=90))
+    assert (hop.in_flight, hop.missing) == (0, 0)
+
+
 def test_where_both_have_read_the_same_markers_hide_nothing() -> None:
     share = Share({0: 0}, {0: 100}, 89, {**OUTCOMES, Outcome.PASSED: 59})
     assert of(content(replace(QUERY, shares={"rsvps": share}), folded=59, records=90)).missing == 1

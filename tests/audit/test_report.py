@@ -99,7 +99,7 @@ def test_what_has_no_identity_gets_a_sentence() -> None:
 
 
 def test_what_is_in_flight_is_said() -> None:
-    assert "Whole: nothing is missing; 12 records are in flight." in shown(replace(RSVPS, in_flight=12))
+    assert "Whole: nothing is missing; up to 12 records are in flight." in shown(replace(RSVPS, in_flight=12))
 
 
 def test_nothing_counted_is_not_called_whole() -> None:

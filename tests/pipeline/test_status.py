@@ -1,6 +1,8 @@
+from collections.abc import Callable
+
 import orjson
 
-from penstock.pipeline.status import Status
+from penstock.pipeline.status import Status, listening
 from penstock.testing.channels import MemoryChannels
 
 SECOND = 1_000_000
@@ -62,3 +64,12 @@ def test_a_process_that_is_no_part_of_the_run_any_more_is_not_waited_for() -> No
     said = {"run": run, "load": {"at": 60 * SECOND, "nodes": {}}, "deliver": {"at": 0, "nodes": {}}}
     assert Status(said).well(now=60 * SECOND, late=10 * SECOND)
     assert not Status({**said, "load": {"at": 0, "nodes": {}}}).well(now=60 * SECOND, late=10 * SECOND)
+
+
+def test_who_listens_hears_the_last_word_of_each(eventually: Callable[..., None]) -> None:
+    channels = MemoryChannels(partitions=2)
+    channels.append("status", orjson.dumps({"at": 1}), b"audit")
+    with listening(channels, "status") as said:
+        eventually(lambda: said.get("audit") == {"at": 1})
+        channels.append("status", orjson.dumps({"at": 2}), b"audit")
+        eventually(lambda: said.get("audit") == {"at": 2})

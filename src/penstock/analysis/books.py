@@ -63,17 +63,17 @@ class Books:
         self._gated = engine.gated(query)
         self._late: dict[tuple[str, int], Runs] = {}
         self._looked = ""
+        self._conserved: bool | None = None
         life = str(running.id)
-        conserved = engine.uncounted(query) is None
         if before is not None and before.life == life:
-            self._account = replace(before, conserved=conserved)
+            self._account = before
             for sender, epochs in before.late.items():
                 for epoch, runs in epochs.items():
                     self._late[sender, int(epoch)] = Runs(runs)
         else:
             # An account that begins later than its query, because there was none before, begins where that stood.
             fresh = {channel: Share(at, at, 0, dict.fromkeys(Outcome, 0)) for channel, at in stood.items()}
-            self._account = Account(f"query:{query.name}", life, clock.now(), fresh, conserved=conserved)
+            self._account = Account(f"query:{query.name}", life, clock.now(), fresh)
 
     @property
     def account(self) -> Account:
@@ -179,6 +179,12 @@ class Books:
             if row["seq"] is not None:
                 self._late.setdefault((row["sender"], row["epoch"]), Runs()).add(row["seq"])
 
+    def _conserves(self) -> bool:
+        if self._conserved is None:
+            # Asked when it is first needed: Spark takes a while to plan, and has better to do when queries start.
+            self._conserved = self._engine.uncounted(self._query) is None
+        return self._conserved
+
     def _publish(self, shares: Mapping[str, Share], batch: int) -> None:
         into = self._query.into
         late: dict[str, dict[str, list[tuple[int, int]]]] = {}
@@ -188,6 +194,7 @@ class Books:
             self._account,
             at=self._clock.now(),
             shares=shares,
+            conserved=self._conserves(),
             step=batch + 1,
             wrote={into: {partition: end for partition, (_, end) in self._bounds(into).items()}},
             late=late,

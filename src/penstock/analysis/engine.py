@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from graphlib import TopologicalSorter
 from typing import Self
@@ -46,6 +46,7 @@ class Engine:
     shapes: Mapping[str, Shape]
     kafka: Mapping[str, str]
     """Settings of Spark's Kafka client, such as those for security."""
+    _gates: dict[str, bool] = field(default_factory=dict, compare=False)
 
     def stream(self, channel: str) -> DataFrame:
         """The raw records of a channel, from the beginning and on."""
@@ -91,8 +92,11 @@ class Engine:
         """
         if query.watermark is None or len(query.inputs) != 1:
             return False
-        (channel,) = query.inputs
-        return "origin" not in built(query, [typed(self.nothing(channel), self.shapes[channel])]).columns
+        if query.name not in self._gates:
+            (channel,) = query.inputs
+            columns = built(query, [typed(self.nothing(channel), self.shapes[channel])]).columns
+            self._gates[query.name] = "origin" not in columns
+        return self._gates[query.name]
 
     def updates(self, query: Query) -> bool:
         """Whether rows are written whenever they change; otherwise once, when they are final."""

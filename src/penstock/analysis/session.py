@@ -177,6 +177,8 @@ def session(
         for query in spark.streams.active:
             query.stop()
     finally:
+        # What is collected from now on reports itself to a JVM that is gone, and py4j would log a trace for each.
+        logging.getLogger("py4j").setLevel(logging.CRITICAL)
         gateway.stop(patience)
         del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
         # PySpark remembers its JVM for the life of the process; the next session has another one.

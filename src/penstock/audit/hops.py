@@ -155,6 +155,10 @@ def _stage(content: Content, account: Account) -> Iterator[Hop]:
 def _hop(content: Content, account: Account, channel: str, share: Share, into: str) -> Hop:
     missing, note = _untaken(content, channel, share)
     in_flight = _distance(share.until, content.until.get(channel, {}))
+    if share.since == content.since.get(channel, {}):
+        # Both have counted from the same place: what the stage lacks is known as a number of records.
+        lacks = content.tallies.get(channel, Tally()).records - share.taken
+        in_flight = min(in_flight, max(0, lacks - missing))
     outcomes = {outcome: share.outcomes.get(outcome, 0) for outcome in Outcome}
     latency, step = content.latencies.get(into), content.steps.get(into)
     return Hop(

@@ -175,9 +175,9 @@ def _verdict(balance: Balance) -> Text:
         return Text(f"Not whole: {_number(missing)} records are missing{age}.", style="bold red")
     if not any(channel.records or channel.claimed for channel in balance.channels):
         return Text(f"Nothing was counted yet{age}.", style="bold")
-    in_flight = sum(hop.in_flight for hop in balance.hops)
+    in_flight = max((hop.in_flight for hop in balance.hops), default=0)
     known = "Whole" if not balance.unknown_seconds else "Whole where it is known"
-    flying = f"; {_number(in_flight)} records are in flight" if in_flight else ""
+    flying = f"; up to {_number(in_flight)} records are in flight" if in_flight else ""
     return Text(f"{known}: nothing is missing{flying}{age}.", style="bold green")
 
 

@@ -89,7 +89,7 @@ class Feed:
     def __init__(self, name: str, topic_id: str, keep: timedelta | None = None, history: int = 10_000) -> None:
         self.name = name
         self.taken = self.passed = self.duplicate = self.refused = 0
-        """How many entries were taken, each once, and what they were: newer than what was held, or not, or unreadable."""
+        """How many entries were taken, each once, and what they were: newer than what was held, or not, or broken."""
         self.refusal: str | None = None
         self._keep = None if keep is None else keep // _A_MICROSECOND
         self._history = history

@@ -46,4 +46,5 @@ def reads(description: Description) -> dict[str, tuple[str, ...]]:
     return {
         **{f"query:{query.name}": query.inputs for query in description.queries},
         **{store_node(store.url, store.channel): (store.channel,) for store in description.stores},
+        **{f"feed:{page.channel}": (page.channel,) for page in description.pages},
     }

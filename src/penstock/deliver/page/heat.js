@@ -87,7 +87,7 @@ export function judged(channel, at) {
     const quiet = known(life.newest) ? at - life.newest : NaN;
     // Who is silent while others speak. A life that another one follows has nothing more to say.
     const silent = quiet > SILENT_AFTER && at - newest <= SILENT_AFTER && last.get(life.sender) === life.epoch;
-    const usual = channel.latency?.p50;
+    const usual = channel.latency?.mean;
     const mean = life.latency?.mean;
     const slow = known(mean) && known(usual) && mean > usual * SLOW_TIMES && mean - usual > SLOW_MS;
     const state = life.missing ? "missing" : silent ? "silent" : slow ? "slow" : life.duplicates || life.reordered ? "disorder" : "whole";

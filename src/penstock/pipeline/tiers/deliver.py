@@ -15,6 +15,7 @@ from penstock.deliver.outlet import FeedSpec
 from penstock.deliver.serving import serve
 from penstock.deliver.site import ChartSpec
 from penstock.errors import Misconfigured
+from penstock.pipeline.accounts import accounting
 from penstock.pipeline.description import Channel, Description, PageSpec
 from penstock.pipeline.graph import graph
 from penstock.pipeline.pulse import pulse
@@ -52,7 +53,10 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         asked.set()
         await server
 
-    with pulse(kafka, description.status, Tier.DELIVER, lambda: {"nodes": app.state.delivery.figures()}):
+    with (
+        pulse(kafka, description.status, Tier.DELIVER, lambda: {"nodes": app.state.delivery.figures()}),
+        accounting(kafka, description.bookmarks, app.state.delivery.accounts),
+    ):
         asyncio.run(serve_all())
 
 

@@ -2,6 +2,8 @@
 
 import threading
 
+from penstock.audit.account import Account
+from penstock.pipeline.accounts import accounting
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.pulse import Figures, pulse
@@ -23,6 +25,10 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
     def figures() -> Figures:
         return {"nodes": {store_node(store.url, store.channel): loader.figures() for store, loader in loaders.items()}}
 
+    def accounts() -> list[Account]:
+        told = [loader.account(store_node(store.url, store.channel)) for store, loader in loaders.items()]
+        return [account for account in told if account is not None]
+
     failures: list[BaseException] = []
 
     def work(loader: Loader) -> None:
@@ -35,7 +41,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
     threads = [
         threading.Thread(target=work, args=(loader,), name=f"load {store.url}") for store, loader in loaders.items()
     ]
-    with pulse(kafka, description.status, Tier.LOAD, figures):
+    with pulse(kafka, description.status, Tier.LOAD, figures), accounting(kafka, description.bookmarks, accounts):
         for thread in threads:
             thread.start()
         ready()

@@ -1,0 +1,52 @@
+"""A store that loses one entry: as any other, but for that."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+from penstock.audit.account import Share
+from penstock.contracts import Entry, Guarantee, Positions
+from penstock.stores.lake import LakeStore, LakeTable
+from penstock.stores.redis import RedisStore, RedisTable
+
+
+@dataclass(frozen=True)
+class Dropping:
+    store: LakeStore | RedisStore
+    lost: Callable[[Entry], bool]
+
+    @property
+    def every(self) -> timedelta:
+        return self.store.every
+
+    def open(self) -> "DroppingTable":
+        return DroppingTable(self.store.open(), self.lost)
+
+
+class DroppingTable:
+    def __init__(self, table: LakeTable | RedisTable, lost: Callable[[Entry], bool]) -> None:
+        self._table = table
+        self._lost = lost
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return self._table.guarantee
+
+    @property
+    def life(self) -> str:
+        return self._table.life
+
+    def begin(self, start: Positions) -> None:
+        self._table.begin(start)
+
+    def share(self) -> Share:
+        return self._table.share()
+
+    def positions(self) -> Positions:
+        return self._table.positions()
+
+    def write(self, entries: Sequence[Entry], positions: Positions) -> int:
+        return self._table.write([entry for entry in entries if not self._lost(entry)], positions)
+
+    def close(self) -> None:
+        self._table.close()

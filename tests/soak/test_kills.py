@@ -1,0 +1,111 @@
+"""kill -9 of the auditor, again and again, while records flow: the balance is exact in the end."""
+
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+
+from penstock.audit.auditor import Auditor
+from penstock.audit.balance import balance
+from penstock.audit.hops import Gap
+from penstock.audit.ledger import Ledger
+from penstock.channels.kafka import Kafka, Topic
+from penstock.clock import SystemClock
+from tests.soak import auditing
+from tests.soak.line import until
+from tests.soak.posting import post
+from tests.soak.sizes import FULL, KILLED, KILLS, PATIENCE, figure
+from tests.soak.things import PARTITIONS, SENDERS, Change, Placed, Who, things
+
+CHUNKS = 100
+PACE = 0.9 if FULL else 0.05
+"""Seconds from one chunk to the next."""
+
+
+def test_an_auditor_that_is_killed_again_and_again_is_exact(
+    kafka: Kafka, fresh: Callable[[str], str], tmp_path: Path
+) -> None:
+    channel, chance, enough = fresh("killed"), random.Random(7), threading.Event()
+    changes = some_changes(chance)
+    kafka.ensure([Topic(channel, PARTITIONS)])
+    Ledger(auditing.ledger_in(tmp_path)).close()
+    lives = {"python": 0, "spark": 0}
+    began = time.monotonic()
+    with ThreadPoolExecutor(1) as pool:
+        feeding = pool.submit(post, kafka, channel, paced(things(range(KILLED), KILLED, changes), enough))
+        while not feeding.done():
+            kills = sum(lives.values())
+            engine = "spark" if FULL and kills % 10 == 5 else "python"
+            live_and_die(kafka, channel, tmp_path, engine, chance, feeding.done)
+            lives[engine] += 1
+            if kills + 1 >= KILLS:
+                enough.set()
+        sent = feeding.result()
+    assert sum(lives.values()) >= KILLS
+
+    with closing(Ledger(auditing.ledger_in(tmp_path))) as ledger:
+        auditor = Auditor(kafka, ledger, auditing.watching(channel), "")
+        while auditor.step(1.0) or auditor.behind():
+            pass
+        auditor.close()
+        content = ledger.content()
+    [found] = balance(content, SystemClock().now(), grace=0).channels
+    dropped = sorted(who for who, change in changes.items() if change is Change.DROPPED)
+    doubled, swapped = (sum(one is change for one in changes.values()) for change in (Change.DOUBLED, Change.SWAPPED))
+    assert sent == KILLED - len(dropped) + doubled
+    assert (found.records, found.distinct, found.duplicates) == (sent, KILLED - len(dropped), doubled)
+    assert found.gaps == tuple(Gap(sender, 1, seq, seq) for sender, seq in dropped)
+    assert sum(one.reordered for one in found.by_sender) == swapped
+    assert content.latencies[channel].count == sum(number for _, number in content.minutes[channel]) == sent
+    figure(
+        f"kill -9 of the auditor while {KILLED:,} records flow",
+        f"{lives['python']} times by Python, {lives['spark']} by Spark, in {time.monotonic() - began:.0f} s: exact",
+    )
+
+
+def live_and_die(
+    kafka: Kafka, channel: str, folder: Path, engine: str, chance: random.Random, done: Callable[[], bool]
+) -> None:
+    """One life of the auditor: it gets somewhere, and is killed at any moment after that."""
+    before = so_far(folder)
+    with (folder / "log").open("ab") as log:
+        child = subprocess.Popen(
+            [sys.executable, auditing.__file__, str(folder), kafka.servers, channel, engine], stdout=log, stderr=log
+        )
+    try:
+        until(lambda: so_far(folder) > before or done() or child.poll() is not None, PATIENCE)
+        time.sleep(chance.uniform(0, 0.3))
+        assert child.poll() is None, (folder / "log").read_text()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def so_far(folder: Path) -> int:
+    """How many entries the ledger knows."""
+    with closing(Ledger(auditing.ledger_in(folder), read_only=True)) as ledger:
+        return sum(sum(positions.values()) for positions in ledger.positions().values())
+
+
+def some_changes(chance: random.Random) -> dict[Who, Change]:
+    """A few hundred records are harmed; no two of them are neighbours."""
+    last = KILLED // SENDERS
+    numbers = chance.sample([(f"s{sender}", seq) for sender in range(SENDERS) for seq in range(5, last - 5, 3)], 300)
+    kinds = [Change.DROPPED, Change.DOUBLED, Change.SWAPPED]
+    return {who: kinds[number % len(kinds)] for number, who in enumerate(numbers)}
+
+
+def paced(records: Iterable[Placed], enough: threading.Event) -> Iterator[Placed]:
+    """Records in chunks, one after the other; the last ones when it is enough."""
+    chunk = KILLED // CHUNKS
+    for number, record in enumerate(records):
+        if number % chunk == 0:
+            time.sleep(PACE)
+        if number == KILLED * 9 // 10:
+            enough.wait(PATIENCE)
+        yield record

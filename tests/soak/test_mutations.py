@@ -1,0 +1,243 @@
+"""One record of each kind of harm, in a run of many: each is found with its stage and its number, and nothing else is.
+
+One run has them all, at different records; the clean run beside it has none.
+"""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from penstock.audit.account import Outcome
+from penstock.audit.alarms import Alarms
+from penstock.audit.balance import Balance, ChannelBalance
+from penstock.audit.content import Content
+from penstock.audit.hops import Gap, Hop
+from penstock.audit.settings import AuditSettings
+from penstock.channels.kafka import Kafka
+from penstock.contracts import Entry
+from penstock.pipeline.comparison import Report
+from penstock.pipeline.holders import entries
+from penstock.pipeline.holdings import absent
+from penstock.record import Origin, Record
+from tests.soak.line import Line, line, until
+from tests.soak.posting import claim, post
+from tests.soak.sizes import MUTATED, figure
+from tests.soak.things import SENDERS, Change, Who, at, things, who
+
+CHUNKS = 10
+PAUSE = int(MUTATED * 0.85)
+"""Here the query stands still, and its checkpoint is moved."""
+
+DROPPED, DOUBLED, SWAPPED = at(0.30, 0, MUTATED), at(0.45, 1, MUTATED), at(0.55, 2, MUTATED)
+CORRUPTED, LOST_BY_LAKE, DELAYED = at(0.65, 3, MUTATED), at(0.75, 0, MUTATED), at(0.95, 1, MUTATED)
+SKIPPED = who(PAUSE)
+CHANGES = {
+    DROPPED: Change.DROPPED,
+    DOUBLED: Change.DOUBLED,
+    SWAPPED: Change.SWAPPED,
+    CORRUPTED: Change.CORRUPTED,
+    DELAYED: Change.DELAYED,
+}
+LAST = MUTATED // SENDERS
+TAIL = ("s1", LAST + 1)
+"""What its sender claims to have sent, and never came."""
+LOST_BY_REDIS = 2
+"""The offset of a row."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """What there is to be known when all is at rest."""
+
+    line: Line
+    balance: Balance
+    content: Content
+    report: Report
+
+    def hop(self, stage: str) -> Hop:
+        [found] = [hop for hop in self.balance.hops if hop.stage == stage]
+        return found
+
+    @property
+    def source(self) -> Hop:
+        return self.hop(f"source:{self.line.things}")
+
+    @property
+    def query(self) -> Hop:
+        return self.hop(f"query:{self.line.totals}")
+
+    @property
+    def lake(self) -> Hop:
+        return self.hop(f"store:delta/{self.line.things}")
+
+    @property
+    def redis(self) -> Hop:
+        return self.hop(f"store:redis/{self.line.totals}")
+
+    def channel(self, name: str) -> ChannelBalance:
+        [found] = [one for one in self.balance.channels if one.channel == name]
+        return found
+
+
+def gap(who: Who) -> Gap:
+    return Gap(who[0], 1, who[1], who[1])
+
+
+def is_lost(entry: Entry) -> bool:
+    origin = Origin.of(entry.headers)
+    return origin is not None and (origin.sender, origin.seq) == LOST_BY_LAKE
+
+
+@pytest.fixture(scope="module")
+def mutated(
+    kafka: Kafka, spark: SparkSession, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Told]:
+    folder, began = tmp_path_factory.mktemp("mutated"), time.monotonic()
+    with line(kafka, spark, redis_url, folder, "mutated", is_lost, lambda entry: entry.offset == LOST_BY_REDIS) as made:
+        flow(made, 0, PAUSE)
+        until(made.taken)
+        made.stop_query()
+        flow(made, PAUSE, MUTATED)
+        made.skip(partition=PAUSE % 2)
+        made.start_query()
+        until(made.at_rest)
+        # The newest row comes once more, and after it one that was outdated long ago.
+        rows = list(entries(kafka, made.totals))
+        newer = {row.key for row in rows[-5:]}
+        older = next(row for row in rows if row.key in newer)
+        post(kafka, made.totals, [(0, Record(row.value, None, row.key, row.headers)) for row in (rows[-1], older)])
+        claim(kafka, made.description.heartbeats, made.things, [*last_of_all(), TAIL])
+        until(made.at_rest)
+        figure(f"one of each kind among {MUTATED:,} records", f"{time.monotonic() - began:.0f} s until all is told")
+        yield Told(made, made.balance(), made.content(), made.recompute())
+
+
+@pytest.fixture(scope="module")
+def clean(
+    kafka: Kafka, spark: SparkSession, redis_url: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Told]:
+    folder, began = tmp_path_factory.mktemp("clean"), time.monotonic()
+    with line(kafka, spark, redis_url, folder, "clean") as made:
+        for part in range(CHUNKS):
+            post(
+                kafka,
+                made.things,
+                things(range(MUTATED * part // CHUNKS, MUTATED * (part + 1) // CHUNKS), MUTATED, {}),
+            )
+        claim(kafka, made.description.heartbeats, made.things, last_of_all())
+        until(made.at_rest)
+        figure(f"a clean run of {MUTATED:,} records", f"{time.monotonic() - began:.0f} s until all is told")
+        yield Told(made, made.balance(), made.content(), made.recompute())
+
+
+def flow(made: Line, first: int, last: int) -> None:
+    post(made.kafka, made.things, things(range(first, last), MUTATED, CHANGES))
+
+
+def last_of_all() -> list[Who]:
+    return [(f"s{sender}", LAST) for sender in range(SENDERS)]
+
+
+def test_a_clean_run_gives_no_finding(clean: Told) -> None:
+    assert [(hop.missing, hop.in_flight, hop.gaps, hop.late) for hop in clean.balance.hops] == [(0, 0, (), ())] * 4
+    for hop in clean.balance.hops:
+        assert hop.taken == hop.due == hop.outcomes[Outcome.PASSED], hop
+    assert clean.source.taken == clean.query.taken == clean.lake.taken == MUTATED
+    channel = clean.channel(clean.line.things)
+    assert (channel.records, channel.distinct, channel.senders) == (MUTATED, MUTATED, SENDERS)
+    assert (channel.duplicates, channel.refused, channel.without_identity) == (0, 0, 0)
+    assert not any(one.reordered for one in channel.by_sender)
+    assert clean.content.folded[clean.line.totals] == MUTATED
+    assert absent(clean.line.lake, clean.content, clean.line.things) == ()
+    assert clean.report.code == 0
+
+
+def test_a_clean_run_raises_no_alarm(clean: Told) -> None:
+    # How long a backlog took is another matter.
+    alarms = Alarms(AuditSettings(slow="1 day", slow_stage="1 day"))
+    now = clean.balance.at
+    for moment in range(60):
+        assert alarms.look(now + moment * 1_000_000, clean.balance.to_json(), {}) == []
+
+
+def test_a_dropped_record_and_a_lost_tail_are_gaps_of_their_source(mutated: Told) -> None:
+    assert set(mutated.source.gaps) == {gap(DROPPED), gap(TAIL)}
+    assert (mutated.source.missing, mutated.source.in_flight) == (2, 0)
+    assert mutated.source.due == mutated.source.taken + 2 == MUTATED + 2
+
+
+def test_a_doubled_record_is_counted_and_absorbed_everywhere(mutated: Told) -> None:
+    channel = mutated.channel(mutated.line.things)
+    assert (channel.duplicates, channel.records - channel.distinct) == (1, 1)
+    assert [one.sender for one in channel.by_sender if one.duplicates] == [DOUBLED[0]]
+    assert mutated.query.outcomes[Outcome.DUPLICATE] == mutated.lake.outcomes[Outcome.DUPLICATE] == 1
+    assert in_lake(mutated.line, DOUBLED) == 1
+
+
+def test_a_reordered_record_is_named(mutated: Told) -> None:
+    sender, seq = SWAPPED
+    assert mutated.content.disorder == {(mutated.line.things, sender, 1): [(seq, seq)]}
+    channel = mutated.channel(mutated.line.things)
+    assert [(one.sender, one.reordered) for one in channel.by_sender if one.reordered] == [(sender, 1)]
+
+
+def test_a_corrupted_record_is_refused_and_lies_in_the_dead_letters_under_its_number(mutated: Told) -> None:
+    assert mutated.query.outcomes[Outcome.REFUSED] == mutated.lake.outcomes[Outcome.REFUSED] == 1
+    [letter] = entries(mutated.line.kafka, f"{mutated.line.things}.dead")
+    origin = Origin.of(letter.headers)
+    assert origin is not None
+    assert (origin.sender, origin.seq) == CORRUPTED
+    assert mutated.channel(mutated.line.things).refused == 1
+    assert in_lake(mutated.line, CORRUPTED) == 0
+
+
+def test_a_record_that_is_delayed_past_the_watermark_is_late_and_named(mutated: Told) -> None:
+    assert mutated.query.outcomes[Outcome.LATE] == 1
+    assert mutated.query.late == (gap(DELAYED),)
+    assert in_lake(mutated.line, DELAYED) == 1
+
+
+def test_a_record_that_the_query_skipped_is_missing_there_and_named_by_a_recomputation(mutated: Told) -> None:
+    assert (mutated.query.missing, mutated.query.in_flight) == (1, 0)
+    assert mutated.query.due == sum(mutated.query.outcomes.values()) + 1 == MUTATED
+    assert mutated.query.outcomes[Outcome.PASSED] == MUTATED - 4
+    [channel] = [one for one in mutated.report.judged if one.holder.startswith("channel:")]
+    assert {mutated.report.record_of(one) for one in channel.differences} == {
+        f"lacks {SKIPPED[0]}/1: {SKIPPED[1]}",
+        f"lacks {DELAYED[0]}/1: {DELAYED[1]}, which came too late",
+    }
+    assert mutated.report.code == 1
+
+
+def test_rows_that_come_again_count_once(mutated: Told) -> None:
+    assert mutated.redis.outcomes[Outcome.DUPLICATE] == 2
+    assert mutated.content.folded[mutated.line.totals] == mutated.query.outcomes[Outcome.PASSED]
+
+
+def test_a_record_that_the_lake_lost_is_missing_there_and_named(mutated: Told) -> None:
+    assert (mutated.lake.missing, mutated.lake.in_flight) == (1, 0)
+    assert mutated.lake.outcomes[Outcome.PASSED] == MUTATED - 3
+    assert absent(mutated.line.lake, mutated.content, mutated.line.things) == (gap(LOST_BY_LAKE),)
+
+
+def test_a_row_that_redis_lost_is_missing_there(mutated: Told) -> None:
+    assert (mutated.redis.missing, mutated.redis.in_flight) == (1, 0)
+
+
+def test_end_to_end_everything_adds_up(mutated: Told) -> None:
+    for hop in (*mutated.balance.hops, *mutated.balance.paths):
+        assert hop.due == sum(hop.outcomes.values()) + hop.in_flight + hop.missing, hop
+    [path] = [one for one in mutated.balance.paths if f"query:{mutated.line.totals}" in one.stage]
+    assert (path.due, path.missing) == (MUTATED + 2, 3)
+    assert mutated.balance.missing == 2 + 1 + 1 + 1
+
+
+def in_lake(made: Line, who: Who) -> int:
+    """How often the lake holds a record."""
+    sender, seq = who
+    found = DeltaTable(made.lake.path).to_pyarrow_table(filters=[("_sender", "=", sender), ("_seq", "=", seq)])
+    return int(found.num_rows)

@@ -1,0 +1,99 @@
+"""Aborted transactions leave offsets that hold no record: nobody may take them for a loss."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from pyspark.sql import SparkSession
+
+from penstock.analysis.tally import Tally
+from penstock.audit.account import Outcome
+from penstock.audit.alarm import Level
+from penstock.audit.alarms import Alarms
+from penstock.audit.auditor import Auditor
+from penstock.audit.balance import Balance, balance
+from penstock.audit.ledger import Ledger
+from penstock.audit.settings import AuditSettings
+from penstock.channels.kafka import Kafka
+from penstock.clock import SystemClock
+from penstock.pipeline.graph import reads
+from penstock.pipeline.holdings import absent
+from penstock.pipeline.tiers.audit import watched
+from tests.soak.line import Line, line, until
+from tests.soak.posting import transactions
+from tests.soak.things import things
+
+PART = 1_000
+TOTAL = 3 * PART
+
+
+@pytest.fixture(scope="module")
+def made(kafka: Kafka, spark: SparkSession, redis_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    with line(kafka, spark, redis_url, tmp_path_factory.mktemp("aborted"), "aborted") as running:
+        yield running
+
+
+def part(number: int) -> range:
+    return range(number * PART, (number + 1) * PART)
+
+
+def all_taken(made: Line, number: int) -> bool:
+    hops = [hop for hop in made.balance().hops if hop.reads != made.totals]
+    return len(hops) == 3 and all(hop.taken == number for hop in hops)
+
+
+def alarms_of(made: Line, found: Balance) -> list[str]:
+    """The alarms of a whole hour in which nothing changes."""
+    alarms = Alarms(AuditSettings(slow="1 day", slow_stage="1 day"), reads=reads(made.description))
+    told = [alarms.look(found.at + 5_000_000 * step, found.to_json(), {}) for step in range(720)]
+    return sorted({one.text for some in told for one in some if one.level is Level.ALARM})
+
+
+def test_aborted_records_between_others_are_no_loss(made: Line, kafka: Kafka) -> None:
+    with transactions(kafka, made.things) as producer:
+        producer.commit(made.things, things(part(0), TOTAL, {}))
+        producer.abort(made.things, things(part(1), TOTAL, {}))
+        producer.commit(made.things, things(part(1), TOTAL, {}))
+    until(lambda: all_taken(made, 2 * PART))
+    assert_whole(made, made.balance(), 2 * PART)
+
+
+def test_aborted_records_at_the_end_of_a_channel_are_no_loss(made: Line, kafka: Kafka) -> None:
+    with transactions(kafka, made.things) as producer:
+        producer.commit(made.things, things(part(2), TOTAL, {}))
+        producer.abort(made.things, things(part(2), TOTAL, {}))
+    # The query covers the aborted ones, too.
+    until(lambda: all_taken(made, TOTAL) and made.taken())
+    assert_whole(made, made.balance(), TOTAL)
+
+
+def test_spark_takes_them_for_no_loss_either(made: Line, kafka: Kafka, spark: SparkSession) -> None:
+    with closing(Ledger(made.wiring.folder / "second.db")) as ledger:
+        auditor = Auditor(
+            kafka,
+            ledger,
+            watched(made.description),
+            made.description.heartbeats,
+            bookmarks=made.description.bookmarks,
+            strides_only=True,
+        )
+        while auditor.stride(Tally(spark, kafka.servers)):
+            pass
+        while auditor.step(1.0):
+            pass
+        auditor.close()
+        unread = ledger.unread({made.things: kafka.bounds(made.things)})
+        assert_whole(made, balance(ledger.content(), SystemClock().now(), 0, unread), TOTAL)
+
+
+def assert_whole(made: Line, found: Balance, number: int) -> None:
+    assert [
+        (hop.stage, hop.missing, hop.in_flight, hop.note) for hop in found.hops if hop.missing or hop.in_flight
+    ] == []
+    for hop in found.hops:
+        if hop.reads != made.totals:
+            assert hop.taken == hop.due == hop.outcomes[Outcome.PASSED] == number, hop
+    assert found.whole
+    assert found.settled
+    assert alarms_of(made, found) == []
+    assert absent(made.lake, made.content(), made.things) == ()
