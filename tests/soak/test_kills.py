@@ -10,41 +10,41 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
-from penstock.audit.auditor import Auditor
-from penstock.audit.balance import balance
-from penstock.audit.hops import Gap
-from penstock.audit.ledger import Ledger
-from penstock.channels.kafka import Kafka, Topic
-from penstock.clock import SystemClock
 from tests.soak import auditing
 from tests.soak.line import until
 from tests.soak.posting import post
 from tests.soak.sizes import FULL, KILLED, KILLS, PATIENCE, figure
 from tests.soak.things import PARTITIONS, SENDERS, Change, Placed, Who, things
 
-CHUNKS = 100
-PACE = 0.9 if FULL else 0.05
-"""Seconds from one chunk to the next."""
+from penstock.audit.auditor import Auditor
+from penstock.audit.balance import balance
+from penstock.audit.hops import Gap
+from penstock.audit.ledger import Ledger
+from penstock.channels.kafka import Kafka, Topic
+from penstock.clock import SystemClock
+
+PARTS = KILLS + 1
+"""The records flow in so many parts, each of which has a life of the auditor to itself at first."""
+CHUNK, PACE = 200, 0.01
+"""So many records come together, and so many seconds apart."""
 
 
 def test_an_auditor_that_is_killed_again_and_again_is_exact(
     kafka: Kafka, fresh: Callable[[str], str], tmp_path: Path
 ) -> None:
-    channel, chance, enough = fresh("killed"), random.Random(7), threading.Event()
+    channel, chance, turns = fresh("killed"), random.Random(7), threading.Semaphore(1)
     changes = some_changes(chance)
     kafka.ensure([Topic(channel, PARTITIONS)])
     Ledger(auditing.ledger_in(tmp_path)).close()
     lives = {"python": 0, "spark": 0}
     began = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
-        feeding = pool.submit(post, kafka, channel, paced(things(range(KILLED), KILLED, changes), enough))
+        feeding = pool.submit(post, kafka, channel, paced(things(range(KILLED), KILLED, changes), turns))
         while not feeding.done():
-            kills = sum(lives.values())
-            engine = "spark" if FULL and kills % 10 == 5 else "python"
+            engine = "spark" if FULL and sum(lives.values()) % 10 == 5 else "python"
             live_and_die(kafka, channel, tmp_path, engine, chance, feeding.done)
             lives[engine] += 1
-            if kills + 1 >= KILLS:
-                enough.set()
+            turns.release()
         sent = feeding.result()
     assert sum(lives.values()) >= KILLS
 
@@ -100,12 +100,11 @@ def some_changes(chance: random.Random) -> dict[Who, Change]:
     return {who: kinds[number % len(kinds)] for number, who in enumerate(numbers)}
 
 
-def paced(records: Iterable[Placed], enough: threading.Event) -> Iterator[Placed]:
-    """Records in chunks, one after the other; the last ones when it is enough."""
-    chunk = KILLED // CHUNKS
+def paced(records: Iterable[Placed], turns: threading.Semaphore) -> Iterator[Placed]:
+    """The records, part after part: a part begins when it is its turn."""
     for number, record in enumerate(records):
-        if number % chunk == 0:
+        if number % (KILLED // PARTS) == 0:
+            turns.acquire(timeout=PATIENCE)
+        if number % CHUNK == 0:
             time.sleep(PACE)
-        if number == KILLED * 9 // 10:
-            enough.wait(PATIENCE)
         yield record

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import psutil
 import pytest
+from tests.soak import auditing
+from tests.soak.posting import post
+from tests.soak.sizes import MANY, SENDERS, figure
+from tests.soak.things import Placed
 
 from penstock.audit.balance import balance
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka, Topic
 from penstock.clock import SystemClock
 from penstock.record import Origin, Record
-from tests.soak import auditing
-from tests.soak.posting import post
-from tests.soak.sizes import MANY, SENDERS, figure
-from tests.soak.things import Placed
 
 CHANNEL = "crowd"
 PARTITIONS = 4

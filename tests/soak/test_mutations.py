@@ -10,6 +10,10 @@ from dataclasses import dataclass
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from tests.soak.line import Line, line, until
+from tests.soak.posting import claim, post
+from tests.soak.sizes import MUTATED, figure
+from tests.soak.things import SENDERS, Change, Who, at, things, who
 
 from penstock.audit.account import Outcome
 from penstock.audit.alarms import Alarms
@@ -23,10 +27,6 @@ from penstock.pipeline.comparison import Report
 from penstock.pipeline.holders import entries
 from penstock.pipeline.holdings import absent
 from penstock.record import Origin, Record
-from tests.soak.line import Line, line, until
-from tests.soak.posting import claim, post
-from tests.soak.sizes import MUTATED, figure
-from tests.soak.things import SENDERS, Change, Who, at, things, who
 
 CHUNKS = 10
 PAUSE = int(MUTATED * 0.85)

@@ -5,6 +5,9 @@ from contextlib import closing
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.soak.line import Line, line, until
+from tests.soak.posting import transactions
+from tests.soak.things import things
 
 from penstock.analysis.tally import Tally
 from penstock.audit.account import Outcome
@@ -19,9 +22,6 @@ from penstock.clock import SystemClock
 from penstock.pipeline.graph import reads
 from penstock.pipeline.holdings import absent
 from penstock.pipeline.tiers.audit import watched
-from tests.soak.line import Line, line, until
-from tests.soak.posting import transactions
-from tests.soak.things import things
 
 PART = 1_000
 TOTAL = 3 * PART
@@ -79,14 +79,16 @@ def test_spark_takes_them_for_no_loss_either(made: Line, kafka: Kafka, spark: Sp
         )
         while auditor.stride(Tally(spark, kafka.servers)):
             pass
-        while auditor.step(1.0):
-            pass
+        notes = made.description.bookmarks
+        while ledger.positions().get(notes) != made.ends(notes):
+            auditor.step(1.0)
         auditor.close()
         unread = ledger.unread({made.things: kafka.bounds(made.things)})
         assert_whole(made, balance(ledger.content(), SystemClock().now(), 0, unread), TOTAL)
 
 
 def assert_whole(made: Line, found: Balance, number: int) -> None:
+    assert len(found.hops) == 4
     assert [
         (hop.stage, hop.missing, hop.in_flight, hop.note) for hop in found.hops if hop.missing or hop.in_flight
     ] == []
