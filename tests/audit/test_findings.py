@@ -1,10 +1,12 @@
 import json
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from penstock.audit.findings import Findings, Kind, islands, reduced
+from penstock.audit.account import Account
+from penstock.audit.findings import Findings, Kind, Span, islands, key_hash, reduced
 from penstock.audit.runs import Runs
 from penstock.contracts import Entry
 from penstock.record import Blind, Headers, Heartbeat, Origin
@@ -117,3 +119,67 @@ def test_a_note_that_cannot_be_read_is_counted(value: bytes | None) -> None:
     found = found_in(entry("notes", value=value))
     assert found.without_identity == {"notes": 1}
     assert (found.claims, found.blinds) == ([], [])
+
+
+def test_numbers_that_come_after_a_higher_one_are_out_of_order() -> None:
+    found = found_in(*(numbered(seq) for seq in (1, 2, 5, 3, 4, 6)))
+    assert found.disorder == {("rsvps", "a", 1): Runs([(3, 4)])}
+    assert found.tails == {("rsvps", 0, "a", 1): (1, 6)}
+
+
+def test_partitions_have_an_order_each() -> None:
+    entries = [replace(numbered(seq), partition=seq % 2) for seq in (1, 3, 2, 4)]
+    assert not found_in(*entries).disorder
+
+
+def test_what_was_brought_back_is_told_apart() -> None:
+    back = entry("rsvps", [*Origin("a", 1, 1, 1_000).headers(), ("redriven", b"1")])
+    found = found_in(numbered(1), numbered(2), back)
+    assert found.numbered == {("rsvps", "a", 1): 3}
+    assert found.redriven == {("rsvps", "a", 1): 1}
+    assert not found.disorder
+
+
+def test_rows_count_by_their_highest_version() -> None:
+    def row(key: bytes, version: bytes) -> Entry:
+        return replace(entry("by_country", [("version", version)]), key=key)
+
+    found = found_in(row(b"nl", b"3"), row(b"nl", b"2"), row(b"be", b"1"), row(b"nl", b"four"))
+    assert found.rows == {"by_country": {key_hash(b"nl"): 3, key_hash(b"be"): 1}}
+
+
+def test_how_long_a_sender_s_records_were_under_way() -> None:
+    found = found_in(numbered(1, time=1_000), numbered(2, time=4_000))
+    assert found.spans == {("rsvps", "a", 1): Span(2, 1_000, 5_000, 4_000, 5_000)}
+
+
+def test_a_result_tells_how_long_its_query_took() -> None:
+    found = found_in(entry("by_country", [("time", b"1000"), ("appended", b"3000")]))
+    step = found.steps["by_country"].summary()
+    assert step is not None
+    assert step["mean"] == 2
+
+
+def test_records_are_counted_per_minute() -> None:
+    found = found_in(numbered(1), entry("rsvps", appended=61_000_000), entry("rsvps", appended=119_000_000))
+    assert found.minutes == {("rsvps", 0): 1, ("rsvps", 1): 2}
+
+
+def test_accounts_are_taken_from_the_bookmarks() -> None:
+    account = Account("query:a", "life", 1, {})
+    entries = [
+        replace(entry("marks", value=account.dumps()), key=account.key),
+        replace(entry("marks", value=b"{}"), key=b"rsvps"),
+        replace(entry("marks", value=b"?"), key=b"query:b"),
+        replace(entry("marks", value=None), key=b"query:c"),
+    ]
+    found = reduced(entries, {}, {}, KINDS, "notes", "marks")
+    assert found.accounts == [account]
+    assert found.without_identity == {"marks": 1}
+    assert not found.records
+
+
+@pytest.mark.parametrize("seq", [b"1_000", b" 7", b"+7", b"007", b"-0", b"7\n", "\u0667".encode()])
+def test_other_spellings_of_a_number_are_none(seq: bytes) -> None:
+    headers = [("sender", b"a"), ("epoch", b"1"), ("seq", seq), ("time", b"1")]
+    assert found_in(entry("rsvps", headers)).without_identity == {"rsvps": 1}

@@ -144,15 +144,26 @@ def test_what_is_not_read_yet_gets_a_sentence() -> None:
 
 def test_senders_are_shown_when_asked_for_and_those_with_findings_first() -> None:
     senders = (
-        SenderBalance("kiosk 1", 1, 1, 5, records=5, distinct=5, duplicates=0, missing=0),
+        SenderBalance(
+            "kiosk 1",
+            1,
+            1,
+            5,
+            records=5,
+            distinct=5,
+            duplicates=0,
+            missing=0,
+            reordered=2,
+            latency={"count": 5, "min": -1.0, "mean": 2.5, "max": 1.8e9},
+        ),
         SenderBalance("kiosk 2", 1, 1000, 2000, records=1_002, distinct=1_001, duplicates=1, missing=0),
         SenderBalance("kiosk 3\x1b", 2, None, None, records=0, distinct=0, duplicates=0, missing=3),
     )
     channel = replace(RSVPS, by_sender=senders)
     lines = [" ".join(line.split()) for line in shown(channel, senders=True).splitlines() if "kiosk" in line]
     assert lines == [
-        "rsvps kiosk 2 1 1000 2000 1,002 1,001 0 1",
-        "rsvps kiosk 3\\x1b 2 0 0 3 0",
-        "rsvps kiosk 1 1 1 5 5 5 0 0",
+        "rsvps kiosk 2 1 1000 2000 1,002 0 1 0",
+        "rsvps kiosk 3\\x1b 2 0 3 0 0",
+        "rsvps kiosk 1 1 1 5 5 0 0 2 -1.0 2.5 500 h",
     ]
     assert "kiosk" not in shown(channel)

@@ -185,16 +185,18 @@ def _hop(content: Content, account: Account, channel: str, share: Share, into: s
 def _untaken(content: Content, channel: str, share: Share) -> tuple[int, str]:
     """How many records the stage has passed by without taking them, and what stands against knowing it.
 
-    Offsets are not counts: markers of transactions use some, and compaction takes entries away. Where the stage and
-    the ledger have read the same, the ledger's count is exact; elsewhere as many may be explained by such gaps.
+    Offsets are not counts: markers of transactions use some, and compaction takes entries away. Where the stage has
+    read all that the ledger has, the ledger's count is exact; elsewhere as many may be explained by such gaps. What
+    lies beyond the ledger may hold no record at all.
     """
     since, until = content.since.get(channel, {}), content.until.get(channel, {})
     records = content.tallies.get(channel, Tally()).records
-    if share.until == until and share.since == since:
+    if share.since == since and not _distance(share.until, until):
         due = records
     else:
         unused = sum(until.values()) - sum(since.values()) - records
-        due = _distance(share.since, share.until) - max(0, unused)
+        known = {partition: min(offset, until.get(partition, 0)) for partition, offset in share.until.items()}
+        due = _distance(share.since, known) - max(0, unused)
     if share.taken > (most := max(due, _distance(share.since, share.until))):
         return 0, f"it took {share.taken - most} more than there are"
     return max(0, due - share.taken), ""

@@ -93,7 +93,7 @@ def _channels(balance: Balance) -> Table:
             _number(channel.duplicates),
             _number(sum(one.reordered for one in channel.by_sender)) if channel.by_sender else "",
             *(
-                f"{channel.latency[name]:,.1f}" if channel.latency else ""
+                _lapse(channel.latency[name]) if channel.latency else ""
                 for name in ("min", "mean", "p50", "p99", "max")
             ),
         )
@@ -104,7 +104,7 @@ def _senders(balance: Balance) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("channel", overflow="fold")
     table.add_column("sender", overflow="fold")
-    for title in ("epoch", "first", "last", "records", "present", "missing", "doubled"):
+    for title in ("epoch", "first", "last", "records", "missing", "doubled", "disorder", "min ms", "mean", "max"):
         table.add_column(title, justify="right", no_wrap=True)
     all_ = [(channel.channel, one) for channel in balance.channels for one in channel.by_sender]
     for name, one in sorted(all_, key=lambda item: not (item[1].missing or item[1].duplicates)):
@@ -120,9 +120,12 @@ def _sender(channel: str, one: SenderBalance) -> Iterator[Text | str]:
     yield "" if one.first is None else str(one.first)
     yield "" if one.last is None else str(one.last)
     yield _number(one.records)
-    yield _number(one.distinct)
     yield Text(_number(one.missing), style="bold red" if one.missing else "")
     yield _number(one.duplicates)
+    yield _number(one.reordered)
+    # Less than nothing: the sender's clock is ahead of ours.
+    for name in ("min", "mean", "max"):
+        yield _lapse(one.latency[name]) if one.latency else ""
 
 
 def _findings(balance: Balance) -> Iterator[Text]:
@@ -192,6 +195,11 @@ def _age(as_of: Micros | None, at: Micros) -> str:
 def _range(gap: Gap) -> str:
     numbers = f"{gap.first}" if gap.size == 1 else f"{gap.first}–{gap.last} ({_number(gap.size)} records)"
     return f"{printable(gap.sender)}/{gap.epoch}: {numbers}"
+
+
+def _lapse(ms: float) -> str:
+    """In milliseconds; what a clock far off makes of it in hours, so that it does not fill the line."""
+    return f"{ms:,.1f}" if abs(ms) < 1e7 else f"{ms / 3_600_000:,.0f} h"
 
 
 def _number(value: int) -> str:

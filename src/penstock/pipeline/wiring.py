@@ -120,13 +120,13 @@ def topics(description: Description) -> list[Topic]:
             found.append(Topic(channel.dead, 1, channel.replicas))
     found += [
         Topic(description.heartbeats, keep=timedelta(days=7)),
-        Topic(description.bookmarks, compacted=True),
+        Topic(description.bookmarks, compacted=True, config=_SHORT),
         Topic(description.status, compacted=True, config=_SHORT),
     ]
     return found
 
 
-# Figures and results change all the time: small segments let the cleaner take the outdated ones away soon.
+# Figures, accounts and results change all the time: small segments let the cleaner take the outdated ones away soon.
 _SHORT = {"segment.ms": "600000", "segment.bytes": str(32 * 1024 * 1024), "min.cleanable.dirty.ratio": "0.3"}
 
 
