@@ -5,7 +5,7 @@ UV_VERSION := 0.13.7
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 BIN := .venv/bin
 
-.PHONY: help run test check format lock clean chromium
+.PHONY: help run test soak check format lock clean chromium
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -16,6 +16,9 @@ run: .venv/ready ## run the RSVP analyzer: Kafka, Spark, Redis, a lake and a liv
 
 test: .venv/ready chromium ## run all tests, with the real parts
 	@$(BIN)/python -m pytest
+
+soak: .venv/ready ## run the tests of the audit in their full sizes: half an hour, and a table of figures
+	@PENSTOCK_SOAK=1 $(BIN)/python -m pytest tests/soak --timeout 3600
 
 check: .venv/ready ## check formatting, lint and types
 	@$(BIN)/ruff format --check --quiet .

@@ -107,6 +107,13 @@ def test_where_both_have_read_the_same_markers_hide_nothing() -> None:
     assert of(content(replace(QUERY, shares={"rsvps": share}), folded=59, records=90)).missing == 1
 
 
+def test_offsets_beyond_the_ledger_are_not_missed() -> None:
+    """A query covers the aborted transaction at the end, which the ledger never reads; a loss before it is seen."""
+    taken = Share({0: 0}, {0: 95}, 90, OUTCOMES)
+    assert of(content(replace(QUERY, shares={"rsvps": taken}), records=90, until=90)).missing == 0
+    assert of(content(replace(QUERY, shares={"rsvps": taken}), records=91, until=91)).missing == 1
+
+
 def test_a_stage_that_took_more_than_there_is_says_so() -> None:
     share = replace(QUERY.shares["rsvps"], taken=95)
     assert of(content(replace(QUERY, shares={"rsvps": share}))).note.startswith("it took 5 more")

@@ -342,3 +342,12 @@ def test_a_time_beyond_all_measure_does_no_harm(ledger: Ledger) -> None:
     found = reduced([entry, replace(entry, offset=1)], {"rsvps": {0: 0}}, {"rsvps": {0: 2}}, {})
     ledger.merge(found, now=0)
     assert ledger.content().numbered[A].records == 2
+
+
+def test_a_stage_that_the_pipeline_has_no_longer_is_not_shown(ledger: Ledger) -> None:
+    found = batch(None, 1)
+    found.accounts += [Account("query:a", "x", 1, {}), Account("query:b", "x", 1, {})]
+    ledger.merge(found, now=0)
+    assert set(ledger.content().accounts) == {"query:a", "query:b"}
+    ledger.watch([], ["query:b", "query:c"])
+    assert set(ledger.content().accounts) == {"query:b"}

@@ -1,7 +1,7 @@
 from pathlib import Path
 
 from penstock.pipeline.description import Description, Pipeline
-from penstock.pipeline.graph import graph, store_node
+from penstock.pipeline.graph import graph, reads, store_node
 from penstock.pipeline.wiring import Wiring
 
 
@@ -56,3 +56,13 @@ def test_without_pages_there_is_no_page(tmp_path: Path) -> None:
 
 def test_a_store_is_known_by_its_product_and_its_channel() -> None:
     assert store_node("delta://lake/rsvps", "rsvps") == "store:delta/rsvps"
+
+
+def test_each_stage_reads_its_channels() -> None:
+    app = Pipeline("people")
+    app.source("ws://feed/rsvps", into="rsvps")
+    app.query("by_city", key="city", sql="SELECT city, seen() FROM rsvps GROUP BY city")
+    app.store("by_city", "redis://")
+    assert reads(app.describe()) == {"query:by_city": ("rsvps",), "store:redis/by_city": ("by_city",)}
+    app.page("by_city", chart={})
+    assert reads(app.describe())["feed:by_city"] == ("by_city",)

@@ -66,7 +66,7 @@ class Transactions:
 def _produce(producer: Producer, channel: str, partition: int, record: Record) -> None:
     while True:
         try:
-            producer.produce(channel, record.value, record.key, partition, headers=record.headers())
+            producer.produce(channel, record.value, record.key, partition, headers=list(record.headers()))
             return
         except BufferError:
             producer.poll(0.1)

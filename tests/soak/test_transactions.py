@@ -89,13 +89,12 @@ def test_spark_takes_them_for_no_loss_either(made: Line, kafka: Kafka, spark: Sp
 
 def assert_whole(made: Line, found: Balance, number: int) -> None:
     assert len(found.hops) == 4
-    assert [
-        (hop.stage, hop.missing, hop.in_flight, hop.note) for hop in found.hops if hop.missing or hop.in_flight
-    ] == []
+    assert [(hop.stage, hop.missing, hop.note) for hop in found.hops if hop.missing] == []
     for hop in found.hops:
         if hop.reads != made.totals:
-            assert hop.taken == hop.due == hop.outcomes[Outcome.PASSED] == number, hop
+            assert hop.taken == hop.outcomes[Outcome.PASSED] == number, hop
+        if hop.reads:
+            assert (hop.due, hop.in_flight) == (hop.taken, 0), hop
     assert found.whole
-    assert found.settled
-    assert alarms_of(made, found) == []
+    assert [text for text in alarms_of(made, found) if "misses" in text or "query:" in text or "store:" in text] == []
     assert absent(made.lake, made.content(), made.things) == ()

@@ -1,7 +1,7 @@
 """The auditor: reads the headers of all channels and keeps the ledger."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from threading import Event
 from typing import Protocol
@@ -44,6 +44,7 @@ class Auditor:
         clock: Clock | None = None,
         most: int = 10_000,
         bookmarks: str = "",
+        stages: Collection[str] | None = None,
         strides_only: bool = False,
     ) -> None:
         self._channels = channels
@@ -55,6 +56,7 @@ class Auditor:
         self._most = most
         self._kinds = {one.channel: one.kind for one in watched}
         self._notes = [name for name in (heartbeats, bookmarks) if name]
+        self._stages = stages
         self._strides_only = strides_only
         self._positions: dict[str, dict[int, int]] = {}
         self._opened = ExitStack()
@@ -134,7 +136,7 @@ class Auditor:
         self._opened.close()
 
     def _open(self) -> Reader:
-        self._ledger.watch(self._watched)
+        self._ledger.watch(self._watched, self._stages)
         self._positions = self._starts([*(() if self._strides_only else self._kinds), *self._notes])
         self._reader = self._opened.enter_context(self._channels.reader(self._positions, linger=0.25))
         return self._reader

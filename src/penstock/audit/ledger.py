@@ -8,7 +8,7 @@ records. Others may read it while it is written.
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from threading import RLock
@@ -36,6 +36,7 @@ ROWS = 200_000
 _TABLES = """
 CREATE TABLE channels (
     channel TEXT PRIMARY KEY, kind TEXT NOT NULL, fed_by TEXT NOT NULL, windowed INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE stages (stage TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE topics (channel TEXT PRIMARY KEY, id TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE positions (
     channel TEXT, partition INTEGER, since INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (channel, partition)
@@ -104,9 +105,14 @@ class Ledger:
             self._db.execute("PRAGMA busy_timeout=5000")
             self._check_format(read_only)
 
-    def watch(self, watched: Sequence[Watched]) -> None:
-        """These are the channels of the balance."""
+    def watch(self, watched: Sequence[Watched], stages: Collection[str] | None = None) -> None:
+        """These are the channels of the balance, and the stages; None: all that give an account.
+
+        A stage that the pipeline has no longer is not shown; what it accounted for is kept, it may come back.
+        """
         with self._transaction():
+            self._db.execute("DELETE FROM stages")
+            self._db.executemany("INSERT INTO stages VALUES (?)", [(stage,) for stage in stages or ()])
             self._db.execute("DELETE FROM channels")
             self._db.executemany(
                 "INSERT INTO channels VALUES (?, ?, ?, ?)",
@@ -220,7 +226,10 @@ class Ledger:
                 minutes=dict(minutes),
                 accounts={
                     stage: Account.of(stage.encode(), document.encode())
-                    for stage, document in self._db.execute("SELECT * FROM accounts")
+                    for stage, document in self._db.execute(
+                        "SELECT stage, document FROM accounts"
+                        " WHERE stage IN (SELECT stage FROM stages) OR NOT EXISTS (SELECT 1 FROM stages)"
+                    )
                 },
             )
 

@@ -73,9 +73,10 @@ class Kafka:
     def __init__(self, servers: str, settings: KafkaSettings | None = None) -> None:
         self.servers = servers
         self._settings = settings or KafkaSettings()
-        # One client for all questions about the bounds of channels: they are asked often, and a connection costs more.
+        # One client each for all questions of a kind: they are asked often, and a connection costs more.
         self._asking = threading.Lock()
         self._asker: Consumer | None = None
+        self._administrator: AdminClient | None = None
         self._common: dict[str, Any] = {
             "bootstrap.servers": servers,
             "client.id": "penstock",
@@ -168,8 +169,8 @@ class Kafka:
             for partition, offset in offsets.items()
         ]
         with _answering(self.servers):
-            admin = self._admin()
-            for result in admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, told)]).values():
+            asked = [ConsumerGroupTopicPartitions(group, told)]
+            for result in self._admin().alter_consumer_group_offsets(asked).values():
                 for at in result.result(10).topic_partitions:
                     if at.error is not None:
                         raise KafkaException(at.error)
@@ -177,8 +178,7 @@ class Kafka:
     def topic_id(self, channel: str) -> str:
         """What tells this topic from another one that had its name before."""
         with _answering(self.servers):
-            admin = self._admin()  # Held until the answer is there: the request ends with its client.
-            return str(admin.describe_topics(TopicCollection([channel]))[channel].result(10).topic_id)
+            return str(self._admin().describe_topics(TopicCollection([channel]))[channel].result(10).topic_id)
 
     def names(self) -> list[str]:
         """The channels that are there, by name; not the topics that Kafka keeps for itself."""
@@ -220,7 +220,10 @@ class Kafka:
         return [topic.topic for topic in wanted]
 
     def _admin(self) -> AdminClient:
-        return AdminClient(self._common)
+        with self._asking:
+            if self._administrator is None:
+                self._administrator = AdminClient(self._common)
+            return self._administrator
 
     def _producer(self) -> Producer:
         return Producer(

@@ -33,6 +33,9 @@ def accounting(
         except PenstockError as error:
             # It is kept where the stage keeps its positions, and told again.
             log.warning("an account cannot be told: %s", error)
+        except Exception:
+            # The pipeline does not end because of its accounts; the audit sees that they stand still.
+            log.exception("an account cannot be made")
 
     def keep() -> None:
         with channels.poster() as post:

@@ -43,8 +43,9 @@ def graph(description: Description, wiring: Wiring) -> dict[str, Any]:
 
 def reads(description: Description) -> dict[str, tuple[str, ...]]:
     """The channels that each stage reads, by the names under which stages account for them."""
-    return {
-        **{f"query:{query.name}": query.inputs for query in description.queries},
-        **{store_node(store.url, store.channel): (store.channel,) for store in description.stores},
-        **{f"feed:{page.channel}": (page.channel,) for page in description.pages},
-    }
+    found = {f"query:{query.name}": query.inputs for query in description.queries}
+    found |= {store_node(store.url, store.channel): (store.channel,) for store in description.stores}
+    if description.pages:
+        # Clients may follow every result, shown on the page or not.
+        found |= {f"feed:{name}": (name,) for name, channel in description.channels.items() if channel.result_of}
+    return found

@@ -60,6 +60,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             watching,
             description.heartbeats,
             bookmarks=description.bookmarks,
+            stages=[*reads(description), *(f"source:{source.name}" for source in description.sources)],
             strides_only=spark_only,
         )
         ready()
