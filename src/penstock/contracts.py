@@ -95,7 +95,10 @@ class Reader(Protocol):
         """Up to `most` entries, in order within each partition; as soon as there is one, none after `wait` seconds."""
 
     def positions(self, channel: str) -> Positions:
-        """Where reading goes on."""
+        """Where reading goes on. It may move without an entry, over offsets that hold none."""
+
+    def age(self) -> float:
+        """How many seconds ago all that the channels held then had been read; infinite before that was so."""
 
 
 class Channels(Protocol):

@@ -49,6 +49,14 @@ class Origin:
         except ValueError as error:
             raise Refused("an origin", str(error)) from error
 
+    @classmethod
+    def read(cls, headers: Iterable[tuple[str, bytes | str | None]] | None) -> "Origin | None":
+        """The origin, if the headers tell a whole one. What contradicts itself is no identity."""
+        try:
+            return cls.of(headers)
+        except Refused:
+            return None
+
 
 _NAMES = ("sender", "epoch", "seq", "time")
 

@@ -281,3 +281,16 @@ def test_a_stride_that_somebody_else_made_is_not_counted_again(
     with pytest.raises(Unavailable, match="somebody else"):
         Auditor(channels, ledger, WATCHED, NOTES, clock).stride(Slow(channels))
     assert settled(ledger, clock).channels[0].records == 49
+
+
+def test_while_it_catches_up_nothing_is_called_missing(
+    channels: MemoryChannels, ledger: Ledger, clock: ManualClock
+) -> None:
+    send(channels, range(1, 101))
+    send(channels, range(102, 201))
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock, most=10)
+    for _ in range(19):
+        auditor.step(0)
+        assert settled(ledger, clock).whole
+    read_all(auditor)
+    assert settled(ledger, clock).missing == 1

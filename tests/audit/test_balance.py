@@ -1,5 +1,6 @@
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pytest
 
@@ -236,3 +237,14 @@ def test_what_is_not_read_yet_is_in_flight_and_counted_once() -> None:
         assert (rsvps.unread, rsvps.in_flight, rsvps.claimed) == (unread, in_flight, 5 + in_flight)
         assert balanced.whole
         assert not balanced.settled
+
+
+def test_what_was_noticed_before_all_was_read_is_in_flight() -> None:
+    """An auditor that catches up has read the claim of 1,000, and half of the records."""
+    found = replace(
+        content({("rsvps", "a", 1): [(1, 200), (300, 500)]}, {("a", 1): [(1_000, LONG_AGO)]}),
+        drained=LONG_AGO - SECOND,
+    )
+    rsvps = of(found)
+    assert (rsvps.missing, rsvps.in_flight) == (0, 599)
+    assert of(replace(found, drained=LONG_AGO)).missing == 599

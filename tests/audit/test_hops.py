@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.audit.account import Account, Outcome, Share
-from penstock.audit.content import Content, Run, Tally
+from penstock.audit.content import Content, Numbered, Run, Tally
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.hops import Gap, Hop, Intake, hops, paths
 
@@ -16,6 +16,7 @@ QUERY = Account(
     "life",
     0,
     {"rsvps": Share({0: 0}, {0: 90}, 90, OUTCOMES)},
+    step=1,
     wrote={"by_country": {0: 40}},
     conserved=True,
 )
@@ -86,8 +87,35 @@ def test_rows_of_a_batch_that_has_not_ended_are_told() -> None:
 
 
 def test_a_result_of_single_records_is_counted_by_their_numbers() -> None:
-    found = replace(content(QUERY, folded=0), runs={("by_country", "a", 1): [Run(1, 40, 0), Run(42, 60, 0)]})
+    runs = {("by_country", "a", 1): [Run(1, 40, 0), Run(42, 60, 0)], ("rsvps", "a", 1): [Run(1, 100, 0)]}
+    numbered = {("rsvps", "a", 1): Numbered(100)}
+    found = replace(content(QUERY), folded={}, runs=runs, numbered=numbered)
     assert of(found).missing == 1
+    twice = replace(found, numbered={("rsvps", "a", 1): Numbered(101)})
+    assert "holds some records twice" in of(twice).note
+    nameless = replace(found, tallies={**found.tallies, "rsvps": Tally(100, without_identity=1)})
+    assert "have no number" in of(nameless).note
+
+
+def test_rows_that_were_outdated_before_they_were_counted_prove_nothing() -> None:
+    """A ledger that was lost finds a compacted channel: 50 offsets, 20 rows."""
+    found = content(QUERY, folded=20)
+    hop = of(replace(found, tallies={**found.tallies, "by_country": Tally(20)}))
+    assert hop.missing == 0
+    assert "outdated before the ledger" in hop.note
+
+
+def test_a_query_that_began_anew_is_not_accused() -> None:
+    hop = of(replace(content(QUERY, folded=20), reborn={"query:by_country"}))
+    assert hop.missing == 0
+    assert "it began anew" in hop.note
+
+
+def test_a_feed_that_reads_a_compacted_result_misses_nothing() -> None:
+    feed = Account("feed:by_country", "x", 0, {"by_country": Share({0: 0}, {0: 50}, 12, {Outcome.PASSED: 12})})
+    hop = of(content(QUERY, feed), "feed:by_country")
+    assert (hop.due, hop.in_flight, hop.missing) == (12, 0, 0)
+    assert hop.note == "38 rows were outdated before it read them"
 
 
 def test_offsets_that_are_no_records_are_not_missed() -> None:

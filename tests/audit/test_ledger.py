@@ -302,11 +302,15 @@ def test_rows_of_windows_are_forgotten_when_they_are_many_and_stay_counted(ledge
     ledger.watch([Watched("by_country", Kind.RESULT, (), True)])
     for turn in range(10):
         found = batch(turn or None, 1)
-        found.rows["by_country"] = {10 * turn + key: 2 for key in range(10)}
+        found.rows["by_country"] = {10 * turn + key: 1 for key in range(10)}
         ledger.merge(found, now=turn)
-    assert ledger.content().folded == {"by_country": 200}
+    assert ledger.content().folded == {"by_country": 100}
     with closing(sqlite3.connect(path)) as db:
         assert db.execute("SELECT count(*) FROM rows").fetchone()[0] <= 22
+    again = batch(10, 1)
+    again.rows["by_country"] = {3: 2}
+    ledger.merge(again, now=11)
+    assert ledger.content().folded == {"by_country": None}
 
 
 def test_of_two_accounts_the_later_one_is_kept(ledger: Ledger) -> None:
@@ -318,8 +322,10 @@ def test_of_two_accounts_the_later_one_is_kept(ledger: Ledger) -> None:
     told(None, Account("query:a", "x", 1, {}, step=1), Account("query:a", "x", 9, {}, step=3))
     told(1, Account("query:a", "x", 10, {}, step=2))
     assert ledger.content().accounts["query:a"].step == 3
-    told(2, Account("query:a", "y", 11, {}, step=0))
+    assert not ledger.content().reborn
+    told(2, Account("query:a", "y", 0, {}, step=0))
     assert ledger.content().accounts["query:a"].life == "y"
+    assert ledger.content().reborn == {"query:a"}
 
 
 def test_minutes_are_kept_for_a_day(ledger: Ledger) -> None:

@@ -1,3 +1,4 @@
+import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -134,6 +135,9 @@ class Mute:
 
     def positions(self, channel: str) -> Positions:
         return {0: 0}
+
+    def age(self) -> float:
+        return math.inf
 
 
 def test_a_channel_that_does_not_give_what_it_holds_is_unavailable() -> None:

@@ -47,6 +47,9 @@ class _ShakyReader:
     def positions(self, channel: str) -> Positions:
         return self._steady.positions(channel)
 
+    def age(self) -> float:
+        return self._steady.age()
+
 
 async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):

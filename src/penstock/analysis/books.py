@@ -8,27 +8,39 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from datetime import timedelta
+from typing import Any, Protocol
 
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.analysis.checkpoint import batches
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import ONCE, counts, judged, taken, welcome
+from penstock.analysis.frames import ONCE, counts, judged, taken, welcome, words
 from penstock.analysis.query import Query
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.runs import Runs
-from penstock.clock import Clock
+from penstock.clock import Clock, Micros
 from penstock.contracts import Positions
 
 log = logging.getLogger(__name__)
 
 NAMED = 100
-"""So many runs of late numbers are remembered."""
+"""So many runs of late numbers are remembered: the first."""
+LONGEST = 200
+"""Of a sender's name, so much is told with them."""
 
 Bounds = Callable[[str], Mapping[int, tuple[int, int]]]
-Tallies = dict[str, dict[Outcome, int]]
+
+
+class Log(Protocol):
+    """What books ask of a binder."""
+
+    def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]: ...
+
+    def since(self, channel: str, moment: Micros) -> Positions: ...
 
 
 def standing(engine: Engine, query: Query, bounds: Bounds) -> dict[str, Positions]:
@@ -51,19 +63,21 @@ class Books:
         running: StreamingQuery,
         before: Account | None,
         stood: Mapping[str, Positions],
-        bounds: Bounds,
+        channels: Log,
         clock: Clock,
     ) -> None:
         """`before` is the last account that is known, `stood` is where the query stood when it was launched."""
         self._engine = engine
         self._query = query
         self.running = running
-        self._bounds = bounds
+        self._stood = stood
+        self._log = channels
         self._clock = clock
         self._gated = engine.gated(query)
         self._late: dict[tuple[str, int], Runs] = {}
         self._looked = ""
         self._conserved: bool | None = None
+        self._guessed = before is not None and before.guessed
         life = str(running.id)
         if before is not None and before.life == life:
             self._account = before
@@ -81,15 +95,27 @@ class Books:
 
     def look(self) -> Account | None:
         """The account with all batches that have ended by now; None when there is nothing new."""
+        before = self._account
+        if self._stood:
+            self._catch_up()
         last = self.running.lastProgress
         if last is None or last.timestamp == self._looked:
-            return None
-        before = self._account
+            return None if self._account is before else self._account
         for progress in self.running.recentProgress:
             if self._told(progress):
                 self._take(progress)
         self._looked = last.timestamp
         return None if self._account is before else self._account
+
+    def _catch_up(self) -> None:
+        """Take what an earlier life had finished and not told: there may be no further batch that would show it."""
+        shares = dict(self._account.shares)
+        for channel, stood in self._stood.items():
+            if not _ahead(shares[channel].until, stood):
+                shares[channel] = self._made_up(channel, shares[channel], stood)
+        self._stood = {}
+        if shares != self._account.shares:
+            self._publish(shares, self._account.step)
 
     def _told(self, progress: Any) -> bool:
         return any(counts(progress.observedMetrics, channel) for channel in self._query.inputs)
@@ -115,8 +141,9 @@ class Books:
         doubled = sum(
             int(operator.customMetrics.get("numDroppedDuplicateRows", 0)) for operator in progress.stateOperators
         )
-        doubled = doubled if self._gated else 0
         dropped = told["taken"] - told["refused"] - told["filtered"] - told["passed"]
+        # A query may drop duplicates of its own, behind ours.
+        doubled = min(doubled, dropped) if self._gated else 0
         late = dropped - doubled
         if late > 0:
             self._name_late(channel, since, until, late)
@@ -138,6 +165,8 @@ class Books:
                 continue
             share = self._counted(channel, share, end, before.watermark if before else 0)
         if share.until != until:
+            # Beyond what the checkpoint remembers: what was late then passes for taken, and nothing is proved by it.
+            self._guessed = self._guessed or self._gated
             share = self._counted(channel, share, until, 0)
         return share
 
@@ -152,7 +181,8 @@ class Books:
             moment = F.timestamp_millis(F.lit(watermark))
             late = fitting.where(F.col("event_time") <= moment).count() if watermark else 0
             keys = [ONCE, "event_time"]
-            earlier = welcome(judged(self._engine.batch(channel, share.until), shape, self._query)).select(*keys)
+            copies = self._engine.batch(channel, share.until, self._remembered(channel, share, watermark))
+            earlier = welcome(judged(copies, shape, self._query)).select(*keys)
             fresh = fitting.where(F.col("event_time") > moment).dropDuplicates(keys)
             passed = fresh.join(earlier, keys, "left_anti").count()
             doubled = left - late - passed
@@ -169,21 +199,36 @@ class Books:
         }
         return _added(share, outcomes, until)
 
+    def _remembered(self, channel: str, share: Share, watermark: int) -> Positions:
+        """From where on the records lie whose copies Spark would know: those that the watermark had not passed."""
+        if not watermark:
+            return share.since
+        ahead = self._engine.shapes[channel].ahead // timedelta(microseconds=1)
+        found = self._log.since(channel, watermark * 1_000 - ahead)
+        return {at: min(found.get(at, to), to) for at, to in share.until.items()}
+
     def _name_late(self, channel: str, since: Positions, until: Positions, late: int) -> None:
         """Find the numbers of late records: of a batch, those with the earliest event times."""
-        if sum(len(list(runs)) for runs in self._late.values()) >= NAMED:
+        if self._named() >= NAMED:
             return
-        batch = judged(self._engine.batch(channel, until, since), self._engine.shapes[channel], self._query)
-        earliest = welcome(batch).orderBy("event_time").limit(min(late, 10 * NAMED))
-        for row in earliest.select("origin.*").collect():
-            if row["seq"] is not None:
-                self._late.setdefault((row["sender"], row["epoch"]), Runs()).add(row["seq"])
+        try:
+            batch = judged(self._engine.batch(channel, until, since), self._engine.shapes[channel], self._query)
+            rows = welcome(batch).orderBy("event_time").limit(min(late, NAMED)).select("origin.*").collect()
+        except (PySparkException, Py4JJavaError) as error:
+            log.warning("the late records of %s are counted, and not named: %s", self._query.name, words(error))
+            return
+        for row in rows:
+            if None not in (row["sender"], row["epoch"], row["seq"]) and self._named() < NAMED:
+                self._late.setdefault((row["sender"][:LONGEST], row["epoch"]), Runs()).add(row["seq"])
+
+    def _named(self) -> int:
+        return sum(len(list(runs)) for runs in self._late.values())
 
     def _conserves(self) -> bool:
         if self._conserved is None:
             # Asked when it is first needed: Spark takes a while to plan, and has better to do when queries start.
             self._conserved = self._engine.uncounted(self._query) is None
-        return self._conserved
+        return self._conserved and not self._guessed
 
     def _publish(self, shares: Mapping[str, Share], batch: int) -> None:
         into = self._query.into
@@ -196,7 +241,8 @@ class Books:
             shares=shares,
             conserved=self._conserves(),
             step=batch + 1,
-            wrote={into: {partition: end for partition, (_, end) in self._bounds(into).items()}},
+            guessed=self._guessed,
+            wrote={into: {partition: end for partition, (_, end) in self._log.bounds(into).items()}},
             late=late,
         )
 

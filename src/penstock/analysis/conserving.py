@@ -31,6 +31,8 @@ def against(result: DataFrame, boundary: str) -> str | None:
         return next((words for name, words in _WORDS.items() if name in node), f"it holds a {node}")
     if aggregates > 1:
         return "it aggregates what is aggregated already"
+    if "seen" in columns and not aggregates:
+        return "it hands on what another query has counted"
     return None
 
 

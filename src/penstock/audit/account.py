@@ -58,7 +58,9 @@ class Account:
     conserved: bool = False
     """Each record that passed is counted in exactly one row of the result."""
     late: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
-    """Of the late records since the last account, as far as they are known: sender, epoch (as text), runs."""
+    """The first late records, by sender, epoch (as text) and runs of numbers."""
+    guessed: bool = False
+    """Some of it was counted from the log without knowing what was late then."""
 
     @property
     def key(self) -> bytes:
@@ -73,6 +75,7 @@ class Account:
                 "conserved": self.conserved,
                 "wrote": self.wrote,
                 "late": self.late,
+                "guessed": self.guessed,
                 "shares": {
                     channel: {"since": one.since, "until": one.until, "taken": one.taken, "outcomes": one.outcomes}
                     for channel, one in self.shares.items()
@@ -101,6 +104,7 @@ class Account:
                     }
                     for sender, epochs in told["late"].items()
                 },
+                bool(told.get("guessed", False)),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Refused("an account", f"it cannot be read: {error!r}") from error

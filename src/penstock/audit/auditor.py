@@ -1,6 +1,7 @@
 """The auditor: reads the headers of all channels and keeps the ledger."""
 
 import logging
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from threading import Event
@@ -61,6 +62,7 @@ class Auditor:
         self._positions: dict[str, dict[int, int]] = {}
         self._opened = ExitStack()
         self._reader: Reader | None = None
+        self._drained = False
 
     def step(self, wait: float) -> int:
         """Read once, waiting at most this many seconds, and merge what came; how many entries that were.
@@ -71,8 +73,7 @@ class Auditor:
         try:
             reader = self._reader or self._open()
             entries = reader.read(self._most, wait)
-            if entries:
-                self._merge(reader, entries)
+            self._merge(reader, entries)
         except Refused as error:
             self.close()
             raise Unavailable("the audit", f"somebody else keeps this ledger: {error.reason}") from error
@@ -86,11 +87,13 @@ class Auditor:
         self.close()
         start = self._starts(list(self._kinds))
         ends = {channel: self._channels.bounds(channel) for channel in self._kinds}
+        now = self._clock.now()
         end, left = _stretch(start, ends)
         start = {channel: {at: start[channel][at] for at in positions} for channel, positions in end.items()}
         if end:
             try:
-                self._ledger.merge(reduction.reduce(start, end, self._kinds), self._clock.now())
+                found = reduction.reduce(start, end, self._kinds)
+                self._ledger.merge(found, now, now if left == 0 else 0)
             except Refused as error:
                 raise Unavailable("the audit", f"somebody else keeps this ledger: {error.reason}") from error
         return left
@@ -160,20 +163,24 @@ class Auditor:
         return found
 
     def _merge(self, reader: Reader, entries: Sequence[Entry]) -> None:
-        names = {entry.channel for entry in entries}
-        touched = {(entry.channel, entry.partition) for entry in entries}
+        """Take the entries, and the positions that moved: some move without an entry, over marks of transactions."""
         end = {
-            channel: {
-                partition: offset
-                for partition, offset in reader.positions(channel).items()
-                if (channel, partition) in touched
-            }
-            for channel in names
+            channel: moved
+            for channel, known in self._positions.items()
+            if (moved := {at: to for at, to in reader.positions(channel).items() if to != known.get(at)})
         }
-        found = reduced(entries, self._positions, end, self._kinds, self._heartbeats, self._bookmarks)
-        self._ledger.merge(found, self._clock.now())
-        for channel, positions in end.items():
-            self._positions[channel] = {**self._positions[channel], **positions}
+        now = self._clock.now()
+        # Who leaves the channels to a reduction reads notes alone here, and knows nothing of the rest.
+        drained = 0 if self._strides_only or math.isinf(age := reader.age()) else now - int(age * 1e6)
+        if end:
+            found = reduced(entries, self._positions, end, self._kinds, self._heartbeats, self._bookmarks)
+            self._ledger.merge(found, now, drained)
+            for channel, positions in end.items():
+                self._positions[channel] = {**self._positions[channel], **positions}
+        elif drained and not self._drained:
+            self._ledger.mark_drained(drained)
+        # An idle channel stays drained; to write that down once is enough.
+        self._drained = bool(drained) and not entries
 
 
 def _stretch(

@@ -115,8 +115,8 @@ class Balance:
                 channels=tuple(
                     replace(one, gaps=one.gaps[:BRIEF], by_sender=_worst(one.by_sender)) for one in self.channels
                 ),
-                hops=tuple(replace(one, gaps=one.gaps[:BRIEF]) for one in self.hops),
-                paths=tuple(replace(one, gaps=()) for one in self.paths),
+                hops=tuple(replace(one, gaps=one.gaps[:BRIEF], late=one.late[:BRIEF]) for one in self.hops),
+                paths=tuple(replace(one, gaps=(), late=()) for one in self.paths),
             )
         told = {"whole": self.whole, **asdict(shown)}
         for hop in (*told["hops"], *told["paths"]):
@@ -147,11 +147,13 @@ def balance(
     `unread` are entries per channel that the ledger does not know yet: they are in flight, too.
     """
     sources = [channel for channel, one in content.channels.items() if one.kind is Kind.SOURCE]
+    # What the ledger had not read when something was noticed may be the very thing that is due.
+    settled = at - grace if content.drained is None else min(at - grace, content.drained)
     claims = _claims_by_channel(content, sources)
     blinds = _blinds_by_channel(content, sources)
     channels = tuple(
         _channel(
-            channel, kind, content, claims.get(channel, {}), blinds.get(channel, ()), at - grace, unread.get(channel, 0)
+            channel, kind, content, claims.get(channel, {}), blinds.get(channel, ()), settled, unread.get(channel, 0)
         )
         for channel, kind in sorted(
             ((channel, one.kind) for channel, one in content.channels.items()),

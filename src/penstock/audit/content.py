@@ -1,6 +1,6 @@
 """What a ledger holds, as of one moment."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.audit.account import Account
@@ -54,9 +54,16 @@ class Content:
     steps: Mapping[str, Sketch] = field(default_factory=dict)
     disorder: Mapping[Numbering, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Some of the numbers that came out of order."""
-    folded: Mapping[str, int] = field(default_factory=dict)
-    """Per channel of results: the sum of its rows' versions, which is how many records are folded into them."""
+    folded: Mapping[str, int | None] = field(default_factory=dict)
+    """Per channel of results: the sum of its rows' versions, which is how many records are folded into them.
+
+    None when that is no longer known: rows that were forgotten have changed again.
+    """
     minutes: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Per channel: minute since 1970, and the records that arrived in it."""
     accounts: Mapping[str, Account] = field(default_factory=dict)
     """The last account of each stage."""
+    reborn: Collection[str] = ()
+    """Stages that began anew: what they wrote in an earlier life is in their channels, too."""
+    drained: Micros | None = None
+    """When there was last nothing more to be read; None when nobody knows."""

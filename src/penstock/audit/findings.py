@@ -125,7 +125,7 @@ def reduced(
         if entry.value is None:
             found.deletions[channel] += 1
         told = _told(entry.headers)
-        origin = _origin(entry.headers) if "sender" in told or "seq" in told or "epoch" in told else None
+        origin = Origin.read(entry.headers) if "sender" in told or "seq" in told or "epoch" in told else None
         if origin is not None:
             numbering = (channel, origin.sender, origin.epoch)
             numbers[numbering].append(origin.seq)
@@ -225,13 +225,6 @@ def islands(numbers: list[int]) -> Runs:
     firsts = ordered[:1] + [after for before, after in pairwise(ordered) if after > before + 1]
     lasts = [before for before, after in pairwise(ordered) if after > before + 1] + ordered[-1:]
     return Runs(zip(firsts, lasts, strict=True))
-
-
-def _origin(headers: Headers) -> Origin | None:
-    try:
-        return Origin.of(headers)
-    except Refused:
-        return None
 
 
 def time_of(headers: Headers) -> Micros | None:

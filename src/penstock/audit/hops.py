@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.audit.account import Account, Outcome, Share
-from penstock.audit.content import Content, Tally
+from penstock.audit.content import Content, Run, Tally
 from penstock.audit.findings import Kind
-from penstock.audit.runs import Runs
 from penstock.contracts import Positions
 
 ARROW = " → "
@@ -185,13 +184,18 @@ def _hop(content: Content, account: Account, channel: str, share: Share, into: s
 def _untaken(content: Content, channel: str, share: Share) -> tuple[int, str]:
     """How many records the stage has passed by without taking them, and what stands against knowing it.
 
-    Offsets are not counts: markers of transactions use some, and compaction takes entries away. Where the stage has
-    read all that the ledger has, the ledger's count is exact; elsewhere as many may be explained by such gaps. What
-    lies beyond the ledger may hold no record at all.
+    Offsets are not counts: markers of transactions use some. Where the stage has read all that the ledger has, the
+    ledger's count is exact; elsewhere as many may be explained by such gaps. What lies beyond the ledger may hold no
+    record at all.
     """
     since, until = content.since.get(channel, {}), content.until.get(channel, {})
     records = content.tallies.get(channel, Tally()).records
-    if share.since == since and not _distance(share.until, until):
+    same = share.since == since and not _distance(share.until, until)
+    if _compacted(content, channel):
+        # Rows that were outdated when the stage came are not there to be taken.
+        gone = records - share.taken if same else 0
+        return 0, f"{gone} rows were outdated before it read them" if gone > 0 else ""
+    if same:
         due = records
     else:
         unused = sum(until.values()) - sum(since.values()) - records
@@ -202,30 +206,53 @@ def _untaken(content: Content, channel: str, share: Share) -> tuple[int, str]:
     return max(0, due - share.taken), ""
 
 
+def _compacted(content: Content, channel: str) -> bool:
+    watched = content.channels.get(channel)
+    return watched is None or watched.kind is Kind.RESULT
+
+
 def _unfolded(content: Content, account: Account, into: str) -> tuple[int, str]:
-    """How many records have passed into a query, and are in none of its rows."""
+    """How many records have passed into a query, and are in none of its rows; and what stands against knowing it."""
     if not into or content.channels[into].kind is not Kind.RESULT:
         return 0, ""
-    if not account.conserved:
-        return 0, "its rows do not tell how many records they hold: not checked"
     wrote, until = account.wrote.get(into, {}), content.until.get(into, {})
-    if any(until.get(partition, 0) < end for partition, end in wrote.items()):
+    if not account.step or any(until.get(partition, 0) < end for partition, end in wrote.items()):
         return 0, ""
+    folded = _folded(content, account, into)
+    if isinstance(folded, str):
+        return 0, f"{folded}: not checked"
     passed = sum(share.outcomes.get(Outcome.PASSED, 0) for share in account.shares.values())
-    folded = content.folded.get(into, 0) + _numbers(content, into)
     if folded > passed:
         # A batch in real time lasts a minute, and is accounted for when it ends.
         return 0, f"{folded - passed} of those in flight are in its rows already"
     return passed - folded, ""
 
 
-def _numbers(content: Content, channel: str) -> int:
-    """How many records are in a result under their own numbers."""
-    return sum(
-        len(Runs((run.first, run.last) for run in runs))
-        for (name, _, _), runs in content.runs.items()
-        if name == channel
-    )
+def _folded(content: Content, account: Account, into: str) -> int | str:
+    """How many records are in the rows of a result, or why nobody knows."""
+    if not account.conserved:
+        return "its rows do not tell how many records they hold"
+    if account.stage in content.reborn:
+        return "it began anew, over rows of an earlier life"
+    since, until = content.since.get(into, {}), content.until.get(into, {})
+    if any(since.values()) or _distance(since, until) > content.tallies.get(into, Tally()).records:
+        return "rows were outdated before the ledger counted them"
+    if into in content.folded:
+        folded = content.folded[into]
+        return "rows that were forgotten have changed again" if folded is None else folded
+    # The result keeps single records, under their own numbers.
+    for channel in account.shares:
+        if _compacted(content, channel) or content.tallies.get(channel, Tally()).without_identity:
+            return "some of its records have no number"
+        if any(
+            one.records > _count(content.runs.get(of, ())) for of, one in content.numbered.items() if of[0] == channel
+        ):
+            return "its channel holds some records twice"
+    return sum(_count(runs) for (name, _, _), runs in content.runs.items() if name == into)
+
+
+def _count(runs: Iterable[Run]) -> int:
+    return sum(run.last - run.first + 1 for run in runs)
 
 
 def _distance(start: Positions, end: Positions) -> int:

@@ -69,9 +69,11 @@ CREATE TABLE latencies (channel TEXT, of TEXT, sketch TEXT NOT NULL, PRIMARY KEY
 CREATE TABLE rows (
     channel TEXT, key INTEGER, version INTEGER NOT NULL, changed INTEGER NOT NULL, PRIMARY KEY (channel, key)
 ) WITHOUT ROWID;
-CREATE TABLE folded (channel TEXT PRIMARY KEY, records INTEGER NOT NULL, rows INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE accounts (stage TEXT PRIMARY KEY, document TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE merged (only INTEGER PRIMARY KEY CHECK (only = 0), at INTEGER NOT NULL);
+CREATE TABLE folded (
+    channel TEXT PRIMARY KEY, records INTEGER NOT NULL, rows INTEGER NOT NULL, trimmed INTEGER NOT NULL,
+    doubtful INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE accounts (stage TEXT PRIMARY KEY, document TEXT NOT NULL, lives INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE merged (only INTEGER PRIMARY KEY CHECK (only = 0), at INTEGER NOT NULL, drained INTEGER NOT NULL);
 """
 
 
@@ -155,8 +157,12 @@ class Ledger:
             for channel, partitions in bounds.items()
         }
 
-    def merge(self, batch: Findings, now: Micros) -> None:
-        """Take the batch and its end positions; Refused when it does not start where the ledger stands."""
+    def merge(self, batch: Findings, now: Micros, drained: Micros | None = None) -> None:
+        """Take the batch and its end positions; Refused when it does not start where the ledger stands.
+
+        `drained` tells when there was last nothing more to be read: now if it is not said, 0 if that is not known. What
+        a batch lacks may be in the next one otherwise.
+        """
         with self._transaction():
             self._advance(batch.start, batch.end)
             self._count(batch)
@@ -178,7 +184,10 @@ class Ledger:
             )
             for account in batch.accounts:
                 self._take(account)
-            self._db.execute("INSERT OR REPLACE INTO merged VALUES (0, ?)", (now,))
+            self._db.execute(
+                "INSERT INTO merged VALUES (0, ?1, ?2) ON CONFLICT DO UPDATE SET at = ?1, drained = max(drained, ?2)",
+                (now, now if drained is None else drained),
+            )
 
     def content(self) -> Content:
         """Everything, as of one moment."""
@@ -218,11 +227,15 @@ class Ledger:
                 blinds=[(channel, Blind(*blind)) for channel, *blind in self._db.execute("SELECT * FROM blinds")],
                 latencies=self._sketches("whole"),
                 as_of=next((at for (at,) in self._db.execute("SELECT at FROM merged")), None),
+                drained=next((at for (at,) in self._db.execute("SELECT drained FROM merged")), None),
                 since=dict(since),
                 until=dict(until),
                 steps=self._sketches("step"),
                 disorder=dict(disorder),
-                folded=dict(self._db.execute("SELECT channel, records FROM folded")),
+                folded={
+                    channel: None if doubtful else records
+                    for channel, records, doubtful in self._db.execute("SELECT channel, records, doubtful FROM folded")
+                },
                 minutes=dict(minutes),
                 accounts={
                     stage: Account.of(stage.encode(), document.encode())
@@ -231,7 +244,13 @@ class Ledger:
                         " WHERE stage IN (SELECT stage FROM stages) OR NOT EXISTS (SELECT 1 FROM stages)"
                     )
                 },
+                reborn={stage for (stage,) in self._db.execute("SELECT stage FROM accounts WHERE lives > 1")},
             )
+
+    def mark_drained(self, now: Micros) -> None:
+        """There was nothing more to be read at this moment."""
+        with self._transaction():
+            self._db.execute("UPDATE merged SET drained = max(drained, ?)", (now,))
 
     def close(self) -> None:
         with self._lock:
@@ -326,18 +345,22 @@ class Ledger:
 
     def _add_rows(self, channel: str, rows: Mapping[int, int], now: Micros) -> None:
         """Of each row the highest version counts; how much it grew is how many records it has taken up."""
-        records = new = 0
+        (trimmed,) = self._db.execute("SELECT trimmed FROM folded WHERE channel = ?", (channel,)).fetchone() or (0,)
+        records = new = doubtful = 0
         for key, version in rows.items():
             row = self._db.execute("SELECT version FROM rows WHERE channel = ? AND key = ?", (channel, key)).fetchone()
             if row and row[0] >= version:
                 continue
             records += version - (row[0] if row else 0)
             new += row is None
+            # A row that was forgotten and changes again cannot be told from a new one.
+            doubtful |= trimmed and row is None and version > 1
             self._db.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", (channel, key, version, now))
         self._db.execute(
-            "INSERT INTO folded VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET"
-            " records = records + excluded.records, rows = rows + excluded.rows",
-            (channel, records, new),
+            "INSERT INTO folded VALUES (?, ?, ?, 0, ?) ON CONFLICT DO UPDATE SET"
+            " records = records + excluded.records, rows = rows + excluded.rows,"
+            " doubtful = max(doubtful, excluded.doubtful)",
+            (channel, records, new, doubtful),
         )
         (count,) = self._db.execute("SELECT rows FROM folded WHERE channel = ?", (channel,)).fetchone()
         if count > 1.1 * self.rows_kept and self._windowed(channel):
@@ -347,7 +370,8 @@ class Ledger:
                 (channel, self.rows_kept),
             )
             self._db.execute(
-                "UPDATE folded SET rows = (SELECT count(*) FROM rows WHERE channel = ?1) WHERE channel = ?1",
+                "UPDATE folded SET trimmed = 1, rows = (SELECT count(*) FROM rows WHERE channel = ?1)"
+                " WHERE channel = ?1",
                 (channel,),
             )
 
@@ -355,14 +379,17 @@ class Ledger:
         return bool(self._db.execute("SELECT 1 FROM channels WHERE channel = ? AND windowed", (channel,)).fetchone())
 
     def _take(self, account: Account) -> None:
-        """Keep the later of two accounts of a stage."""
-        row = self._db.execute("SELECT document FROM accounts WHERE stage = ?", (account.stage,)).fetchone()
+        """Keep the later account of a stage. Of two lives that is the one that was told later, whatever its clock."""
+        row = self._db.execute("SELECT document, lives FROM accounts WHERE stage = ?", (account.stage,)).fetchone()
+        lives = 1
         if row:
             known = Account.of(account.key, row[0].encode())
-            later = account.step > known.step if account.life == known.life else account.at > known.at
-            if not later:
+            if account.life == known.life and account.step <= known.step:
                 return
-        self._db.execute("INSERT OR REPLACE INTO accounts VALUES (?, ?)", (account.stage, account.dumps().decode()))
+            lives = row[1] + (account.life != known.life)
+        self._db.execute(
+            "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?)", (account.stage, account.dumps().decode(), lives)
+        )
 
     def _add_run(self, numbering: Numbering, first: int, last: int, now: Micros) -> None:
         touching: list[Run] = []

@@ -1,6 +1,7 @@
 """Channels on Kafka. The settings are those that lose nothing; the defaults of the client would."""
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -120,6 +121,8 @@ class Kafka:
                 "enable.auto.offset.store": False,
                 "auto.offset.reset": "error",
                 "isolation.level": "read_committed",
+                # The end of a partition is told, so that a reader gets over marks of transactions that lie there.
+                "enable.partition.eof": True,
                 # The broker answers at the first byte, or gathers up to half a megabyte while entries may linger.
                 "fetch.wait.max.ms": int(linger * 1000) or 500,
                 "fetch.min.bytes": 1 << 19 if linger else 1,
@@ -298,6 +301,8 @@ class KafkaReader:
     def __init__(self, consumer: Consumer, start: Mapping[str, dict[int, int]]) -> None:
         self._consumer = consumer
         self._next = {name: dict(positions) for name, positions in start.items()}
+        self._at_end: set[tuple[str, int]] = set()
+        self._ended: dict[tuple[str, int], float] = {}
         consumer.assign(
             [
                 TopicPartition(name, partition, offset if offset > 0 else OFFSET_BEGINNING)
@@ -308,21 +313,26 @@ class KafkaReader:
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
         # `consume` waits until it has all that was asked for; so wait for the first alone, then take what is there.
-        first = self._consumer.poll(wait)
-        if first is None:
-            return []
-        messages = [first, *(self._consumer.consume(most - 1, 0) if most > 1 else ())]
-        return [entry for message in messages if (entry := self._entry(message)) is not None]
+        until = time.monotonic() + wait
+        while (first := self._consumer.poll(max(0.0, until - time.monotonic()))) is not None:
+            if (entry := self._entry(first)) is not None:
+                rest = self._consumer.consume(most - 1, 0) if most > 1 else ()
+                return [entry, *(more for message in rest if (more := self._entry(message)) is not None)]
+        return []
 
     def _entry(self, message: Message) -> Entry | None:
         if (error := message.error()) is not None:
             if error.code() == KafkaError._AUTO_OFFSET_RESET:
                 raise self._passed_over(message)
+            if error.code() == KafkaError._PARTITION_EOF:
+                self._reached_end(message)
+                return None
             if error.retriable() or error.code() in _PASSING:
                 return None
             raise Unavailable("Kafka", error.str())
         channel, partition, offset = message.topic() or "", message.partition() or 0, message.offset() or 0
         self._next[channel][partition] = offset + 1
+        self._at_end.discard((channel, partition))
         _, milliseconds = message.timestamp()
         return Entry(
             channel,
@@ -336,6 +346,19 @@ class KafkaReader:
 
     def positions(self, channel: str) -> Positions:
         return dict(self._next[channel])
+
+    def age(self) -> float:
+        ages = [
+            0.0 if place in self._at_end else time.monotonic() - self._ended.get(place, -math.inf)
+            for place in ((name, partition) for name, positions in self._next.items() for partition in positions)
+        ]
+        return max(ages, default=0.0)
+
+    def _reached_end(self, message: Message) -> None:
+        channel, partition, offset = message.topic() or "", message.partition() or 0, message.offset() or 0
+        self._next[channel][partition] = max(offset, self._next[channel][partition])
+        self._at_end.add((channel, partition))
+        self._ended[channel, partition] = time.monotonic()
 
     def _passed_over(self, message: Message) -> Unaccounted:
         channel, partition = message.topic() or "", message.partition() or 0
@@ -360,6 +383,8 @@ def _answering(servers: str) -> Iterator[None]:
         yield
     except KafkaException as error:
         raise Unavailable(f"Kafka at {servers}", error.args[0].str()) from error
+    except TimeoutError as error:
+        raise Unavailable(f"Kafka at {servers}", "it did not answer in time") from error
 
 
 def _patiently(ask: Callable[[], Answer], patience: float = 10) -> Answer:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -91,18 +91,25 @@ def _balance(wiring: Wiring, grace: int, wait: float) -> tuple[Balance, bool]:
 def _watch(wiring: Wiring, grace: int, senders: bool, as_json: bool) -> None:
     """Every second, until Ctrl-C: on a terminal in place, otherwise one below the other."""
     console = Console(highlight=False)
-    if as_json:
+    # On a terminal one sheet replaces the other; in a pipe or a file they follow each other.
+    with Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext() as live:
         while True:
-            typer.echo(_balance(wiring, grace, 0)[0].dumps())
-            time.sleep(1)
-    with Live(console=console, auto_refresh=False, screen=console.is_terminal) as live:
-        while True:
-            live.update(Group(*parts(_balance(wiring, grace, 0)[0], senders)), refresh=True)
+            try:
+                found, _ = _balance(wiring, grace, 0)
+            except Unavailable as error:
+                typer.echo(f"penstock: {error}", err=True)
+            else:
+                if as_json:
+                    typer.echo(found.dumps())
+                elif live:
+                    live.update(Group(*parts(found, senders)), refresh=True)
+                else:
+                    show(found, senders=senders)
             time.sleep(1)
 
 
 def _pipeline(folder: Path, profile: str | None) -> Path:
-    """The file of the pipeline that runs in a folder, or the one that usually has this name."""
+    """The file of the pipeline that runs in a folder."""
     running = Running.find(Wiring.read(folder, profile))
     if running.file:
         return Path(running.file)

@@ -95,7 +95,7 @@ def recover(channels: Channels, bookmarks: str, source: str, watched: Sequence[s
         log.warning("the bookmark of %s claims more than its channel holds: reading the whole channel", source)
         bookmark = Bookmark(incarnation=bookmark.incarnation, heard=bookmark.heard, duplicates=bookmark.duplicates)
     for entry in _entries(channels, bookmark.positions, bounds):
-        origin = _origin(entry)
+        origin = Origin.read(entry.headers)
         if origin is None:
             continue
         if origin.sender == source:
@@ -158,11 +158,3 @@ def _entries(channels: Channels, told: Mapping[str, Positions], bounds: Mapping[
             quiet = 0 if entries else quiet + 1
             if left and quiet > QUIET_READS:
                 raise Unavailable(", ".join(sorted({channel for channel, _ in left})), "it does not give all it holds")
-
-
-def _origin(entry: Entry) -> Origin | None:
-    try:
-        return Origin.of(entry.headers)
-    except Refused:
-        # Somebody else wrote it: a collector's own headers are whole.
-        return None

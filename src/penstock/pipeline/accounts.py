@@ -9,6 +9,8 @@ from dataclasses import replace
 from penstock.audit.account import Account, is_account
 from penstock.contracts import Channels
 from penstock.errors import PenstockError, Refused
+from penstock.pipeline.beside import beside
+from penstock.pipeline.held import held
 from penstock.pipeline.pulse import Posting
 
 EVERY = 1.0
@@ -21,7 +23,7 @@ def accounting(
     channels: Posting, bookmarks: str, accounts: Callable[[], Iterable[Account]], every: float = EVERY
 ) -> Iterator[None]:
     """Tell the accounts while the body runs, and once more after it; those that say nothing new are not told again."""
-    stop, told = threading.Event(), dict[str, Account]()
+    told: dict[str, Account] = {}
 
     def tell(post: Callable[[str, bytes, bytes], None]) -> None:
         try:
@@ -37,33 +39,25 @@ def accounting(
             # The pipeline does not end because of its accounts; the audit sees that they stand still.
             log.exception("an account cannot be made")
 
-    def keep() -> None:
+    def keep(stop: threading.Event) -> None:
         with channels.poster() as post:
             while not stop.wait(every):
                 tell(post)
             tell(post)
 
-    thread = threading.Thread(target=keep, name="accounts", daemon=True)
-    thread.start()
-    try:
+    with beside("accounts", keep):
         yield
-    finally:
-        stop.set()
-        thread.join(timeout=5)
 
 
 def last_accounts(channels: Channels, bookmarks: str) -> dict[str, Account]:
     """The last account of each stage."""
     found: dict[str, Account] = {}
-    ends = {partition: end for partition, (_, end) in channels.bounds(bookmarks).items()}
-    with channels.reader({bookmarks: {}}) as reader:
-        while any(reader.positions(bookmarks)[partition] < end for partition, end in ends.items()):
-            for entry in reader.read(5_000, 1.0):
-                if is_account(entry.key) and entry.value is not None:
-                    try:
-                        account = Account.of(entry.key or b"", entry.value)
-                    except Refused as refused:
-                        log.warning("%s", refused)
-                    else:
-                        found[account.stage] = account
+    for entry in held(channels, bookmarks):
+        if is_account(entry.key) and entry.value is not None:
+            try:
+                account = Account.of(entry.key or b"", entry.value)
+            except Refused as refused:
+                log.warning("%s", refused)
+            else:
+                found[account.stage] = account
     return found

@@ -251,6 +251,12 @@ class Pipeline:
                 _known(f"query {query.name}", name, channels)
         for store in self._stores:
             _known(f"store {store.url}", store.channel, channels)
+        kinds = [(store.url.partition(":")[0], store.channel) for store in self._stores]
+        for kind, name in kinds:
+            if kinds.count((kind, name)) > 1:
+                raise Misconfigured(
+                    f"channel {name}", f"two stores of the kind {kind} keep it", "keep one of them, or use another kind"
+                )
         for page in self._pages:
             _known(f"page {page.title}", page.channel, channels)
             if not channels[page.channel].result_of:

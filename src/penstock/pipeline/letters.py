@@ -3,22 +3,18 @@
 A letter is the record as it came, with headers that tell the `reason` and, from Spark, the `place` that it had.
 """
 
-import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from penstock.clock import Micros
 from penstock.contracts import Channels, Entry, Positions
-from penstock.errors import Misconfigured, Refused
+from penstock.errors import Misconfigured
+from penstock.pipeline.held import held
 from penstock.record import Headers, Origin
 
 DEAD = ".dead"
 _NULL = "the value is null"
 """Spark's reason for a letter whose value was none; the letter's own is empty."""
-_READ_MOST, _READ_WAIT = 5_000, 1.0
-_PATIENCE, _QUIET_READS = 5.0, 5
-
-Bounds = Mapping[int, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +42,7 @@ class Letter:
         # that name is the record's own.
         size = told.get("size", "") if place is None else ""
         whole = int(size) if size.isascii() and size.isdigit() and len(size) < 20 else kept
-        return cls(entry, reason, place, origin_of(entry.headers), "redriven" in told, value, max(whole, kept))
+        return cls(entry, reason, place, Origin.read(entry.headers), "redriven" in told, value, max(whole, kept))
 
     @property
     def at(self) -> str:
@@ -151,31 +147,6 @@ def letter_at(channels: Channels, channel: str, place: str) -> Letter:
     raise absent(channels, channel, place)
 
 
-def held(
-    channels: Channels, channel: str, start: Positions | None = None, bounds: Bounds | None = None
-) -> Iterator[Entry]:
-    """What a channel holds from a start up to its end now, or to that of the bounds."""
-    bounds = channels.bounds(channel) if bounds is None else bounds
-    starts = {partition: max((start or {}).get(partition, low), low) for partition, (low, _) in bounds.items()}
-    left = {partition for partition, (_, end) in bounds.items() if starts[partition] < end}
-    if not left:
-        return
-    until, quiet = time.monotonic() + _PATIENCE, 0
-    with channels.reader({channel: starts}) as reader:
-        # The marks of transactions take offsets, too, and are never read: when a channel that answers has had nothing
-        # more to give for a while, and was asked often enough, its end is reached.
-        while left and (quiet < _QUIET_READS or time.monotonic() < until):
-            entries = [e for e in reader.read(_READ_MOST, _READ_WAIT) if e.offset < bounds[e.partition][1]]
-            yield from entries
-            positions = reader.positions(channel)
-            left = {partition for partition in left if positions[partition] < bounds[partition][1]}
-            if entries:
-                until, quiet = time.monotonic() + _PATIENCE, 0
-            elif left:
-                channels.bounds(channel)
-                quiet += 1
-
-
 def absent(channels: Channels, channel: str, place: str) -> Misconfigured:
     """That there is no letter at a place, and where there are some."""
     kept = [
@@ -187,12 +158,3 @@ def absent(channels: Channels, channel: str, place: str) -> Misconfigured:
     return Misconfigured(
         f"channel {channel}", f"there is no dead letter at {place.removeprefix(f'{channel}:')}", way_out
     )
-
-
-def origin_of(headers: Headers) -> Origin | None:
-    """The identity that headers tell, if they tell one."""
-    try:
-        return Origin.of(headers)
-    except Refused:
-        # What contradicts itself is no identity; the headers are kept as they are.
-        return None

@@ -11,6 +11,7 @@ import orjson
 import psutil
 
 from penstock.clock import SystemClock
+from penstock.pipeline.beside import beside
 
 Figures = Mapping[str, Any]
 """What a process tells: under `nodes`, per part of the pipeline (`source:rsvps`, `query:by_country`, …) its figures."""
@@ -31,13 +32,13 @@ def pulse(
     channels: Posting, channel: str, process: str, figures: Callable[[], Figures], every: float = EVERY
 ) -> Iterator[None]:
     """Tell the figures of this process while the body runs, at once and then every so many seconds."""
-    clock, this, stop = SystemClock(), psutil.Process(), threading.Event()
+    clock, this = SystemClock(), psutil.Process()
 
     def said() -> dict[str, Any]:
         about = {"process": process, "at": clock.now(), "pid": os.getpid(), "memory": this.memory_info().rss}
         return {**about, "nodes": {}, **figures()}
 
-    def beat() -> None:
+    def beat(stop: threading.Event) -> None:
         with channels.poster() as post:
             while True:
                 try:
@@ -48,10 +49,5 @@ def pulse(
                 if stop.wait(every):
                     return
 
-    thread = threading.Thread(target=beat, name="pulse", daemon=True)
-    thread.start()
-    try:
+    with beside("pulse", beat):
         yield
-    finally:
-        stop.set()
-        thread.join(timeout=5)

@@ -13,7 +13,8 @@ from itertools import islice
 from penstock.clock import Micros
 from penstock.contracts import Channels, Positions, Sender
 from penstock.errors import Unavailable
-from penstock.pipeline.letters import Bounds, Letter, Selection, absent, held, origin_of
+from penstock.pipeline.held import Bounds, held
+from penstock.pipeline.letters import Letter, Selection, absent
 from penstock.record import Headers, Origin, Record
 
 _SKEW = 3_600_000_000
@@ -62,7 +63,7 @@ def redrive(
         return []
     start = since(into, survey.earliest - _SKEW) if since and survey.earliest > _SKEW else {}
     redriven = (entry for entry in held(channels, into, start) if any(name == "redriven" for name, _ in entry.headers))
-    there = {_identity(origin_of(entry.headers), _last(entry.headers, "from")) for entry in redriven}
+    there = {_identity(Origin.read(entry.headers), _last(entry.headers, "from")) for entry in redriven}
     wanted = filter(chosen.takes, map(Letter.of, held(channels, channel, bounds=bounds)))
     judged = ((letter, survey.name(letter), _judge(letter, survey.name(letter), there)) for letter in wanted)
     if dry:

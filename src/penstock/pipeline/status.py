@@ -11,7 +11,9 @@ import orjson
 
 from penstock.audit.patience import patiently
 from penstock.clock import Micros
-from penstock.contracts import Channels
+from penstock.contracts import Channels, Entry
+from penstock.pipeline.beside import beside
+from penstock.pipeline.held import held
 
 log = logging.getLogger(__name__)
 
@@ -23,13 +25,9 @@ class Status:
     @classmethod
     def read(cls, channels: Channels, channel: str) -> "Status":
         """The last word of each process."""
-        ends = {partition: end for partition, (_, end) in channels.bounds(channel).items()}
         processes: dict[str, Mapping[str, Any]] = {}
-        with channels.reader({channel: {}}) as reader:
-            while any(reader.positions(channel)[partition] < end for partition, end in ends.items()):
-                for entry in reader.read(5_000, 1.0):
-                    if entry.key and entry.value:
-                        processes[entry.key.decode()] = orjson.loads(entry.value)
+        for entry in held(channels, channel):
+            _hear(processes, entry)
         return cls(processes)
 
     @property
@@ -63,23 +61,26 @@ class Status:
 def listening(channels: Channels, channel: str) -> Iterator[Mapping[str, Mapping[str, Any]]]:
     """The last word of each process, kept up to date while the body runs."""
     processes: dict[str, Mapping[str, Any]] = {}
-    stop = threading.Event()
 
-    def listen(well: Callable[[], None]) -> None:
-        with channels.reader({channel: {}}) as reader:
-            while not stop.is_set():
-                for entry in reader.read(1_000, 0.5):
-                    if entry.key and entry.value:
-                        processes[entry.key.decode()] = orjson.loads(entry.value)
-                well()
+    def listen(stop: threading.Event) -> None:
+        def hear(well: Callable[[], None]) -> None:
+            with channels.reader({channel: {}}) as reader:
+                while not stop.is_set():
+                    for entry in reader.read(1_000, 0.5):
+                        _hear(processes, entry)
+                    well()
 
-    def run() -> None:
-        patiently(listen, stop, lambda error: log.warning("%s", error))
+        patiently(hear, stop, lambda error: log.warning("%s", error))
 
-    thread = threading.Thread(target=run, name="listening", daemon=True)
-    thread.start()
-    try:
+    with beside("listening", listen):
         yield processes
-    finally:
-        stop.set()
-        thread.join(timeout=5)
+
+
+def _hear(processes: dict[str, Mapping[str, Any]], entry: Entry) -> None:
+    """Take a process's word; what is no word of a process says nothing."""
+    try:
+        said = orjson.loads(entry.value or b"")
+        if isinstance(said, dict) and entry.key and "at" in said:
+            processes[entry.key.decode()] = said
+    except ValueError:
+        log.warning("an entry of the status at %s/%s cannot be read", entry.partition, entry.offset)

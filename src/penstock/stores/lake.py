@@ -173,7 +173,7 @@ class LakeTable:
         numbers: defaultdict[Numbering, set[int]] = defaultdict(set)
         refused = 0
         for entry in entries:
-            origin = _origin(entry)
+            origin = Origin.read(entry.headers)
             if origin is not None:
                 numbering = (origin.sender, origin.epoch)
                 if origin.seq in numbers[numbering] or origin.seq in known.get(numbering, ()):
@@ -261,13 +261,6 @@ class LakeTable:
 
 def _whole_value(value: bytes | None) -> dict[str, Any]:
     return {"value": value}
-
-
-def _origin(entry: Entry) -> Origin | None:
-    try:
-        return Origin.of(entry.headers)
-    except Refused:
-        return None
 
 
 def _numbers_in(table: DeltaTable) -> dict[Numbering, Runs]:

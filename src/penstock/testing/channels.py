@@ -1,5 +1,6 @@
 """A binder that lives in memory: the shape of a real one, for tests of whatever stands on a channel."""
 
+import math
 import threading
 import time
 from collections import defaultdict
@@ -83,3 +84,11 @@ class _Reader:
 
     def positions(self, channel: str) -> Positions:
         return dict(self._next[channel])
+
+    def age(self) -> float:
+        left = any(
+            offset < len(self._channels._logs[channel][partition])
+            for channel, positions in self._next.items()
+            for partition, offset in positions.items()
+        )
+        return math.inf if left else 0.0

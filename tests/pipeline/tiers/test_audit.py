@@ -48,7 +48,8 @@ def numbered(*seqs: int) -> list[Record]:
 def auditing(folder: Path, name: str, kafka: Kafka, **settings: str) -> Iterator[None]:
     """`penstock tier audit` for a pipeline with one channel of this name."""
     file, told = folder / "pipeline.py", folder / "ready"
-    file.write_text(f'from penstock import Pipeline\napp = Pipeline("{name}")\napp.source("ws://x", into="{name}")\n')
+    lines = ("from penstock import Pipeline", f'app = Pipeline("{name}")', f'app.source("ws://x", into="{name}")')
+    file.write_text("\n".join([*lines, f'app.store("{name}", "redis://")']))
     command = [sys.executable, "-m", "penstock", "tier", "audit", str(file), "--folder", str(folder)]
     environ = {**os.environ, "PENSTOCK_KAFKA_SERVERS": kafka.servers, **settings}
     process = subprocess.Popen([*command, "--ready", str(told)], env=environ)
@@ -103,9 +104,10 @@ def test_what_stages_have_read_is_mirrored_to_consumer_groups(
     send(kafka, name, *numbered(*range(1, 51)))
     read = {partition: end - 3 for partition, (_, end) in kafka.bounds(name).items()}
     share = Share({0: 0, 1: 0}, read, 44, {Outcome.PASSED: 44})
-    account = Account("query:any", "life", 1, {name: share}, step=1)
+    stage = f"store:redis/{name}"
+    account = Account(stage, "life", 1, {name: share}, step=1)
     send(kafka, f"penstock.{name}.bookmarks", Record(account.dumps(), key=account.key))
-    asked = ConsumerGroupTopicPartitions(f"penstock.{name}.query:any")
+    asked = ConsumerGroupTopicPartitions(f"penstock.{name}.{stage}")
     admin = AdminClient({"bootstrap.servers": kafka.servers})
 
     def mirrored() -> dict[int, int]:
@@ -116,7 +118,7 @@ def test_what_stages_have_read_is_mirrored_to_consumer_groups(
         eventually(lambda: mirrored() == read)
     found = counted(tmp_path)
     assert found is not None
-    (hop,) = (hop for hop in found.hops if hop.stage == "query:any")
+    (hop,) = (hop for hop in found.hops if hop.stage == stage)
     assert (hop.taken, hop.in_flight, hop.missing) == (44, 6, 0)
 
 

@@ -74,14 +74,18 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
 
         before = last_accounts(kafka, description.bookmarks)
         books = [
-            Books(spark, query, running[node], before.get(node), stood[query.name], kafka.bounds, SystemClock())
+            Books(spark, query, running[node], before.get(node), stood[query.name], kafka, SystemClock())
             for query in description.queries
             if (node := f"query:{query.name}")
         ]
 
         def accounts() -> list[Account]:
             for one in books:
-                one.look()
+                try:
+                    one.look()
+                except Exception:
+                    # One that cannot be kept must not hold up the others; its hop stands still, which is an alarm.
+                    log.exception("the account of a query cannot be kept")
             return [one.account for one in books]
 
         rates = {f"query:{query.name}": (query.into, Rate(SystemClock())) for query in description.queries}
@@ -102,8 +106,9 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             while not stop.wait(_LOOK_EVERY):
                 if error := failed(queries):
                     raise error
-        for one in queries:
-            one.stop()
+            # Before the accounts are told for the last time.
+            for query_ in queries:
+                query_.stop()
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from penstock.channels.kafka import Kafka
 from penstock.clock import Clock, SystemClock
 from penstock.contracts import Positions
 from penstock.errors import Unavailable
+from penstock.pipeline.beside import beside
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import reads
 from penstock.pipeline.pulse import Figures, pulse
@@ -77,7 +78,7 @@ def watched(description: Description) -> list[Watched]:
     for channel in description.channels.values():
         if channel.result_of:
             query = next(one for one in description.queries if one.into == channel.name)
-            windowed = any("window" in column for column in query.key)
+            windowed = not {"window", "session_window"}.isdisjoint(query.key)
             found.append(Watched(channel.name, Kind.RESULT, (f"query:{query.name}",), windowed))
         else:
             fed_by = tuple(f"source:{one.name}" for one in description.sources if one.into == channel.name)
@@ -101,13 +102,19 @@ class _Sight:
         self._alarms = Alarms(self.wiring.audit, self.wiring.spark.real_time_batch, reads(self.description))
         self._rates = {one.channel: Rate(self.clock) for one in self.watching}
         self._lately = {one.channel: Lately(self.clock) for one in self.watching}
+        self._bounds: Mapping[str, Mapping[int, tuple[int, int]]] = {}
 
     def look(self, said: Mapping[str, Mapping[str, Any]], kafka: Kafka) -> Figures:
+        try:
+            sources = [one.channel for one in self.watching if one.kind is Kind.SOURCE]
+            self._bounds = {channel: kafka.bounds(channel) for channel in sources}
+        except Unavailable as error:
+            # The alarms are needed most when nothing else answers.
+            log.warning("the audit looks at what it knew before: %s", error)
         # Opened anew each time: a reader that stays open would keep the ledger's log from being folded in.
         with closing(Ledger(self.wiring.ledger, read_only=True)) as reader:
             content = reader.content()
-            sources = [one.channel for one in self.watching if one.kind is Kind.SOURCE]
-            unread = reader.unread({channel: kafka.bounds(channel) for channel in sources})
+            unread = reader.unread(self._bounds)
         self.positions = {
             stage: {channel: share.until for channel, share in account.shares.items()}
             for stage, account in content.accounts.items()
@@ -139,13 +146,12 @@ def _micros(wiring: Wiring) -> int:
 @contextmanager
 def _mirroring(kafka: Kafka, pipeline: str, sight: _Sight) -> Iterator[None]:
     """Keep a consumer group for each stage, so that Kafka's own tools show its lag."""
-    stop = threading.Event()
 
-    def mirror() -> None:
+    def mirror(stop: threading.Event) -> None:
         told: dict[str, Mapping[str, Positions]] = {}
         while not stop.wait(MIRROR_EVERY):
             for stage, positions in dict(sight.positions).items():
-                if told.get(stage) == positions:
+                if told.get(stage) == positions or not any(positions.values()):
                     continue
                 try:
                     kafka.mirror(f"penstock.{pipeline}.{stage}", positions)
@@ -153,13 +159,8 @@ def _mirroring(kafka: Kafka, pipeline: str, sight: _Sight) -> Iterator[None]:
                 except Unavailable as error:
                     log.warning("the positions of %s are not mirrored: %s", stage, error)
 
-    thread = threading.Thread(target=mirror, name="mirror", daemon=True)
-    thread.start()
-    try:
+    with beside("mirror", mirror):
         yield
-    finally:
-        stop.set()
-        thread.join(timeout=5)
 
 
 @contextmanager
