@@ -73,3 +73,12 @@ def test_who_listens_hears_the_last_word_of_each(eventually: Callable[..., None]
         eventually(lambda: said.get("audit") == {"at": 1})
         channels.append("status", orjson.dumps({"at": 2}), b"audit")
         eventually(lambda: said.get("audit") == {"at": 2})
+
+
+def test_an_alarm_is_not_well_and_a_notice_is() -> None:
+    def well(level: str) -> bool:
+        balance = {"whole": True, "alarms": [{"level": level, "text": "…"}]}
+        return Status({"audit": {"at": 5, "nodes": {}, "balance": balance}}).well(5, SECOND)
+
+    assert well("notice")
+    assert not well("alarm")

@@ -12,13 +12,14 @@ from rich.console import Console, Group
 from rich.live import Live
 
 from penstock.audit.balance import Balance, balance
+from penstock.audit.content import Content
 from penstock.audit.findings import Kind
 from penstock.audit.ledger import Ledger
 from penstock.audit.report import parts, show
 from penstock.channels.kafka import Kafka
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.clock import SystemClock
-from penstock.errors import Misconfigured, Unavailable
+from penstock.errors import Misconfigured, PenstockError, Unavailable
 from penstock.pipeline.run import Running
 from penstock.pipeline.wiring import Wiring
 
@@ -85,7 +86,22 @@ def _balance(wiring: Wiring, grace: int, wait: float) -> tuple[Balance, bool]:
     found = balance(content, clock.now(), grace, unread)
     if bounds and not any(unread.values()):
         found = replace(found, as_of=asked)
+    if any(hop.missing and hop.stage.startswith("store:delta/") for hop in found.hops):
+        found = _with_names(found, content, wiring)
     return found, certain
+
+
+def _with_names(found: Balance, content: Content, wiring: Wiring) -> Balance:
+    """The balance with the numbers that lakes lack, as far as the pipeline and its lakes can be looked at."""
+    # What a lake holds is looked up when something is missing, and not before.
+    from penstock.pipeline.holdings import named
+    from penstock.pipeline.load import load
+
+    try:
+        return named(found, content, load(Path(Running.find(wiring).file)), wiring)
+    except PenstockError as error:
+        typer.echo(f"penstock: what is missing in a lake is not named: {error}", err=True)
+        return found
 
 
 def _watch(wiring: Wiring, grace: int, senders: bool, as_json: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import typer
 from rich.table import Table
 
+from penstock.audit.report import printable
 from penstock.channels.kafka import Kafka
 from penstock.cli.console import console
 from penstock.cli.options import AsJson, Folder, Profile
@@ -23,7 +24,7 @@ _TROUBLED = {"waiting", "ended", "missing", "reading"}
 def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = False) -> None:
     """Show how the pipeline that runs here is doing: rates, lag, latency, memory of each part.
 
-    Exits with 1 when a process has said nothing for ten seconds, or records are missing.
+    Exits with 1 when a process has said nothing for ten seconds, records are missing, or an alarm stands.
     """
     wiring = Wiring.read(folder, profile)
     running = Running.find(wiring)
@@ -56,6 +57,8 @@ def show(running: Running, found: Status) -> None:
     for name, figures in sorted(found.nodes.items()):
         if figures.get("state") in _TROUBLED and (why := figures.get("note") or figures.get("why")):
             screen.print(f"{name} is {figures['state']}: {why}")
+    for alarm in found.alarms:
+        screen.print(f"{alarm['level']}: {printable(alarm['text'])}", markup=False, style="red")
     screen.print(_memory(found.usage))
 
 

@@ -1,19 +1,32 @@
 """What a lake lacks, by number: records that its channel holds and that it does not."""
 
-from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import replace
 
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError
-
+from penstock.audit.balance import Balance
 from penstock.audit.content import Content
-from penstock.audit.findings import islands
-from penstock.audit.hops import Gap
+from penstock.audit.hops import Gap, Hop
 from penstock.audit.runs import Runs
-from penstock.errors import Unavailable
+from penstock.pipeline.description import Description
+from penstock.pipeline.graph import store_node
+from penstock.pipeline.wiring import Wiring
+from penstock.stores.contents import numbers
 from penstock.stores.lake import LakeStore
 
-_IDENTITY = ["_sender", "_epoch", "_seq"]
+
+def named(found: Balance, content: Content, description: Description, wiring: Wiring) -> Balance:
+    """The balance, with the numbers of what lakes lack. What is still on its way to one is not accused."""
+    lakes = {
+        store_node(store.url, store.channel): store for store in description.stores if store.url.startswith("delta:")
+    }
+
+    def hop(one: Hop) -> Hop:
+        if not one.missing or one.in_flight or one.stage not in lakes:
+            return one
+        store = lakes[one.stage]
+        return replace(one, gaps=absent(LakeStore(wiring.path(store.url), store.channel), content, store.channel))
+
+    return replace(found, hops=tuple(hop(one) for one in found.hops))
 
 
 def absent(store: LakeStore, content: Content, channel: str) -> tuple[Gap, ...]:
@@ -22,7 +35,7 @@ def absent(store: LakeStore, content: Content, channel: str) -> tuple[Gap, ...]:
     What is in the dead letters of the channel has no place in a lake. What the loader has not brought yet is absent,
     too: ask when nothing is in flight. Raises Unavailable when the lake cannot be read.
     """
-    held, found = _numbers(store), list[Gap]()
+    held, found = numbers(store), list[Gap]()
     for (name, sender, epoch), runs in sorted(content.runs.items()):
         if name != channel:
             continue
@@ -31,25 +44,6 @@ def absent(store: LakeStore, content: Content, channel: str) -> tuple[Gap, ...]:
         due = ((run.first, run.last) for run in runs)
         found += (Gap(sender, epoch, first, last) for first, last in _without(due, there))
     return tuple(found)
-
-
-def _numbers(store: LakeStore) -> dict[tuple[str, int], Runs]:
-    """Which numbers of which senders a lake holds, streamed: memory grows with the gaps."""
-    found: defaultdict[tuple[str, int], Runs] = defaultdict(Runs)
-    try:
-        if not DeltaTable.is_deltatable(store.path):
-            return {}
-        for batch in DeltaTable(store.path).to_pyarrow_dataset().scanner(columns=_IDENTITY).to_batches():
-            some: defaultdict[tuple[str, int], list[int]] = defaultdict(list)
-            for sender, epoch, seq in zip(*(batch[name].to_pylist() for name in _IDENTITY), strict=True):
-                if seq is not None:
-                    some[sender, epoch].append(seq)
-            for numbering, seqs in some.items():
-                for first, last in islands(seqs):
-                    found[numbering].add(first, last)
-    except (DeltaError, OSError) as error:
-        raise Unavailable(f"the lake {store.path}", str(error)) from error
-    return dict(found)
 
 
 def _without(some: Iterable[tuple[int, int]], others: Runs) -> Iterable[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""What stores hold of a channel of results, read back to be compared."""
+"""What stores hold, read back to be compared."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,9 +9,10 @@ import redis
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 
+from penstock.audit.runs import Runs
 from penstock.contracts import Positions
 from penstock.errors import Unavailable
-from penstock.stores.lake import LakeStore
+from penstock.stores.lake import LakeStore, Numbering, numbers_in
 from penstock.stores.redis import RedisStore
 
 _AT_ONCE = 1_000
@@ -37,6 +38,14 @@ def stands(store: RedisStore | LakeStore) -> Positions:
 def rows(store: RedisStore | LakeStore) -> Iterator[Stored]:
     """Every row that a store holds: of a live table the newest of each key, of a lake all, in the channel's order."""
     return _in_redis(store) if isinstance(store, RedisStore) else _in_lake(store)
+
+
+def numbers(store: LakeStore) -> dict[Numbering, Runs]:
+    """Which numbers of which senders a lake holds; none when it is not there."""
+    try:
+        return numbers_in(DeltaTable(store.path)) if DeltaTable.is_deltatable(store.path) else {}
+    except (DeltaError, OSError) as error:
+        raise Unavailable(f"the lake {store.path}", str(error)) from error
 
 
 def _in_redis(store: RedisStore) -> Iterator[Stored]:

@@ -162,7 +162,7 @@ class LakeTable:
         """Which numbers the table holds: read from its columns once."""
         if self._known is None:
             with self._explained():
-                self._known = _numbers_in(self._table)
+                self._known = numbers_in(self._table)
         return self._known
 
     def _rows(
@@ -263,7 +263,7 @@ def _whole_value(value: bytes | None) -> dict[str, Any]:
     return {"value": value}
 
 
-def _numbers_in(table: DeltaTable) -> dict[Numbering, Runs]:
+def numbers_in(table: DeltaTable) -> dict[Numbering, Runs]:
     """Which numbers of which senders a table holds, streamed: memory grows with the gaps."""
     found: defaultdict[Numbering, Runs] = defaultdict(Runs)
     scanner = table.to_pyarrow_dataset().scanner(columns=["_sender", "_epoch", "_seq"])
