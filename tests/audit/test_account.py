@@ -12,6 +12,8 @@ ACCOUNT = Account(
     {"by_country": {0: 7}},
     True,
     {"kiosk 7": {"2": [(5, 6)]}},
+    True,
+    {"count": 3.0, "mean": 1.5},
 )
 
 

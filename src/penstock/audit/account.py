@@ -61,6 +61,9 @@ class Account:
     """The first late records, by sender, epoch (as text) and runs of numbers."""
     guessed: bool = False
     """Some of it was counted from the log without knowing what was late then."""
+    latency: Mapping[str, float] | None = None
+    """From the sender to here, of the last minutes, in ms: count, min, mean, p50, p95, p99, max. Of what leaves the
+    pipeline; how long results took is in their channel."""
 
     @property
     def key(self) -> bytes:
@@ -76,6 +79,7 @@ class Account:
                 "wrote": self.wrote,
                 "late": self.late,
                 "guessed": self.guessed,
+                "latency": self.latency,
                 "shares": {
                     channel: {"since": one.since, "until": one.until, "taken": one.taken, "outcomes": one.outcomes}
                     for channel, one in self.shares.items()
@@ -105,6 +109,7 @@ class Account:
                     for sender, epochs in told["late"].items()
                 },
                 bool(told.get("guessed", False)),
+                {str(name): float(value) for name, value in (told.get("latency") or {}).items()} or None,
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Refused("an account", f"it cannot be read: {error!r}") from error

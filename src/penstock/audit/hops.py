@@ -176,7 +176,7 @@ def _hop(content: Content, account: Account, channel: str, share: Share, into: s
             for first, last in runs
         ),
         note=note,
-        latency=latency.summary() if latency else None,
+        latency=latency.summary() if latency else account.latency,
         step=step.summary() if step else None,
     )
 

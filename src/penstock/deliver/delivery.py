@@ -5,6 +5,7 @@ import threading
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import orjson
 
@@ -161,7 +162,11 @@ class Delivery:
 
     def accounts(self) -> list[Account]:
         """What each feed has taken, of those whose reading has begun. Any thread may ask."""
-        return [account for outlet in self.outlets.values() if (account := outlet.account()) is not None]
+        return [
+            replace(account, latency=outlet.to_the_browser.summary() or outlet.to_the_door.summary())
+            for outlet in self.outlets.values()
+            if (account := outlet.account()) is not None
+        ]
 
     def status(self) -> Mapping[str, object]:
         """What every process said last, the nodes of all of them, and the balance."""

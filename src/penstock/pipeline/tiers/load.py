@@ -1,6 +1,7 @@
 """The tier of the stores: each with a loader from its channel."""
 
 import threading
+from dataclasses import replace
 
 from penstock.audit.account import Account
 from penstock.pipeline.accounts import accounting
@@ -26,8 +27,11 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         return {"nodes": {store_node(store.url, store.channel): loader.figures() for store, loader in loaders.items()}}
 
     def accounts() -> list[Account]:
-        told = [loader.account(store_node(store.url, store.channel)) for store, loader in loaders.items()]
-        return [account for account in told if account is not None]
+        return [
+            replace(account, latency=loader.figures()["latency"])
+            for store, loader in loaders.items()
+            if (account := loader.account(store_node(store.url, store.channel))) is not None
+        ]
 
     failures: list[BaseException] = []
 
