@@ -1,14 +1,15 @@
 """From bytes to the frame of a query, and back, on a real Spark."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.analysis.frames import MARK, RAW, built, dead_letters, encoded, schema_of, seen, typed
+from penstock.analysis.frames import MARK, RAW, built, dead_letters, encoded, schema_of, seen, sorted_out, typed
 from penstock.analysis.query import Query, Shape
 from penstock.errors import Misconfigured
 
@@ -233,3 +234,39 @@ def test_an_event_time_that_cannot_be_computed_is_told_with_the_columns(spark: S
         match=r"channel things: its event time \(timestamp_millis\(att\)\) cannot .* use its columns: id, name",
     ):
         typed(raw(spark), Shape("things", DDL, "timestamp_millis(att)"))
+
+
+def seen_by(spark: SparkSession, query: Query, shape: Shape, *values: bytes | None) -> list[tuple[Any, ...]]:
+    """The ids that a gated query sees of these values, in order."""
+    frame = sorted_out(raw(spark, *values), shape, query, gated=True)
+    return sorted((row["id"], row["name"]) for row in frame.collect())
+
+
+def test_a_query_sees_what_fits_and_what_it_wants(spark: SparkSession) -> None:
+    values = [thing(id=1, name="a"), thing(id=2, name="b"), b"not JSON", thing(id=3)]
+    for where in ("name = 'a'", lambda frame: frame["name"] == "a"):
+        assert seen_by(spark, replace(COUNTED, where=where), SHAPE, *values) == [(1, "a")]
+    assert len(seen_by(spark, COUNTED, SHAPE, *values)) == 3
+
+
+def test_a_where_that_cannot_be_understood_is_told_with_its_query(spark: SparkSession) -> None:
+    with pytest.raises(Misconfigured, match=r"query counted.*nmae"):
+        seen_by(spark, replace(COUNTED, where="nmae = 'a'"), SHAPE, thing())
+    with pytest.raises(Misconfigured, match="its where= gives bool"):
+        seen_by(spark, replace(COUNTED, where=cast(Any, lambda frame: True)), SHAPE, thing())
+
+
+@pytest.mark.parametrize(
+    ("unique", "left"),
+    [("number", 4), ("id", 2), ("payload", 3), (None, 4)],
+)
+def test_a_duplicate_is_what_the_channel_says(unique: str | None, left: int, spark: SparkSession) -> None:
+    """Four records with numbers of their own; two ids, three payloads."""
+    values = [thing(id=1, name="a"), thing(id=1, name="b"), thing(id=2, name="a"), thing(id=2, name="a")]
+    assert len(seen_by(spark, COUNTED, replace(SHAPE, unique=unique), *values)) == left
+
+
+def test_a_number_that_comes_twice_is_seen_once(spark: SparkSession) -> None:
+    twice = raw(spark, thing(id=1)).union(raw(spark, thing(id=1)))
+    assert sorted_out(twice, SHAPE, COUNTED, gated=True).count() == 1
+    assert sorted_out(twice, SHAPE, COUNTED, gated=False).count() == 2
