@@ -294,3 +294,26 @@ def test_while_it_catches_up_nothing_is_called_missing(
         assert settled(ledger, clock).whole
     read_all(auditor)
     assert settled(ledger, clock).missing == 1
+
+
+def test_a_lost_tail_is_found_when_a_reduction_reads_alone(tmp_path: Path, clock: ManualClock) -> None:
+    channels, ledger = MemoryChannels(partitions=2, clock=clock), Ledger(tmp_path / "ledger.db")
+    send(channels, range(1, 6))
+    reduction, stop = InOneGo(channels), threading.Event()
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock, strides_only=True)
+    thread = threading.Thread(target=auditor.run, args=(stop, 0.01, 0.01, lambda: reduction, 0))
+    thread.start()
+    for _ in range(1_000):
+        if auditor.behind() == 0:
+            break
+        threading.Event().wait(0.005)
+    claim = {"kind": "heartbeat", "channel": "rsvps", "sender": "a", "epoch": 1, "seq": 8, "time": 1}
+    channels.append(NOTES, json.dumps(claim).encode())
+    for _ in range(1_000):
+        if not settled(ledger, clock).whole:
+            break
+        threading.Event().wait(0.005)
+    stop.set()
+    thread.join(5)
+    assert settled(ledger, clock).channels[0].gaps == (Gap("a", 1, 6, 8),)
+    ledger.close()

@@ -11,7 +11,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from tests.soak.dropping import Dropping
 from tests.soak.sizes import PATIENCE
-from tests.soak.things import PARTITIONS, SCHEMA
+from tests.soak.things import PARTITIONS, SCHEMA, WINDOW
 
 from penstock.analysis.books import Books, standing
 from penstock.analysis.checkpoint import covered
@@ -75,7 +75,7 @@ class Line:
         stood = standing(self.engine, self.query, self.kafka.bounds)
         running, _ = self.engine.launch(self.query, 0, {})
         before = last_accounts(self.kafka, self.description.bookmarks).get(f"query:{self.query.name}")
-        self._books = Books(self.engine, self.query, running, before, stood, self.kafka.bounds, SystemClock())
+        self._books = Books(self.engine, self.query, running, before, stood, self.kafka, SystemClock())
 
     def stop_query(self) -> None:
         if self._books is not None:
@@ -121,7 +121,7 @@ class Line:
         return account is not None and account.shares[self.things].until == self.ends(self.things)
 
     def at_rest(self) -> bool:
-        """Whether every part has read all there is, and the ledger knows it."""
+        """Whether every part has read all there is, the ledger knows it, and nothing is in flight."""
         sifted = covered(self.engine.checkpoint(f"{self.things}.dead")) or {}
         if not self.taken() or sifted.get(self.things) != self.ends(self.things):
             return False
@@ -133,7 +133,8 @@ class Line:
         )
         read = (*(one.channel for one in watched(self.description)), self.description.heartbeats)
         ends = {channel: {at: end for at, end in self.ends(channel).items() if end} for channel in read}
-        return stages and all(content.until.get(channel, {}) == end for channel, end in ends.items())
+        whole = all(content.until.get(channel, {}) == end for channel, end in ends.items())
+        return stages and whole and self.balance().settled
 
     def recompute(self) -> Report:
         return recompute(self.engine, self.kafka, self.description, self.wiring, self.query)
@@ -196,7 +197,7 @@ def _described(name: str) -> Description:
     app = Pipeline(f"soak-{name}")
     app.channel(things, schema=SCHEMA, event_time="timestamp_millis(at)", partitions=PARTITIONS)
     app.source("ws://127.0.0.1:9", into=things)
-    window = "window(event_time, '100 seconds')"
+    window = f"window(event_time, '{WINDOW} milliseconds')"
     text = f"SELECT {window} AS window, name, sum(n) AS total, seen() FROM {things} GROUP BY {window}, name"
     app.query(totals, key=("window", "name"), sql=text, watermark="10 seconds", mode="micro-batch")
     app.store(things, "delta://lake")

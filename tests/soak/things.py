@@ -11,10 +11,12 @@ SENDERS = 4
 PARTITIONS = 2
 SPAN = 1_000_000
 """Milliseconds of event time from the first record to the last, however many there are."""
+WINDOW = 100_000
 DELAY = 500_000
 SCHEMA = "name STRING NOT NULL, n BIGINT NOT NULL, at BIGINT NOT NULL"
 
-_BEGIN = 1_700_000_000_000
+BEGIN = 1_700_000_000_000
+_NAMES = 7
 
 Who = tuple[str, int]
 """A record's sender and number."""
@@ -42,6 +44,11 @@ def at(share: float, sender: int, total: int) -> Who:
     return who(int(total * share) // SENDERS * SENDERS + sender)
 
 
+def folded(window: int, total: int) -> int:
+    """How many records of the name n0 belong to a window."""
+    return sum(index * SPAN // total // WINDOW == window for index in range(0, total, _NAMES))
+
+
 def things(part: range, total: int, changes: Mapping[Who, Change]) -> Iterator[Placed]:
     """A part of all records, in the order in which they arrive."""
     held: dict[str, Record] = {}
@@ -64,6 +71,6 @@ def things(part: range, total: int, changes: Mapping[Who, Change]) -> Iterator[P
 
 
 def _thing(index: int, total: int, origin: Origin, change: Change | None) -> Record:
-    moment = _BEGIN + index * SPAN // total - (DELAY if change is Change.DELAYED else 0)
-    value = json.dumps({"name": f"n{index % 7}", "n": index % 5, "at": moment}).encode()
+    moment = BEGIN + index * SPAN // total - (DELAY if change is Change.DELAYED else 0)
+    value = json.dumps({"name": f"n{index % _NAMES}", "n": index % 5, "at": moment}).encode()
     return Record(value[:-1] if change is Change.CORRUPTED else value, origin)

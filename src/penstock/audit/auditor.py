@@ -121,10 +121,9 @@ class Auditor:
                 some = self.step(wait)
                 well()
                 full = full + 1 if some == self._most else 0
-                if reduction and (self._strides_only or full >= FULL) and self.behind() > behind:
+                if reduction and (self._strides_only or full >= FULL):
                     full = 0
-                    while not stop.is_set() and self.stride(reduction()) > behind:
-                        well()
+                    self._stride_on(reduction, behind, bool(some), stop, well)
                 if 0 < some < self._most:
                     stop.wait(every)
 
@@ -132,6 +131,23 @@ class Auditor:
             patiently(work, stop, lambda error: log.warning("%s", error))
         finally:
             self.close()
+
+    def _stride_on(
+        self,
+        reduction: Callable[[], Reduction],
+        behind: int,
+        noted: bool,
+        stop: Event,
+        well: Callable[[], None],
+    ) -> None:
+        """Have the reduction read as long as there is more than `behind`."""
+        now, left = self._clock.now(), self.behind()
+        if not left and noted and self._strides_only:
+            # Nobody else says so: what was just claimed is not among what is still to be read.
+            self._ledger.mark_drained(now)
+        while left > behind and not stop.is_set():
+            left = self.stride(reduction())
+            well()
 
     def close(self) -> None:
         """Let go of the channels; the ledger stays open."""
