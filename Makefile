@@ -17,7 +17,7 @@ run: .venv/ready ## run the RSVP analyzer: Kafka, Spark, Redis, a lake and a liv
 test: .venv/ready chromium ## run all tests, with the real parts
 	@$(BIN)/python -m pytest
 
-soak: .venv/ready ## run the tests of the audit in their full sizes: half an hour, and a table of figures
+soak: .venv/ready ## run the tests of the audit in their full sizes: ten minutes, and a table of figures
 	@PENSTOCK_SOAK=1 $(BIN)/python -m pytest tests/soak --timeout 3600
 
 check: .venv/ready ## check formatting, lint and types
