@@ -195,7 +195,7 @@ def _work(stack: ExitStack, run: Callable[[threading.Event], None]) -> None:
 def _described(name: str) -> Description:
     things, totals = f"things_{name}", f"totals_{name}"
     app = Pipeline(f"soak-{name}")
-    app.channel(things, schema=SCHEMA, event_time="timestamp_millis(at)", partitions=PARTITIONS)
+    app.channel(things, schema=SCHEMA, event_time="timestamp_millis(at)", partitions=PARTITIONS, unique="number")
     app.source("ws://127.0.0.1:9", into=things)
     window = f"window(event_time, '{WINDOW} milliseconds')"
     text = f"SELECT {window} AS window, name, sum(n) AS total, seen() FROM {things} GROUP BY {window}, name"

@@ -8,39 +8,29 @@ import json
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import timedelta
-from typing import Any, Protocol
+from datetime import datetime
+from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.analysis.checkpoint import batches
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import ONCE, counts, judged, taken, welcome, words
+from penstock.analysis.frames import counts, words
 from penstock.analysis.query import Query
+from penstock.analysis.recount import NAMED, Late, Log, Recount, Stretch
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.runs import Runs
-from penstock.clock import Clock, Micros
+from penstock.clock import Clock
 from penstock.contracts import Positions
 
 log = logging.getLogger(__name__)
 
-NAMED = 100
-"""So many runs of late numbers are remembered: the first."""
 LONGEST = 200
 """Of a sender's name, so much is told with them."""
 
 Bounds = Callable[[str], Mapping[int, tuple[int, int]]]
-
-
-class Log(Protocol):
-    """What books ask of a binder."""
-
-    def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]: ...
-
-    def since(self, channel: str, moment: Micros) -> Positions: ...
 
 
 def standing(engine: Engine, query: Query, bounds: Bounds) -> dict[str, Positions]:
@@ -72,6 +62,8 @@ class Books:
         self.running = running
         self._stood = stood
         self._log = channels
+        self._recount = Recount(engine, query, channels)
+        self._watermarks: dict[int, int] = {}
         self._clock = clock
         self._gated = engine.gated(query)
         self._late: dict[tuple[str, int], Runs] = {}
@@ -137,23 +129,50 @@ class Books:
     def _outcomes(
         self, channel: str, told: Mapping[str, int], progress: Any, since: Positions, until: Positions
     ) -> dict[Outcome, int]:
-        """What became of a batch. What is late or doubled was dropped by one operator, which counts the doubled."""
-        doubled = sum(
-            int(operator.customMetrics.get("numDroppedDuplicateRows", 0)) for operator in progress.stateOperators
-        )
+        """What became of a batch.
+
+        What a gate dropped was doubled, which its operator counts, or late. Without one, Spark drops rows, not records;
+        where it did, the batch is looked at again.
+        """
+        before = self._watermark_before(progress)
+        stretch = Stretch(channel, since, until, before)
         dropped = told["taken"] - told["refused"] - told["filtered"] - told["passed"]
-        # A query may drop duplicates of its own, behind ours.
-        doubled = min(doubled, dropped) if self._gated else 0
-        late = dropped - doubled
-        if late > 0:
-            self._name_late(channel, since, until, late)
+        doubled = late = 0
+        if self._gated:
+            # A query may drop duplicates of its own, behind ours.
+            doubled = min(dropped, sum(_metric(one, "numDroppedDuplicateRows") for one in progress.stateOperators))
+            late = dropped - doubled
+        if late or any(one.numRowsDroppedByWatermark for one in progress.stateOperators):
+            late = self._late_in(stretch, late)
         return {
-            Outcome.PASSED: told["passed"],
+            Outcome.PASSED: told["passed"] - (0 if self._gated else late),
             Outcome.REFUSED: told["refused"],
             Outcome.FILTERED: told["filtered"],
             Outcome.DUPLICATE: doubled,
             Outcome.LATE: late,
         }
+
+    def _late_in(self, stretch: Stretch, told: int) -> int:
+        """How many records of a batch were late: as Spark told if it counts records, otherwise by a look at the log."""
+        try:
+            found = self._recount.late(stretch)
+        except (PySparkException, Py4JJavaError) as error:
+            log.warning("the late records of %s cannot be named: %s", self._query.name, words(error))
+            found = Late(None)
+        self._remember(found)
+        if self._gated:
+            return told
+        self._guessed = self._guessed or found.count is None
+        return found.count or 0
+
+    def _watermark_before(self, progress: Any) -> int:
+        """That of the batch before, by which Spark judges what is late; in milliseconds."""
+        number, told = progress.batchId, _moment(progress.eventTime.get("watermark"))
+        if number - 1 not in self._watermarks:
+            known = {batch.number: batch.watermark for batch in batches(self._engine.checkpoint(self._query.name))}
+            self._watermarks[number - 1] = known.get(number - 1, told)
+        self._watermarks = {number - 1: self._watermarks[number - 1], number: told}
+        return self._watermarks[number - 1]
 
     def _made_up(self, channel: str, share: Share, until: Positions) -> Share:
         """Count the batches that ended, and that nobody was told of."""
@@ -161,68 +180,24 @@ class Books:
         known = batches(self._engine.checkpoint(self._query.name))
         for before, batch in zip([None, *known], known, strict=False):
             end = batch.ends.get(channel, {})
-            if _ahead(share.until, end) or not _ahead(until, end):
-                continue
-            share = self._counted(channel, share, end, before.watermark if before else 0)
+            if not _ahead(share.until, end) and _ahead(until, end):
+                share = self._counted(Stretch(channel, share.until, end, before.watermark if before else 0), share)
         if share.until != until:
             # Beyond what the checkpoint remembers: what was late then passes for taken, and nothing is proved by it.
-            self._guessed = self._guessed or self._gated
-            share = self._counted(channel, share, until, 0)
+            self._guessed = True
+            share = self._counted(Stretch(channel, share.until, until, 0), share)
         return share
 
-    def _counted(self, channel: str, share: Share, until: Positions, watermark: int) -> Share:
-        shape = self._engine.shapes[channel]
-        frame = judged(self._engine.batch(channel, until, share.until), shape, self._query)
-        told = frame.agg(*taken()).collect()[0].asDict()
-        fitting = welcome(frame)
-        late = passed = doubled = 0
-        left = told["taken"] - told["refused"] - told["filtered"]
-        if self._gated:
-            moment = F.timestamp_millis(F.lit(watermark))
-            late = fitting.where(F.col("event_time") <= moment).count() if watermark else 0
-            keys = [ONCE, "event_time"]
-            copies = self._engine.batch(channel, share.until, self._remembered(channel, share, watermark))
-            earlier = welcome(judged(copies, shape, self._query)).select(*keys)
-            fresh = fitting.where(F.col("event_time") > moment).dropDuplicates(keys)
-            passed = fresh.join(earlier, keys, "left_anti").count()
-            doubled = left - late - passed
-            if late:
-                self._name_late(channel, share.until, until, late)
-        else:
-            passed = left
-        outcomes = {
-            Outcome.PASSED: passed,
-            Outcome.REFUSED: told["refused"],
-            Outcome.FILTERED: told["filtered"],
-            Outcome.DUPLICATE: doubled,
-            Outcome.LATE: late,
-        }
-        return _added(share, outcomes, until)
+    def _counted(self, stretch: Stretch, share: Share) -> Share:
+        outcomes, late = self._recount.outcomes(stretch, share.since)
+        self._guessed = self._guessed or late.count is None
+        self._remember(late)
+        return _added(share, outcomes, stretch.end)
 
-    def _remembered(self, channel: str, share: Share, watermark: int) -> Positions:
-        """From where on the records lie whose copies Spark would know: those that the watermark had not passed."""
-        if not watermark:
-            return share.since
-        ahead = self._engine.shapes[channel].ahead // timedelta(microseconds=1)
-        found = self._log.since(channel, watermark * 1_000 - ahead)
-        return {at: min(found.get(at, to), to) for at, to in share.until.items()}
-
-    def _name_late(self, channel: str, since: Positions, until: Positions, late: int) -> None:
-        """Find the numbers of late records: of a batch, those with the earliest event times."""
-        if self._named() >= NAMED:
-            return
-        try:
-            batch = judged(self._engine.batch(channel, until, since), self._engine.shapes[channel], self._query)
-            rows = welcome(batch).orderBy("event_time").limit(min(late, NAMED)).select("origin.*").collect()
-        except (PySparkException, Py4JJavaError) as error:
-            log.warning("the late records of %s are counted, and not named: %s", self._query.name, words(error))
-            return
-        for row in rows:
-            if None not in (row["sender"], row["epoch"], row["seq"]) and self._named() < NAMED:
-                self._late.setdefault((row["sender"][:LONGEST], row["epoch"]), Runs()).add(row["seq"])
-
-    def _named(self) -> int:
-        return sum(len(list(runs)) for runs in self._late.values())
+    def _remember(self, late: Late) -> None:
+        for sender, epoch, seq in late.numbers:
+            if sum(len(list(runs)) for runs in self._late.values()) < NAMED:
+                self._late.setdefault((sender[:LONGEST], epoch), Runs()).add(seq)
 
     def _conserves(self) -> bool:
         if self._conserved is None:
@@ -264,3 +239,11 @@ def _offsets(sources: Any, which: str) -> dict[str, dict[int, int]]:
         for channel, offsets in ((json.loads(text) if text else None) or {}).items():
             found[channel] = {int(partition): int(offset) for partition, offset in offsets.items()}
     return found
+
+
+def _metric(operator: Any, name: str) -> int:
+    return int(operator.customMetrics.get(name, 0))
+
+
+def _moment(text: str | None) -> int:
+    return int(datetime.fromisoformat(text).timestamp() * 1000) if text else 0

@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from graphlib import TopologicalSorter
@@ -86,11 +86,12 @@ class Engine:
         return built(query, [sorted_out(raw(name), self.shapes[name], query, gated) for name in query.inputs])
 
     def gated(self, query: Query) -> bool:
-        """Whether what is late or doubled is taken out before the query: it folds records, and says when one is late.
+        """Whether what is late or doubled is taken out before the query: its channel says what a duplicate is.
 
-        A query that keeps each record as a row need not: stores and clients know the numbers that they have.
+        Spark then remembers each record until the watermark passes it, which costs. A query that keeps each record as a
+        row needs no gate: stores and clients know the numbers that they have.
         """
-        if query.watermark is None or len(query.inputs) != 1:
+        if query.watermark is None or len(query.inputs) != 1 or self.shapes[query.inputs[0]].unique is None:
             return False
         if query.name not in self._gates:
             (channel,) = query.inputs
@@ -223,14 +224,20 @@ def in_order(queries: Sequence[Query]) -> list[Query]:
     return [made_by[name] for name in TopologicalSorter(needs).static_order()]
 
 
-def slots(queries: Sequence[Query], partitions: Mapping[str, int], sifted: Iterable[str], shuffle: int) -> int:
+def slots(
+    queries: Sequence[Query],
+    partitions: Mapping[str, int],
+    sifted: Iterable[str],
+    shuffle: int,
+    unique: Set[str] = frozenset(),
+) -> int:
     """How many tasks may have to run at once, if every query takes its turn at the same moment.
 
     The tasks of a real-time query never end, and Spark starts them all together or not at all: each needs a slot.
     """
     reading = sum(partitions[name] for query in queries for name in query.inputs)
-    # A gate before the query takes a shuffle of its own.
-    shuffles = sum(2 if query.watermark is not None else 1 for query in queries)
+    # The gate that finds duplicates takes a shuffle of its own.
+    shuffles = sum(1 if query.watermark is None or unique.isdisjoint(query.inputs) else 2 for query in queries)
     return reading + shuffle * shuffles + sum(partitions[name] for name in sifted)
 
 

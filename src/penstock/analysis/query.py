@@ -31,7 +31,7 @@ class Shape:
     """A SQL expression over the columns; None: the time at the sender."""
     ahead: timedelta = timedelta(hours=1)
     """A record whose event time lies further in the future than this is refused: it would make all others late."""
-    unique: str | None = NUMBER
+    unique: str | None = None
     """What tells a record from its duplicate: its number, its payload, or a column of it; None: nothing does."""
 
 

@@ -27,7 +27,7 @@ class Channel:
     replicas: int | None = None
     keep: timedelta | None = None
     ahead: timedelta = timedelta(hours=1)
-    unique: str | None = NUMBER
+    unique: str | None = None
     result_of: str | None = None
 
     @property
@@ -117,13 +117,13 @@ class Pipeline:
         replicas: int | None = None,
         keep: str | None = None,
         ahead: str = "1 hour",
-        unique: str | None = NUMBER,
+        unique: str | None = None,
     ) -> None:
         """Say what a channel holds. A channel that a source fills or a query reads need not be said otherwise.
 
         `schema`: DDL, or a class with annotated fields. `event_time`: a column or a SQL expression over them, such as
-        `"timestamp_millis(mtime)"`. `keep`: how long records stay; forever if it is not said. `unique`: what tells a
-        record from its duplicate: its "number", the whole "payload", or a column of it such as `"rsvp_id"`.
+        `"timestamp_millis(mtime)"`. `keep`: how long records stay; forever if it is not said. `unique`: by what queries
+        know a record that the channel holds twice: its "number", the whole "payload", or a column such as `"rsvp_id"`.
         """
         place = f"channel {name}"
         if name in self._channels:

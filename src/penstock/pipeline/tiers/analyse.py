@@ -129,7 +129,8 @@ def engine(description: Description, wiring: Wiring, log: IO[bytes] | None) -> I
 def _slots(description: Description, wiring: Wiring) -> int:
     partitions = {name: channel.partitions for name, channel in description.channels.items()}
     sifted = [channel.name for channel in description.sifted]
-    return slots(description.queries, partitions, sifted, wiring.spark.shuffle_partitions)
+    unique = {channel.name for channel in description.channels.values() if channel.unique}
+    return slots(description.queries, partitions, sifted, wiring.spark.shuffle_partitions, unique)
 
 
 def spark_words(conf: Mapping[str, str]) -> dict[str, str]:
