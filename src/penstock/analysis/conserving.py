@@ -26,7 +26,7 @@ def against(result: DataFrame, boundary: str) -> str | None:
     aggregates = 0
     for node, text in _above(plan, boundary):
         aggregates += node == "Aggregate"
-        if node in _HARMLESS or _of_windows(node, text):
+        if node in _HARMLESS or _not_its_own(node, text):
             continue
         return next((words for name, words in _WORDS.items() if name in node), f"it holds a {node}")
     if aggregates > 1:
@@ -46,6 +46,8 @@ def _above(plan: Any, boundary: str) -> Iterator[tuple[str, str]]:
         yield from _above(children.apply(index), boundary)
 
 
-def _of_windows(node: str, text: str) -> bool:
-    """Spark itself adds a filter to each window: its time must not be null, and ours never is."""
-    return node == "Filter" and re.fullmatch(r"Filter isnotnull\(event_time#\d+(-T\d+ms)?\)", text) is not None
+def _not_its_own(node: str, text: str) -> bool:
+    """A filter that we add, or Spark to each window: its time must not be null, and ours never is."""
+    of_windows = r"Filter isnotnull\(event_time#\d+(-T\d+ms)?\)"
+    ours = r"Filter \(_fits#\d+ AND _wanted#\d+\)"
+    return node == "Filter" and re.fullmatch(f"{of_windows}|{ours}", text) is not None

@@ -107,7 +107,7 @@ class Engine:
         """Why it cannot be checked that each record is counted in one row of the result; None when it can."""
         if not self.updates(query):
             return "its rows come when they are final"
-        return against(self.frame(query, self.nothing), boundary(query))
+        return against(self.frame(query, self.nothing), boundary(query, self.gated(query)))
 
     def nothing(self, channel: str) -> DataFrame:
         """No records, of the shape that Kafka's have."""

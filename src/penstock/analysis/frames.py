@@ -128,21 +128,23 @@ def sorted_out(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> DataF
     if gated:
         # Spark drops what is late here, record by record; an aggregation would drop rows, and count those.
         frame = frame.dropDuplicates([ONCE, "event_time"])
-    frame = frame.drop(_FITS, _WANTED, ONCE)
-    return frame.observe(f"{shape.channel} {_PASSED}", F.count(F.lit(1)).alias("passed"))
+        frame = frame.observe(f"{shape.channel} {_PASSED}", F.count(F.lit(1)).alias("passed"))
+    return frame.drop(_FITS, _WANTED, ONCE)
 
 
-def boundary(query: Query) -> str:
+def boundary(query: Query, gated: bool) -> str:
     """The name in Spark's plan of the place where our part ends and the query's own begins."""
-    return f"{query.inputs[0]} {_PASSED}"
+    return f"{query.inputs[0]} {_PASSED if gated else _TAKEN}"
 
 
 def counts(observed: Mapping[str, Any], channel: str) -> dict[str, int] | None:
     """taken, refused, filtered and passed of a batch, from what Spark has observed in it; None when it told nothing."""
     before, after = observed.get(f"{channel} {_TAKEN}"), observed.get(f"{channel} {_PASSED}")
-    if before is None or after is None:
+    if before is None:
         return None
-    return {**before.asDict(), **after.asDict()}
+    told = before.asDict()
+    passed = told["taken"] - told["refused"] - told["filtered"] if after is None else after["passed"]
+    return {**told, "passed": passed}
 
 
 def _once(shape: Shape) -> Column:

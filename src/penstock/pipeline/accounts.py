@@ -13,7 +13,7 @@ from penstock.pipeline.beside import beside
 from penstock.pipeline.held import held
 from penstock.pipeline.pulse import Posting
 
-EVERY = 1.0
+EVERY = 2.0
 
 log = logging.getLogger(__name__)
 

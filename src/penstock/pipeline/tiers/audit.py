@@ -1,4 +1,4 @@
-"""The audit: the ledger of all channels of a pipeline, its balance told every second, and the alarms."""
+"""The audit: the ledger of all channels of a pipeline, its balance told every two seconds, and the alarms."""
 
 import logging
 import sys
@@ -32,12 +32,14 @@ from penstock.pipeline.webhook import telling
 from penstock.pipeline.wiring import Wiring
 
 MIRROR_EVERY = 5.0
+LOOK_EVERY = 2.0
+"""Seconds between two balances: what is nearer to now is in flight anyway."""
 
 log = logging.getLogger(__name__)
 
 
 def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
-    """The ledger of all channels of the pipeline, its balance told every second, and the alarms."""
+    """The ledger of all channels of the pipeline, its balance told every two seconds, and the alarms."""
     kafka, clock, watching = wiring.channels(), SystemClock(), watched(description)
     with ExitStack() as stack:
         ledger = stack.enter_context(closing(Ledger(wiring.ledger)))
@@ -51,7 +53,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             tell(sight.standing)
             return told
 
-        stack.enter_context(pulse(kafka, description.status, Tier.AUDIT, figures))
+        stack.enter_context(pulse(kafka, description.status, Tier.AUDIT, figures, LOOK_EVERY))
         stack.enter_context(_mirroring(kafka, description.name, sight))
         reduction = stack.enter_context(_reduction(description, wiring))
         spark_only = wiring.audit.engine == "spark"
