@@ -230,16 +230,15 @@ def test_the_same_alarm_twice_is_counted_and_hops_with_one_name_are_added_up() -
     assert value(samples, "penstock_missing", stage="source:rsvps", channel="rsvps") == 8
 
 
-async def test_prometheus_gets_the_type_that_it_asks_for(
-    served: Callable[..., AbstractContextManager[str]], vega_cache: Path
+def test_prometheus_gets_the_type_that_it_asks_for(
+    served: Callable[..., AbstractContextManager[str]], vega_cache: Path, eventually: Callable[..., None]
 ) -> None:
     channels = MemoryChannels()
     channels.append("status", orjson.dumps({"process": "audit", "at": 1, "memory": 5, "nodes": {}}), b"audit")
     app = build(channels, [], [], {}, "status", "a title", cache=vega_cache)
     with served(app) as address:
-        await app.state.delivery.ready.wait()
-        async with httpx.AsyncClient(base_url=address) as client:
-            answer = await client.get("/metrics")
+        eventually(app.state.delivery.ready.is_set)
+        answer = httpx.get(f"{address}/metrics")
     assert answer.status_code == 200
     assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     assert answer.headers["cache-control"] == "no-store"
