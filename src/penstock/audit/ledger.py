@@ -454,6 +454,9 @@ class Ledger:
                     for statement in _TABLES.strip().split(";"):
                         self._db.execute(statement)
                     self._db.execute(f"PRAGMA user_version = {FORMAT}")
+        elif found == 0:
+            # Its auditor is just about to make it.
+            raise Misconfigured(str(self._path), "the ledger is empty", "ask again in a moment")
         elif found != FORMAT:
             raise Misconfigured(
                 str(self._path),

@@ -22,6 +22,7 @@ from penstock.audit.hops import Gap
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
+from penstock.errors import Misconfigured
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.status import Status
 from penstock.pipeline.wiring import topics
@@ -62,10 +63,11 @@ def auditing(folder: Path, name: str, kafka: Kafka, **settings: str) -> Iterator
 
 def counted(folder: Path) -> Balance | None:
     path = folder / ".penstock" / "audit" / "ledger.db"
-    if not path.is_file():
-        return None
-    with closing(Ledger(path, read_only=True)) as ledger:
-        found = balance(ledger.content(), SystemClock().now(), grace=0)
+    try:
+        with closing(Ledger(path, read_only=True)) as ledger:
+            found = balance(ledger.content(), SystemClock().now(), grace=0)
+    except Misconfigured:
+        return None  # It is not made yet.
     return found if found.channels else None
 
 
