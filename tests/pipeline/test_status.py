@@ -75,10 +75,9 @@ def test_who_listens_hears_the_last_word_of_each(eventually: Callable[..., None]
         eventually(lambda: said.get("audit") == {"at": 2})
 
 
-def test_an_alarm_is_not_well_and_a_notice_is() -> None:
-    def well(level: str) -> bool:
-        balance = {"whole": True, "alarms": [{"level": level, "text": "…"}]}
-        return Status({"audit": {"at": 5, "nodes": {}, "balance": balance}}).well(5, SECOND)
-
-    assert well("notice")
-    assert not well("alarm")
+def test_alarms_are_told_and_a_slow_stage_is_well() -> None:
+    alarm = {"level": "alarm", "text": "it is slow"}
+    found = Status({"audit": {"at": 5, "nodes": {}, "balance": {"whole": True, "alarms": [alarm]}}})
+    assert found.alarms == [alarm]
+    assert found.well(5, SECOND)
+    assert Status({"audit": {"at": 5, "nodes": {}}}).alarms == []

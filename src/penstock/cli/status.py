@@ -24,7 +24,7 @@ _TROUBLED = {"waiting", "ended", "missing", "reading"}
 def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = False) -> None:
     """Show how the pipeline that runs here is doing: rates, lag, latency, memory of each part.
 
-    Exits with 1 when a process has said nothing for ten seconds, records are missing, or an alarm stands.
+    Exits with 1 when a process has said nothing for ten seconds, or records are missing. Other alarms are shown.
     """
     wiring = Wiring.read(folder, profile)
     running = Running.find(wiring)
