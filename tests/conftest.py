@@ -6,10 +6,12 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import count
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 from pyspark.sql import SparkSession
+from tests.servers import RedisServer
 
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
@@ -57,6 +59,25 @@ def kafka(java: Java, jars: Jars, tmp_path_factory: pytest.TempPathFactory) -> I
         supervisor.start()
         yield Kafka(servers)
         supervisor.stop()
+
+
+@pytest.fixture(scope="session")
+def shared_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    server = RedisServer(tmp_path_factory.mktemp("redis"))
+    server.start()
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def own_redis(tmp_path: Path) -> Iterator[RedisServer]:
+    """A Redis for a test that kills it."""
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    server = RedisServer(folder)
+    server.start()
+    yield server
+    server.kill()
 
 
 _numbers = count(1)

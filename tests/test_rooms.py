@@ -16,13 +16,16 @@ MAY_IMPORT = {
     **dict.fromkeys(WORDS, WORDS),
     "audit": WORDS,
     "simulate": WORDS,
+    "serve": WORDS,
     **dict.fromkeys(TIERS, BASE),
+    "deliver": BASE | {"serve"},
     "supervise": WORDS,
-    "pipeline": BASE | TIERS | {"supervise", "simulate"},
-    "testing": BASE | {"analysis", "pipeline"},
+    "pipeline": BASE | TIERS | {"gateway", "supervise", "simulate"},
+    "testing": BASE | {"channels", "analysis", "pipeline"},
     "demo": {"penstock"},
-    "cli": BASE | TIERS | {"supervise", "simulate", "pipeline", "testing", "demo"},
-    "penstock": {"pipeline", "analysis", "cli"},
+    "gateway": BASE | {"serve"},
+    "cli": BASE | TIERS | {"gateway", "supervise", "simulate", "pipeline", "testing", "demo"},
+    "penstock": {"pipeline", "analysis", "channels", "contracts", "record", "cli"},
 }
 STANDS_ALONE = {"pyspark": {"analysis"}, "py4j": {"analysis"}}
 

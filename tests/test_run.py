@@ -4,11 +4,9 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,10 +18,11 @@ import redis
 from deltalake import DeltaTable
 from playwright.sync_api import Browser, ConsoleMessage
 from pyspark.sql import SparkSession
+from tests.running import Outside, Run, alive, demo
 
-import penstock.demo
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import encoded
+from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Query
 from penstock.pipeline.load import load
 from penstock.pipeline.wiring import Wiring
@@ -34,110 +33,16 @@ SENDERS = 20
 Eventually = Callable[..., None]
 
 
-class Run:
-    """`penstock run` in a folder of its own, as a person starts it."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.file = folder / "pipeline.py"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log = (folder / "run.log").open("ab")
-
-    def start(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "penstock", "run", str(self.file)], stdout=self._log, stderr=self._log
-        )
-
-    @property
-    def said(self) -> str:
-        return (self.folder / "run.log").read_text()
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    def kill(self) -> list[psutil.Process]:
-        """kill -9; the children that it had."""
-        children = psutil.Process(self.pid).children(recursive=True)
-        os.kill(self.pid, signal.SIGKILL)
-        self._wait()
-        return children
-
-    def stop(self) -> int:
-        """As Ctrl-C does; the exit code."""
-        os.kill(self.pid, signal.SIGINT)
-        return self._wait()
-
-    def _wait(self) -> int:
-        assert self._process is not None
-        code = self._process.wait(60)
-        self._process = None
-        return code
-
-    def close(self) -> None:
-        if self._process is not None:
-            self.stop()
-        self._log.close()
-
-    def tier(self, name: str) -> int | None:
-        """The pid of a tier, once it does its work."""
-        try:
-            return int((self.folder / ".penstock" / "ready" / name).read_text())
-        except FileNotFoundError:
-            return None
-
-    def penstock(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "penstock", *arguments, "--folder", str(self.folder)]
-        return subprocess.run(command, capture_output=True, text=True, check=False)
-
-    def audit(self) -> dict[str, Any]:
-        told = self.penstock("audit", "--json", "--grace", "3600")
-        (source,) = [one for one in json.loads(told.stdout or "{}").get("channels", []) if one["kind"] == "source"]
-        return dict(source)
-
-    def page(self, path: str) -> Any:
-        address = json.loads((self.folder / ".penstock" / "run.json").read_text())["page"]
-        with urllib.request.urlopen(address + path, timeout=10) as answer:
-            return json.load(answer)
-
-    def rows(self, feed: str) -> dict[str, dict[str, Any]]:
-        """A result as a client gets it: rows by key."""
-        return {json.dumps(row["key"]): row["row"] for row in self.page(f"/feeds/{feed}")["rows"]}
-
-
-class Outside:
-    """The outside world: a feed that nobody kills."""
-
-    def __init__(self) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        self.url = f"ws://127.0.0.1:{self._port}/rsvps"
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        options = ["--rate", RATE, "--senders", SENDERS, "--count", RECORDS, "--port", self._port]
-        self._process = subprocess.Popen([sys.executable, "-m", "penstock", "feed", "rsvps", *map(str, options)])
-
-    def close(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait(20)
-
-
 @pytest.fixture(scope="module")
 def feed() -> Iterator[Outside]:
-    with closing(Outside()) as outside:
+    with closing(Outside(RECORDS, RATE, SENDERS)) as outside:
         yield outside
 
 
 @pytest.fixture(scope="module")
 def run(feed: Outside, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
     folder = tmp_path_factory.mktemp("run")
-    demo = Path(penstock.demo.__file__).with_name("pipeline.py").read_text()
-    # Nothing perishes during the test: what clients and stores hold is compared with the whole log.
-    (folder / "pipeline.py").write_text(re.sub('keep="[^"]*"', 'keep="1 day"', demo))
+    (folder / "pipeline.py").write_text(demo())
     (folder / "penstock.toml").write_text(
         f'[sources]\nrsvps = "{feed.url}"\n\n[spark]\nreal_time_batch = "5 seconds"\nevery = "2 seconds"\n'
     )
@@ -151,7 +56,7 @@ def test_it_survives_kills_and_accounts_for_every_record(run: Run, feed: Outside
     eventually(lambda: " runs; the page is at " in run.said, 180)
     # Only now: a slow start must not leave the kills without records that flow.
     feed.start()
-    eventually(lambda: run.audit()["records"] > 1_000, 120)
+    eventually(lambda: run.records > 1_000, 120)
 
     # The driver of Spark.
     before = run.tier("analyse")
@@ -165,7 +70,7 @@ def test_it_survives_kills_and_accounts_for_every_record(run: Run, feed: Outside
     assert before
     os.kill(before, signal.SIGKILL)
     eventually(lambda: run.tier("collect") not in {None, before}, 120)
-    eventually(lambda: run.audit()["records"] > taken or taken == RECORDS, 120)
+    eventually(lambda: run.records > taken or taken == RECORDS, 120)
 
     # The auditor.
     before = run.tier("audit")
@@ -176,15 +81,15 @@ def test_it_survives_kills_and_accounts_for_every_record(run: Run, feed: Outside
     # Everything at once.
     children = run.kill()
     assert len(children) > 6
-    eventually(lambda: not any(_alive(child) for child in children), 30)
+    eventually(lambda: not any(alive(child) for child in children), 30)
     run.start()
     eventually(lambda: run.said.count(" runs; the page is at ") == 2, 180)
 
-    eventually(lambda: run.audit()["records"] == RECORDS, 300)
+    eventually(lambda: run.records == RECORDS, 300)
     source = run.audit()
     expected = {"senders": SENDERS, "distinct": RECORDS, "duplicates": 0, "missing": 0, "in_flight": 0, "refused": 0}
     assert {name: source[name] for name in expected} == expected
-    eventually(lambda: run.penstock("audit", "--strict").returncode == 0, 180)
+    eventually(lambda: run.settled(RECORDS), 180)
     verdict = run.penstock("audit", "--strict")
     assert "Whole: nothing is missing." in verdict.stdout, verdict.stdout + verdict.stderr
 
@@ -213,9 +118,9 @@ def test_a_query_computed_again_is_equal_to_its_live_result(run: Run) -> None:
 
 def test_results_are_equal_to_a_batch_over_the_log(run: Run, spark: SparkSession, eventually: Eventually) -> None:
     description = load(run.file)
-    servers = json.loads((run.folder / ".penstock" / "run.json").read_text())["servers"]
+    servers = json.loads((run.folder / ".penstock" / "services.json").read_text())["kafka"]
     shapes = {name: channel.shape for name, channel in description.channels.items()}
-    engine = Engine(spark, Wiring.read(run.folder).spark, servers, "", shapes, {})
+    engine = Engine(spark, Wiring.read(run.folder).spark, KafkaWire(servers), "", shapes)
     address = json.loads((run.folder / ".penstock" / "run.json").read_text())["redis"]
     with redis.Redis.from_url(address, decode_responses=True) as client:
         for query in description.queries:
@@ -298,12 +203,5 @@ def test_ctrl_c_stops_everything_in_time(run: Run) -> None:
     began = time.monotonic()
     assert run.stop() == 0
     assert time.monotonic() - began < 15  # ten seconds for the services, and some for a busy machine
-    assert not any(_alive(child) for child in children)
+    assert not any(alive(child) for child in children)
     assert "stopped; the next run goes on from here" in run.said
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

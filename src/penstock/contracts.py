@@ -4,9 +4,10 @@ Each shape comes as a frozen description that costs nothing and can be pickled, 
 gives. Wrappers have the shape of what they wrap.
 """
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from typing import Protocol
 
@@ -82,11 +83,53 @@ class Entry:
     headers: Headers
 
 
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """What a channel has to be, wherever it lies."""
+
+    name: str
+    partitions: int = 1
+    replicas: int | None = None
+    """How many copies; None: as many as the middleware finds right."""
+    compacted: bool = False
+    """Only the last record of each key has to stay."""
+    keep: timedelta | None = None
+    """How long records stay; None: for ever."""
+    config: Mapping[str, str] = field(default_factory=dict)
+    """Further settings, in the middleware's own words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """What was done so that channels are as they are declared, and what was not: nothing is ever destroyed."""
+
+    made: tuple[str, ...] = ()
+    extended: tuple[str, ...] = ()
+    """Those that have got more partitions: from now on, some keys lie in others than before."""
+    differences: tuple[str, ...] = ()
+    """A sentence for each way in which a channel is not as it is declared."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promise:
+    """What a binder promises for a record that it has acknowledged."""
+
+    durable: bool
+    """It survives a kill -9 of every process."""
+    replay: bool
+    """It can be read again, from any position that is kept; otherwise each record is read once, by one reader."""
+    words: str
+    """Both, and their limits, for people."""
+
+
 class Sender(Protocol):
     async def send(self, channel: str, records: Sequence[Record]) -> None:
-        """Append in order; return once they survive a crash of this process and of a broker.
+        """Append in order; return once they are safe, as the binder promises it.
 
         A call that raises may have appended some. Sending again is safe: readers know an origin that they have seen.
+        Waits, or raises Unavailable, while the other side is away; Refused when it will never take one of them, such as
+        a huge one.
+        A sender takes no more than it can hold: when the other side is slow, this call is.
         """
 
 
@@ -101,19 +144,118 @@ class Reader(Protocol):
         """How many seconds ago all that the channels held then had been read; infinite before that was so."""
 
 
+Place = tuple[str, int]
+"""A partition of a channel."""
+
+
+class Dealing(Protocol):
+    """Who is told when partitions are dealt to a member of a group. Called from within its `read`."""
+
+    def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        """These are ours now; where to begin, for those of which we know better than the group."""
+
+    def taken(self, places: Sequence[Place]) -> None:
+        """These are somebody else's as soon as this returns: the last moment to commit."""
+
+    def lost(self, places: Sequence[Place]) -> None:
+        """These are somebody else's already: we were silent for too long. Nothing can be committed any more."""
+
+
+class Member(Protocol):
+    """A reader that shares channels with the other members of its group: no two hold a partition at once."""
+
+    def read(self, most: int, wait: float) -> Sequence[Entry]:
+        """As `Reader.read`, of the partitions that are ours. A member that does not read for long loses them.
+
+        To read none, `read(0, 0)`, takes nothing, and keeps them.
+        """
+
+    def held(self) -> Mapping[Place, int]:
+        """The partitions that are ours, and where reading goes on in each."""
+
+    def commit(self) -> None:
+        """All that was read is done: who gets a partition next goes on behind it.
+
+        Raises Unavailable when it cannot be written down, for one because a partition is ours no longer.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A group as it stands."""
+
+    name: str
+    state: str
+    members: Mapping[str, Sequence[Place]]
+    committed: Mapping[Place, int]
+
+
 class Channels(Protocol):
-    """A binder: what turns names of channels into logs."""
+    """A binder: what turns names of channels into logs. A description that costs nothing and can be pickled."""
+
+    @property
+    def promise(self) -> Promise: ...
+
+    @property
+    def where(self) -> str:
+        """Its address, for people: without passwords."""
+
+    def ensure(self, topics: Sequence[Topic]) -> Brought:
+        """Bring the channels about. What is there already is never made smaller, and never forgets."""
+
+    def names(self) -> list[str]:
+        """The channels that are there, in alphabetical order."""
+
+    def topic(self, channel: str) -> Topic:
+        """A channel as it is, with all its settings; Unavailable when it is not there."""
+
+    def topic_id(self, channel: str) -> str:
+        """What tells this channel from another one that had its name before."""
+
+    def remove(self, channel: str) -> None:
+        """Destroy a channel and all that it holds."""
 
     def sender(self) -> AbstractAsyncContextManager[Sender]: ...
 
-    def reader(self, start: Mapping[str, Positions], linger: float = 0.0) -> AbstractContextManager[Reader]:
+    def poster(self) -> AbstractContextManager[Callable[[str, bytes, bytes], None]]:
+        """For what need not be durable one by one, such as figures: `post(channel, key, value)` and go on."""
+
+    def reader(
+        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+    ) -> AbstractContextManager[Reader]:
         """Read these channels from these positions; a partition without one is read from its beginning.
 
+        `only`: these partitions and no others.
         Who can wait lets entries linger for some seconds: they come in fewer and larger batches, at less cost for all.
+        Reading raises Unaccounted when a position is no longer kept: what lay there is lost to this reader.
         """
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
-        """Per partition, the first offset that is kept and the one that the next record will get."""
+        """Per partition, the first offset that is kept and the one that the next record will get.
+
+        Unavailable when there is no such channel.
+        """
+
+    def since(self, channel: str, moment: Micros) -> Positions:
+        """Where the entries begin that were appended at this moment or later; the end where there is none."""
+
+    def join(
+        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+    ) -> AbstractContextManager[Member]:
+        """Become a member of a group, and leave it at the end.
+
+        A partition is read from where the group has committed; where it never did, from its beginning or its end. When
+        the body raises, what is held counts as lost, not as taken: nobody knows how much of it was done.
+        """
+
+    def groups(self) -> list[str]:
+        """The groups that have members, or have committed something, in alphabetical order."""
+
+    def group(self, name: str) -> Group:
+        """How a group stands; Unavailable when there is none of that name."""
+
+    def move(self, group: str, positions: Mapping[str, Positions]) -> None:
+        """Write positions down as those that a group has committed. Only for a group that has no members."""
 
 
 # --- stores -----------------------------------------------------------------------------------------------------------

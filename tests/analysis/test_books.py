@@ -13,11 +13,13 @@ from pyspark.sql import functions as F
 from penstock.analysis.books import Books, standing
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
+from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome
-from penstock.channels.kafka import Kafka, Topic
+from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
+from penstock.contracts import Topic
 from penstock.record import Origin, Record
 
 Fresh = Callable[[str], str]
@@ -58,7 +60,7 @@ def test_each_record_has_one_outcome(
     kafka.ensure([Topic(things, 2), Topic(into, compacted=True)])
     shape = Shape(things, "name STRING NOT NULL, n BIGINT, at BIGINT NOT NULL", "timestamp_millis(at)", unique=unique)
     settings = SparkSettings(real_time_batch="5 seconds", every="200 ms")
-    engine = Engine(spark, settings, kafka.servers, str(tmp_path), {things: shape}, {})
+    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path), {things: shape})
     wait = SparkSettings(real_time_batch="5 seconds").real_time_batch
     query = Query("per_name", (things,), into, ("window", "name"), per_name, mode, watermark=wait * 2, where="n > 0")
     ids = {things: kafka.topic_id(things)}
@@ -124,3 +126,29 @@ def test_each_record_has_one_outcome(
     assert third.conserved
     assert third.late == {"s": {"1": [(103, 103)]}}
     next_life.running.stop()
+
+
+def test_what_an_earlier_life_has_guessed_says_nothing_about_a_new_one(
+    spark: SparkSession, kafka: Kafka, fresh: Fresh, eventually: Eventually, tmp_path: Path
+) -> None:
+    things, into = fresh("things"), fresh("per_name")
+    kafka.ensure([Topic(things), Topic(into, compacted=True)])
+    shape = Shape(things, "name STRING NOT NULL, n BIGINT, at BIGINT NOT NULL", "timestamp_millis(at)")
+    engine = Engine(spark, SparkSettings(every="100 ms"), KafkaWire(kafka.servers), str(tmp_path), {things: shape})
+    query = Query("per_name", (things,), into, ("window", "name"), per_name, Mode.MICRO_BATCH)
+
+    def told(before: Account | None, seq: int) -> Account:
+        stood = standing(engine, query, kafka.bounds)
+        running, _ = engine.launch(query, 1, {things: kafka.topic_id(things)})
+        books = Books(engine, query, running, before, stood, kafka, SystemClock())
+        send(kafka, things, [thing(seq, seq)])
+        eventually(lambda: books.look() is not None and books.account.shares[things].taken == seq, 60)
+        running.stop()
+        return books.account
+
+    other = Account("query:per_name", "another life", 0, {}, guessed=True)
+    first = told(other, 1)
+    assert (first.guessed, first.conserved) == (False, True)
+    second = told(replace(first, guessed=True, conserved=False), 2)
+    assert second.life == first.life
+    assert (second.guessed, second.conserved) == (True, False)

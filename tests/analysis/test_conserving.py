@@ -9,6 +9,7 @@ from pyspark.sql import functions as F
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
+from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
 
@@ -16,7 +17,7 @@ SHAPE = Shape("things", "id BIGINT NOT NULL, name STRING, tags ARRAY<STRING>, at
 
 
 def against(spark: SparkSession, build: Callable[[DataFrame], DataFrame], watermark: int | None = 10) -> str | None:
-    engine = Engine(spark, SparkSettings(), "localhost:1", "", {"things": SHAPE}, {})
+    engine = Engine(spark, SparkSettings(), KafkaWire("localhost:1"), "", {"things": SHAPE})
     delay = None if watermark is None else timedelta(seconds=watermark)
     return engine.uncounted(Query("q", ("things",), "rows", ("name",), build, watermark=delay))
 

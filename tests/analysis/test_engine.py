@@ -11,10 +11,12 @@ from pyspark.sql import functions as F
 
 from penstock.analysis.engine import Engine, failed, in_order, slots
 from penstock.analysis.frames import seen
+from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.progress import progress
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.channels.kafka import Kafka, Topic
+from penstock.channels.kafka import Kafka
+from penstock.contracts import Topic
 from penstock.errors import Misconfigured
 from penstock.record import Origin, Record
 
@@ -68,7 +70,7 @@ def test_a_query_goes_on_where_its_checkpoint_stands(
     kafka.ensure([Topic(things, 2), Topic(into, compacted=True), Topic(f"{things}.dead")])
     shape = Shape(things, "name STRING NOT NULL, n BIGINT")
     settings = SparkSettings(real_time_batch="5 seconds", every="200 ms")
-    engine = Engine(spark, settings, kafka.servers, str(tmp_path), {things: shape}, {})
+    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path), {things: shape})
     query = Query("totals", (things,), into, ("name",), totals, mode)
     ids = {things: kafka.topic_id(things)}
 
@@ -98,7 +100,7 @@ def test_a_query_that_spark_refuses_in_real_time_runs_in_batches(
     kafka.ensure([Topic(things), Topic(into)])
     settings = SparkSettings(every="200 ms")
     shapes = {things: Shape(things, "name STRING NOT NULL, n BIGINT")}
-    engine = Engine(spark, settings, kafka.servers, str(tmp_path), shapes, {})
+    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path), shapes)
     query = Query(
         "loud", (things,), into, ("n",), lambda frame: frame.select("n", shout("name").alias("name"), "origin")
     )
@@ -119,7 +121,7 @@ def test_a_checkpoint_of_another_topic_is_refused(
     things, into = fresh("things"), fresh("totals")
     kafka.ensure([Topic(things), Topic(into)])
     shapes = {things: Shape(things, "name STRING, n BIGINT")}
-    engine = Engine(spark, SparkSettings(), kafka.servers, str(tmp_path), shapes, {})
+    engine = Engine(spark, SparkSettings(), KafkaWire(kafka.servers), str(tmp_path), shapes)
     query = Query("totals", (things,), into, ("name",), totals, Mode.MICRO_BATCH)
     engine.launch(query, 0, {things: "one"})[0].stop()
     with pytest.raises(Misconfigured, match=f"it belongs to another topic {things} .* remove the checkpoint"):
@@ -130,7 +132,7 @@ def test_a_query_can_read_the_result_of_another(spark: SparkSession, tmp_path: P
     shapes = {"things": Shape("things", "name STRING, n BIGINT"), "totals": Shape("totals")}
     first = Query("first", ("things",), "totals", ("name",), totals)
     second = Query("second", ("totals",), "large", ("name",), "SELECT name, total, seen FROM totals WHERE total > 10")
-    engine = Engine(spark, SparkSettings(), "127.0.0.1:1", str(tmp_path), shapes, {}).knowing([second, first])
+    engine = Engine(spark, SparkSettings(), KafkaWire("127.0.0.1:1"), str(tmp_path), shapes).knowing([second, first])
     assert engine.columns(second) == ["name", "total", "seen"]
 
 

@@ -5,6 +5,7 @@ from pyspark.sql import functions as F
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
+from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.modes import decide
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
@@ -13,7 +14,7 @@ SHAPES = {"things": Shape("things", "id BIGINT, name STRING")}
 
 
 def engine(spark: SparkSession, places: int = 1) -> Engine:
-    return Engine(spark, SparkSettings(real_time_queries=places), "127.0.0.1:1", "/nowhere", SHAPES, {})
+    return Engine(spark, SparkSettings(real_time_queries=places), KafkaWire("127.0.0.1:1"), "/nowhere", SHAPES)
 
 
 def windowed(things: DataFrame) -> DataFrame:

@@ -9,10 +9,12 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from penstock.analysis.engine import Engine
+from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Query, Shape
-from penstock.analysis.replay import comes_when_final, held, named, recomputed
+from penstock.analysis.replay import comes_when_final, kept, named, recomputed
 from penstock.analysis.settings import SparkSettings
-from penstock.channels.kafka import Kafka, Topic
+from penstock.channels.kafka import Kafka
+from penstock.contracts import Topic
 from penstock.errors import Unavailable
 from penstock.record import Origin, Record
 
@@ -31,7 +33,9 @@ def made(spark: SparkSession, kafka: Kafka, fresh: Callable[[str], str], tmp_pat
             await sender.send(things, [Record(value, Origin("kiosk 7", 1, seq, seq)) for seq, value in values])
 
     asyncio.run(go())
-    engine = Engine(spark, SparkSettings(), kafka.servers, str(tmp_path), {things: Shape(things, "name STRING")}, {})
+    engine = Engine(
+        spark, SparkSettings(), KafkaWire(kafka.servers), str(tmp_path), {things: Shape(things, "name STRING")}
+    )
     text = f"SELECT name, seen() FROM {things} GROUP BY name"
     return engine, Query("counts", (things,), "counts", ("name",), text)
 
@@ -42,7 +46,7 @@ def test_a_batch_gives_rows_as_live_ones_are_written(made: Made) -> None:
     assert {key: row.version for key, row in table.items()} == {b'["a"]': 1, b'["b"]': 1}
     assert table[b'["b"]'].value == b'{"name":"b","seen":{"count":1,"newest":2}}'
     assert table[b'["a"]'].mark != table[b'["b"]'].mark
-    assert held(engine, query.inputs[0], {0: 2}) == 2
+    assert kept(engine, query.inputs[0], {0: 2}) == 2
 
 
 def test_a_mark_is_traced_to_its_record(made: Made, spark: SparkSession) -> None:

@@ -13,8 +13,8 @@ from penstock.analysis.tally import Tally
 from penstock.audit.findings import Findings, Kind, reduced
 from penstock.audit.latency import Sketch
 from penstock.audit.runs import Runs
-from penstock.channels.kafka import Kafka, Topic
-from penstock.contracts import Entry, Positions
+from penstock.channels.kafka import Kafka
+from penstock.contracts import Entry, Positions, Topic
 from penstock.errors import Unaccounted, Unavailable
 from penstock.record import Origin
 

@@ -165,3 +165,8 @@ def test_end_to_end_the_outcomes_of_both_hops_add_up() -> None:
 def test_late_records_are_named() -> None:
     late = replace(QUERY, late={"kiosk": {"2": [(5, 6)]}})
     assert of(content(late)).late == (Gap("kiosk", 2, 5, 6),)
+
+
+def test_a_gap_is_told_as_people_read_it() -> None:
+    assert Gap("a", 1, 1002, 1002).numbers == "1002"
+    assert Gap("a", 1, 1004, 2999).numbers == "1004–2999 (1,996 records)"

@@ -1,150 +1,44 @@
-"""Channels on a real broker."""
+"""What is Kafka's own, on a real broker. What all binders promise is in test_contract.py."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import cast
 
 import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from tests.channels.servers import KafkaServer
+from tests.channels.traffic import Noted, carried, eventually, gathered, numbered, numbers, send
 
-from penstock.channels.kafka import Kafka, Topic
-from penstock.contracts import Entry
-from penstock.errors import Misconfigured, Unaccounted, Unavailable
+from penstock.channels.binders import bind
+from penstock.channels.kafka import Kafka
+from penstock.channels.kafka.client import told
+from penstock.channels.kafka.reading import CONF, KafkaReader, Polled, entry_of
+from penstock.channels.kafka.settings import KafkaSettings
+from penstock.channels.kafka.topics import settings_of
+from penstock.contracts import Brought, Entry, Topic
+from penstock.errors import Misconfigured, Refused, Unaccounted, Unavailable
 from penstock.record import Origin, Record
 
 Fresh = Callable[[str], str]
 
 
-def send(kafka: Kafka, channel: str, records: Sequence[Record]) -> None:
-    async def go() -> None:
-        async with kafka.sender() as sender:
-            await sender.send(channel, records)
-
-    asyncio.run(go())
+# --- addresses
 
 
-def read(kafka: Kafka, channel: str, count: int, start: dict[int, int] | None = None) -> list[Entry]:
-    found: list[Entry] = []
-    with kafka.reader({channel: start or {}}) as reader:
-        while len(found) < count:
-            found += reader.read(1_000, 10)
-    return found
+def test_an_address_tells_the_brokers() -> None:
+    settings = KafkaSettings(replicas=2)
+    kafka = bind("kafka://one:9092,two:9092/", settings)
+    assert isinstance(kafka, Kafka)
+    assert (kafka.servers, kafka.where) == ("one:9092,two:9092", "kafka://one:9092,two:9092")
 
 
-def numbered(count: int, keys: int = 7) -> list[Record]:
-    return [Record(b"%d" % n, Origin("s", 1, n, 1_000 + n), b"k%d" % (n % keys)) for n in range(1, count + 1)]
-
-
-def test_what_is_sent_is_there_in_the_order_of_its_key(kafka: Kafka, fresh: Fresh) -> None:
-    channel = fresh("ordered")
-    kafka.ensure([Topic(channel, partitions=3)])
-    send(kafka, channel, numbered(2_000))
-    entries = read(kafka, channel, 2_000)
-    assert len(entries) == 2_000
-    for key in {entry.key for entry in entries}:
-        values = [int(entry.value or b"") for entry in entries if entry.key == key]
-        assert values == sorted(values)
-    assert len({entry.partition for entry in entries}) > 1
-
-
-def test_the_identity_travels_in_the_headers(kafka: Kafka, fresh: Fresh) -> None:
-    channel = fresh("headers")
-    kafka.ensure([Topic(channel)])
-    origin = Origin("sender-é", 3, 42, 1_700_000_000_000_000)
-    send(kafka, channel, [Record(b"x", origin, extra=(("reason", b"because"),))])
-    (entry,) = read(kafka, channel, 1)
-    assert Origin.of(entry.headers) == origin
-    assert ("reason", b"because") in entry.headers
-    assert entry.appended > 1_700_000_000_000_000
-
-
-def test_null_values_and_empty_keys_pass(kafka: Kafka, fresh: Fresh) -> None:
-    channel = fresh("null")
-    kafka.ensure([Topic(channel, compacted=True)])
-    send(kafka, channel, [Record(None, Origin("s", 1, 1, 1), b"gone"), Record(b"", None, b"empty")])
-    gone, empty = read(kafka, channel, 2)
-    assert (gone.key, gone.value) == (b"gone", None)
-    assert (empty.key, empty.value, list(empty.headers)) == (b"empty", b"", [])
-
-
-def test_reading_goes_on_from_positions(kafka: Kafka, fresh: Fresh) -> None:
-    channel = fresh("positions")
-    kafka.ensure([Topic(channel)])
-    send(kafka, channel, numbered(10))
-    with kafka.reader({channel: {}}) as reader:
-        first = reader.read(4, 10)
-        while len(first) < 4:
-            first = [*first, *reader.read(4 - len(first), 10)]
-        positions = reader.positions(channel)
-    rest = read(kafka, channel, 6, dict(positions))
-    assert [int(entry.value or b"") for entry in [*first, *rest]] == list(range(1, 11))
-
-
-def test_a_reader_that_lets_entries_linger_gets_them_all(kafka: Kafka, fresh: Fresh) -> None:
-    channel = fresh("linger")
-    kafka.ensure([Topic(channel, partitions=2)])
-    send(kafka, channel, numbered(50))
-    with kafka.reader({channel: {}}, linger=0.2) as reader:
-        found: list[Entry] = []
-        while len(found) < 50:
-            found += reader.read(1_000, 5)
-    assert sorted(int(entry.value or b"") for entry in found) == list(range(1, 51))
-
-
-def test_bounds_tell_what_is_kept_and_what_comes_next(kafka: Kafka, fresh: Fresh) -> None:
-    channel = fresh("bounds")
-    kafka.ensure([Topic(channel)])
-    assert kafka.bounds(channel) == {0: (0, 0)}
-    send(kafka, channel, numbered(3))
-    assert kafka.bounds(channel) == {0: (0, 3)}
-
-
-def test_a_moment_has_positions(kafka: Kafka, fresh: Fresh) -> None:
-    channel = fresh("since")
-    kafka.ensure([Topic(channel)])
-    send(kafka, channel, numbered(3))
-    newest = read(kafka, channel, 3)[-1].appended
-    assert kafka.since(channel, 0) == {0: 0}
-    assert kafka.since(channel, newest + 3_600_000_000) == {0: 3}
-
-
-def test_positions_beyond_the_log_are_an_error_and_no_silent_skip(kafka: Kafka, fresh: Fresh) -> None:
-    channel = fresh("beyond")
-    kafka.ensure([Topic(channel)])
-    send(kafka, channel, numbered(3))
-    with pytest.raises(Unaccounted, match=channel):
-        read(kafka, channel, 1, {0: 1_000})
-
-
-def test_more_replicas_than_brokers_is_said_with_their_number(kafka: Kafka, fresh: Fresh) -> None:
-    with pytest.raises(Misconfigured, match=r"3 replicas are asked for, and there is 1 broker; ask for at most 1"):
-        kafka.ensure([Topic(fresh("replicas"), replicas=3)])
-
-
-def test_a_topic_keeps_its_partitions(kafka: Kafka, fresh: Fresh) -> None:
-    channel = fresh("partitions")
-    assert kafka.ensure([Topic(channel, partitions=2)]) == [channel]
-    assert kafka.ensure([Topic(channel, partitions=2)]) == []
-    with pytest.raises(Misconfigured, match=r"3 partitions are asked for, and the topic has 2"):
-        kafka.ensure([Topic(channel, partitions=3)])
-
-
-def test_a_topic_has_an_id_of_its_own(kafka: Kafka, fresh: Fresh) -> None:
-    one, other = fresh("id"), fresh("id")
-    kafka.ensure([Topic(one), Topic(other)])
-    assert kafka.topic_id(one) == kafka.topic_id(one) != kafka.topic_id(other)
-
-
-def test_channels_are_told_by_their_names(kafka: Kafka, fresh: Fresh) -> None:
-    first, second = fresh("named"), fresh("named")
-    kafka.ensure([Topic(second), Topic(first)])
-    names = kafka.names()
-    assert {first, second} <= set(names)
-    assert names == sorted(names)
-    assert not [name for name in names if name.startswith("__")]
-
-
-def test_a_channel_that_is_not_there_is_named(kafka: Kafka) -> None:
-    with pytest.raises(Unavailable, match="Unknown topic"):
-        kafka.bounds("nobody-made-this")
+def test_an_address_without_a_broker_is_refused() -> None:
+    with pytest.raises(Misconfigured, match="it tells no broker; write kafka://host:port"):
+        bind("kafka://")
 
 
 def test_a_broker_that_is_away_is_unavailable() -> None:
@@ -152,14 +46,285 @@ def test_a_broker_that_is_away_is_unavailable() -> None:
         Kafka("127.0.0.1:1").brokers(timeout=0.5)
 
 
-def test_many_senders_at_once_keep_their_order(kafka: Kafka, fresh: Fresh) -> None:
-    channel = fresh("many")
-    kafka.ensure([Topic(channel)])
+def test_settings_of_the_client_reach_all_clients(kafka: Kafka, fresh: Fresh) -> None:
+    own = Kafka(kafka.servers, KafkaSettings(conf={"max.poll.interval.ms": "3000", "client.id": "mine"}))
+    channel = fresh("conf")
+    own.ensure([Topic(channel)])
+    assert numbers(carried(own, channel, numbered(3))) == [1, 2, 3]
+    with own.join(fresh("group"), [channel], Noted()) as member:
+        found: list[Entry] = []
+        while len(found) < 3:
+            found += member.read(10, 1)
+
+
+CALLS: dict[str, Callable[[Kafka], object]] = {
+    "bounds": lambda kafka: kafka.bounds("a"),
+    "names": lambda kafka: kafka.names(),
+    "sender": lambda kafka: send(kafka, "a", numbered(1)),
+    "poster": lambda kafka: kafka.poster().__enter__(),
+    "reader": lambda kafka: kafka.reader({"a": {}}).__enter__(),
+    "join": lambda kafka: kafka.join("g", ["a"], Noted()).__enter__(),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("conf", [{"no.such": "x"}, {"socket.timeout.ms": "soon"}], ids=["name", "value"])
+def test_a_wrong_setting_of_the_client_is_told_with_its_place(
+    call: Callable[[Kafka], object], conf: dict[str, str]
+) -> None:
+    with pytest.raises(Misconfigured, match=rf"^\[kafka\] conf: .*{next(iter(conf))}"):
+        call(Kafka("127.0.0.1:1", KafkaSettings(conf=conf)))
+
+
+def test_an_answer_with_an_error_is_one() -> None:
+    fine = TopicPartition("a", 0, 5)
+    assert told([fine]) == [fine]
+
+    class Failed:
+        error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+
+    with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
+        told([fine, cast("TopicPartition", Failed())])
+
+
+# --- how large a record may be
+
+
+def test_how_large_a_record_may_be_is_for_its_topic_to_say(kafka: Kafka, fresh: Fresh) -> None:
+    large, usual = fresh("large"), fresh("usual")
+    kafka.ensure([Topic(large, config={"max.message.bytes": "5000000"}), Topic(usual)])
+    records = [Record(os.urandom(3_000_000)) for _ in range(4)]
+    assert [entry.value for entry in carried(kafka, large, records)] == [record.value for record in records]
+    with kafka.join(fresh("group"), [large], Noted()) as member:
+        assert [entry.value for entry in gathered(member, 4)] == [record.value for record in records]
+    for channel, size in ((usual, 3_000_000), (large, 6_000_000), (large, 70_000_000)):
+        with pytest.raises(Refused, match=channel):
+            send(kafka, channel, [Record(os.urandom(size))])
+
+
+def test_a_topic_that_takes_little_takes_many_small_records(kafka: Kafka, fresh: Fresh) -> None:
+    """They would be more than it takes, in one batch; which is refused as a whole."""
+    narrow, beside = fresh("narrow"), fresh("beside")
+    kafka.ensure([Topic(narrow, config={"max.message.bytes": "2000"}), Topic(beside)])
+    records = [Record(os.urandom(300), Origin("s", 1, n, n)) for n in range(500)]
 
     async def go() -> None:
-        async with kafka.sender() as sender, asyncio.TaskGroup() as tasks:
-            for record in numbered(500, keys=1):
-                tasks.create_task(sender.send(channel, [record]))
+        async with kafka.sender() as sender:
+            await asyncio.gather(sender.send(beside, records), *(sender.send(narrow, [record]) for record in records))
+            with pytest.raises(Refused, match=narrow):
+                await sender.send(narrow, [Record(os.urandom(3_000))])
+            await sender.send(narrow, records)
 
     asyncio.run(go())
-    assert [int(entry.value or b"") for entry in read(kafka, channel, 500)] == list(range(1, 501))
+    for channel, sent in ((narrow, 2 * records), (beside, records)):
+        with kafka.reader({channel: {}}) as reader:
+            assert [entry.value for entry in gathered(reader, len(sent))] == [record.value for record in sent]
+
+
+def test_a_header_whose_name_is_no_text_is_refused(kafka: Kafka, fresh: Fresh) -> None:
+    channel = fresh("headers")
+    kafka.ensure([Topic(channel)])
+    with pytest.raises(Refused, match="the name of a header is no text"):
+        send(kafka, channel, [Record(b"", extra=(("\ud800", b""),))])
+
+
+def test_a_figure_that_is_too_large_is_let_go(kafka: Kafka, fresh: Fresh) -> None:
+    channel = fresh("figures")
+    kafka.ensure([Topic(channel)])
+    with kafka.poster() as post:
+        post(channel, b"k", bytes(70_000_000))
+        post(channel, b"k", b"1")
+    with kafka.reader({channel: {}}) as reader:
+        assert numbers(gathered(reader, 1)) == [1]
+
+
+# --- topics
+
+
+def test_more_replicas_than_brokers_is_said_with_their_number(kafka: Kafka, fresh: Fresh) -> None:
+    with pytest.raises(Misconfigured, match=r"3 replicas are asked for, and there is 1 broker; ask for at most 1"):
+        kafka.ensure([Topic(fresh("replicas"), replicas=3)])
+
+
+def test_one_topic_that_cannot_be_leaves_all_unmade(kafka: Kafka, fresh: Fresh) -> None:
+    fine = fresh("fine")
+    with pytest.raises(Misconfigured):
+        kafka.ensure([Topic(fine), Topic(fresh("replicas"), replicas=3)])
+    assert fine not in kafka.names()
+
+
+def test_what_kafka_keeps_for_itself_is_no_channel(kafka: Kafka, fresh: Fresh) -> None:
+    channel, group = fresh("named"), fresh("group")
+    kafka.ensure([Topic(channel)])
+    kafka.move(group, {channel: {0: 0}})  # From then on, Kafka has a topic for what groups commit.
+    assert channel in kafka.names()
+    assert not [name for name in kafka.names() if name.startswith("__")]
+
+
+def test_a_channel_that_is_not_there_is_told_in_words(kafka: Kafka) -> None:
+    with pytest.raises(Unavailable, match="Unknown topic"):
+        kafka.bounds("nobody-made-this")
+
+
+def test_a_name_that_kafka_does_not_take_is_told(kafka: Kafka) -> None:
+    with pytest.raises(Misconfigured, match="Topic name is invalid"):
+        kafka.ensure([Topic("no spaces please")])
+
+
+def test_differences_are_told_in_the_words_of_kafka(kafka: Kafka, fresh: Fresh) -> None:
+    topic = Topic(fresh("differs"), 2, replicas=1, keep=timedelta(days=2), config={"max.message.bytes": "2000000"})
+    assert kafka.ensure([topic]) == Brought(made=(topic.name,))
+    assert kafka.ensure([topic]) == Brought()
+    other = replace(topic, partitions=1, keep=timedelta(days=1), config={"max.message.bytes": "1000000"})
+    assert kafka.ensure([other]).differences == (
+        f"channel {topic.name} has 2 partitions, and 1 are declared",
+        f"channel {topic.name} has retention.ms=172800000, and 86400000 is declared",
+        f"channel {topic.name} has max.message.bytes=2000000, and 1000000 is declared",
+    )
+    assert kafka.topic(topic.name).config["max.message.bytes"] == "2000000"
+    # A setting that was never declared has its default, and is told when another one is.
+    (default,) = kafka.ensure([replace(topic, config={"segment.bytes": "1048576"})]).differences
+    assert default.startswith(f"channel {topic.name} has segment.bytes=")
+
+
+def test_a_topic_says_how_it_is_kept() -> None:
+    kept = settings_of(Topic("t", keep=timedelta(hours=1)))
+    assert (kept["cleanup.policy"], kept["retention.ms"]) == ("delete", "3600000")
+    assert settings_of(Topic("t"))["retention.ms"] == "-1"
+    assert settings_of(Topic("t", compacted=True))["cleanup.policy"] == "compact"
+    both = settings_of(Topic("t", compacted=True, keep=timedelta(hours=1), config={"segment.ms": "1"}))
+    assert (both["cleanup.policy"], both["segment.ms"]) == ("compact,delete", "1")
+
+
+# --- reading
+
+
+def test_positions_that_are_gone_stay_an_error(kafka: Kafka, fresh: Fresh) -> None:
+    channel = fresh("gone")
+    kafka.ensure([Topic(channel)])
+    send(kafka, channel, numbered(3))
+    with kafka.reader({channel: {0: 10}}) as reader:
+        for _ in range(2):
+            with pytest.raises(Unaccounted, match="partition 0 is to be read from 10, and does not hold that"):
+                gathered(reader, 1)
+
+
+def test_a_beginning_that_moves_while_a_reader_opens_is_followed(kafka_server: KafkaServer, fresh: Fresh) -> None:
+    kafka, channel = Kafka(kafka_server.servers), fresh("moves")
+    kafka.ensure([Topic(channel)])
+    send(kafka, channel, numbered(3))
+    seen = kafka.bounds(channel)
+    kafka_server.retire(channel)
+    send(kafka, channel, numbered(2, first=4))
+    consumer = Consumer({"bootstrap.servers": kafka.servers, "group.id": "test", **CONF})
+    try:
+        reader = KafkaReader(consumer, {channel: {}}, {channel: seen}, True, lambda *_: {channel: ("", 1)})
+        assert numbers(gathered(reader, 2)) == [4, 5]
+    finally:
+        consumer.close()
+
+
+def test_the_age_of_a_reader_at_the_end_counts_from_when_it_was_last_heard(kafka: Kafka, fresh: Fresh) -> None:
+    channel = fresh("age")
+    kafka.ensure([Topic(channel)])
+    send(kafka, channel, numbered(3))
+    with kafka.reader({channel: {}}) as reader:
+        gathered(reader, 3)
+
+        def at_end() -> bool:
+            reader.read(10, 0.1)
+            return reader.age() < 0.05
+
+        eventually(at_end)
+        eventually(lambda: reader.age() > 0.2)
+        reader.read(10, 0)
+        assert reader.age() < 0.2
+
+
+def test_who_reads_none_keeps_its_partitions_and_gathers_little(kafka: Kafka, fresh: Fresh) -> None:
+    """For longer than the patience of Kafka; and what was not read then comes afterwards, whole and in order."""
+    own = Kafka(kafka.servers, KafkaSettings(conf={"max.poll.interval.ms": "1000"}))
+    channel, dealing = fresh("none"), Noted()
+    own.ensure([Topic(channel, 2)])
+    send(own, channel, numbered(500))
+    with own.join(fresh("group"), [channel], dealing) as member:
+        found = gathered(member, 10, most=10)
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            assert not member.read(0, 0.002)
+        assert len(member._polled._gathered) <= 20
+        send(own, channel, numbered(100, first=501))
+        found += gathered(member, 590)
+        member.commit()
+    assert [word for word, _ in dealing.told] == ["given", "taken"]
+    for partition in (0, 1):
+        ours = [entry for entry in found if entry.partition == partition]
+        assert [entry.offset for entry in ours] == list(range(len(ours)))
+    assert sorted(numbers(found)) == list(range(1, 601))
+
+
+class Scripted:
+    """A client that gives what is written down, and does something between the first message and the rest."""
+
+    def __init__(self, *messages: Message, between: Callable[[], None] = lambda: None) -> None:
+        self._messages, self._between = list(messages), between
+        self._paused = False
+
+    def poll(self, _wait: float) -> Message | None:
+        return self._messages.pop(0) if self._messages and not self._paused else None
+
+    def consume(self, most: int, _wait: float) -> list[Message]:
+        self._between()
+        rest, self._messages = self._messages[:most], self._messages[most:]
+        return rest
+
+    def assignment(self) -> list[TopicPartition]:
+        return [TopicPartition("t", 0)]
+
+    def pause(self, _: list[TopicPartition]) -> None:
+        self._paused = True
+
+    def resume(self, _: list[TopicPartition]) -> None:
+        self._paused = False
+
+
+def message(partition: int, value: int) -> Message:
+    return Message(topic="t", partition=partition, offset=value, value=b"%d" % value, timestamp=(1, 1))
+
+
+def test_what_was_gathered_of_a_partition_that_goes_away_is_not_handed_over() -> None:
+    script = Scripted(message(0, 1), message(1, 2), between=lambda: polled.drop({("t", 0)}))
+    polled = Polled(script, entry_of)
+    assert numbers(polled.read(10, 0)) == [2]
+
+
+def test_to_hear_the_client_again_and_again_gathers_one_message() -> None:
+    script = Scripted(*(message(0, n) for n in range(100)))
+    polled = Polled(script, entry_of)
+    for _ in range(50):
+        assert polled.read(0, 0) == []
+    assert script.poll(0) is None
+    assert numbers([*polled.read(60, 0), *polled.read(60, 0)]) == list(range(100))
+
+
+def test_a_fault_comes_after_what_came_before_it() -> None:
+    def entry(message: Message) -> Entry:
+        if message.value() == b"2":
+            raise Unavailable("Kafka", "on purpose")
+        return entry_of(message)
+
+    polled = Polled(Scripted(*(message(0, n) for n in range(1, 4))), entry)
+    assert numbers(polled.read(10, 0)) == [1, 3]
+    with pytest.raises(Unavailable, match="on purpose"):
+        polled.read(10, 0)
+    assert polled.read(10, 0) == []
+
+
+def test_what_is_lost_is_told_at_every_read() -> None:
+    def entry(_: Message) -> Entry:
+        raise Unaccounted("t", (), "gone")
+
+    polled = Polled(Scripted(message(0, 1)), entry)
+    for _ in range(3):
+        with pytest.raises(Unaccounted, match="gone"):
+            polled.read(10, 0)

@@ -3,24 +3,23 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
-from dataclasses import asdict
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import typer
+from tests.cli.standing import standing
 from typer.testing import CliRunner, Result
 
 from penstock.audit.auditor import Auditor
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.ledger import Ledger
-from penstock.channels.kafka import Kafka, Topic
+from penstock.channels.kafka import Kafka
 from penstock.cli.audit import audit
 from penstock.clock import Clock, SystemClock
-from penstock.pipeline.run import Running
+from penstock.contracts import Topic
 from penstock.pipeline.wiring import Wiring
 from penstock.record import Origin, Record
-from penstock.supervise.folder import StateFolder
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 
@@ -40,15 +39,6 @@ def audited(folder: Path, *seqs: int, blind: bool = False, clock: Clock | None =
         pass
     auditor.close()
     ledger.close()
-
-
-@contextmanager
-def up(folder: Path, servers: str) -> Iterator[None]:
-    """A run that holds the folder, as far as other commands can see."""
-    with StateFolder(Wiring.read(folder).state).held() as state:
-        running = Running(1, "test", "penstock.test.status", servers, None, None)
-        (state.path / Running.FILE).write_text(json.dumps(asdict(running)))
-        yield
 
 
 def sent(kafka: Kafka, channel: str, notes: str, *seqs: int) -> None:
@@ -129,7 +119,7 @@ def test_what_a_running_audit_has_not_read_is_told_and_fails_the_strict(
     sent(kafka, channel, fresh("notes"), 1, 2, 3)
     with closing(Ledger(Wiring.read(tmp_path).ledger)) as ledger:
         ledger.watch([Watched(channel, Kind.SOURCE)])
-    with up(tmp_path, kafka.servers):
+    with standing(tmp_path, kafka.servers):
         result = command(tmp_path, "--wait", "0")
         strict = command(tmp_path, "--wait", "0", "--strict", "--json")
     assert result.exit_code == 0
@@ -148,7 +138,7 @@ def test_it_waits_until_a_running_audit_has_read_what_was_there(tmp_path: Path, 
     ledger.watch(watched)
     auditing = threading.Thread(target=Auditor(kafka, ledger, watched, notes).run, args=(stop,))
     called = SystemClock().now()
-    with up(tmp_path, kafka.servers):
+    with standing(tmp_path, kafka.servers):
         auditing.start()
         result = command(tmp_path, "--strict", "--json", "--wait", "60")
         stop.set()
@@ -171,16 +161,15 @@ def test_what_was_read_long_ago_is_no_old_news_while_the_channel_holds_no_more(
             auditor.step(1)
         auditor.close()
     assert "as of 2023" in command(tmp_path).stdout
-    with up(tmp_path, kafka.servers):
+    with standing(tmp_path, kafka.servers):
         assert "Whole: nothing is missing." in command(tmp_path).stdout
 
 
-def test_when_kafka_does_not_answer_the_ledger_does_and_the_strict_fails(tmp_path: Path) -> None:
+def test_when_the_channels_do_not_answer_the_ledger_does_and_the_strict_fails(tmp_path: Path) -> None:
     audited(tmp_path, 1, 2)
-    # A client that cannot even be made: the quickest of all ways to get no answer.
-    (tmp_path / "penstock.toml").write_text('[kafka.conf]\n"no.such.setting" = "1"\n')
-    with up(tmp_path, "127.0.0.1:1"):
+    # A Redis that is not there says so at once; a client of Kafka would wait for it.
+    with standing(tmp_path, "127.0.0.1:1", "redis://127.0.0.1:1/0"):
         result, strict = command(tmp_path), command(tmp_path, "--strict")
     assert "Whole: nothing is missing." in result.stdout
-    assert "is unavailable: No such configuration property" in result.stderr
+    assert "Redis at 127.0.0.1:1 is unavailable" in result.stderr
     assert (result.exit_code, strict.exit_code) == (0, 1)

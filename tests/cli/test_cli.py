@@ -36,8 +36,9 @@ def penstock(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_help_lists_every_command_with_its_whole_sentence_and_without_waiting_for_spark(tmp_path: Path) -> None:
     found = python(tmp_path, "-c", HELP)
     assert found.returncode == 0
+    width = max(map(len, COMMANDS))
     for name, sentence in COMMANDS.items():
-        assert f"  {name:6}  {sentence}\n" in found.stdout
+        assert f"  {name:{width}}  {sentence}\n" in found.stdout
     modules = set(found.stderr.split())
     assert "penstock.cli" in modules
     assert not modules & {"pyspark", "confluent_kafka", "altair", "deltalake", "starlette"}

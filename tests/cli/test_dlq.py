@@ -7,20 +7,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from tests.cli.standing import standing
 from typer.testing import CliRunner, Result
 
-from penstock.channels.kafka import Kafka, Topic
+from penstock.channels.kafka import Kafka
 from penstock.cli.dlq import app
-from penstock.contracts import Entry
+from penstock.contracts import Entry, Topic
 from penstock.errors import Misconfigured
-from penstock.pipeline.run import Running
 from penstock.record import Headers, Origin, Record
-from penstock.supervise.folder import StateFolder
 
 Fresh = Callable[[str], str]
 NOW = time.time_ns() // 1_000
@@ -280,7 +278,9 @@ def test_into_dead_letters_and_into_the_pipelines_own_channels_nothing_is_redriv
 
 
 def test_a_time_that_is_none_is_told(kafka: Kafka, channel: str) -> None:
-    assert wrong(run(kafka, "list", channel, "--since", "soon")).startswith('--since: "soon" is not a duration')
+    assert wrong(run(kafka, "list", channel, "--since", "soon")).startswith(
+        '--since: "soon" is no moment; write how long ago'
+    )
 
 
 def test_raw_and_json_exclude_each_other(kafka: Kafka, channel: str) -> None:
@@ -300,10 +300,8 @@ def penstock(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def running(kafka: Kafka, tmp_path: Path) -> Iterator[Path]:
     """A folder that a run holds, as far as other commands can see."""
-    with StateFolder(tmp_path / ".penstock").held() as state:
-        found = Running(1, "test", "penstock.test.status", kafka.servers, None, None)
-        (state.path / Running.FILE).write_text(json.dumps(asdict(found)))
-        yield tmp_path
+    with standing(tmp_path, kafka.servers) as folder:
+        yield folder
 
 
 def test_the_run_in_the_folder_tells_where(kafka: Kafka, running: Path, channel: str) -> None:
@@ -313,7 +311,7 @@ def test_the_run_in_the_folder_tells_where(kafka: Kafka, running: Path, channel:
 
 
 def test_so_do_the_settings(kafka: Kafka, tmp_path: Path, channel: str) -> None:
-    (tmp_path / "penstock.toml").write_text(f'[kafka]\nservers = "{kafka.servers}"\n')
+    (tmp_path / "penstock.toml").write_text(f'[channels]\naddress = "{kafka.where}"\n')
     result = CliRunner().invoke(app, ["list", channel, "--folder", str(tmp_path)])
     assert rows(result)[0][0] == f"{channel}.dead"
 

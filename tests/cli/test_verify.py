@@ -3,24 +3,24 @@
 import asyncio
 import json
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from tests.cli.standing import standing
 from typer.testing import CliRunner, Result
 
-from penstock.channels.kafka import Kafka, Topic
+from penstock.channels.binders import bind
+from penstock.channels.kafka import Kafka
 from penstock.cli.verify import verify
-from penstock.pipeline.run import Running
-from penstock.pipeline.wiring import Wiring
+from penstock.contracts import Channels, Topic
 from penstock.record import Origin, Record
-from penstock.supervise.folder import StateFolder
 
 Fresh = Callable[[str], str]
 PENSTOCK = [sys.executable, "-m", "penstock", "verify"]
@@ -197,6 +197,21 @@ def test_a_pipe_is_reported_on_while_it_is_open_and_a_signal_brings_the_verdict(
         assert process.wait(30) == 0
 
 
+def test_what_keeps_nothing_is_followed() -> None:
+    """Over tcp, all is still to come: an end of now would be the beginning."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        channels = bind(f"tcp://127.0.0.1:{probe.getsockname()[1]}")
+    with started("updates", "--servers", channels.where, "--json", "--every", "100 ms") as process:
+        reports = documents(process)
+        send(channels, "updates", numbered(1, 2, 3))
+        next(report for report in reports if report["records"] == 3)
+        process.send_signal(signal.SIGINT)
+        *_, last = reports
+        assert (last["final"], last["verdict"]) == (True, "whole")
+        assert process.wait(30) == 0
+
+
 def test_a_lapse_is_told_in_a_line(tmp_path: Path) -> None:
     with started("-", "--every", "100 ms", stdin=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -215,7 +230,11 @@ def test_a_lapse_is_told_in_a_line(tmp_path: Path) -> None:
         (["./absent"], "./absent: it cannot be read: No such file or directory"),
         (["absent.jsonl"], "absent.jsonl: it cannot be read: No such file or directory"),
         (["."], ".: it cannot be read: Is a directory"),
-        (["updates"], "nothing runs here; tell where its Kafka is: --servers HOST:PORT; a file is written ./updates"),
+        (
+            ["updates"],
+            "nothing runs here; start a pipeline (penstock run FILE, penstock demo), or the services alone: penstock "
+            "up, or tell where it is: --servers ADDRESS; a file is written ./updates",
+        ),
         (["-", "--every", "soon"], '--every: "soon" is not a duration'),
         (["-", "--seq", ""], "--seq: without a number there is nothing to verify"),
         (["./some", "--follow"], "--follow: a file has an end; pipe it: tail -n +1 -f ./some | penstock verify -"),
@@ -231,9 +250,9 @@ def test_what_cannot_be_verified_is_told_with_the_way_out(tmp_path: Path, argume
 # --- channels ---------------------------------------------------------------------------------------------------------
 
 
-def send(kafka: Kafka, channel: str, records: Sequence[Record]) -> None:
+def send(channels: Channels, channel: str, records: Sequence[Record]) -> None:
     async def go() -> None:
-        async with kafka.sender() as sender:
+        async with channels.sender() as sender:
             await sender.send(channel, records)
 
     asyncio.run(go())
@@ -260,9 +279,7 @@ def test_the_channels_of_the_pipeline_that_runs_here_are_found(tmp_path: Path, k
     channel = fresh("found")
     kafka.ensure([Topic(channel, partitions=3)])
     send(kafka, channel, numbered(*range(1, 3_001)))
-    with StateFolder(Wiring.read(tmp_path).state).held() as state:
-        running = Running(1, "test", "penstock.test.status", kafka.servers, None, None)
-        (state.path / Running.FILE).write_text(json.dumps(asdict(running)))
+    with standing(tmp_path, kafka.servers):
         result = command(channel, "--folder", str(tmp_path), "--json")
     told = json.loads(result.stdout)
     assert (result.exit_code, told["records"], told["missing"]) == (0, 3_000, 0)

@@ -1,13 +1,10 @@
-import math
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 
 import pytest
+from tests.audit.odd import Mute
 
 from penstock.collect.bookmarks import Bookmark, recover
 from penstock.collect.numbers import Numbers
-from penstock.contracts import Entry, Positions, Reader
 from penstock.errors import Refused, Unavailable
 from penstock.record import Origin
 from penstock.testing.channels import MemoryChannels
@@ -114,30 +111,6 @@ def test_what_others_wrote_into_the_channel_is_no_obstacle() -> None:
     channels.append("rsvps", b"by hand", None, [("seq", b"1"), ("seq", b"2")])
     put(channels, Origin("a", 1, 1, 0))
     assert told(recovered(channels).numbers) == {("a", 1, ((1, 1),))}
-
-
-class Mute:
-    """A binder whose channel says that it holds something, and does not give it."""
-
-    def __init__(self) -> None:
-        self.memory = MemoryChannels()
-        self.sender = self.memory.sender
-
-    def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
-        return {0: (0, 5)}
-
-    @contextmanager
-    def reader(self, start: Mapping[str, Positions], linger: float = 0.0) -> Iterator[Reader]:
-        yield self
-
-    def read(self, most: int, wait: float) -> Sequence[Entry]:
-        return []
-
-    def positions(self, channel: str) -> Positions:
-        return {0: 0}
-
-    def age(self) -> float:
-        return math.inf
 
 
 def test_a_channel_that_does_not_give_what_it_holds_is_unavailable() -> None:

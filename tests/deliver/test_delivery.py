@@ -3,8 +3,10 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
+from tests.audit.odd import Marked
 
 from penstock.audit.account import Outcome
 from penstock.clock import SystemClock
@@ -26,11 +28,9 @@ class Shaky(MemoryChannels):
         self.starts: list[Mapping[str, Positions]] = []
 
     @contextmanager
-    def reader(  # type: ignore[override] # a reader all the same
-        self, start: Mapping[str, Positions], linger: float = 0.0
-    ) -> Iterator[Reader]:
+    def reader(self, start: Mapping[str, Positions], *how: Any, **more: Any) -> Iterator[Any]:
         self.starts.append(start)
-        with super().reader(start, linger) as steady:
+        with super().reader(start, *how, **more) as steady:
             yield _ShakyReader(self, steady)
 
 
@@ -122,3 +122,12 @@ async def test_a_port_that_is_taken_is_named_with_the_way_out() -> None:
         await serve(build(MemoryChannels(), [], [], {}, "status", "title"), "127.0.0.1", port, asyncio.Event())
     stop.set()
     await first
+
+
+async def test_offsets_without_a_record_at_the_end_do_not_hold_it_up() -> None:
+    channels = Marked()
+    channels.append("f", b'{"n": 1}', b"[1]")
+    delivery = delivery_of(channels)
+    async with delivery.running(), asyncio.timeout(4):
+        await delivery.ready.wait()
+    assert delivery.outlets["f"].count == 1

@@ -21,6 +21,12 @@ def test_what_fits_passes(tmp_path: Path) -> None:
     check(app().describe(), Wiring.read(tmp_path, environ={"PENSTOCK_SOURCES_RSVPS": "wss://other"}))
 
 
+@pytest.mark.parametrize("address", ["kafka://", "kafka://broker:9092"])
+def test_spark_audits_kafka(address: str, tmp_path: Path) -> None:
+    environ = {"PENSTOCK_CHANNELS_ADDRESS": address, "PENSTOCK_AUDIT_ENGINE": "spark"}
+    check(app().describe(), Wiring.read(tmp_path, environ=environ))
+
+
 @pytest.mark.parametrize(
     ("made", "environ", "said"),
     [
@@ -34,6 +40,22 @@ def test_what_fits_passes(tmp_path: Path) -> None:
         (app("simulate://tides"), {}, r'there is no simulation "tides"; there is rsvps'),
         (app(store="mysql://x"), {}, r'store mysql://x: mysql://x is no address that is known here; write "redis://…"'),
         (app(store="delta://x", ttl="1 day"), {}, r"store delta://x: a lake keeps everything"),
+        (
+            app(),
+            {"PENSTOCK_CHANNELS_ADDRESS": "tcp://127.0.0.1:7070"},
+            r"\[channels\] address = tcp://127.0.0.1:7070: the audit has to read records again .*; use kafka://, redis://",
+        ),
+        (
+            app(),
+            {"PENSTOCK_CHANNELS_ADDRESS": "memory://here"},
+            r"\[channels\] address = memory://: each tier of a pipeline is a process of its own.*; use kafka://, redis://",
+        ),
+        (
+            app(),
+            {"PENSTOCK_CHANNELS_ADDRESS": "redis://", "PENSTOCK_AUDIT_ENGINE": "spark"},
+            r"\[audit\] engine: Spark audits Kafka, and the channels are at redis://local.*; use auto or python",
+        ),
+        (app(), {"PENSTOCK_CHANNELS_ADDRESS": "kafak://x"}, r'no binder knows this address; did you mean "kafka://"'),
     ],
 )
 def test_what_does_not_fit_is_said(made: Pipeline, environ: dict[str, str], said: str, tmp_path: Path) -> None:

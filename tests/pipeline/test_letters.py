@@ -1,31 +1,11 @@
 import pytest
+from tests.pipeline.refusing import BEGIN, UNFIT, refused
 
 from penstock.errors import Misconfigured
 from penstock.pipeline.letters import Letter, Selection, letter_at, letters, tallied
 from penstock.record import Headers, Origin
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
-
-BEGIN = 1_700_000_000_000_000
-UNFIT = "it is not JSON"
-
-
-def refused(
-    channels: MemoryChannels,
-    seq: int | None,
-    value: bytes | None = b"{",
-    reason: str = UNFIT,
-    sender: str = "kiosk",
-    key: bytes | None = None,
-    own: Headers = (),
-    place: str | None = None,
-) -> Letter:
-    """A letter as Spark writes it: all headers of the record, and after them the reason and the place."""
-    identity = Origin(sender, 1, seq, BEGIN).headers() if seq is not None else []
-    place = place or f"rsvps:0:{len(channels.entries('rsvps.dead')) + 100}"
-    headers = [*identity, *own, ("reason", reason.encode()), ("place", place.encode())]
-    return Letter.of(channels.append("rsvps.dead", value, key, headers))
-
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.analysis.engine import Engine
+from penstock.analysis.kafka import KafkaWire
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.plan import Plan, plan
 from penstock.pipeline.wiring import Wiring
@@ -13,7 +14,7 @@ COUNTS = "SELECT city, count(1) AS n, seen() FROM rsvps GROUP BY city"
 def planned(app: Pipeline, folder: Path, spark: SparkSession) -> Plan:
     wiring, description = Wiring.read(folder, environ={}), app.describe()
     shapes = {name: channel.shape for name, channel in description.channels.items()}
-    engine = Engine(spark, wiring.spark, "localhost:1", str(folder / "checkpoints"), shapes, {})
+    engine = Engine(spark, wiring.spark, KafkaWire("localhost:1"), str(folder / "checkpoints"), shapes)
     return plan(description, wiring, engine.knowing(description.queries))
 
 

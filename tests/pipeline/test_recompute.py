@@ -17,14 +17,15 @@ from pyspark.sql import SparkSession
 from penstock.analysis.checkpoint import covered
 from penstock.analysis.compare import How, Verdict
 from penstock.analysis.engine import Engine
+from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Query
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome, Share
+from penstock.audit.held import held
 from penstock.channels.kafka import Kafka
 from penstock.errors import Misconfigured
 from penstock.pipeline.comparison import Gone, Judged, Report
 from penstock.pipeline.description import Channel, Description, Pipeline
-from penstock.pipeline.holders import entries
 from penstock.pipeline.recompute import find_query, recompute
 from penstock.pipeline.wiring import Wiring, topics
 from penstock.record import Origin, Record
@@ -90,7 +91,7 @@ class Case:
 
     def load(self) -> None:
         """Bring the result into its stores."""
-        some = list(entries(self.kafka, self.query.into))
+        some = list(held(self.kafka, self.query.into))
         for store in (RedisStore(self.wiring.redis.url, self.query.into), LakeStore(self.lake, self.query.into)):
             with closing(store.open()) as table:
                 table.positions()
@@ -148,11 +149,11 @@ def case(
     app.store(totals, "delta://lake")
     description = app.describe()
     kafka.ensure(topics(description))
-    environ = {"PENSTOCK_KAFKA_SERVERS": kafka.servers, "PENSTOCK_REDIS_URL": redis_url}
+    environ = {"PENSTOCK_CHANNELS_ADDRESS": kafka.where, "PENSTOCK_REDIS_URL": redis_url}
     wiring = Wiring.read(tmp_path, environ=environ)
     settings = SparkSettings(real_time_batch="5 seconds", every="200 ms", real_time_queries=0)
     shapes = {name: channel.shape for name, channel in description.channels.items()}
-    engine = Engine(spark, settings, kafka.servers, str(tmp_path / "checkpoints"), shapes, {})
+    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path / "checkpoints"), shapes)
     return Case(kafka, engine, description, wiring, eventually)
 
 

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.pipeline.refusing import BEGIN, UNFIT, refused
 
 from penstock.analysis.frames import RAW, dead_letters
 from penstock.analysis.query import Shape
@@ -13,30 +14,11 @@ from penstock.contracts import Entry, Positions
 from penstock.errors import Misconfigured, Unavailable
 from penstock.pipeline.letters import Selection
 from penstock.pipeline.redrive import Verdict, redrive
-from penstock.record import Headers, Origin, Record
+from penstock.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 
-BEGIN = 1_700_000_000_000_000
 ALL = Selection()
-UNFIT = "it is not JSON"
-
-
-def refused(
-    channels: MemoryChannels,
-    seq: int | None,
-    value: bytes | None = b"{",
-    reason: str = UNFIT,
-    sender: str = "kiosk",
-    key: bytes | None = None,
-    own: Headers = (),
-    place: str | None = None,
-) -> None:
-    """A letter as Spark writes it: all headers of the record, and after them the reason and the place."""
-    identity = Origin(sender, 1, seq, BEGIN).headers() if seq is not None else []
-    place = place or f"rsvps:0:{len(channels.entries('rsvps.dead')) + 100}"
-    headers = [*identity, *own, ("reason", reason.encode()), ("place", place.encode())]
-    channels.append("rsvps.dead", value, key, headers)
 
 
 def verdicts(channels: MemoryChannels, chosen: Selection = ALL, into: str = "rsvps", dry: bool = False) -> list[str]:

@@ -3,14 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from penstock.channels.kafka import Topic
+from penstock.channels.files import Files
+from penstock.contracts import Topic
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Pipeline, SourceSpec
 from penstock.pipeline.wiring import Wiring, shown, simulated, topics
 
 FILE = """
-[kafka]
-servers = "broker:9092"
+[channels]
+address = "kafka://broker:9092"
 [spark]
 every = "2 seconds"
 [sources]
@@ -33,19 +34,19 @@ def source(name: str = "rsvps") -> SourceSpec:
 
 def test_without_a_file_everything_is_local(tmp_path: Path) -> None:
     found = Wiring.read(tmp_path, environ={})
-    assert (found.kafka.servers, found.redis.url, found.spark.master) == ("local", "local", "local")
-    assert (found.page.host, found.page.port, found.local.brokers) == ("127.0.0.1", None, 1)
+    assert (found.channels.address, found.redis.url, found.spark.master) == ("kafka://", "local", "local")
+    assert (found.page.host, found.page.port, found.local.brokers) == ("127.0.0.1", None, None)
 
 
 def test_every_section_is_read(tmp_path: Path) -> None:
     found = wiring(tmp_path, FILE)
-    assert (found.kafka.servers, found.spark.every) == ("broker:9092", timedelta(seconds=2))
+    assert (found.channels.address, found.spark.every) == ("kafka://broker:9092", timedelta(seconds=2))
 
 
 def test_a_profile_goes_over_the_file_and_the_environment_over_both(tmp_path: Path) -> None:
     assert wiring(tmp_path, FILE, "night").spark.every == timedelta(minutes=1)
     assert wiring(tmp_path, FILE, "night", PENSTOCK_SPARK_EVERY="5 s").spark.every == timedelta(seconds=5)
-    assert wiring(tmp_path, FILE, "night").kafka.servers == "broker:9092"
+    assert wiring(tmp_path, FILE, "night").channels.address == "kafka://broker:9092"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,29 @@ def test_a_lake_lies_beside_the_pipeline_or_where_it_is_told_to(tmp_path: Path) 
 
 
 def test_a_tier_alone_needs_the_address_of_its_broker(tmp_path: Path) -> None:
-    with pytest.raises(Misconfigured, match=r"^\[kafka\] servers: it is local, and this is no run .*; give its"):
-        wiring(tmp_path).channels()
+    with pytest.raises(Misconfigured, match=r"^\[channels\] address: it is kafka://, and nothing was started .*; give"):
+        wiring(tmp_path).bind()
+
+
+@pytest.mark.parametrize(
+    ("address", "folder", "sync"),
+    [
+        ("file://", ".penstock/channels", True),
+        ("file://?sync=no", ".penstock/channels", False),
+        ("file://sub/dir", "sub/dir", True),
+        ("file://sub/dir?sync=no", "sub/dir", False),
+        ("file://a%20b", "a b", True),
+    ],
+)
+def test_files_lie_in_the_state_folder_or_beside_the_pipeline(
+    tmp_path: Path, address: str, folder: str, sync: bool
+) -> None:
+    # Of a folder whose name would be something else in an address, too.
+    home = tmp_path / "50%20?#"
+    home.mkdir()
+    environ = {"PENSTOCK_CHANNELS_ADDRESS": address}
+    assert Wiring.read(home, environ=environ).bind() == Files(home / folder, sync)
+    assert Wiring.read(home / ".." / home.name, environ=environ).bind() == Files(home / folder, sync)
 
 
 @pytest.mark.parametrize(

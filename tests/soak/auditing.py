@@ -48,7 +48,7 @@ def _spark(stack: ExitStack, folder: str, servers: str) -> Callable[[], Reductio
     # Imported only by those who use it: it would double the memory of the others.
     from penstock.pipeline.tiers.tally import tally
 
-    wiring = Wiring.read(Path(folder), environ={"PENSTOCK_KAFKA_SERVERS": servers})
+    wiring = Wiring.read(Path(folder), environ={"PENSTOCK_CHANNELS_ADDRESS": f"kafka://{servers}"})
     found = stack.enter_context(tally(Pipeline("soak").describe(), wiring, None))
     return lambda: found
 

@@ -16,6 +16,7 @@ from tests.soak.things import PARTITIONS, SCHEMA, WINDOW
 from penstock.analysis.books import Books, standing
 from penstock.analysis.checkpoint import covered
 from penstock.analysis.engine import Engine
+from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Query
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account
@@ -151,12 +152,12 @@ def line(
     redis_loses: Lost | None = None,
 ) -> Iterator[Line]:
     """Everything runs, each part as its tier runs it, until the end of the body."""
-    environ = {"PENSTOCK_KAFKA_SERVERS": kafka.servers, "PENSTOCK_REDIS_URL": redis_url}
+    environ = {"PENSTOCK_CHANNELS_ADDRESS": kafka.where, "PENSTOCK_REDIS_URL": redis_url}
     description, wiring = _described(name), Wiring.read(folder, environ=environ)
     kafka.ensure(topics(description))
     settings = SparkSettings(every="500 ms", real_time_queries=0)
     shapes = {one: channel.shape for one, channel in description.channels.items()}
-    engine = Engine(spark, settings, kafka.servers, str(folder / "checkpoints"), shapes, {})
+    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(folder / "checkpoints"), shapes)
     things, totals = (f"things_{name}", f"totals_{name}")
     lake = LakeStore(wiring.path("delta://lake"), things, SCHEMA)
     live = RedisStore(redis_url, totals)

@@ -20,8 +20,9 @@ from penstock.audit.auditor import Auditor
 from penstock.audit.balance import balance
 from penstock.audit.hops import Gap
 from penstock.audit.ledger import Ledger
-from penstock.channels.kafka import Kafka, Topic
+from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
+from penstock.contracts import Topic
 
 PARTS = KILLS + 1
 """The records flow in so many parts, each of which has a life of the auditor to itself at first."""

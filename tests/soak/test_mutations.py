@@ -21,13 +21,13 @@ from penstock.audit.account import Outcome
 from penstock.audit.alarms import Alarms
 from penstock.audit.balance import Balance, ChannelBalance
 from penstock.audit.content import Content
+from penstock.audit.held import held
 from penstock.audit.hops import Gap, Hop
 from penstock.audit.settings import AuditSettings
 from penstock.channels.kafka import Kafka
 from penstock.contracts import Entry
 from penstock.pipeline.comparison import Report
-from penstock.pipeline.holders import entries
-from penstock.pipeline.holdings import absent
+from penstock.pipeline.lacking import absent
 from penstock.record import Origin, Record
 
 CHUNKS = 10
@@ -119,7 +119,7 @@ def mutated(
         made.start_query()
         until(made.at_rest)
         # The newest row comes once more, and after it one that was outdated long ago.
-        rows = list(entries(kafka, made.totals))
+        rows = list(held(kafka, made.totals))
         newer = {row.key for row in rows[-5:]}
         older = next(row for row in rows if row.key in newer)
         post(kafka, made.totals, [(0, Record(row.value, None, row.key, row.headers)) for row in (rows[-1], older)])
@@ -206,7 +206,7 @@ def test_a_reordered_record_is_named(mutated: Told) -> None:
 
 def test_a_corrupted_record_is_refused_and_lies_in_the_dead_letters_under_its_number(mutated: Told) -> None:
     assert mutated.query.outcomes[Outcome.REFUSED] == mutated.lake.outcomes[Outcome.REFUSED] == 1
-    [letter] = entries(mutated.line.kafka, f"{mutated.line.things}.dead")
+    [letter] = held(mutated.line.kafka, f"{mutated.line.things}.dead")
     origin = Origin.of(letter.headers)
     assert origin is not None
     assert (origin.sender, origin.seq) == CORRUPTED

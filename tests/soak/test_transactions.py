@@ -20,7 +20,7 @@ from penstock.audit.settings import AuditSettings
 from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
 from penstock.pipeline.graph import reads
-from penstock.pipeline.holdings import absent
+from penstock.pipeline.lacking import absent
 from penstock.pipeline.tiers.audit import watched
 
 PART = 1_000

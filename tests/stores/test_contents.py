@@ -4,11 +4,11 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.stores.conftest import RedisServer
+from tests.servers import RedisServer
 
 from penstock.contracts import Entry
 from penstock.errors import Unavailable
-from penstock.stores.contents import Stored, rows, stands
+from penstock.stores.contents import Stored
 from penstock.stores.lake import LakeStore
 from penstock.stores.redis import RedisStore
 
@@ -26,8 +26,8 @@ def test_a_live_table_is_read_with_keys_and_versions(redis_server: RedisServer) 
     with closing(store.open()) as table, closing(RedisStore(redis_server.url, "lively").open()) as other:
         table.write(ENTRIES, {})
         other.write(ENTRIES, {})
-    assert list(rows(store)) == [Stored(b'{"n":3}', b'["a"]', 2), Stored(b'{"n":2}', b'["b"]', None)]
-    assert stands(store) == {0: 4, 1: 1}
+    assert list(store.rows()) == [Stored(b'{"n":3}', b'["a"]', 2), Stored(b'{"n":2}', b'["b"]', None)]
+    assert store.stands() == {0: 4, 1: 1}
 
 
 def test_a_lake_is_read_in_the_order_of_its_channel(tmp_path: Path) -> None:
@@ -35,16 +35,16 @@ def test_a_lake_is_read_in_the_order_of_its_channel(tmp_path: Path) -> None:
     table = store.open()
     table.write(ENTRIES[:2], {})
     table.write(ENTRIES[2:], {})
-    assert [one.row for one in rows(store)] == [b'{"n":1}', b'{"n":3}', b'{"n":4}', b'{"n":2}']
-    assert stands(store) == {0: 4, 1: 1}
+    assert [one.row for one in store.rows()] == [b'{"n":1}', b'{"n":3}', b'{"n":4}', b'{"n":2}']
+    assert store.stands() == {0: 4, 1: 1}
 
 
 def test_a_store_that_is_not_there_holds_nothing_and_is_not_made(tmp_path: Path) -> None:
     store = LakeStore(str(tmp_path / "lake"), "live")
-    assert (list(rows(store)), stands(store)) == ([], {})
+    assert (list(store.rows()), store.stands()) == ([], {})
     assert not (tmp_path / "lake").exists()
 
 
 def test_a_redis_that_is_away_is_named() -> None:
     with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1:1 is unavailable"):
-        list(rows(RedisStore("redis://127.0.0.1:1/0", "live")))
+        list(RedisStore("redis://127.0.0.1:1/0", "live").rows())

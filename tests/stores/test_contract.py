@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import pytest
 from deltalake import DeltaTable
+from tests.servers import RedisServer
 from tests.stores import filling
-from tests.stores.conftest import RedisServer
 
 from penstock.audit.account import Outcome, Share
 from penstock.contracts import Entry, Guarantee, Store

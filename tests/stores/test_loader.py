@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.stores.conftest import RedisServer
+from tests.servers import RedisServer
 
 from penstock.audit.account import Account, Outcome, Share
-from penstock.contracts import Entry, Guarantee, Positions, Reader
-from penstock.errors import Misconfigured, Unavailable
+from penstock.contracts import Entry, Guarantee, Positions, Reader, Topic
+from penstock.errors import Misconfigured, Unaccounted, Unavailable
 from penstock.record import Origin
 from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
 from penstock.stores.loading import ahead_of, furthest
 from penstock.stores.redis import RedisStore
 from penstock.testing.channels import MemoryChannels
+from penstock.testing.clock import ManualClock
 
 Eventually = Callable[[Callable[[], object]], None]
 
@@ -142,8 +143,8 @@ class Followed(MemoryChannels):
     """Channels that tell how many entries were read from them."""
 
     @contextmanager
-    def reader(self, start: Mapping[str, Positions], linger: float = 0.0) -> Iterator[Any]:
-        with super().reader(start, linger) as reader:
+    def reader(self, start: Mapping[str, Positions], linger: float = 0.0, only: Any = None) -> Iterator[Any]:
+        with super().reader(start, linger, only) as reader:
             self._last: Reader = reader
             yield reader
 
@@ -229,8 +230,8 @@ class Trimmed(MemoryChannels):
     first = 5
 
     @contextmanager
-    def reader(self, start: Mapping[str, Positions], linger: float = 0.0) -> Iterator[Any]:
-        with super().reader({name: {0: at.get(0) or self.first} for name, at in start.items()}, linger) as reader:
+    def reader(self, start: Mapping[str, Positions], linger: float = 0.0, only: Any = None) -> Iterator[Any]:
+        with super().reader({name: {0: at.get(0) or self.first} for name, at in start.items()}, linger, only) as reader:
             yield reader
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
@@ -275,3 +276,27 @@ def test_a_redis_that_comes_back_empty_is_filled_again(
         client.flushall()
         fill(channels, [100])
         eventually(lambda: client.zcard("penstock:rsvps:index") == 101)
+
+
+def test_what_retention_took_unread_ends_a_loader_or_is_skipped(eventually: Eventually) -> None:
+    clock = ManualClock()
+    channels, store = MemoryChannels(None, clock), ListStore()
+    channels.ensure([Topic("rsvps", keep=timedelta(hours=5))])
+
+    def hours(first: int, count: int) -> None:
+        for number in range(first, first + count):
+            fill(channels, [number])
+            clock.move(3_600)
+
+    hours(0, 3)
+    with running(Loader(channels, "rsvps", store)):
+        eventually(lambda: len(store.rows) == 3)
+    hours(3, 20)
+    low = channels.bounds("rsvps")[0][0]
+    assert low > 3
+    with pytest.raises(Unaccounted, match="rsvps"):
+        Loader(channels, "rsvps", store).run(threading.Event())
+    assert len(store.rows) == 3
+    with running(Loader(channels, "rsvps", store, skip_lost=True)):
+        eventually(lambda: len(store.rows) == 3 + 23 - low)
+    assert [entry.offset for entry in store.rows] == [0, 1, 2, *range(low, 23)]

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 import redis
-from tests.stores.conftest import RedisServer
+from tests.servers import RedisServer
 
 from penstock.audit.account import Outcome
 from penstock.contracts import Entry

@@ -1,6 +1,8 @@
+import fcntl
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pytest
 
 from penstock.errors import Misconfigured
 from penstock.supervise.folder import StateFolder
+from penstock.supervise.notes import write_note
 
 HOLD = """
 import sys
@@ -50,6 +53,48 @@ def test_a_folder_is_free_once_its_holder_was_killed(tmp_path: Path, other: subp
 def test_the_holder_is_known_to_those_who_only_look(tmp_path: Path, other: subprocess.Popen[str]) -> None:
     assert StateFolder(tmp_path).holder() == other.pid
     assert StateFolder(tmp_path / "unknown").holder() is None
+
+
+def test_a_pid_that_is_somebody_elses_by_now_is_no_holder(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    (tmp_path / "lock").write_text(f"{os.getpid()} 1.0\n")
+    assert StateFolder(tmp_path).holder() is None
+    (tmp_path / "lock").write_text("")
+    assert StateFolder(tmp_path).holder() is None
+    with pytest.raises(Misconfigured, match="it is in use by another process"), StateFolder(tmp_path).held():
+        pass
+
+
+def test_one_role_does_not_exclude_another(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    with StateFolder(tmp_path, "services").held() as services:
+        assert services.holder() == os.getpid()
+        assert StateFolder(tmp_path).holder() == other.pid
+
+
+def test_who_only_looks_keeps_nobody_out(tmp_path: Path) -> None:
+    with StateFolder(tmp_path).held():
+        pass
+    with (tmp_path / "lock").open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        away = threading.Timer(0.1, fcntl.flock, (looking, fcntl.LOCK_UN))
+        away.start()
+        try:
+            with StateFolder(tmp_path).held() as folder:
+                assert folder.holder() == os.getpid()
+        finally:
+            away.join()
+
+
+def test_only_the_note_of_who_holds_the_folder_is_believed(tmp_path: Path, other: subprocess.Popen[str]) -> None:
+    folder = StateFolder(tmp_path)
+    assert folder.told("a.json") == {}
+    write_note(tmp_path / "a.json", {"pid": other.pid, "x": 1})
+    assert folder.told("a.json") == {"pid": other.pid, "x": 1}
+    write_note(tmp_path / "a.json", {"pid": os.getpid(), "x": 1})
+    assert folder.told("a.json") == {}
+    write_note(tmp_path / "a.json", {"pid": other.pid, "x": 1})
+    other.kill()
+    other.wait()
+    assert folder.told("a.json") == {}
 
 
 def test_a_folder_that_was_held_has_no_holder(tmp_path: Path) -> None:

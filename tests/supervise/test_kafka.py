@@ -91,7 +91,15 @@ def test_three_brokers_form_a_cluster_that_outlives_one_of_them(
 def test_another_number_of_brokers_on_the_same_state_is_refused(java: Java, jars: Jars, folder: StateFolder) -> None:
     kafka_services(java, jars, folder, LocalSettings(brokers=3))
     with pytest.raises(Misconfigured, match=r"\[local\] brokers: 1 asked for, but .* was made with 3; set brokers = 3"):
-        kafka_services(java, jars, folder, LocalSettings())
+        kafka_services(java, jars, folder, LocalSettings(brokers=1))
+
+
+def test_a_state_keeps_its_number_of_brokers_when_none_is_asked_for(
+    java: Java, jars: Jars, folder: StateFolder
+) -> None:
+    kafka_services(java, jars, folder, LocalSettings(brokers=3))
+    services, _ = kafka_services(java, jars, folder, LocalSettings())
+    assert [service.name for service in services] == ["kafka-1", "kafka-2", "kafka-3"]
 
 
 def test_a_cluster_that_lost_its_id_is_not_given_a_new_one(java: Java, jars: Jars, folder: StateFolder) -> None:
@@ -99,7 +107,7 @@ def test_a_cluster_that_lost_its_id_is_not_given_a_new_one(java: Java, jars: Jar
     (folder.sub("kafka", "1") / "formatted").touch()
     (folder.sub("kafka") / "cluster.json").write_text("{}")
     with pytest.raises(Misconfigured, match=r"cluster\.json: it does not tell the id of the cluster any more"):
-        kafka_services(java, jars, folder, LocalSettings())
+        kafka_services(java, jars, folder, LocalSettings(brokers=1))
 
 
 def test_brokers_sit_side_by_side_from_the_set_port_on(java: Java, jars: Jars, folder: StateFolder) -> None:

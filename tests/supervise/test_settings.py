@@ -7,9 +7,9 @@ from penstock.settings import load
 from penstock.supervise.settings import LocalSettings
 
 
-def test_one_small_broker_is_the_default() -> None:
+def test_small_brokers_as_many_as_there_were_are_the_default() -> None:
     settings = LocalSettings()
-    assert (settings.brokers, settings.kafka_memory, settings.kafka_port) == (1, "384m", None)
+    assert (settings.brokers, settings.kafka_memory, settings.kafka_port) == (None, "384m", None)
 
 
 @pytest.mark.parametrize(

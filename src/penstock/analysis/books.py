@@ -69,10 +69,10 @@ class Books:
         self._late: dict[tuple[str, int], Runs] = {}
         self._looked = ""
         self._conserved: bool | None = None
-        self._guessed = before is not None and before.guessed
+        self._guessed = False
         life = str(running.id)
         if before is not None and before.life == life:
-            self._account = before
+            self._account, self._guessed = before, before.guessed
             for sender, epochs in before.late.items():
                 for epoch, runs in epochs.items():
                     self._late[sender, int(epoch)] = Runs(runs)

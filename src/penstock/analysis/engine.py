@@ -1,4 +1,4 @@
-"""The running of queries: each reads its channels from Kafka and writes a channel, in its mode, from its checkpoint."""
+"""The running of queries: each reads channels and writes one, in its mode, from its checkpoint."""
 
 import json
 import re
@@ -32,6 +32,7 @@ from penstock.analysis.frames import (
 from penstock.analysis.modes import Verdict, accepts_update, decide, objection, refusal
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
+from penstock.analysis.wire import Wire
 from penstock.errors import Misconfigured, Unavailable
 
 
@@ -41,44 +42,20 @@ class Engine:
 
     spark: SparkSession
     settings: SparkSettings
-    servers: str
+    wire: Wire
     checkpoints: str
     shapes: Mapping[str, Shape]
-    kafka: Mapping[str, str]
-    """Settings of Spark's Kafka client, such as those for security."""
     _gates: dict[str, bool] = field(default_factory=dict, compare=False)
 
     def stream(self, channel: str) -> DataFrame:
         """The raw records of a channel, from the beginning and on."""
-        reader = self.spark.readStream.format("kafka").options(**self._source(channel))
-        # A broker that restarts must not end the query.
-        return reader.options(
-            failOnDataLoss="true", **{"fetchOffset.numRetries": "60", "fetchOffset.retryIntervalMs": "1000"}
-        ).load()
+        return self.wire.stream(self.spark, channel)
 
     def batch(
         self, channel: str, until: Mapping[int, int] | None = None, since: Mapping[int, int] | None = None
     ) -> DataFrame:
         """The raw records that a channel holds, from these offsets up to those."""
-        reader = self.spark.read.format("kafka").options(**self._source(channel))
-        for name, offsets in (("startingOffsets", since), ("endingOffsets", until)):
-            if offsets is not None:
-                told = {channel: {str(partition): offset for partition, offset in offsets.items()}}
-                reader = reader.option(name, json.dumps(told))
-        return reader.load()
-
-    def _source(self, channel: str) -> dict[str, str]:
-        return {
-            "kafka.bootstrap.servers": self.servers,
-            "subscribe": channel,
-            "startingOffsets": "earliest",
-            "includeHeaders": "true",
-            "kafka.isolation.level": "read_committed",
-            **self._client(),
-        }
-
-    def _client(self) -> dict[str, str]:
-        return {f"kafka.{name}": value for name, value in self.kafka.items()}
+        return self.wire.batch(self.spark, channel, since, until)
 
     def frame(self, query: Query, raw: Callable[[str], DataFrame]) -> DataFrame:
         """The result of a query over raw frames of its inputs."""
@@ -152,7 +129,9 @@ class Engine:
         return found
 
     def objection(self, query: Query) -> str | None:
-        return objection(self.spark, lambda raw: encoded(self.frame(query, lambda _: raw()), query))
+        return self.wire.objection or objection(
+            self.spark, lambda raw: encoded(self.frame(query, lambda _: raw()), query)
+        )
 
     def launch(
         self, query: Query, places: int, topics: Mapping[str, str], turn: int = 0
@@ -162,7 +141,7 @@ class Engine:
         Nothing is rehearsed here: real time is tried, and an objection comes before the first record is read. `topics`
         are the ids of the topics that the query touches. Queries with different turns do not all run at once.
         """
-        verdict = decide(query, None, places)
+        verdict = decide(query, self.wire.objection, places)
         if verdict.mode is Mode.REAL_TIME:
             try:
                 started = self._start(query, verdict.mode, topics, turn)
@@ -200,16 +179,8 @@ class Engine:
     def _into(self, records: DataFrame, channel: str, name: str, topics: Mapping[str, str]) -> DataStreamWriter:
         folder = self.checkpoint(name)
         _belong_together(folder, topics)
-        return (
-            records.writeStream.format("kafka")
-            .queryName(name)
-            .option("kafka.bootstrap.servers", self.servers)
-            .options(**{"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.linger.ms": "3"})
-            .options(**self._client())
-            .option("topic", channel)
-            .option("includeHeaders", "true")
-            .option("checkpointLocation", folder)
-        )
+        writer = self.wire.into(records, channel)
+        return writer.queryName(name).option("checkpointLocation", folder)
 
 
 def _every(interval: timedelta, turn: int) -> str:

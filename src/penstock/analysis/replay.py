@@ -35,7 +35,7 @@ def comes_when_final(engine: Engine, query: Query) -> bool:
         return not accepts_update(engine.frame(query, engine.stream))
 
 
-def held(engine: Engine, channel: str, until: Positions) -> int:
+def kept(engine: Engine, channel: str, until: Positions) -> int:
     """How many records the log still holds up to these offsets."""
     with _explained():
         return engine.batch(channel, until).count()

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from penstock.audit.alarm import Alarm
 from penstock.audit.rules.records import Disorder, Missing, Refused, Unknown
+from penstock.audit.rules.retention import Overtaken
 from penstock.audit.rules.senders import Silent, SlowSender
 from penstock.audit.rules.stages import Away, SlowStage, Stalled, Unheard
 from penstock.audit.settings import AuditSettings
@@ -41,6 +42,7 @@ class Alarms:
         self._settings = settings
         self._rules: Sequence[Rule] = (
             Missing(),
+            Overtaken(),
             Stalled(batch, reads),
             Away(),
             Unheard(),

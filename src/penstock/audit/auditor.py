@@ -10,6 +10,7 @@ from typing import Protocol
 from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.ledger import Ledger
 from penstock.audit.patience import patiently
+from penstock.audit.retention import from_what_is_kept
 from penstock.clock import Clock, SystemClock
 from penstock.contracts import Channels, Entry, Positions, Reader
 from penstock.errors import Misconfigured, Refused, Unavailable
@@ -47,7 +48,9 @@ class Auditor:
         bookmarks: str = "",
         stages: Collection[str] | None = None,
         strides_only: bool = False,
+        skip_lost: bool = False,
     ) -> None:
+        """`skip_lost`: go on behind what a channel has removed unread; numbers that lay there are then missing."""
         self._channels = channels
         self._ledger = ledger
         self._watched = watched
@@ -59,6 +62,7 @@ class Auditor:
         self._notes = [name for name in (heartbeats, bookmarks) if name]
         self._stages = stages
         self._strides_only = strides_only
+        self._skip_lost = skip_lost
         self._positions: dict[str, dict[int, int]] = {}
         self._opened = ExitStack()
         self._reader: Reader | None = None
@@ -168,6 +172,9 @@ class Auditor:
             known = stands.get(channel, {})
             bounds = self._channels.bounds(channel)
             found[channel] = {partition: known.get(partition, first) for partition, (first, _) in bounds.items()}
+            # Old notes that are gone are no loss: what they claim is said anew by those that follow.
+            if self._skip_lost or channel in self._notes:
+                found[channel] = self._skipped(channel, found[channel], bounds)
             for partition, (_, end) in bounds.items():
                 if known.get(partition, 0) > end:
                     raise Misconfigured(
@@ -177,6 +184,17 @@ class Auditor:
                         "move the ledger away, or bring back the channel that it belongs to",
                     )
         return found
+
+    def _skipped(self, channel: str, stands: Positions, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+        """Move the ledger behind what the channel has removed unread: what lay there is missing, and named so."""
+        begins = from_what_is_kept(stands, bounds)
+        passed = {partition: to for partition, to in begins.items() if to != stands[partition]}
+        if passed:
+            for partition, to in passed.items():
+                log.warning("%s/%s was removed from %s to %s unread", channel, partition, stands[partition], to)
+            start = {channel: {partition: stands[partition] for partition in passed}}
+            self._ledger.merge(Findings(start, {channel: passed}), self._clock.now(), 0)
+        return begins
 
     def _merge(self, reader: Reader, entries: Sequence[Entry]) -> None:
         """Take the entries, and the positions that moved: some move without an entry, over marks of transactions."""

@@ -28,6 +28,12 @@ class Gap:
     def size(self) -> int:
         return self.last - self.first + 1
 
+    @property
+    def numbers(self) -> str:
+        """As people read them: `7`, or `7–9 (3 records)`."""
+        # Numbers that name a record are written as the sender writes them.
+        return f"{self.first}" if self.size == 1 else f"{self.first}–{self.last} ({self.size:,} records)"
+
 
 @dataclass(frozen=True, slots=True)
 class Hop:

@@ -193,8 +193,7 @@ def _age(as_of: Micros | None, at: Micros) -> str:
 
 
 def _range(gap: Gap) -> str:
-    numbers = f"{gap.first}" if gap.size == 1 else f"{gap.first}–{gap.last} ({_number(gap.size)} records)"
-    return f"{printable(gap.sender)}/{gap.epoch}: {numbers}"
+    return f"{printable(gap.sender)}/{gap.epoch}: {gap.numbers}"
 
 
 def _lapse(ms: float) -> str:

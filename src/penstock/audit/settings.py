@@ -47,6 +47,13 @@ class AuditSettings(Section):
         allow_inf_nan=False,
         description="more than this share refused in the last minutes is an alarm",
     )
+    expiring_share: float = Field(
+        0.8,
+        gt=0,
+        lt=1,
+        allow_inf_nan=False,
+        description="what a reader has not read when it has lived this share of the time that it is kept is an alarm",
+    )
     webhook: str = Field("", description="where alarms are posted, http:// or https://; empty: nowhere")
     secret: SecretStr = Field(
         SecretStr(""), description="signs what is posted, as Standard Webhooks do; whsec_ and base64, or any text"

@@ -16,11 +16,11 @@ from penstock.audit.content import Content
 from penstock.audit.findings import Kind
 from penstock.audit.ledger import Ledger
 from penstock.audit.report import parts, show
-from penstock.channels.kafka import Kafka
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.clock import SystemClock
 from penstock.errors import Misconfigured, PenstockError, Unavailable
-from penstock.pipeline.run import Running
+from penstock.pipeline.running import Running
+from penstock.pipeline.services import here
 from penstock.pipeline.wiring import Wiring
 
 Bounds = Mapping[str, Mapping[int, tuple[int, int]]]
@@ -94,7 +94,7 @@ def _balance(wiring: Wiring, grace: int, wait: float) -> tuple[Balance, bool]:
 def _with_names(found: Balance, content: Content, wiring: Wiring) -> Balance:
     """The balance with the numbers that lakes lack, as far as the pipeline and its lakes can be looked at."""
     # What a lake holds is looked up when something is missing, and not before.
-    from penstock.pipeline.holdings import named
+    from penstock.pipeline.lacking import named
     from penstock.pipeline.load import load
 
     try:
@@ -135,11 +135,10 @@ def _pipeline(folder: Path, profile: str | None) -> Path:
 def _bounds(wiring: Wiring, ledger: Ledger) -> Bounds:
     """What the source channels hold now; nothing when no run is up that could be asked."""
     try:
-        running = Running.find(wiring)
+        channels = here(wiring).bind()
     except Misconfigured:
         return {}
-    kafka = Kafka(running.servers, wiring.kafka)
-    return {channel: kafka.bounds(channel) for channel, kind in ledger.channels().items() if kind is Kind.SOURCE}
+    return {channel: channels.bounds(channel) for channel, kind in ledger.channels().items() if kind is Kind.SOURCE}
 
 
 def _awaited(ledger: Ledger, bounds: Bounds, wait: float) -> dict[str, int]:

@@ -15,20 +15,16 @@ from typing import Annotated
 import typer
 
 from penstock.audit.report import printable
-from penstock.channels.kafka import Kafka
+from penstock.cli.channels import found
 from penstock.cli.letters import NAMED, letter_lines, redrive_lines, show_each, show_reasons
-from penstock.cli.options import AsJson, Folder, Profile
-from penstock.clock import Micros, SystemClock, duration
+from penstock.cli.moments import moment
+from penstock.cli.options import AsJson, Folder, Profile, Servers
+from penstock.clock import Micros
 from penstock.errors import Misconfigured
 from penstock.pipeline.letters import DEAD, Letter, Selection, Tally, letter_at, letters, tallied
 from penstock.pipeline.redrive import Outcome, Verdict
 from penstock.pipeline.redrive import redrive as send_again
-from penstock.pipeline.run import Running
-from penstock.pipeline.wiring import Wiring
 
-Servers = Annotated[
-    str | None, typer.Option(help="The Kafka to ask, host:port; otherwise that of the run in the folder.")
-]
 Dead = Annotated[str, typer.Argument(help="The channel, with or without .dead.", show_default=False)]
 Reason = Annotated[str, typer.Option(help="Only letters whose reason contains this.", show_default=False)]
 Sender = Annotated[str | None, typer.Option(help="Only letters of this sender.", show_default=False)]
@@ -58,21 +54,21 @@ def list_(
     as_json: AsJson = False,
 ) -> None:
     """Count the dead letters by their reasons, or show each of them."""
-    kafka, chosen = _kafka(folder, profile, servers), Selection(reason, sender, _moment(since))
-    names = kafka.names()
+    channels, chosen = found(folder, profile, servers), Selection(reason, sender, _after(since))
+    names = channels.names()
     wanted = [name for name in names if name.endswith(DEAD)] if channel is None else [_dead(channel, names)]
     if each:
-        newest, total = _newest(chain.from_iterable(letters(kafka, name, chosen) for name in wanted), most)
+        newest, total = _newest(chain.from_iterable(letters(channels, name, chosen) for name in wanted), most)
         if as_json:
             typer.echo(json.dumps({"matching": total, "letters": [letter.told for letter in newest]}))
         else:
             show_each(newest, total)
     else:
-        found = {name: tallied(letters(kafka, name, chosen)) for name in wanted}
+        counted = {name: tallied(letters(channels, name, chosen)) for name in wanted}
         if as_json:
-            typer.echo(json.dumps({"channels": [_counts(name, tallies) for name, tallies in found.items()]}))
+            typer.echo(json.dumps({"channels": [_counts(name, tallies) for name, tallies in counted.items()]}))
         else:
-            show_reasons(found, most)
+            show_reasons(counted, most)
 
 
 @app.command()
@@ -90,9 +86,9 @@ def show(
     """Show one dead letter: reason, origin, headers and value."""
     if raw and as_json:
         raise Misconfigured("--raw, --json", "both are given", "choose one of them")
-    kafka = _kafka(folder, profile, servers)
-    dead = _dead(channel, kafka.names())
-    letter = letter_at(kafka, dead, _place(dead, place))
+    channels = found(folder, profile, servers)
+    dead = _dead(channel, channels.names())
+    letter = letter_at(channels, dead, _place(dead, place))
     if raw:
         typer.echo(letter.value or b"", nl=False)
     elif as_json:
@@ -129,13 +125,13 @@ def redrive(
         problem = "this is everything and a selection, too" if all_ else "it is not said which letters"
         way_out = "give PARTITION:OFFSET, --reason, --sender or --since; or --all for every letter"
         raise Misconfigured("dlq redrive", problem, way_out)
-    kafka = _kafka(folder, profile, servers)
-    names = kafka.names()
+    channels = found(folder, profile, servers)
+    names = channels.names()
     dead = _dead(channel, names)
     # Into dead letters it would be a circle, and the pipeline's own channels hold no records.
     target = _known(into or dead.removesuffix(DEAD), [name for name in names if not _special(name)])
-    chosen = Selection(reason, sender, _moment(since), frozenset(_place(dead, place) for place in places or ()))
-    outcomes = send_again(kafka, dead, chosen, target, dry_run, kafka.since)
+    chosen = Selection(reason, sender, _after(since), frozenset(_place(dead, place) for place in places or ()))
+    outcomes = send_again(channels, dead, chosen, target, dry_run, channels.since)
     if as_json:
         typer.echo(json.dumps(_account(dead, target, dry_run, outcomes)))
     else:
@@ -146,13 +142,6 @@ def redrive(
 
 
 # --- what is asked ----------------------------------------------------------------------------------------------------
-
-
-def _kafka(folder: Path, profile: str | None, servers: str | None) -> Kafka:
-    wiring = Wiring.read(folder, profile)
-    if not servers:
-        servers = Running.find(wiring).servers if wiring.kafka.servers == "local" else wiring.kafka.servers
-    return Kafka(servers, wiring.kafka)
 
 
 def _dead(channel: str, names: Collection[str]) -> str:
@@ -181,13 +170,8 @@ def _place(channel: str, text: str) -> str:
     return f"{match[1] or channel}:{int(match[2])}:{int(match[3])}"
 
 
-def _moment(since: str | None) -> Micros | None:
-    if since is None:
-        return None
-    try:
-        return SystemClock().now() - int(duration(since).total_seconds() * 1_000_000)
-    except ValueError as error:
-        raise Misconfigured("--since", str(error)) from error
+def _after(since: str | None) -> Micros | None:
+    return None if since is None else moment("--since", since)
 
 
 # --- what is told -----------------------------------------------------------------------------------------------------

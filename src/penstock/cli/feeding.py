@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Protocol
 
+from penstock.audit.held import withheld
 from penstock.audit.updates import Fields, Lines, Update
 from penstock.audit.verify import Verifier
 from penstock.clock import Clock
@@ -21,6 +22,8 @@ from penstock.record import Origin
 _CHUNK = 1 << 18
 _MOST = 10_000
 _PAUSE = 0.2
+_ASKED, _SILENT = 5.0, 30.0
+"""After so many seconds of silence a channel is asked whether it is there; after so many it is not believed."""
 
 
 class Feeding(Protocol):
@@ -76,9 +79,7 @@ class Stream:
 class Log:
     """The records of a channel, from its beginning to the end that it has now; or on and on, when they are followed.
 
-    What is missing at the end may be on its way in another partition: it has `grace` seconds to come. A log may end
-    with offsets that hold no record, such as the marks of transactions: when nothing comes for `quiet` seconds though
-    the broker answers, there is no more.
+    What is missing at the end may be on its way in another partition: it has `grace` seconds to come.
     """
 
     channels: Channels
@@ -86,7 +87,6 @@ class Log:
     clock: Clock
     follow: bool = False
     grace: float = 2.0
-    quiet: float = 5.0
 
     def feed(self, verifier: Verifier, fields: Fields, stop: Event) -> Iterator[None]:
         bounds = self.channels.bounds(self.channel)
@@ -116,10 +116,10 @@ class Log:
                 return
             if _pass(reader, ends, fields, verifier):
                 heard = self.clock.elapsed()
-            elif self.clock.elapsed() - heard > self.quiet:
+            elif (silence := self.clock.elapsed() - heard) > _ASKED:
                 self.channels.bounds(self.channel)  # Raises when the silence is that of a broker that is away.
-                verifier.note(f"{left:,} offsets at the end of {self.channel} hold no record that can be read yet.")
-                return
+                if silence > _SILENT:
+                    raise withheld(self.channel)
             yield
 
 

@@ -36,6 +36,7 @@ def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
 
 def show(made: Plan) -> None:
     screen = console()
+    screen.print(f"Its channels lie at {made.channels}.")
     hops = Table("from", "by", "to", "guarantee", "because", title=f"The hops of {made.pipeline}", title_justify="left")
     for hop in made.hops:
         hops.add_row(hop.start, hop.by, hop.end, hop.guarantee, hop.why)

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from penstock.pipeline.run import Running
+from penstock.pipeline.running import Running
 from penstock.supervise.events import Event, Kind
 
 _STYLES = {Kind.READY: "green", Kind.DIED: "bold red", Kind.RESTARTING: "yellow", Kind.KILLED: "yellow"}
@@ -17,9 +17,13 @@ _QUIET = {Kind.STARTED}
 
 
 class Screen:
-    """Lines with the time since the start; a bar while jars are fetched. Colours only on a terminal."""
+    """Lines with the time since the start; a bar while jars are fetched. Colours only on a terminal.
 
-    def __init__(self) -> None:
+    `dated`: with the date and the time of day instead, for the log of what runs for weeks.
+    """
+
+    def __init__(self, dated: bool = False) -> None:
+        self._dated = dated
         self._console = Console(highlight=False, soft_wrap=True)
         self._since = time.monotonic()
         self._bar: Progress | None = None
@@ -35,9 +39,9 @@ class Screen:
 
     def say(self, text: str, style: str = "") -> None:
         self._end_bar()
-        self._console.print(
-            Text(f"{time.monotonic() - self._since:6.1f} s  ", style="dim"), Text(text, style=style), sep=""
-        )
+        elapsed = f"{time.monotonic() - self._since:6.1f} s"
+        when = time.strftime("%Y-%m-%d %H:%M:%S") if self._dated else elapsed
+        self._console.print(Text(f"{when}  ", style="dim"), Text(text, style=style), sep="")
 
     def event(self, event: Event) -> None:
         if event.kind not in _QUIET:
@@ -57,12 +61,17 @@ class Screen:
         self._bar.update(self._task, completed=done)
 
     def running(self, name: str, running: Running, folder: Path) -> None:
-        where = f"the page is at {running.page}" if running.page else f"Kafka is at {running.servers}"
+        where = f"the page is at {running.page}" if running.page else f"its channels are at {running.channels}"
         self.say(f"{name} runs; {where}", "bold green")
-        there = "" if folder.resolve() == Path.cwd() else f" --folder {folder}"
+        there = folder_option(folder)
         self.say(f"penstock status{there} and penstock audit{there} tell more; Ctrl-C stops")
 
     def _end_bar(self) -> None:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+
+def folder_option(folder: Path) -> str:
+    """What a command needs to find this folder from where we are."""
+    return "" if folder.resolve() == Path.cwd() else f" --folder {folder}"

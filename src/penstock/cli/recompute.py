@@ -1,20 +1,18 @@
 """`penstock audit --recompute`: a query again, as a batch over the log, beside its live result."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import typer
 
 from penstock.analysis.compare import Difference, Verdict
-from penstock.errors import Misconfigured
 from penstock.pipeline.checks import check
 from penstock.pipeline.comparison import Report
 from penstock.pipeline.load import load
 from penstock.pipeline.recompute import find_query
 from penstock.pipeline.recompute import recompute as compared
-from penstock.pipeline.run import Running
+from penstock.pipeline.services import here
 from penstock.pipeline.tiers.analyse import engine
 from penstock.pipeline.wiring import Wiring
 
@@ -36,32 +34,17 @@ def recompute(folder: Path, profile: str | None, pipeline: Path, query: str, as_
     0: equal, 1: rows differ, 2: it cannot be told; an error is raised when it cannot be done at all.
     """
     description = load(pipeline)
-    wiring = _found(Wiring.read(folder, profile))
+    wiring = here(Wiring.read(folder, profile))
     check(description, wiring)
     chosen = find_query(description, query)
     _say("starting Spark")
     with engine(description, wiring, log=None) as spark:
-        report = compared(spark, wiring.channels(), description, wiring, chosen, _say, wait)
+        report = compared(spark, wiring.bind(), description, wiring, chosen, _say, wait)
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
     else:
         show(report)
     return report.code
-
-
-def _found(wiring: Wiring) -> Wiring:
-    """The wiring with the addresses of the run in its folder, if there is one."""
-    try:
-        running = Running.find(wiring)
-    except Misconfigured:
-        if wiring.kafka.servers == "local":
-            raise
-        return wiring
-    return replace(
-        wiring,
-        kafka=wiring.kafka.model_copy(update={"servers": running.servers}),
-        redis=wiring.redis.model_copy(update={"url": running.redis or wiring.redis.url}),
-    )
 
 
 def _say(text: str) -> None:

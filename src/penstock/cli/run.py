@@ -9,6 +9,7 @@ from penstock.cli.progress import Screen
 from penstock.pipeline.checks import check
 from penstock.pipeline.load import load
 from penstock.pipeline.run import LocalRun
+from penstock.pipeline.services import prepared
 from penstock.pipeline.wiring import Wiring
 from penstock.supervise.signals import stop_on_signals
 
@@ -31,7 +32,7 @@ def supervised(file: Path, folder: Path, profile: str | None) -> None:
         wiring = Wiring.read(folder, profile)
         check(description, wiring)
         local = LocalRun(file, description, wiring, profile)
-        machine = local.prepare(screen)
+        machine = prepared(screen)
         with stop_on_signals() as stop:
             with local.started(machine, stop, screen) as (supervisor, running):
                 if not stop.is_set():

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ import typer
 from rich.table import Table
 
 from penstock.audit.report import printable
-from penstock.channels.kafka import Kafka
 from penstock.cli.console import console
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.clock import SystemClock
-from penstock.pipeline.run import Running
+from penstock.pipeline.running import Running
+from penstock.pipeline.services import Services, here
 from penstock.pipeline.status import Status
 from penstock.pipeline.wiring import Wiring
+from penstock.supervise.folder import StateFolder
 
 _LATE = 10_000_000
 _TROUBLED = {"waiting", "ended", "missing", "reading"}
@@ -27,19 +29,31 @@ def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
     Exits with 1 when a process has said nothing for ten seconds, or records are missing. Other alarms are shown.
     """
     wiring = Wiring.read(folder, profile)
+    if StateFolder(wiring.state).holder() is None and (services := Services.find(wiring)) is not None:
+        show_services(services, as_json)
+        return
     running = Running.find(wiring)
-    found = Status.read(Kafka(running.servers, wiring.kafka), running.status)
+    found = Status.read(here(wiring).bind(), running.status)
     if as_json:
-        typer.echo(json.dumps({"run": running.__dict__, **found.to_json()}, ensure_ascii=False))
+        typer.echo(json.dumps({"run": running.to_json(), **found.to_json()}, ensure_ascii=False))
     else:
         show(running, found)
     raise typer.Exit(0 if found.well(SystemClock().now(), _LATE) else 1)
 
 
+def show_services(services: Services, as_json: bool) -> None:
+    """Only those are there, by `penstock up`."""
+    if as_json:
+        typer.echo(json.dumps({"run": None, "services": asdict(services)}))
+        return
+    state = "up" if services.up else "being started"
+    typer.echo(f"no pipeline runs here; the services are {state}: {services.where}; penstock run FILE uses them")
+
+
 def show(running: Running, found: Status) -> None:
     screen = console()
     page = f"the page is at {running.page}, " if running.page else ""
-    screen.print(f"{running.pipeline}: {page}Kafka is at {running.servers}")
+    screen.print(f"{running.pipeline}: {page}its channels are at {running.channels}")
     parts = Table("part", "state", "records", "records/s", "lag", "p50 ms", "p95 ms", "p99 ms", "max ms")
     for column in parts.columns[2:]:
         column.justify = "right"

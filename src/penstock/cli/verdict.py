@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -14,6 +15,8 @@ from penstock.audit.verdict import Lapse, Report, SenderCount, Verdict
 
 SHOWN = 20
 """So many senders have a line, so many gaps are named; then it is said how many more there are."""
+_NAME, _WIDEST = 8, 10_000
+"""The characters of a sender's name that are on a line at least; and those of a table at most."""
 _STYLES = {Verdict.WHOLE: "bold green", Verdict.LOSS: "bold red"}
 
 
@@ -24,7 +27,7 @@ def show(report: Report, screen: Console) -> None:
         _gaps(report, screen)
         return
     if shown := _shown(report.by_sender):
-        screen.print(_table(shown))
+        screen.print(_fitted(_table(shown), screen), crop=False)
     _others(report.by_sender, screen)
     _gaps(report, screen)
     for place, reason in report.refused:
@@ -63,12 +66,22 @@ def _arrived(lapse: Lapse) -> str:
 
 def _table(senders: Sequence[SenderCount]) -> Table:
     lives = any(one.epoch for one in senders)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("sender", overflow="fold")
-    for title in (*(["epoch"] if lives else ()), "records", "first", "last", "missing", "doubled", "out of order"):
+    for title in (*(["epoch"] if lives else ()), "records", "first", "last", "missing", "doubled", "out of\norder"):
         table.add_column(title, justify="right", no_wrap=True)
     for one in senders:
         table.add_row(*_row(one, lives))
+    return table
+
+
+def _fitted(table: Table, screen: Console) -> Table:
+    """Long names are folded where the screen is narrow; numbers never. Rather too wide than without the names."""
+    wide = screen.options.update(width=_WIDEST)
+    whole, names = (Measurement.get(screen, wide, one).maximum for one in (table, Group(*table.columns[0].cells)))
+    if whole > screen.width:
+        kept = max(names - (whole - screen.width), min(names, _NAME))
+        table.columns[0].width, table.width = kept, whole - names + kept
     return table
 
 
@@ -111,8 +124,7 @@ def _gaps(report: Report, screen: Console) -> None:
 
 def _gap(gap: Gap) -> str:
     life = f"/{gap.epoch}" if gap.epoch else ""
-    range_ = f"{gap.first}" if gap.size == 1 else f"{gap.first}–{gap.last} ({gap.size:,} records)"
-    return f"{printable(gap.sender)}{life} misses {range_}"
+    return f"{printable(gap.sender)}{life} misses {gap.numbers}"
 
 
 def _verdict(report: Report) -> str:

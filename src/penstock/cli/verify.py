@@ -12,15 +12,15 @@ import typer
 from penstock.audit.updates import Fields
 from penstock.audit.verdict import Report, Verdict
 from penstock.audit.verify import Verifier
-from penstock.channels.kafka import Kafka
+from penstock.cli.channels import found
 from penstock.cli.console import console
 from penstock.cli.feeding import Feeding, Log, Stream
-from penstock.cli.options import AsJson, Folder, Profile
+from penstock.cli.moments import span
+from penstock.cli.options import AsJson, Folder, Profile, Servers
 from penstock.cli.verdict import show
-from penstock.clock import Clock, SystemClock, duration
+from penstock.clock import Clock, SystemClock
+from penstock.contracts import Channels
 from penstock.errors import Misconfigured, PenstockError, Unavailable
-from penstock.pipeline.run import Running
-from penstock.pipeline.wiring import Wiring
 from penstock.supervise.signals import stop_on_signals
 
 STDIN = "-"
@@ -58,10 +58,7 @@ def verify(
         typer.Option(metavar="DURATION", help="How long what is missing at the end of a channel may still come."),
     ] = "2s",
     longest: Annotated[int, typer.Option(min=1, max=1 << 30, help="The bytes that a line may have.")] = 1 << 20,
-    servers: Annotated[
-        str | None,
-        typer.Option(help="The channel's Kafka, as host:port.", show_default="that of the pipeline that runs here"),
-    ] = None,
+    servers: Servers = None,
     folder: Folder = Path(),
     profile: Profile = None,
     as_json: AsJson = False,
@@ -70,11 +67,12 @@ def verify(
 
     Reads JSON lines such as {"seq": 1000, "sender": "sender1", "time": 0} from a file or standard input; of a channel,
     the headers of its records, or such a payload where they tell nothing, from its beginning to its end of now.
+    A channel over tcp:// is what comes from now on, until Ctrl-C.
 
     Exits with 0 when all is whole, 1 when a number is missing, 2 when something could not be read or nothing came.
     """
     clock, fields = SystemClock(), Fields(_path("--seq", seq), sender, epoch, time)
-    lapse, patience = _seconds("--every", every), _seconds("--grace", grace)
+    lapse, patience = span("--every", every).total_seconds(), span("--grace", grace).total_seconds()
 
     def verified(feeding: Feeding) -> Report:
         return _verified(feeding, fields, Verifier(clock, first), clock, lapse, as_json)
@@ -87,8 +85,9 @@ def verify(
         with _opened(what) as descriptor:
             end = verified(Stream(what, descriptor, longest, clock, live=False))
     else:
-        kafka = _kafka(what, servers, Wiring.read(folder, profile))
-        end = verified(Log(kafka, what, clock, follow, patience))
+        channels = _channels(what, folder, profile, servers)
+        # What keeps nothing has no end of now: all of it is still to come.
+        end = verified(Log(channels, what, clock, follow or not channels.promise.replay, patience))
     raise typer.Exit(_EXITS[end.verdict])
 
 
@@ -140,37 +139,23 @@ def _opened(path: str) -> Iterator[int]:
         yield file.fileno()
 
 
-def _kafka(channel: str, servers: str | None, wiring: Wiring) -> Kafka:
-    """The Kafka that holds the channel; Misconfigured when there is none, or it does not have it."""
-    if servers is None:
-        servers = wiring.kafka.servers if wiring.kafka.servers != "local" else _running(channel, wiring)
-    kafka = Kafka(servers, wiring.kafka)
+def _channels(channel: str, folder: Path, profile: str | None, servers: str | None) -> Channels:
+    """Where the channel lies; Misconfigured when nothing runs, or there is no such channel."""
     try:
-        kafka.bounds(channel)
+        channels = found(folder, profile, servers)
+        channels.bounds(channel)
+    except Misconfigured as error:
+        way_out = f"{error.way_out}, or tell where it is: --servers ADDRESS; {_FILES.format(channel)}"
+        raise Misconfigured(f"channel {channel}", f"{error.place}: {error.problem}", way_out) from error
     except Unavailable as error:
         raise Misconfigured(f"channel {channel}", str(error), _FILES.format(channel)) from error
-    return kafka
+    return channels
 
 
 _FILES = "a file is written ./{}, or ends in .json or .jsonl"
-
-
-def _running(channel: str, wiring: Wiring) -> str:
-    try:
-        return Running.find(wiring).servers
-    except Misconfigured as error:
-        way_out = f"tell where its Kafka is: --servers HOST:PORT; {_FILES.format(channel)}"
-        raise Misconfigured(f"channel {channel}", f"{error.place}: {error.problem}", way_out) from error
 
 
 def _path(option: str, path: str) -> str:
     if not path:
         raise Misconfigured(option, "without a number there is nothing to verify", "name the field of the number")
     return path
-
-
-def _seconds(option: str, text: str) -> float:
-    try:
-        return duration(text).total_seconds()
-    except ValueError as error:
-        raise Misconfigured(option, str(error)) from error

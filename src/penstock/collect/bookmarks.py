@@ -6,22 +6,19 @@ the truth, and a bookmark only saves reading all of it.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
 
+from penstock.audit.held import Bounds, held
 from penstock.clock import Micros
 from penstock.collect.numbers import Numbers
-from penstock.contracts import Channels, Entry, Positions
-from penstock.errors import Refused, Unavailable
+from penstock.contracts import Channels, Positions
+from penstock.errors import Refused
 from penstock.record import Origin, Record
 
 log = logging.getLogger(__name__)
-
-READ_MOST = 5_000
-READ_WAIT = 1.0
-QUIET_READS = 30
 
 
 @dataclass
@@ -94,15 +91,16 @@ def recover(channels: Channels, bookmarks: str, source: str, watched: Sequence[s
     if not _fits(bookmark.positions, bounds):
         log.warning("the bookmark of %s claims more than its channel holds: reading the whole channel", source)
         bookmark = Bookmark(incarnation=bookmark.incarnation, heard=bookmark.heard, duplicates=bookmark.duplicates)
-    for entry in _entries(channels, bookmark.positions, bounds):
-        origin = Origin.read(entry.headers)
-        if origin is None:
-            continue
-        if origin.sender == source:
-            bookmark.incarnation = max(bookmark.incarnation, origin.epoch)
-            bookmark.heard = max(bookmark.heard or 0, origin.time)
-        else:
-            bookmark.numbers.add(origin.sender, origin.epoch, origin.seq)
+    for channel in watched:
+        for entry in held(channels, channel, bookmark.positions.get(channel), bounds[channel]):
+            origin = Origin.read(entry.headers)
+            if origin is None:
+                continue
+            if origin.sender == source:
+                bookmark.incarnation = max(bookmark.incarnation, origin.epoch)
+                bookmark.heard = max(bookmark.heard or 0, origin.time)
+            else:
+                bookmark.numbers.add(origin.sender, origin.epoch, origin.seq)
     bookmark.positions = {
         channel: {partition: end for partition, (_, end) in partitions.items()}
         for channel, partitions in bounds.items()
@@ -110,12 +108,9 @@ def recover(channels: Channels, bookmarks: str, source: str, watched: Sequence[s
     return bookmark
 
 
-Bounds = Mapping[int, tuple[int, int]]
-
-
 def _last(channels: Channels, bookmarks: str, source: str) -> Bookmark:
     value: bytes | None = None
-    for entry in _entries(channels, {}, {bookmarks: channels.bounds(bookmarks)}):
+    for entry in held(channels, bookmarks):
         if entry.key == source.encode():
             value = entry.value
     if value is None:
@@ -134,27 +129,3 @@ def _fits(positions: Mapping[str, Positions], bounds: Mapping[str, Bounds]) -> b
         if channel in bounds
         for partition, offset in offsets.items()
     )
-
-
-def _entries(channels: Channels, told: Mapping[str, Positions], bounds: Mapping[str, Bounds]) -> Iterator[Entry]:
-    """What the channels hold from the told positions to the ends that the bounds give."""
-    starts: dict[str, dict[int, int]] = {}
-    left: set[tuple[str, int]] = set()
-    for channel, partitions in bounds.items():
-        for partition, (first, end) in partitions.items():
-            start = max(first, told.get(channel, {}).get(partition, first))
-            starts.setdefault(channel, {})[partition] = start
-            if start < end:
-                left.add((channel, partition))
-    if not left:
-        return
-    quiet = 0
-    with channels.reader(starts) as reader:
-        while left:
-            entries = reader.read(READ_MOST, READ_WAIT)
-            yield from entries
-            reached = {channel: reader.positions(channel) for channel in starts}
-            left = {(channel, at) for channel, at in left if reached[channel].get(at, 0) < bounds[channel][at][1]}
-            quiet = 0 if entries else quiet + 1
-            if left and quiet > QUIET_READS:
-                raise Unavailable(", ".join(sorted({channel for channel, _ in left})), "it does not give all it holds")

@@ -16,9 +16,15 @@ from penstock.deliver.delivery import Delivery
 from penstock.deliver.doors import Doors
 from penstock.deliver.metrics import MEDIA_TYPE, metrics
 from penstock.deliver.outlet import FeedSpec
-from penstock.deliver.replies import Guarded, nothing_here, reply
 from penstock.deliver.settings import DeliverSettings
 from penstock.deliver.site import ChartSpec, Site
+from penstock.serve.replies import Guarded, problem, reply
+
+# No 'unsafe-eval': the page lets Vega interpret its expressions instead of compiling them.
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 
 
 def build(
@@ -64,10 +70,14 @@ def build(
             Route("/healthz", say_health),
             *site.routes(),
         ],
-        middleware=[Middleware(Guarded)],
-        exception_handlers={404: nothing_here},
+        middleware=[Middleware(Guarded, policy=_POLICY)],
+        exception_handlers={404: _nothing_here},
         lifespan=lifespan,
     )
     app.state.delivery = delivery
-    app.state.patience = settings.patience.total_seconds()
+    app.state.settings = settings
     return app
+
+
+async def _nothing_here(request: Request, _: Exception) -> Response:
+    return problem(404, f"there is nothing at {request.url.path}")

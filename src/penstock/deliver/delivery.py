@@ -18,7 +18,6 @@ from penstock.errors import Unavailable
 
 _MOST = 5_000
 _WAIT = 0.2
-_QUIET = 5.0
 _RETRY = 1.0
 
 
@@ -81,17 +80,12 @@ class Delivery:
                 self._live[channel] = {part: end for part, (_, end) in self._channels.bounds(channel).items()}
         with self._channels.reader(start) as reader:
             in_loop(self._begin, {channel: reader.positions(channel) for channel in start})
-            quiet_since = self._clock.elapsed()
             while not self._stop.is_set():
                 if entries := reader.read(_MOST, _WAIT):
                     self._hand_over(in_loop, entries)
-                    quiet_since = self._clock.elapsed()
                 elif self.trouble is not None:
                     in_loop(setattr, self, "trouble", None)
-                # The end of a channel may hold offsets that no reader ever gets; silence is as good.
-                if not self.ready.is_set() and (
-                    self._caught_up(reader) or self._clock.elapsed() - quiet_since > _QUIET
-                ):
+                if not self.ready.is_set() and self._caught_up(reader):
                     in_loop(self.ready.set)
 
     def _caught_up(self, reader: Reader) -> bool:

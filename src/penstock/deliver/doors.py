@@ -9,9 +9,10 @@ from starlette.websockets import WebSocket
 from penstock.clock import Clock
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.outlet import Outlet
-from penstock.deliver.replies import problem
 from penstock.deliver.settings import DeliverSettings
 from penstock.deliver.streams import EventStream, Socket
+from penstock.serve.replies import problem
+from penstock.serve.visitors import own_page
 
 _START_UP = 20.0
 
@@ -37,7 +38,7 @@ class Doors:
     async def websocket(self, socket: WebSocket) -> None:
         outlet = await self._enter(socket, follows=True)
         if not isinstance(outlet, Response) and not self._welcome(socket):
-            outlet = problem(403, "pages of other sites may not follow feeds", origin=socket.headers["origin"])
+            outlet = problem(403, "pages of other sites may not follow feeds", {"origin": socket.headers["origin"]})
         if isinstance(outlet, Response):
             await socket.send_denial_response(outlet)
             return
@@ -49,7 +50,7 @@ class Doors:
         name = visitor.path_params["name"]
         outlet = self._delivery.outlets.get(name)
         if outlet is None:
-            return problem(404, f'there is no feed "{name}"', feeds=sorted(self._delivery.outlets))
+            return problem(404, f'there is no feed "{name}"', {"feeds": sorted(self._delivery.outlets)})
         if follows and self._delivery.clients >= self._settings.clients:
             return problem(503, f"{self._settings.clients} clients follow already; come back later")
         try:
@@ -61,10 +62,7 @@ class Doors:
         return outlet
 
     def _welcome(self, socket: WebSocket) -> bool:
-        origin = socket.headers.get("origin")
-        if origin is None or origin in self._settings.origins:
-            return True
-        return origin.partition("://")[2] == socket.headers.get("host")
+        return own_page(socket) or socket.headers["origin"] in self._settings.origins
 
 
 def _after(visitor: HTTPConnection) -> str | None:

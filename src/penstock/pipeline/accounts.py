@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from penstock.audit.account import Account, is_account
+from penstock.audit.held import held
 from penstock.contracts import Channels
 from penstock.errors import PenstockError, Refused
 from penstock.pipeline.beside import beside
-from penstock.pipeline.held import held
 from penstock.pipeline.pulse import Posting
 
 EVERY = 2.0

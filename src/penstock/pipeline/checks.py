@@ -2,6 +2,8 @@
 
 import difflib
 
+from penstock.channels.kafka import Kafka
+from penstock.contracts import Channels
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.pipeline.wiring import SIMULATED, Wiring, simulated
@@ -12,7 +14,7 @@ SIMULATIONS = ("rsvps",)
 
 
 def check(description: Description, wiring: Wiring) -> None:
-    """Misconfigured when an address is none of ours, or a setting is about nobody."""
+    """Misconfigured when an address is none of ours or not for a pipeline, or a setting is about nobody."""
     names = [source.name for source in description.sources]
     for name in wiring.sources.model_extra or {}:
         if name.lower() not in {known.lower() for known in names}:
@@ -25,12 +27,35 @@ def check(description: Description, wiring: Wiring) -> None:
         if (simulation := simulated(url)) is not None and simulation[0] not in SIMULATIONS:
             way_out = f"there is {', '.join(SIMULATIONS)}"
             raise Misconfigured(f"source {source.name}", f'there is no simulation "{simulation[0]}"', way_out)
+    if wiring.channels.address.startswith("memory://"):
+        raise Misconfigured(
+            "[channels] address = memory://",
+            "each tier of a pipeline is a process of its own, and sees nothing of the memory of another",
+            "use kafka://, redis:// or file://",
+        )
+    channels = wiring.at("local", "redis://local").bind()
+    _replayable(description, channels)
+    if wiring.audit.engine == "spark" and not isinstance(channels, Kafka):
+        raise Misconfigured(
+            "[audit] engine", f"Spark audits Kafka, and the channels are at {channels.where}", "use auto or python"
+        )
     for store in description.stores:
         _known(f"store {store.url}", store.url, STORES)
         if store.url.startswith("delta:") and store.ttl is not None:
             raise Misconfigured(
                 f"store {store.url}", "a lake keeps everything: it has no time to live", "leave ttl out"
             )
+
+
+def _replayable(description: Description, channels: Channels) -> None:
+    """Every part of a pipeline goes on where it was by reading again: channels have to keep what they were given."""
+    if not channels.promise.replay:
+        reader = f"query {description.queries[0].name}" if description.queries else "the audit"
+        raise Misconfigured(
+            f"[channels] address = {channels.where}",
+            f"{reader} has to read records again after a crash, and they cannot be: {channels.promise.words}",
+            "use kafka://, redis:// or file://",
+        )
 
 
 def _known(place: str, url: str, schemes: tuple[str, ...]) -> None:

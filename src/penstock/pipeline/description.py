@@ -4,7 +4,7 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -29,6 +29,8 @@ class Channel:
     ahead: timedelta = timedelta(hours=1)
     unique: str | None = None
     result_of: str | None = None
+    compacted: bool = False
+    config: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def dead(self) -> str:
@@ -118,12 +120,16 @@ class Pipeline:
         keep: str | None = None,
         ahead: str = "1 hour",
         unique: str | None = None,
+        compacted: bool = False,
+        config: Mapping[str, str] | None = None,
     ) -> None:
         """Say what a channel holds. A channel that a source fills or a query reads need not be said otherwise.
 
         `schema`: DDL, or a class with annotated fields. `event_time`: a column or a SQL expression over them, such as
         `"timestamp_millis(mtime)"`. `keep`: how long records stay; forever if it is not said. `unique`: by what queries
         know a record that the channel holds twice: its "number", the whole "payload", or a column such as `"rsvp_id"`.
+        `compacted`: only the last record of each key has to stay. `config`: further settings, in the words of the
+        middleware, such as `{"max.message.bytes": "5000000"}` for Kafka.
         """
         place = f"channel {name}"
         if name in self._channels:
@@ -138,6 +144,8 @@ class Pipeline:
             _span(place, keep),
             _duration(place, ahead),
             _unique_by(place, unique, columns),
+            compacted=compacted,
+            config={name: str(value) for name, value in (config or {}).items()},
         )
 
     def source(

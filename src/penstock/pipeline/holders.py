@@ -1,7 +1,7 @@
 """Who holds the rows of a result: its channel, the clients that follow it, the stores that it is loaded into."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -9,18 +9,15 @@ import orjson
 
 from penstock.analysis.compare import Row, Table, key_of
 from penstock.analysis.query import Query
-from penstock.channels.kafka import Kafka
+from penstock.audit.held import held
 from penstock.clock import Micros
 from penstock.contracts import Channels, Entry, Positions
 from penstock.deliver.feed import Feed
-from penstock.pipeline.description import Description, StoreSpec
+from penstock.pipeline.description import Description
 from penstock.pipeline.graph import store_node
+from penstock.pipeline.stores import store_of
 from penstock.pipeline.wiring import Wiring, topics
-from penstock.stores.contents import rows, stands
-from penstock.stores.lake import LakeStore
-from penstock.stores.redis import RedisStore
-
-_SILENT = 5
+from penstock.stores.contents import Contents
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +41,18 @@ class Holder:
     """How far a store was filled; None for who has read it all."""
 
 
-def entries(channels: Channels, channel: str) -> Iterator[Entry]:
-    """All that a channel holds now."""
-    ends = {partition: end for partition, (_, end) in channels.bounds(channel).items()}
-    silent = 0
-    with channels.reader({channel: {}}) as reader:
-        # What ends with an aborted transaction is never read up to its end.
-        while silent < _SILENT and any(reader.positions(channel).get(one, 0) < end for one, end in ends.items()):
-            some = reader.read(5_000, 1.0)
-            silent = 0 if some else silent + 1
-            yield from some
-
-
 def holders(
-    kafka: Kafka, description: Description, wiring: Wiring, query: Query, patience: float
+    channels: Channels, description: Description, wiring: Wiring, query: Query, patience: float
 ) -> tuple[list[Holder], Mapping[bytes, Written]]:
     """Everybody who holds rows of a query's result, and the rows as they were written.
 
     Stores get some seconds to load what the channel holds.
     """
     channel = description.channels[query.into]
-    feed = Feed(channel.name, kafka.topic_id(channel.name), channel.keep)
+    feed = Feed(channel.name, channels.topic_id(channel.name), channel.keep)
     written: dict[bytes, Written] = {}
     ends: dict[int, int] = {}
-    for entry in entries(kafka, channel.name):
+    for entry in held(channels, channel.name):
         feed.push([entry])
         ends[entry.partition] = entry.offset + 1
         _note(written, entry)
@@ -84,7 +69,7 @@ def holders(
     until = time.monotonic() + patience
     for spec in description.stores:
         if spec.channel == channel.name:
-            store = _store(spec, wiring)
+            store = store_of(spec, description, wiring)
             filled = _filled(store, ends, until)
             found.append(Holder(store_node(spec.url, channel.name), _stored(store, query, written), spec.ttl, filled))
     return found, written
@@ -109,24 +94,18 @@ def _row(written: Mapping[bytes, Written], key: bytes, value: bytes, version: in
     return Row(value, version, known.row.mark if known and same else None)
 
 
-def _store(spec: StoreSpec, wiring: Wiring) -> RedisStore | LakeStore:
-    if spec.url.startswith("delta://"):
-        return LakeStore(wiring.path(spec.url), spec.channel)
-    return RedisStore(wiring.redis.url if spec.url == "redis://" else spec.url, spec.channel, spec.ttl)
-
-
-def _filled(store: RedisStore | LakeStore, ends: Positions, until: float) -> Positions:
+def _filled(store: Contents, ends: Positions, until: float) -> Positions:
     """How far a store was filled: up to these ends, if it comes there in time."""
-    filled = stands(store)
+    filled = store.stands()
     while any(filled.get(one, 0) < end for one, end in ends.items()) and time.monotonic() < until:
         time.sleep(0.2)
-        filled = stands(store)
+        filled = store.stands()
     return filled
 
 
-def _stored(store: RedisStore | LakeStore, query: Query, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
+def _stored(store: Contents, query: Query, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
     table: dict[bytes, Row] = {}
-    for one in rows(store):
+    for one in store.rows():
         key, version = (key_of(one.key), one.version) if one.key is not None else _identity(one.row, query)
         row = _row(written, key, one.row, version)
         known = table.get(key)

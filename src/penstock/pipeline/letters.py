@@ -6,10 +6,10 @@ A letter is the record as it came, with headers that tell the `reason` and, from
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from penstock.audit.held import held
 from penstock.clock import Micros
 from penstock.contracts import Channels, Entry, Positions
 from penstock.errors import Misconfigured
-from penstock.pipeline.held import held
 from penstock.record import Headers, Origin
 
 DEAD = ".dead"

@@ -8,7 +8,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.query import Query
 from penstock.contracts import Guarantee
 from penstock.pipeline.description import Description
-from penstock.pipeline.wiring import Wiring, shown
+from penstock.pipeline.wiring import LOCALS, Wiring, shown
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class QueryPlan:
 @dataclass(frozen=True)
 class Plan:
     pipeline: str
+    channels: str
+    """Where they lie, and what that promises."""
     hops: tuple[Hop, ...]
     queries: tuple[QueryPlan, ...]
     remarks: tuple[str, ...]
@@ -62,7 +64,7 @@ def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
         for channel in description.channels.values()
         if not channel.schema and not channel.result_of
     ]
-    return Plan(description.name, tuple(_hops(description, wiring)), tuple(queries), tuple(remarks))
+    return Plan(description.name, _channels(wiring), tuple(_hops(description, wiring)), tuple(queries), tuple(remarks))
 
 
 _NONE = "none"
@@ -88,6 +90,12 @@ def _identity(columns: list[str]) -> str:
     if "seen" in columns:
         return _VERSION
     return _ORIGIN if "origin" in columns else _NONE
+
+
+def _channels(wiring: Wiring) -> str:
+    address = wiring.channels.address
+    local = ", started here" if address in LOCALS else ""
+    return f"{shown(address)}{local}: {wiring.at('local', 'redis://local').bind().promise.words}"
 
 
 def _hops(description: Description, wiring: Wiring) -> list[Hop]:

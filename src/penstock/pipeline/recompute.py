@@ -13,15 +13,15 @@ from penstock.analysis.checkpoint import covered
 from penstock.analysis.compare import Comparison, Excuse, Expected, How, Row, Verdict, compare
 from penstock.analysis.engine import Engine
 from penstock.analysis.query import Query
-from penstock.analysis.replay import Until, comes_when_final, held, named, recomputed
+from penstock.analysis.replay import Until, comes_when_final, kept, named, recomputed
 from penstock.audit.account import Account, Outcome
-from penstock.channels.kafka import Kafka
 from penstock.clock import Clock, Micros, SystemClock
-from penstock.contracts import Positions
-from penstock.errors import Misconfigured, Refused
+from penstock.contracts import Channels, Positions
+from penstock.errors import Misconfigured
+from penstock.pipeline.accounts import last_accounts
 from penstock.pipeline.comparison import Gone, Judged, Report
 from penstock.pipeline.description import Description
-from penstock.pipeline.holders import Holder, Written, entries, holders
+from penstock.pipeline.holders import Holder, Written, holders
 from penstock.pipeline.wiring import Wiring
 
 Say = Callable[[str], None]
@@ -48,7 +48,7 @@ def find_query(description: Description, name: str) -> Query:
 
 def recompute(
     engine: Engine,
-    kafka: Kafka,
+    channels: Channels,
     description: Description,
     wiring: Wiring,
     query: Query,
@@ -57,11 +57,11 @@ def recompute(
     clock: Clock | None = None,
 ) -> Report:
     """Recompute a query and compare. Waits for a commit that covers the log, as long as nothing is added to it."""
-    until = _covered(kafka, engine, description, query, say, wait)
+    until = _covered(channels, engine, description, query, say, wait)
     say(f"reading {query.into}, and what is made of it")
-    found, written = holders(kafka, description, wiring, query, min(wait, _LOADING))
-    account = _account(kafka, description, query)
-    bounds = {name: kafka.bounds(name) for name in query.inputs}
+    found, written = holders(channels, description, wiring, query, min(wait, _LOADING))
+    account = _account(channels, description, query)
+    bounds = {name: channels.bounds(name) for name in query.inputs}
     ends = {name: {one: end for one, (_, end) in bounds[name].items()} for name in query.inputs}
     begins = {name: {one: begin for one, (begin, _) in bounds[name].items()} for name in query.inputs}
     # What was removed after it was covered is a part that is gone, too.
@@ -93,20 +93,20 @@ def recompute(
 
 
 def _covered(
-    kafka: Kafka, engine: Engine, description: Description, query: Query, say: Say, wait: float
+    channels: Channels, engine: Engine, description: Description, query: Query, say: Say, wait: float
 ) -> dict[str, dict[int, int]]:
     """How far the query has committed: all that its channels hold, if it comes there while nothing is added."""
 
     def look() -> dict[str, dict[int, int]] | None:
         told = covered(f"{engine.checkpoints}/{query.name}")
-        if told is None and (account := _account(kafka, description, query)):
+        if told is None and (account := _account(channels, description, query)):
             told = {name: share.until for name, share in account.shares.items()}
         if told is None or not all(name in told for name in query.inputs):
             return None
         return {name: {one: told[name].get(one, 0) for one in first[name]} for name in query.inputs}
 
     def ends() -> dict[str, dict[int, int]]:
-        return {name: {one: end for one, (_, end) in kafka.bounds(name).items()} for name in query.inputs}
+        return {name: {one: end for one, (_, end) in channels.bounds(name).items()} for name in query.inputs}
 
     until, first = time.monotonic() + wait, ends()
     if (found := look()) != first:
@@ -136,16 +136,9 @@ def _require_same(query: Query, found: Until, ends: Until) -> None:
                 )
 
 
-def _account(kafka: Kafka, description: Description, query: Query) -> Account | None:
+def _account(channels: Channels, description: Description, query: Query) -> Account | None:
     """What the query last said about itself; None when it said nothing that can be read."""
-    key, found = f"query:{query.name}".encode(), None
-    for entry in entries(kafka, description.bookmarks):
-        if entry.key == key and entry.value is not None:
-            try:
-                found = Account.of(key, entry.value)
-            except Refused:
-                continue
-    return found
+    return last_accounts(channels, description.bookmarks).get(f"query:{query.name}")
 
 
 def _gone(query: Query, begins: Until, account: Account | None) -> tuple[Gone, ...]:
@@ -163,7 +156,7 @@ def _gone(query: Query, begins: Until, account: Account | None) -> tuple[Gone, .
 def _require_all(engine: Engine, channel: str, begins: Positions, until: Positions) -> None:
     """A result is compacted: what a query has read of it may be there no more."""
     due = sum(at - begins[partition] for partition, at in until.items())
-    if (there := held(engine, channel, until)) < due:
+    if (there := kept(engine, channel, until)) < due:
         raise Misconfigured(
             f"channel {channel}",
             f"it is a result, and compaction has removed {due - there} of its {due} rows: they cannot be read again",

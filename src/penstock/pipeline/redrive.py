@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
+from penstock.audit.held import Bounds, held
 from penstock.clock import Micros
 from penstock.contracts import Channels, Positions, Sender
-from penstock.errors import Unavailable
-from penstock.pipeline.held import Bounds, held
+from penstock.errors import Refused, Unavailable
 from penstock.pipeline.letters import Letter, Selection, absent
 from penstock.record import Headers, Origin, Record
 
@@ -153,6 +153,8 @@ async def _send(sender: Sender, into: str, letter: Letter, name: str, verdict: t
             await sender.send(into, [record])
         except Unavailable as error:
             verdict = Verdict.FAILED, error.why
+        except Refused as error:
+            verdict = Verdict.FAILED, error.reason
     return _outcome(letter, *verdict)
 
 

@@ -1,84 +1,33 @@
 """A pipeline on this machine: the services that it needs, and its tiers, all supervised."""
 
-import json
 import os
-import subprocess
 import sys
 import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.error import URLError
 
 import psutil
 
-from penstock.channels.kafka import Kafka
+from penstock.contracts import Channels
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.pipeline.pulse import Figures, pulse
+from penstock.pipeline.running import Running
+from penstock.pipeline.services import Machine, Needs, Screen, provided
 from penstock.pipeline.tiers import Tier
-from penstock.pipeline.warm import is_warm, kafka_archive
-from penstock.pipeline.wiring import Wiring, simulated
-from penstock.supervise.events import Event
+from penstock.pipeline.wiring import LOCAL, Wiring, simulated, topics
+from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.jars import Jars, cache_folder, ensure_jars
-from penstock.supervise.java import Java, find_java
-from penstock.supervise.kafka import kafka_services
-from penstock.supervise.process import tied
-from penstock.supervise.redis import redis_service
 from penstock.supervise.service import Service
 from penstock.supervise.supervisor import Supervisor
 
 USUAL_PORT = 8787
-
-
-@dataclass(frozen=True)
-class Running:
-    """Where a run can be found; kept in the state folder for the other commands."""
-
-    pid: int
-    pipeline: str
-    status: str
-    servers: str
-    page: str | None
-    redis: str | None
-    file: str = ""
-    """The pipeline's own file."""
-
-    FILE = "run.json"
-
-    @classmethod
-    def find(cls, wiring: Wiring) -> "Running":
-        """The run in this folder; Misconfigured when there is none."""
-        folder = StateFolder(wiring.state)
-        file = folder.path / cls.FILE
-        if folder.holder() is None or not file.exists():
-            raise Misconfigured(
-                str(wiring.folder.absolute()), "nothing runs here", "start it: penstock run FILE, or penstock demo"
-            )
-        return cls(**json.loads(file.read_text()))
-
-
-class Screen(Protocol):
-    """Who shows a person how a run starts and goes."""
-
-    def say(self, text: str) -> None: ...
-
-    def event(self, event: Event) -> None: ...
-
-    def jars(self, done: int, total: int) -> None: ...
-
-
-@dataclass(frozen=True)
-class Machine:
-    """What this machine runs the JVMs with."""
-
-    java: Java
-    jars: Jars
 
 
 class LocalRun:
@@ -87,47 +36,59 @@ class LocalRun:
     def __init__(self, file: Path, description: Description, wiring: Wiring, profile: str | None) -> None:
         self._file, self._description, self._wiring, self._profile = file, description, wiring, profile
 
-    def prepare(self, screen: Screen) -> Machine:
-        """What is done once per machine and takes a while: the jars, and the archives for quick starts."""
-        java = find_java()
-        jars = ensure_jars(java, progress=screen.jars)
-        if not is_warm(java, jars):
-            screen.say("preparing Java for quick starts (once, half a minute)")
-            _warm()
-        return Machine(java, jars)
-
     @contextmanager
     def started(self, machine: Machine, stop: threading.Event, screen: Screen) -> Iterator[tuple[Supervisor, Running]]:
         """Start all and yield once everything is ready, or `stop` is set; stop all afterwards."""
-        with StateFolder(self._wiring.state).held() as folder:
-            services, running = self._services(machine, folder)
-            (folder.path / Running.FILE).write_text(json.dumps(asdict(running)))
-            supervisor = Supervisor(services, folder, screen.event)
+        wiring = self._wiring
+        with (
+            StateFolder(wiring.state).held() as folder,
+            provided(wiring, self._needs(), machine) as (services, found),
+        ):
+            wiring = wiring.at(found.kafka, found.redis)
+            tiers, running = self._services(wiring, folder, services)
+            running.write(folder.path)
+
+            def answered() -> None:
+                if found.pid == os.getpid():
+                    replace(found, up=True).write(folder)
+                self._bring_about(wiring.bind(), screen)
+
+            arriving = _Arriving(services, screen, answered)
+            supervisor = Supervisor([*services, *tiers], folder, arriving.event)
             try:
+                arriving.look()
                 supervisor.start(stop)
-                with pulse(Kafka(running.servers, self._wiring.kafka), running.status, "run", _Usage(supervisor)):
+                with pulse(wiring.bind(), running.status, "run", _Usage(supervisor)):
                     yield supervisor, running
             finally:
                 supervisor.stop()
                 (folder.path / Running.FILE).unlink(missing_ok=True)
 
-    def _services(self, machine: Machine, folder: StateFolder) -> tuple[list[Service], Running]:
-        wiring, description = self._wiring, self._description
+    def _bring_about(self, channels: Channels, screen: Screen) -> None:
+        """The channels, before the tiers see to them: what was done to them is for the eyes of a person, too."""
+        done = channels.ensure(topics(self._description))
+        if done.made:
+            screen.say(f"channels made: {len(done.made)}")
+        for name in done.extended:
+            screen.say(f"channel {name} has more partitions now: some keys lie in others than before")
+        for difference in done.differences:
+            screen.say(f"{difference}; it stays as it is")
+
+    def _needs(self) -> Needs:
+        """Redis is started where a store or the channels lie in it."""
+        usual, address = Needs.all(self._wiring), self._wiring.channels.address
+        stored = any(store.url == "redis://" for store in self._description.stores)
+        return Needs(usual.kafka, usual.redis and (stored or address == "redis://"))
+
+    def _services(self, wiring: Wiring, folder: StateFolder, below: list[Service]) -> tuple[list[Service], Running]:
+        """The tiers, and the feeds that they read; `below` are the services that are started for them."""
+        description = self._description
         services: list[Service] = []
-        env: dict[str, str] = {"PYTHONUNBUFFERED": "1"}
-        servers, redis = wiring.kafka.servers, wiring.redis.url
-        if servers == "local":
-            archive = kafka_archive(machine.java, machine.jars)
-            brokers, servers = kafka_services(machine.java, machine.jars, folder, wiring.local, archive.used())
-            services += brokers
-        env["PENSTOCK_KAFKA_SERVERS"] = servers
-        brokers_ready = tuple(service.name for service in services)
-        stores_ready: tuple[str, ...] = ()
-        if redis == "local" and any(store.url == "redis://" for store in description.stores):
-            service, redis = redis_service(folder, wiring.local)
-            services.append(service)
-            stores_ready = (service.name,)
-        env["PENSTOCK_REDIS_URL"] = redis
+        env: dict[str, str] = {
+            "PYTHONUNBUFFERED": "1",
+            "PENSTOCK_CHANNELS_ADDRESS": wiring.channels.address,
+            "PENSTOCK_REDIS_URL": wiring.redis.url,
+        }
         feeds = []
         for source in description.sources:
             if (simulation := simulated(wiring.address(source))) is not None:
@@ -141,9 +102,7 @@ class LocalRun:
             env["PENSTOCK_PAGE_PORT"] = str(port)
             page = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
         for tier in self._tiers():
-            needs = brokers_ready
-            if tier is Tier.LOAD:
-                needs += stores_ready
+            needs = tuple(service.name for service in below)
             if tier is Tier.COLLECT:
                 needs += tuple(feed.name for feed in feeds)
             services.append(self._tier(tier, folder, env, needs, page))
@@ -151,10 +110,11 @@ class LocalRun:
             os.getpid(),
             description.name,
             description.status,
-            servers,
+            wiring.bind().where,
             page,
-            None if redis == "local" else redis,
+            None if wiring.redis.url == LOCAL else wiring.redis.url,
             str(self._file.absolute()),
+            wiring.channels.address,
         )
         return services, found
 
@@ -222,6 +182,25 @@ def _simulation(source: str, name: str, options: dict[str, str], folder: StateFo
     )
 
 
+class _Arriving:
+    """Passes events on, and calls `answered` once: when all of the services are ready, before another one starts."""
+
+    def __init__(self, services: list[Service], screen: Screen, answered: Callable[[], None]) -> None:
+        self._awaited: set[str] | None = {service.name for service in services}
+        self._screen, self._answered = screen, answered
+
+    def event(self, event: Event) -> None:
+        self._screen.event(event)
+        if self._awaited is not None and event.kind is Kind.READY:
+            self._awaited.discard(event.service)
+            self.look()
+
+    def look(self) -> None:
+        if self._awaited is not None and not self._awaited:
+            self._awaited = None
+            self._answered()
+
+
 class _Told:
     """Asks whether the process that a file names is alive: the word of one that died counts no more."""
 
@@ -233,12 +212,6 @@ class _Told:
             return psutil.pid_exists(int(self._file.read_text()))
         except (FileNotFoundError, ValueError):
             return False
-
-
-def _warm() -> None:
-    """In a process of its own; without it, everything works, only later."""
-    with (cache_folder().parent / "warm.log").open("wb") as log:
-        subprocess.run(tied(sys.executable, "-m", "penstock", "warm"), stdout=log, stderr=log, check=False)
 
 
 # What runs here is not asked through a proxy, whatever the environment says of the world outside.

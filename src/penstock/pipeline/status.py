@@ -9,11 +9,11 @@ from typing import Any
 
 import orjson
 
+from penstock.audit.held import held
 from penstock.audit.patience import patiently
 from penstock.clock import Micros
 from penstock.contracts import Channels, Entry
 from penstock.pipeline.beside import beside
-from penstock.pipeline.held import held
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from penstock.analysis.classpath import classpath
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.channels.kafka import Kafka, Topic
+from penstock.channels.kafka import Kafka
+from penstock.contracts import Topic
 from penstock.record import Origin, Record
 from penstock.supervise.archive import Archive
 from penstock.supervise.folder import StateFolder
@@ -42,6 +43,7 @@ def warm(java: Java, jars: Jars) -> None:
     """Run a small pipeline on a broker of its own, and keep what both JVMs have loaded."""
     # Here and not above: who only asks whether it was done need not wait for pyspark.
     from penstock.analysis.engine import Engine
+    from penstock.analysis.kafka import KafkaWire
     from penstock.analysis.session import session
 
     kafka, spark = kafka_archive(java, jars), spark_archive(java, jars)
@@ -53,7 +55,8 @@ def warm(java: Java, jars: Jars) -> None:
             settings = SparkSettings()
             log = sys.stderr.buffer
             with session("warm", settings, java.path, jars.spark, 8, log, spark.made(), patience=PATIENCE) as running:
-                _go_through_the_paces(Engine(running, settings, servers, str(folder.sub("checkpoints")), _SHAPES, {}))
+                engine = Engine(running, settings, KafkaWire(servers), str(folder.sub("checkpoints")), _SHAPES)
+                _go_through_the_paces(engine, Kafka(servers))
         finally:
             # The archive is written when the broker has stopped.
             supervisor.stop(within=PATIENCE)
@@ -69,8 +72,7 @@ _QUERIES = [
 ]
 
 
-def _go_through_the_paces(engine: "Engine") -> None:
-    kafka = Kafka(engine.servers)
+def _go_through_the_paces(engine: "Engine", kafka: Kafka) -> None:
     kafka.ensure([Topic(name) for name in ("in", "in.dead", "live", "slow")])
     now = time.time_ns() // 1_000
     values = [b'{"k": "a", "n": %d, "t": %d}' % (n, now // 1_000) for n in range(100)] + [b"not JSON"]

@@ -2,29 +2,50 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, cast
-from urllib.parse import parse_qs, urlsplit
+from typing import Any, Literal, cast
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import ConfigDict, Field
 
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.settings import AuditSettings
-from penstock.channels.kafka import Kafka, KafkaSettings, Topic
+from penstock.channels.binders import bind
+from penstock.channels.kafka.settings import KafkaSettings
+from penstock.contracts import Channels, Topic
 from penstock.deliver.settings import DeliverSettings
 from penstock.errors import Misconfigured
+from penstock.gateway.settings import GatewaySettings
 from penstock.pipeline.description import Channel, Description, SourceSpec
 from penstock.settings import Section, load
 from penstock.supervise.folder import NAME
 from penstock.supervise.settings import LocalSettings
 
 SIMULATED = "simulate"
+LOCAL = "local"
+LOCALS = ("kafka://", "redis://")
+"""Addresses of what a run starts by itself."""
+
+
+class ChannelSettings(Section):
+    """`[channels]`: the middleware that holds them."""
+
+    address: str = Field(
+        "kafka://",
+        description="kafka://host:port,…, redis://host:port/db, file://PATH or tcp://host:port; "
+        "without a host: what a run starts and keeps here",
+    )
+    lost: Literal["stop", "skip"] = Field(
+        "stop",
+        description="what a reader does whose next records retention has removed: "
+        "stop, for a person to look; or skip, and the audit counts them as missing",
+    )
 
 
 class RedisSettings(Section):
-    url: str = Field("local", description="redis://host:port/db; local: a server that is started here")
+    url: str = Field(LOCAL, description="redis://host:port/db; local: a server that is started here")
 
 
 class PageSettings(DeliverSettings):
@@ -40,11 +61,13 @@ class SourceSettings(Section):
 
 
 SECTIONS: dict[str, type[Section]] = {
+    "channels": ChannelSettings,
     "kafka": KafkaSettings,
     "redis": RedisSettings,
     "spark": SparkSettings,
     "page": PageSettings,
     "audit": AuditSettings,
+    "gateway": GatewaySettings,
     "sources": SourceSettings,
     "local": LocalSettings,
 }
@@ -54,11 +77,13 @@ SECTIONS: dict[str, type[Section]] = {
 class Wiring:
     folder: Path
     """Where the pipeline lives; relative paths begin here."""
+    channels: ChannelSettings
     kafka: KafkaSettings
     redis: RedisSettings
     spark: SparkSettings
     page: PageSettings
     audit: AuditSettings
+    gateway: GatewaySettings
     sources: SourceSettings
     local: LocalSettings
 
@@ -78,12 +103,38 @@ class Wiring:
     def ledger(self) -> Path:
         return self.state / "audit" / "ledger.db"
 
-    def channels(self) -> Kafka:
-        if self.kafka.servers == "local":
+    def at(self, kafka: str | None, redis: str | None) -> "Wiring":
+        """The same wiring on services of this machine: Kafka's brokers, and the address of Redis."""
+        url, address = self.redis.url, self.channels.address
+        if url == LOCAL and redis is not None:
+            url = redis
+        if address == "kafka://" and kafka is not None:
+            address = f"kafka://{kafka}"
+        elif address == "redis://" and url != LOCAL:
+            address = url
+        return self.placed(address, url)
+
+    def placed(self, address: str, redis: str) -> "Wiring":
+        """The same wiring, with its channels and Redis at these addresses."""
+        return replace(
+            self,
+            channels=self.channels.model_copy(update={"address": address}),
+            redis=self.redis.model_copy(update={"url": redis}),
+        )
+
+    def bind(self) -> Channels:
+        """The channels; Misconfigured where they are to be started here, and this is no run that does it."""
+        address = self.at(None, None).channels.address
+        if address in LOCALS:
             raise Misconfigured(
-                "[kafka] servers", "it is local, and this is no run that starts one", "give its address"
+                "[channels] address", f"it is {address}, and nothing was started here", "give its address"
             )
-        return Kafka(self.kafka.servers, self.kafka)
+        place, mark, options = address.partition("?")
+        if place.startswith("file://") and not place.startswith("file:///"):
+            told = unquote(place.removeprefix("file://"))
+            folder = self.folder.resolve() / (told or f"{NAME}/channels")
+            address = f"{folder.as_uri()}{mark}{options}"
+        return bind(address, self.kafka)
 
     def address(self, source: SourceSpec) -> str:
         """Where a source is heard: the settings' word over the pipeline's."""
@@ -120,22 +171,20 @@ def topics(description: Description) -> list[Topic]:
             found.append(Topic(channel.dead, 1, channel.replicas))
     found += [
         Topic(description.heartbeats, keep=timedelta(days=7)),
-        Topic(description.bookmarks, compacted=True, config=_SHORT),
-        Topic(description.status, compacted=True, config=_SHORT),
+        Topic(description.bookmarks, compacted=True),
+        Topic(description.status, compacted=True),
     ]
     return found
 
 
-# Figures, accounts and results change all the time: small segments let the cleaner take the outdated ones away soon.
-_SHORT = {"segment.ms": "600000", "segment.bytes": str(32 * 1024 * 1024), "min.cleanable.dirty.ratio": "0.3"}
-
-
 def _topic(channel: Channel) -> Topic:
     if channel.result_of is None:
-        return Topic(channel.name, channel.partitions, channel.replicas, keep=channel.keep)
+        return Topic(
+            channel.name, channel.partitions, channel.replicas, channel.compacted, channel.keep, channel.config
+        )
     # Rows that perish soon stay in the channel for a while: a store that is away for hours must still find them.
     keep = None if channel.keep is None else max(channel.keep, _LEAST)
-    return Topic(channel.name, channel.partitions, channel.replicas, True, keep, _SHORT)
+    return Topic(channel.name, channel.partitions, channel.replicas, True, keep)
 
 
 _LEAST = timedelta(days=1)

@@ -19,6 +19,7 @@ from penstock.audit.runs import Runs
 from penstock.contracts import Entry, Guarantee, Positions
 from penstock.errors import Misconfigured, Refused, Unavailable
 from penstock.record import Origin
+from penstock.stores.contents import Stored
 from penstock.stores.ddl import schema_of
 from penstock.stores.fit import fitting
 from penstock.stores.loading import ahead_of, furthest, require_topic
@@ -77,9 +78,37 @@ class LakeStore:
             taken.add(name.lower())
         return pa.schema([*payload, *ADDED])
 
+    @property
+    def who(self) -> str:
+        """Its name in what is said about it."""
+        return f"the lake {self.path}"
+
     def open(self) -> "LakeTable":
         """Open the table, made if it is not there."""
         return LakeTable(self)
+
+    def stands(self) -> Positions:
+        return {} if self._there() is None else self.open().positions()
+
+    def rows(self) -> Iterator[Stored]:
+        if (there := self._there()) is None:
+            return
+        with _explained(self.who):
+            table = there.to_pyarrow_dataset().to_table(columns=["value", "_partition", "_offset"])
+        for value in table.sort_by([("_partition", "ascending"), ("_offset", "ascending")])["value"]:
+            if (row := value.as_py()) is not None:
+                yield Stored(row)
+
+    def numbers(self) -> dict[Numbering, Runs]:
+        """Which numbers of which senders it holds; none when it is not there."""
+        if (there := self._there()) is None:
+            return {}
+        with _explained(self.who):
+            return _numbers_in(there)
+
+    def _there(self) -> DeltaTable | None:
+        with _explained(self.who):
+            return DeltaTable(self.path) if DeltaTable.is_deltatable(self.path) else None
 
 
 class LakeTable:
@@ -87,13 +116,13 @@ class LakeTable:
 
     def __init__(self, store: LakeStore) -> None:
         self._store = store
-        self._who = f"the lake {store.path}"
+        self._who = store.who
         self._columns = store.columns()
         self._fit = fitting(schema_of(store.schema)) if store.schema is not None else _whole_value
         self._commits = 0
         self.refused = 0
         """How many records did not fit the schema, since this was opened."""
-        with self._explained():
+        with _explained(self._who):
             self._table = self._open_table()
             self._totals = self._read_totals()
         self._known: dict[Numbering, Runs] | None = None
@@ -104,7 +133,7 @@ class LakeTable:
         return str(self._table.metadata().id)
 
     def positions(self) -> Positions:
-        with self._explained():
+        with _explained(self._who):
             self._table.update_incremental()
             totals = self._read_totals()
             if totals.stands != self._totals.stands:
@@ -134,7 +163,7 @@ class LakeTable:
             Outcome.REFUSED: refused,
         }
         totals = self._totals.after(reached, self._start, outcomes)
-        with self._explained():
+        with _explained(self._who):
             write_deltalake(self._table, self._arrow(rows), mode="append", commit_properties=self._commit_of(totals))
         self.refused += refused
         self._totals = totals
@@ -149,7 +178,7 @@ class LakeTable:
 
     def compact(self) -> None:
         """Put small files together; now and then remove those that no version of the last days needs."""
-        with self._explained():
+        with _explained(self._who):
             self._table.optimize.compact(target_size=_FILE_SIZE)
             if self._commits // self._store.compact_every % _VACUUM_EVERY == 0:
                 hours = round(self._store.keep.total_seconds() / 3600)
@@ -161,8 +190,8 @@ class LakeTable:
     def _numbers(self) -> dict[Numbering, Runs]:
         """Which numbers the table holds: read from its columns once."""
         if self._known is None:
-            with self._explained():
-                self._known = numbers_in(self._table)
+            with _explained(self._who):
+                self._known = _numbers_in(self._table)
         return self._known
 
     def _rows(
@@ -249,21 +278,22 @@ class LakeTable:
             raise Misconfigured(self._who, f"its columns are not those of the schema of {store.channel}", way_out)
         return table
 
-    @contextmanager
-    def _explained(self) -> Iterator[None]:
-        try:
-            yield
-        except (DeltaProtocolError, SchemaMismatchError) as error:
-            raise Misconfigured(self._who, str(error)) from error
-        except (DeltaError, OSError) as error:
-            raise Unavailable(self._who, str(error)) from error
+
+@contextmanager
+def _explained(who: str) -> Iterator[None]:
+    try:
+        yield
+    except (DeltaProtocolError, SchemaMismatchError) as error:
+        raise Misconfigured(who, str(error)) from error
+    except (DeltaError, OSError) as error:
+        raise Unavailable(who, str(error)) from error
 
 
 def _whole_value(value: bytes | None) -> dict[str, Any]:
     return {"value": value}
 
 
-def numbers_in(table: DeltaTable) -> dict[Numbering, Runs]:
+def _numbers_in(table: DeltaTable) -> dict[Numbering, Runs]:
     """Which numbers of which senders a table holds, streamed: memory grows with the gaps."""
     found: defaultdict[Numbering, Runs] = defaultdict(Runs)
     scanner = table.to_pyarrow_dataset().scanner(columns=["_sender", "_epoch", "_seq"])

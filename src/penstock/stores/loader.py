@@ -9,8 +9,9 @@ from typing import Any, Protocol, runtime_checkable
 
 from penstock.audit.account import Account
 from penstock.audit.patience import patiently
+from penstock.audit.retention import from_what_is_kept
 from penstock.clock import Clock, SystemClock
-from penstock.contracts import Channels, Entry, Reader, Store
+from penstock.contracts import Channels, Entry, Positions, Reader, Store
 from penstock.errors import Misconfigured, Unavailable
 from penstock.stores.books import Books
 from penstock.stores.figures import Figures
@@ -41,12 +42,15 @@ class Loader:
         clock: Clock | None = None,
         most: int = 5_000,
         wait: timedelta = timedelta(milliseconds=200),
+        skip_lost: bool = False,
     ) -> None:
+        """`skip_lost`: go on behind what the channel has removed unread, instead of ending there."""
         self._channels = channels
         self._channel = channel
         self._store = store
         self._clock = clock or SystemClock()
         self._most = most
+        self._skip_lost = skip_lost
         self._wait = wait.total_seconds()
         self._figures = Figures(self._clock)
         self._books = Books(channel, self._clock)
@@ -72,11 +76,21 @@ class Loader:
         linger = min(1.0, self._store.every.total_seconds() / 2)
         with closing(self._store.open()) as store:
             stands = store.positions()
-            with self._channels.reader({self._channel: stands}, linger) as reader:
+            with self._channels.reader({self._channel: self._begins(stands)}, linger) as reader:
                 if isinstance(store, Accounting):
                     store.begin(reader.positions(self._channel))
                 batch = _Batch(self._channel, store, reader, dict(stands), self._figures)
                 self._fill(batch, store, stop, well)
+
+    def _begins(self, stands: Positions) -> Positions:
+        if not self._skip_lost:
+            return stands
+        begins = from_what_is_kept(stands, self._channels.bounds(self._channel))
+        for partition, offset in begins.items():
+            if offset != stands[partition]:
+                gone = offset - stands[partition]
+                log.warning("%s/%s: %d offsets were removed unread", self._channel, partition, gone)
+        return begins
 
     def _fill(self, batch: "_Batch", store: Store, stop: Event, well: Callable[[], None]) -> None:
         elapsed, every = self._clock.elapsed, self._store.every.total_seconds()

@@ -1,7 +1,7 @@
 """Live tables in Redis: the newest row of each key, its version beside it, and the positions, in one atomic step."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from urllib.parse import urlsplit
@@ -16,11 +16,13 @@ from penstock.audit.account import Outcome, Share
 from penstock.contracts import Entry, Guarantee, Positions
 from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Headers
+from penstock.stores.contents import Stored
 from penstock.stores.loading import furthest, require_kept, require_topic
 from penstock.stores.totals import Totals
 
 _TOMBSTONES = timedelta(days=1)
 """How long the version of a deleted row is remembered, when rows have no time to live of their own."""
+_AT_ONCE = 1_000
 
 # Redis runs this alone and to its end. Entries before the positions were applied by an earlier call. A row is written
 # only over an older version; a deletion leaves its version behind, so that an older row does not come back. A partition
@@ -121,6 +123,14 @@ class RedisStore:
     def open(self) -> "RedisTable":
         return RedisTable(self)
 
+    def stands(self) -> Positions:
+        with closing(self.open()) as table:
+            return table.positions()
+
+    def rows(self) -> Iterator[Stored]:
+        with closing(self.open()) as table:
+            yield from table.rows()
+
 
 class RedisTable:
     """Opened lazily: the first call connects."""
@@ -209,6 +219,23 @@ class RedisTable:
         self._remember(_text(answer[1]))
         return int(answer[0])
 
+    def rows(self) -> Iterator[Stored]:
+        """The newest row of each key."""
+        prefix = f"{self._prefix}row:".encode()
+        with self._explained():
+            # A scan may give a name twice.
+            names = sorted(set(self._redis.scan_iter(match=prefix + b"*", count=_AT_ONCE)))
+            for start in range(0, len(names), _AT_ONCE):
+                some = names[start : start + _AT_ONCE]
+                with self._redis.pipeline(transaction=False) as asked:
+                    for name in some:
+                        asked.hmget(name, ["row", "version"])
+                    answers = asked.execute()
+                for name, (row, version) in zip(some, answers, strict=True):
+                    # A row that was deleted leaves its version behind.
+                    if row is not None:
+                        yield Stored(row, name.removeprefix(prefix), _whole(version))
+
     def close(self) -> None:
         self._redis.close()
 
@@ -242,6 +269,13 @@ def _version(headers: Headers) -> int | str:
             # Lua counts in doubles.
             return version if abs(version) < 2**53 else ""
     return ""
+
+
+def _whole(value: bytes | None) -> int | None:
+    try:
+        return None if value is None else int(value)
+    except ValueError:
+        return None
 
 
 def _text(value: bytes | str) -> str:

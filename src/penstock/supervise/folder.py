@@ -1,24 +1,35 @@
-"""`.penstock/`: what a pipeline keeps on this machine between two runs. One run at a time."""
+"""`.penstock/`: what a pipeline keeps on this machine between two runs. One run at a time, and one set of services."""
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
+
+import psutil
 
 from penstock.errors import Misconfigured
 from penstock.supervise.leftovers import Children
+from penstock.supervise.notes import read_note
 from penstock.supervise.ports import Ports
 
 NAME = ".penstock"
+_MOMENT = 1.0
+_TICK = 0.01
 
 
 class StateFolder:
-    """The folder, its sub-folders and its files. Change something in it only while it is held."""
+    """The folder, its sub-folders and its files. Change something in it only while it is held.
 
-    def __init__(self, path: Path) -> None:
+    Who holds it in one role shares it with whoever holds it in another: a run with the services that it stands on.
+    """
+
+    def __init__(self, path: Path, role: str = "run") -> None:
         self.path = path.absolute()
-        self.children = Children(self.path / "children.json")
+        self._lock = self.path / ("lock" if role == "run" else f"{role}.lock")
+        self.children = Children(self.path / ("children.json" if role == "run" else f"{role}-children.json"))
         self._ports = Ports(self.path / "ports.json")
 
     @contextmanager
@@ -27,7 +38,7 @@ class StateFolder:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             (self.path / ".gitignore").write_text("*\n")
-            lock = (self.path / "lock").open("a+")
+            lock = self._lock.open("a+")
         except OSError as error:
             raise Misconfigured(
                 str(self.path),
@@ -35,27 +46,39 @@ class StateFolder:
                 "make it writable, or use another folder",
             ) from error
         with lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise self._in_use() from None
+            self._take(lock)
             lock.truncate(0)
-            lock.write(f"{os.getpid()}\n")
+            lock.write(f"{os.getpid()} {psutil.Process().create_time()}\n")
             lock.flush()
             self.children.end_leftovers()
             yield self
 
     def holder(self) -> int | None:
-        """The pid of the run that holds the folder now."""
+        """The pid of the process that holds the folder now, for certain: it may be asked to end."""
         try:
-            with (self.path / "lock").open() as lock:
+            with self._lock.open() as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return int(lock.read() or 0) or None
+                    return _alive(lock.read())
         except FileNotFoundError:
             pass
         return None
+
+    def told(self, file: str) -> dict[str, object]:
+        """What the process that holds the folder has noted in a file, with its pid; nothing when there is no such one.
+
+        The note of one that was killed counts no more, even when somebody else holds the folder by now.
+        """
+        if (holder := self.holder()) is None:
+            return {}
+        try:
+            note = read_note(self.path / file)
+        except PermissionError as error:
+            raise Misconfigured(
+                str(self.path / file), "only its owner may read it", f"ask as the user of the process {holder}"
+            ) from error
+        return note if note.get("pid") == holder else {}
 
     def sub(self, *names: str) -> Path:
         """A folder below this one, made if need be."""
@@ -70,10 +93,31 @@ class StateFolder:
         """A port for a name, the same in the next run; see `Ports.port`."""
         return self._ports.port(name, wanted, setting)
 
-    def _in_use(self) -> Misconfigured:
-        pid = self.holder()
+    def _take(self, lock: IO[str]) -> None:
+        """Lock the file. Who only looks at it has it for a moment: that is waited for."""
+        until = time.monotonic() + _MOMENT
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if (pid := self.holder()) is not None or time.monotonic() > until:
+                    raise self._in_use(pid) from None
+                time.sleep(_TICK)
+            else:
+                return
+
+    def _in_use(self, pid: int | None) -> Misconfigured:
         return Misconfigured(
             str(self.path),
             f"it is in use by the process {pid}" if pid else "it is in use by another process",
             f"stop that one (kill {pid or 'PID'}), or start this one in another folder",
         )
+
+
+def _alive(written: str) -> int | None:
+    """The pid, if it is still that of the process that wrote it: who has just come may not have written yet."""
+    try:
+        pid, born = written.split()
+        return int(pid) if psutil.Process(int(pid)).create_time() == float(born) else None
+    except (ValueError, psutil.Error):
+        return None

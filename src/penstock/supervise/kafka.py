@@ -35,15 +35,15 @@ def kafka_services(
     java: Java, jars: Jars, folder: StateFolder, settings: LocalSettings, jvm: Sequence[str] = ()
 ) -> tuple[list[Service], str]:
     """A service for each broker, and the addresses at which they will answer; `jvm` are further flags of their Java."""
-    nodes = range(1, settings.brokers + 1)
+    cluster, count = _cluster(folder, settings.brokers)
+    nodes = range(1, count + 1)
     wanted = settings.kafka_port
     ports = {node: folder.port(f"kafka-{node}", wanted and wanted + node - 1, "[local] kafka_port") for node in nodes}
     voters = ",".join(f"{node}@{HOST}:{folder.port(f'kafka-{node}-controller')}" for node in nodes)
-    cluster = _cluster(folder, settings.brokers)
     services = []
     for node in nodes:
         home = folder.sub("kafka", str(node))
-        properties = _properties(node, ports[node], folder.port(f"kafka-{node}-controller"), voters, settings.brokers)
+        properties = _properties(node, ports[node], folder.port(f"kafka-{node}-controller"), voters, count)
         (home / "server.properties").write_text("".join(f"{key}={value}\n" for key, value in properties.items()))
         services.append(
             Service(
@@ -59,8 +59,8 @@ def kafka_services(
     return services, ",".join(f"{HOST}:{port}" for port in ports.values())
 
 
-def _cluster(folder: StateFolder, brokers: int) -> str:
-    """The id of the cluster, which is made once and keeps its number of brokers.
+def _cluster(folder: StateFolder, brokers: int | None) -> tuple[str, int]:
+    """The id of the cluster and its number of brokers: made once, and kept.
 
     New and empty controllers could outvote those that know the topics: the topics would be lost.
     """
@@ -68,16 +68,16 @@ def _cluster(folder: StateFolder, brokers: int) -> str:
     remove = f"remove {file.parent} and all that its channels hold"
     match read_note(file):
         case {"id": str(known), "brokers": int(made)}:
-            if made != brokers:
+            if brokers not in (None, made):
                 problem = f"{brokers} asked for, but {file.parent} was made with {made}"
                 raise Misconfigured("[local] brokers", problem, f"set brokers = {made}, or {remove}")
-            return known
+            return known, made
     if any(file.parent.glob("*/formatted")):
         raise Misconfigured(str(file), "it does not tell the id of the cluster any more", f"restore it, or {remove}")
     # A hyphen in front would be taken for an option.
     new = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
-    write_note(file, {"id": new, "brokers": brokers})
-    return new
+    write_note(file, {"id": new, "brokers": brokers or 1})
+    return new, brokers or 1
 
 
 def _properties(node: int, port: int, controller_port: int, voters: str, brokers: int) -> dict[str, str | int]:
@@ -119,6 +119,11 @@ def _properties(node: int, port: int, controller_port: int, voters: str, brokers
         "background.threads": 2,
         "num.recovery.threads.per.data.dir": 2,
         "group.initial.rebalance.delay.ms": 0,
+        # A member that was killed holds its partitions until then; the default is 45 s, for networks that stall.
+        "group.consumer.session.timeout.ms": 6_000,
+        "group.consumer.min.session.timeout.ms": 6_000,
+        "group.consumer.heartbeat.interval.ms": 1_000,
+        "group.consumer.min.heartbeat.interval.ms": 1_000,
     }
 
 

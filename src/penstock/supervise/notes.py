@@ -3,7 +3,11 @@
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
+from typing import Any, TypeVar, cast
+
+T = TypeVar("T")
 
 
 def read_note(file: Path) -> dict[str, object]:
@@ -15,10 +19,25 @@ def read_note(file: Path) -> dict[str, object]:
     return note if isinstance(note, dict) else {}
 
 
-def write_note(file: Path, note: Mapping[str, object]) -> None:
+def fitting(shape: type[T], note: Mapping[str, object]) -> T | None:
+    """The dataclass that a note holds, whichever version has written it: what is unknown is passed over.
+
+    None when the note lacks what cannot be done without.
+    """
+    known = {field.name: note[field.name] for field in fields(cast(Any, shape)) if field.name in note}
+    try:
+        return shape(**known)
+    except TypeError:
+        return None
+
+
+def write_note(file: Path, note: Mapping[str, object], *, private: bool = False) -> None:
+    """Put the note in the place of what was there; a `private` one can be read by its owner alone."""
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f"{file.name}.new")
     with new.open("w", encoding="utf-8") as out:
+        if private:
+            os.fchmod(out.fileno(), 0o600)
         json.dump(note, out, indent=1, sort_keys=True)
         out.flush()
         os.fsync(out.fileno())

@@ -67,7 +67,7 @@ def tied(*command: str) -> list[str]:
 def start(service: Service) -> Process:
     """Start the service, from a thread that lives as long as it may: Linux ends it with the thread."""
     service.log.parent.mkdir(parents=True, exist_ok=True)
-    _rotate(service.log)
+    rotate(service.log)
     with service.log.open("ab") as log:
         log_start = log.tell()
         popen = subprocess.Popen(
@@ -93,7 +93,8 @@ def tail(log: Path, count: int, since: int = 0) -> list[str]:
         return []
 
 
-def _rotate(log: Path) -> None:
+def rotate(log: Path) -> None:
+    """Put a log aside that has become too long; the one before it goes."""
     with suppress(FileNotFoundError):
         if log.stat().st_size > _LOG_LIMIT:
             log.replace(log.with_name(f"{log.name}.1"))

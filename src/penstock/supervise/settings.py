@@ -10,7 +10,7 @@ from penstock.settings import Section
 class LocalSettings(Section):
     """Kafka and Redis as `penstock run` starts them. A port that is not set is free, and the same in the next run."""
 
-    brokers: int = 1
+    brokers: int | None = Field(default=None, description="1, 3 or 5; empty: as many as there were, or one")
     kafka_port: int | None = Field(default=None, ge=1, le=65535)
     kafka_memory: str = Field(default="384m", pattern=r"^[1-9][0-9]*[mg]$")
     redis_port: int | None = Field(default=None, ge=1, le=65535)
@@ -18,7 +18,7 @@ class LocalSettings(Section):
 
     @field_validator("brokers")
     @classmethod
-    def _odd(cls, brokers: int) -> int:
-        if brokers not in (1, 3, 5):
+    def _odd(cls, brokers: int | None) -> int | None:
+        if brokers not in (None, 1, 3, 5):
             raise ValueError("2F + 1 brokers go on when F of them are lost: use 1, 3 or 5")
         return brokers

@@ -52,7 +52,7 @@ def auditing(folder: Path, name: str, kafka: Kafka, **settings: str) -> Iterator
     lines = ("from penstock import Pipeline", f'app = Pipeline("{name}")', f'app.source("ws://x", into="{name}")')
     file.write_text("\n".join([*lines, f'app.store("{name}", "redis://")']))
     command = [sys.executable, "-m", "penstock", "tier", "audit", str(file), "--folder", str(folder)]
-    environ = {**os.environ, "PENSTOCK_KAFKA_SERVERS": kafka.servers, **settings}
+    environ = {**os.environ, "PENSTOCK_CHANNELS_ADDRESS": kafka.where, **settings}
     process = subprocess.Popen([*command, "--ready", str(told)], env=environ)
     try:
         yield

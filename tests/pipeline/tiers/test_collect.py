@@ -59,7 +59,7 @@ def running(tiers: tuple[Tier, ...], description: Description, wiring: Wiring) -
 
 @pytest.fixture
 def wiring(kafka: Kafka, tmp_path: Path) -> Wiring:
-    return Wiring.read(tmp_path, environ={"PENSTOCK_KAFKA_SERVERS": kafka.servers})
+    return Wiring.read(tmp_path, environ={"PENSTOCK_CHANNELS_ADDRESS": kafka.where})
 
 
 @pytest.fixture

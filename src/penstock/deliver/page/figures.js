@@ -24,8 +24,9 @@ export function showLatencies() {
   for (const [id, share] of [["p50", 0.5], ["p95", 0.95], ["p99", 0.99], ["max", 1]]) set(id, ...duration(at(share)));
 }
 
-export function showIntake(nodes) {
-  const sources = Object.entries(nodes).filter(([id]) => id.startsWith("source:")).map(([, node]) => node);
+// Inlets are the nodes that nothing leads to: sources, and channels that are filled from outside.
+export function showIntake(nodes, inlets) {
+  const sources = inlets.filter((id) => nodes[id]).map((id) => nodes[id]);
   const sum = (name) => (sources.length ? sources.reduce((total, node) => total + (known(node[name]) ? node[name] : 0), 0) : NaN);
   const now = sum("rate");
   set("rate", rate(now));

@@ -13,6 +13,7 @@ const byId = (id) => document.getElementById(id);
 const feeds = new Map();
 const charts = [];
 let graph = null;
+let inlets = [];
 
 function feedOf(name) {
   if (!feeds.has(name)) {
@@ -33,6 +34,8 @@ function feedOf(name) {
 async function prepare() {
   const [specs, plan] = await Promise.all([get("/charts"), get("/graph")]);
   graph = new Graph(plan, byId("graph"), byId("tip"));
+  const { nodes = [], edges = [] } = plan;
+  inlets = nodes.map(({ id }) => id).filter((id) => !edges.some(([, to]) => to === id));
   if (specs.length) byId("latency-hint").textContent = `${specs[0].title.toLowerCase()}, the last minute`;
   for (const spec of specs) charts.push(new Chart(spec, feedOf(spec.feed), byId("charts")));
   byId("feeds").replaceChildren(...[...feeds.keys()].map((name) => {
@@ -52,7 +55,7 @@ async function ask() {
   const status = await get("/status");
   for (const feed of feeds.values()) feed.connect();
   graph.show(status);
-  showIntake(status.nodes);
+  showIntake(status.nodes, inlets);
   showBalance(status);
   showConnection();
 }
@@ -66,7 +69,7 @@ function showConnection(trouble = "") {
   const lost = [...feeds.values()].filter((feed) => feed.state === "lost").map((feed) => feed.name);
   const live = [...feeds.values()].filter((feed) => feed.state === "live").length;
   const line = byId("connection");
-  const text = trouble || (lost.length ? `reconnecting to ${lost.join(", ")}` : live < feeds.size ? "connecting…" : `live · ${live} feeds`);
+  const text = trouble || (lost.length ? `reconnecting to ${lost.join(", ")}` : live < feeds.size ? "connecting…" : `live · ${live} ${live === 1 ? "feed" : "feeds"}`);
   line.dataset.state = trouble || lost.length ? "lost" : live < feeds.size ? "connecting" : "live";
   const words = line.querySelector("span");
   if (words.textContent !== text) words.textContent = text;

@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from penstock.pipeline.checks import check
 from penstock.pipeline.description import Description
-from penstock.pipeline.wiring import Wiring, topics
+from penstock.pipeline.tiers.topics import bring_about
+from penstock.pipeline.wiring import Wiring
 
 
 class Tier(StrEnum):
@@ -29,5 +30,5 @@ def run(tier: Tier, description: Description, wiring: Wiring, stop: threading.Ev
     # Imported here: each tier has libraries of its own, and a process needs only one of them.
     module = importlib.import_module(f"penstock.pipeline.tiers.{tier}")
     if tier is not Tier.ANALYSE:
-        wiring.channels().ensure(topics(description))
+        bring_about(wiring.bind(), description)
     module.run(description, wiring, stop, ready)

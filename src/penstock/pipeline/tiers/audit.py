@@ -18,10 +18,12 @@ from penstock.audit.latency import Sketch
 from penstock.audit.ledger import Ledger
 from penstock.audit.rate import Rate
 from penstock.audit.recent import Lately
+from penstock.audit.retention import Endangered, Readers, Retention, committed
+from penstock.audit.rules.retention import WHERE as RETENTION
 from penstock.channels.kafka import Kafka
 from penstock.clock import Clock, SystemClock
-from penstock.contracts import Positions
-from penstock.errors import Unavailable
+from penstock.contracts import Channels, Positions
+from penstock.errors import PenstockError, Unaccounted, Unavailable
 from penstock.pipeline.beside import beside
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import reads
@@ -40,36 +42,38 @@ log = logging.getLogger(__name__)
 
 def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
     """The ledger of all channels of the pipeline, its balance told every two seconds, and the alarms."""
-    kafka, clock, watching = wiring.channels(), SystemClock(), watched(description)
+    channels, clock, watching = wiring.bind(), SystemClock(), watched(description)
     with ExitStack() as stack:
         ledger = stack.enter_context(closing(Ledger(wiring.ledger)))
-        ledger.tie({one.channel: kafka.topic_id(one.channel) for one in watching})
-        sight = _Sight(wiring, description, clock, watching)
-        said = stack.enter_context(listening(kafka, description.status))
+        ledger.tie({one.channel: channels.topic_id(one.channel) for one in watching})
+        sight = _Sight(wiring, description, clock, watching, channels)
+        said = stack.enter_context(listening(channels, description.status))
         tell = stack.enter_context(telling(wiring.audit, description.name))
 
         def figures() -> Figures:
-            told = sight.look(said, kafka)
+            told = sight.look(said)
             tell(sight.standing)
             return told
 
-        stack.enter_context(pulse(kafka, description.status, Tier.AUDIT, figures, LOOK_EVERY))
-        stack.enter_context(_mirroring(kafka, description.name, sight))
+        stack.enter_context(pulse(channels, description.status, Tier.AUDIT, figures, LOOK_EVERY))
+        stack.enter_context(_mirroring(channels, description.name, sight))
         reduction = stack.enter_context(_reduction(description, wiring))
         spark_only = wiring.audit.engine == "spark"
+        by_spark = spark_only or (wiring.audit.engine == "auto" and isinstance(channels, Kafka))
         auditor = Auditor(
-            kafka,
+            channels,
             ledger,
             watching,
             description.heartbeats,
             bookmarks=description.bookmarks,
             stages=[*reads(description), *(f"source:{source.name}" for source in description.sources)],
             strides_only=spark_only,
+            skip_lost=wiring.channels.lost == "skip",
         )
         ready()
         auditor.run(
             stop,
-            reduction=None if wiring.audit.engine == "python" else reduction,
+            reduction=reduction if by_spark else None,
             behind=0 if spark_only else wiring.audit.behind,
         )
 
@@ -90,12 +94,13 @@ def watched(description: Description) -> list[Watched]:
 
 @dataclass
 class _Sight:
-    """What the audit sees once a second: the balance, the figures of each channel, and the alarms that stand."""
+    """What the audit sees every two seconds: the balance, the figures of each channel, and the alarms that stand."""
 
     wiring: Wiring
     description: Description
     clock: Clock
     watching: list[Watched]
+    channels: Channels
     standing: list[Alarm] = field(default_factory=list)
     positions: Mapping[str, Mapping[str, Positions]] = field(default_factory=dict)
     """How far each stage has read its channels."""
@@ -105,18 +110,23 @@ class _Sight:
         self._rates = {one.channel: Rate(self.clock) for one in self.watching}
         self._lately = {one.channel: Lately(self.clock) for one in self.watching}
         self._bounds: Mapping[str, Mapping[int, tuple[int, int]]] = {}
+        self._expiring: list[Endangered] = []
+        self._retention = Retention(self.channels, self.clock, self.wiring.audit.expiring_share)
 
-    def look(self, said: Mapping[str, Mapping[str, Any]], kafka: Kafka) -> Figures:
+    def look(self, said: Mapping[str, Mapping[str, Any]]) -> Figures:
+        away = False
         try:
             sources = [one.channel for one in self.watching if one.kind is Kind.SOURCE]
-            self._bounds = {channel: kafka.bounds(channel) for channel in sources}
+            self._bounds = {channel: self.channels.bounds(channel) for channel in sources}
         except Unavailable as error:
             # The alarms are needed most when nothing else answers.
             log.warning("the audit looks at what it knew before: %s", error)
+            away = True
         # Opened anew each time: a reader that stays open would keep the ledger's log from being folded in.
         with closing(Ledger(self.wiring.ledger, read_only=True)) as reader:
             content = reader.content()
             unread = reader.unread(self._bounds)
+            ledger = reader.positions()
         self.positions = {
             stage: {channel: share.until for channel, share in account.shares.items()}
             for stage, account in content.accounts.items()
@@ -124,8 +134,25 @@ class _Sight:
         found = balance(content, self.clock.now(), _micros(self.wiring), unread)
         brief = found.to_json(brief=True)
         nodes = {f"channel:{one['channel']}": self._counted(one, content) for one in brief["channels"]}
-        self.standing = self._alarms.look(self.clock.now(), found.to_json(), {**said, Tier.AUDIT: {"nodes": nodes}})
-        return {"nodes": nodes, "balance": {**brief, "alarms": [alarm.to_json() for alarm in self.standing]}}
+        if not away:
+            self._expiring = self._retention.look(lambda: self._readers(ledger))
+        own = {"nodes": nodes, RETENTION: [one.to_json() for one in self._expiring]}
+        self.standing = self._alarms.look(self.clock.now(), found.to_json(), {**said, Tier.AUDIT: own})
+        return {**own, "balance": {**brief, "alarms": [alarm.to_json() for alarm in self.standing]}}
+
+    def _readers(self, ledger: Mapping[str, Positions]) -> Readers:
+        """Whoever reads a channel of ours: the stages, the audit itself, and the groups of others."""
+        names = {one.channel for one in self.watching}
+        found: dict[str, Mapping[str, Positions]] = {"audit": {name: ledger[name] for name in names if name in ledger}}
+        for stage, read in self.positions.items():
+            found[stage] = {channel: positions for channel, positions in read.items() if channel in names}
+        for name in self.channels.groups():
+            if not name.startswith("penstock."):
+                try:
+                    found[f"group:{name}"] = committed(self.channels.group(name), names)
+                except Unaccounted as error:
+                    log.warning("%s", error)
+        return found
 
     def _counted(self, channel: Mapping[str, Any], content: Content) -> dict[str, Any]:
         name = channel["channel"]
@@ -146,8 +173,8 @@ def _micros(wiring: Wiring) -> int:
 
 
 @contextmanager
-def _mirroring(kafka: Kafka, pipeline: str, sight: _Sight) -> Iterator[None]:
-    """Keep a consumer group for each stage, so that Kafka's own tools show its lag."""
+def _mirroring(channels: Channels, pipeline: str, sight: _Sight) -> Iterator[None]:
+    """Keep a consumer group for each stage, so that `penstock groups` and Kafka's own tools show its lag."""
 
     def mirror(stop: threading.Event) -> None:
         told: dict[str, Mapping[str, Positions]] = {}
@@ -156,9 +183,9 @@ def _mirroring(kafka: Kafka, pipeline: str, sight: _Sight) -> Iterator[None]:
                 if told.get(stage) == positions or not any(positions.values()):
                     continue
                 try:
-                    kafka.mirror(f"penstock.{pipeline}.{stage}", positions)
+                    channels.move(f"penstock.{pipeline}.{stage}", positions)
                     told[stage] = positions
-                except Unavailable as error:
+                except PenstockError as error:
                     log.warning("the positions of %s are not mirrored: %s", stage, error)
 
     with beside("mirror", mirror):

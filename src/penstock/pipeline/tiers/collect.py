@@ -20,12 +20,12 @@ from penstock.pipeline.wiring import Wiring, simulated
 
 def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
     """Every source of the pipeline, each with a pump into its channel."""
-    kafka, clock = wiring.channels(), SystemClock()
+    channels, clock = wiring.bind(), SystemClock()
     pumps = {
         source.name: Pump(
             _source(source, wiring),
             source.into,
-            kafka,
+            channels,
             heartbeats=description.heartbeats,
             bookmarks=description.bookmarks,
             dead=description.channels[source.into].dead,
@@ -61,8 +61,8 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             await asyncio.wait(running)
 
     with (
-        pulse(kafka, description.status, Tier.COLLECT, figures),
-        accounting(kafka, description.bookmarks, accounts),
+        pulse(channels, description.status, Tier.COLLECT, figures),
+        accounting(channels, description.bookmarks, accounts),
     ):
         _unwrapped(lambda: asyncio.run(pump_all()))
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
-from penstock.contracts import Positions
+from penstock.contracts import Channels, Positions
 from penstock.deliver.app import build
 from penstock.deliver.feed import AWAY
 from penstock.deliver.outlet import FeedSpec
@@ -27,14 +26,14 @@ from penstock.supervise.jars import cache_folder
 
 def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
     """The page, and a feed for each result."""
-    kafka = wiring.channels()
+    channels = wiring.bind()
     feeds = [
-        FeedSpec(channel.name, channel.name, kafka.topic_id(channel.name), channel.keep, _start(kafka, channel))
+        FeedSpec(channel.name, channel.name, channels.topic_id(channel.name), channel.keep, _start(channels, channel))
         for channel in description.channels.values()
         if channel.result_of
     ]
     app = build(
-        kafka,
+        channels,
         feeds,
         [_chart(page) for page in description.pages],
         graph(description, wiring),
@@ -54,18 +53,18 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         await server
 
     with (
-        pulse(kafka, description.status, Tier.DELIVER, lambda: {"nodes": app.state.delivery.figures()}),
-        accounting(kafka, description.bookmarks, app.state.delivery.accounts),
+        pulse(channels, description.status, Tier.DELIVER, lambda: {"nodes": app.state.delivery.figures()}),
+        accounting(channels, description.bookmarks, app.state.delivery.accounts),
     ):
         asyncio.run(serve_all())
 
 
-def _start(kafka: Kafka, channel: Channel) -> Positions:
+def _start(channels: Channels, channel: Channel) -> Positions:
     """What perished long ago need not be read again: only what a client that comes back may still have to be told."""
     if channel.keep is None:
         return {}
     microseconds = (channel.keep + 2 * AWAY) // timedelta(microseconds=1)
-    return kafka.since(channel.name, SystemClock().now() - microseconds)
+    return channels.since(channel.name, SystemClock().now() - microseconds)
 
 
 def _chart(page: PageSpec) -> ChartSpec:

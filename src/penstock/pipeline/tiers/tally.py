@@ -6,6 +6,8 @@ from typing import IO
 
 from penstock.analysis.session import session
 from penstock.analysis.tally import Tally
+from penstock.channels.kafka import Kafka
+from penstock.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.pipeline.tiers.analyse import spark_words
 from penstock.pipeline.warm import spark_archive
@@ -19,9 +21,14 @@ SLOTS = 2
 @contextmanager
 def tally(description: Description, wiring: Wiring, log: IO[bytes] | None) -> Iterator[Tally]:
     """A reduction by Spark, on the master that the queries have."""
+    channels = wiring.bind()
+    if not isinstance(channels, Kafka):
+        raise Misconfigured(
+            "[audit] engine", f"Spark audits Kafka, and the channels are at {channels.where}", "use auto"
+        )
     java = find_java()
     jars = ensure_jars(java)
     flags = spark_archive(java, jars).used()
     name = f"{description.name} audit"
     with session(name, wiring.spark, java.path, jars.spark, SLOTS, log, flags) as spark:
-        yield Tally(spark, wiring.kafka.servers, spark_words(wiring.kafka.conf))
+        yield Tally(spark, channels.servers, spark_words(wiring.kafka.conf))

@@ -1,0 +1,246 @@
+"""Any binder as a source and a sink of Spark: read and written by Spark's Python workers, partition by partition."""
+
+import asyncio
+import base64
+import json
+import pickle
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.analysis.frames import RAW
+from penstock.analysis.wire import told
+from penstock.audit.held import batches
+from penstock.audit.retention import from_what_is_kept
+from penstock.contracts import Channels, Entry, Positions
+from penstock.record import Record
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+FORMAT = "penstock"
+_MOST = 2_000
+"""Entries that are handed to Spark at once."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+@dataclass(frozen=True)
+class BinderWire:
+    channels: Channels
+    skip_lost: bool = False
+    """Go on behind what was removed unread, instead of ending there."""
+    _streams: dict[str, DataFrame] = field(default_factory=dict, compare=False)
+    """Frames of streams: to make one, Spark starts a process; any number of queries can use it."""
+
+    @property
+    def objection(self) -> str | None:
+        return "it reads only Kafka in real time, and the channels are at " + self.channels.where
+
+    def stream(self, spark: SparkSession, channel: str) -> DataFrame:
+        if channel not in self._streams:
+            _register(spark)
+            self._streams[channel] = spark.readStream.format(FORMAT).options(**self._options(channel)).load()
+        return self._streams[channel]
+
+    def batch(
+        self, spark: SparkSession, channel: str, since: Positions | None = None, until: Positions | None = None
+    ) -> DataFrame:
+        _register(spark)
+        reader = spark.read.format(FORMAT).options(**self._options(channel))
+        for name, offsets in (("since", since), ("until", until)):
+            if offsets is not None:
+                reader = reader.option(name, json.dumps(told(channel, offsets)))
+        return reader.load()
+
+    def into(self, records: DataFrame, channel: str) -> DataStreamWriter:
+        channels = self.channels
+
+        def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            asyncio.run(_sent(channels, channel, batches))
+            return iter(())
+
+        def write(batch: DataFrame, _: int) -> None:
+            # By the workers that Spark keeps: for a sink in Python it starts processes with each batch, and brings
+            # no rows that change. A batch that is tried again is written again: the identity of its rows shows it.
+            batch.mapInArrow(send, "sent BIGINT").collect()
+
+        return records.writeStream.foreachBatch(write)
+
+    def _options(self, channel: str) -> dict[str, str]:
+        return {
+            "channel": channel,
+            "channels": base64.b64encode(pickle.dumps(self.channels)).decode(),
+            "skip_lost": "yes" if self.skip_lost else "",
+        }
+
+
+def _register(spark: SparkSession) -> None:
+    spark.dataSource.register(ChannelSource)
+
+
+class ChannelSource(DataSource):
+    """What Spark asks for a reader."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return RAW
+
+    def reader(self, schema: "StructType") -> "ChannelReader":
+        since, until = self._offsets("since"), self._offsets("until")
+        return ChannelReader(self._channels, self._channel, since, until, self._skip_lost)
+
+    def streamReader(self, schema: "StructType") -> "ChannelStream":
+        return ChannelStream(self._channels, self._channel, self._skip_lost)
+
+    @property
+    def _skip_lost(self) -> bool:
+        return bool(self.options["skip_lost"])
+
+    @property
+    def _channel(self) -> str:
+        return str(self.options["channel"])
+
+    @property
+    def _channels(self) -> Channels:
+        found: Channels = pickle.loads(base64.b64decode(self.options["channels"]))
+        return found
+
+    def _offsets(self, name: str) -> dict[int, int] | None:
+        if (text := self.options.get(name)) is None:
+            return None
+        return {int(partition): offset for partition, offset in json.loads(text)[self._channel].items()}
+
+
+@dataclass
+class Stretch(InputPartition):
+    """What one task reads."""
+
+    partition: int
+    since: int
+    until: int
+
+
+class ChannelReader(DataSourceReader):
+    """A channel as a table."""
+
+    def __init__(
+        self,
+        channels: Channels,
+        channel: str,
+        since: dict[int, int] | None,
+        until: dict[int, int] | None,
+        skip_lost: bool,
+    ) -> None:
+        self._channels, self._channel, self._skip_lost = channels, channel, skip_lost
+        self._since, self._until = since or {}, until
+
+    def partitions(self) -> Sequence[InputPartition]:
+        bounds = self._channels.bounds(self._channel)
+        ends = {partition: end for partition, (_, end) in bounds.items()} if self._until is None else self._until
+        starts = {partition: self._since.get(partition, bounds[partition][0]) for partition in ends}
+        if self._skip_lost:
+            starts = from_what_is_kept(starts, bounds)
+        return _stretches(starts, ends)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Stretch)
+        return _batches(self._channels, self._channel, partition)
+
+
+class ChannelStream(DataSourceStreamReader):
+    """A channel as a stream. Its offsets have the form that those of Kafka have in a checkpoint."""
+
+    def __init__(self, channels: Channels, channel: str, skip_lost: bool) -> None:
+        self._channels, self._channel, self._skip_lost = channels, channel, skip_lost
+
+    def initialOffset(self) -> dict[str, dict[str, int]]:
+        bounds = self._channels.bounds(self._channel)
+        return told(self._channel, {partition: low for partition, (low, _) in bounds.items()})
+
+    def latestOffset(self, start: dict[str, dict[str, int]], limit: ReadLimit) -> dict[str, dict[str, int]]:
+        return self.reportLatestOffset()
+
+    def reportLatestOffset(self) -> dict[str, dict[str, int]]:
+        bounds = self._channels.bounds(self._channel)
+        return told(self._channel, {partition: end for partition, (_, end) in bounds.items()})
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        ends = {int(partition): offset for partition, offset in end[self._channel].items()}
+        # A partition that was not there yet begins at its beginning.
+        starts = {partition: start[self._channel].get(str(partition), 0) for partition in ends}
+        if self._skip_lost:
+            starts = from_what_is_kept(starts, self._channels.bounds(self._channel))
+        return _stretches(starts, ends)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Stretch)
+        return _batches(self._channels, self._channel, partition)
+
+
+def _stretches(starts: dict[int, int], ends: dict[int, int]) -> list[Stretch]:
+    return [Stretch(partition, starts[partition], end) for partition, end in ends.items() if starts[partition] < end]
+
+
+def _batches(channels: Channels, channel: str, stretch: Stretch) -> Iterator[pa.RecordBatch]:
+    """The entries of a stretch; Unaccounted when they are not kept any more, Unavailable when they do not come."""
+    bounds = {stretch.partition: (stretch.since, stretch.until)}
+    for entries in batches(channels, channel, bounds=bounds, most=_MOST):
+        yield _table(entries)
+
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestampType", pa.int32()),
+        ("headers", _HEADERS),
+    ]
+)
+
+
+def _table(entries: Sequence[Entry]) -> pa.RecordBatch:
+    columns = [
+        pa.array([entry.key for entry in entries], pa.binary()),
+        pa.array([entry.value for entry in entries], pa.binary()),
+        pa.array([entry.channel for entry in entries], pa.string()),
+        pa.array([entry.partition for entry in entries], pa.int32()),
+        pa.array([entry.offset for entry in entries], pa.int64()),
+        pa.array([_EPOCH + timedelta(microseconds=entry.appended) for entry in entries], pa.timestamp("us", tz="UTC")),
+        pa.array([0] * len(entries), pa.int32()),
+        pa.array(
+            [[{"key": name, "value": value} for name, value in entry.headers] or None for entry in entries], _HEADERS
+        ),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=_SCHEMA)
+
+
+async def _sent(channels: Channels, channel: str, batches: Iterator[pa.RecordBatch]) -> None:
+    async with channels.sender() as sender:
+        for batch in batches:
+            await sender.send(channel, [_record(row) for row in batch.to_pylist()])
+
+
+def _record(row: dict[str, Any]) -> Record:
+    headers = row["headers"] or ()
+    extra = tuple((header["key"], header["value"] or b"") for header in headers)
+    return Record(row["value"], None, row["key"], extra)

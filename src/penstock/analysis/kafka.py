@@ -1,0 +1,62 @@
+"""Spark's own way to Kafka."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.analysis.wire import told
+from penstock.contracts import Positions
+
+
+@dataclass(frozen=True)
+class KafkaWire:
+    servers: str
+    client: Mapping[str, str] = field(default_factory=dict)
+    """Settings of Spark's Kafka client, such as those for security."""
+
+    skip_lost: bool = False
+    """Go on behind what Kafka has removed unread, instead of ending there."""
+
+    @property
+    def objection(self) -> str | None:
+        return None
+
+    def stream(self, spark: SparkSession, channel: str) -> DataFrame:
+        reader = spark.readStream.format("kafka").options(**self._source(channel))
+        # A broker that restarts must not end the query.
+        return reader.options(**{"fetchOffset.numRetries": "60", "fetchOffset.retryIntervalMs": "1000"}).load()
+
+    def batch(
+        self, spark: SparkSession, channel: str, since: Positions | None = None, until: Positions | None = None
+    ) -> DataFrame:
+        reader = spark.read.format("kafka").options(**self._source(channel))
+        for name, offsets in (("startingOffsets", since), ("endingOffsets", until)):
+            if offsets is not None:
+                reader = reader.option(name, json.dumps(told(channel, offsets)))
+        return reader.load()
+
+    def into(self, records: DataFrame, channel: str) -> DataStreamWriter:
+        return (
+            records.writeStream.format("kafka")
+            .options(**{"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.linger.ms": "3"})
+            .options(**self._common())
+            .option("topic", channel)
+            .option("includeHeaders", "true")
+        )
+
+    def _source(self, channel: str) -> dict[str, str]:
+        return {
+            "subscribe": channel,
+            "startingOffsets": "earliest",
+            "includeHeaders": "true",
+            "kafka.isolation.level": "read_committed",
+            "failOnDataLoss": str(not self.skip_lost).lower(),
+            **self._common(),
+        }
+
+    def _common(self) -> dict[str, str]:
+        named = {f"kafka.{name}": value for name, value in self.client.items()}
+        return {"kafka.bootstrap.servers": self.servers, **named}

@@ -1,0 +1,33 @@
+"""The way between Spark and the channels: natively where Spark speaks to the middleware, otherwise by its binder."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.contracts import Positions
+
+
+class Wire(Protocol):
+    """Raw records have the columns of `frames.RAW`; what is written has key, value and headers."""
+
+    @property
+    def objection(self) -> str | None:
+        """Why no query over it can run in real time; None when that is for Spark to say."""
+
+    def stream(self, spark: SparkSession, channel: str) -> DataFrame:
+        """The records of a channel, from the beginning and on; its offsets are in the checkpoint of the query."""
+
+    def batch(
+        self, spark: SparkSession, channel: str, since: Positions | None = None, until: Positions | None = None
+    ) -> DataFrame:
+        """The records that a channel holds, from these offsets up to those."""
+
+    def into(self, records: DataFrame, channel: str) -> DataStreamWriter:
+        """What brings a stream of records into a channel, at least once each."""
+
+
+def told(channel: str, offsets: Mapping[int, int]) -> dict[str, dict[str, int]]:
+    """Offsets in the words that checkpoints use, whatever the way."""
+    return {channel: {str(partition): offset for partition, offset in offsets.items()}}

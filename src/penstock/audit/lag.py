@@ -1,0 +1,62 @@
+"""How far a group is behind in its channels."""
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from penstock.contracts import Channels, Group, Place
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How a group stands in a partition."""
+
+    place: Place
+    committed: int | None
+    bounds: tuple[int, int] | None
+    """None when the channel is not there any more."""
+    member: str | None
+
+    @property
+    def first(self) -> int | None:
+        return self.bounds and self.bounds[0]
+
+    @property
+    def end(self) -> int | None:
+        return self.bounds and self.bounds[1]
+
+    @property
+    def lag(self) -> int | None:
+        """Offsets that are not committed; None where nothing is, for then nobody knows where reading begins."""
+        return None if self.committed is None or self.end is None else max(0, self.end - self.committed)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """How a group stands in all its channels."""
+
+    group: Group
+    rows: Sequence[Row]
+
+    @classmethod
+    def of(cls, channels: Channels, group: Group, only: Collection[str] | None = None) -> "Standing":
+        """`only`: these channels alone."""
+        holder = {place: member for member, places in group.members.items() for place in places}
+        places = {*holder, *group.committed}
+        bounds = dict(_bounds(channels, {channel for channel, _ in places}))
+        rows = [
+            Row(place, group.committed.get(place), bounds.get(place), holder.get(place))
+            for place in sorted({*places, *bounds})
+            if not only or place[0] in only
+        ]
+        return cls(group, rows)
+
+    @property
+    def lag(self) -> int:
+        return sum(row.lag or 0 for row in self.rows)
+
+
+def _bounds(channels: Channels, names: Collection[str]) -> Iterator[tuple[Place, tuple[int, int]]]:
+    known = channels.names()
+    for name in names:
+        if name in known:
+            yield from (((name, partition), both) for partition, both in channels.bounds(name).items())

@@ -1,0 +1,57 @@
+"""From an address to the binder that speaks to what is there. An address without a host is for a run to fill in."""
+
+import difflib
+import importlib
+from collections.abc import Callable
+from importlib.metadata import entry_points
+
+from penstock.channels.kafka.settings import KafkaSettings
+from penstock.contracts import Channels
+from penstock.errors import Misconfigured
+
+BINDERS = {
+    "kafka": "penstock.channels.kafka:at",
+    "redis": "penstock.channels.redis:at",
+    "rediss": "penstock.channels.redis:at",
+    "file": "penstock.channels.files:at",
+    "tcp": "penstock.channels.tcp:at",
+    "memory": "penstock.channels.memory:at",
+}
+"""Per scheme of an address, what makes the binder: `at(address, settings of Kafka)`. Imported when it is asked for."""
+
+OUTSIDE = "penstock.binders"
+"""The entry points by which other packages bring their own."""
+
+
+def bind(address: str, kafka: KafkaSettings | None = None) -> Channels:
+    """The channels at an address; Misconfigured when nobody knows its kind."""
+    scheme, mark, rest = address.partition("://")
+    scheme = scheme.lower() if mark else ""
+    maker = _maker(address, scheme)
+    try:
+        return maker(f"{scheme}://{rest}", kafka or KafkaSettings())
+    except ValueError as error:
+        raise Misconfigured(
+            f"channels at {_shown(address)}", str(error), "see to the spelling of the address"
+        ) from error
+
+
+def _maker(address: str, scheme: str) -> Callable[[str, KafkaSettings], Channels]:
+    if scheme in BINDERS:
+        module, _, name = BINDERS[scheme].partition(":")
+        made: Callable[[str, KafkaSettings], Channels] = getattr(importlib.import_module(module), name)
+        return made
+    for point in entry_points(group=OUTSIDE, name=scheme):
+        loaded: Callable[[str, KafkaSettings], Channels] = point.load()
+        return loaded
+    known = sorted({*BINDERS, *(point.name for point in entry_points(group=OUTSIDE))})
+    way_out = f"an address begins with {', '.join(f'{name}://' for name in known)}"
+    if close := difflib.get_close_matches(scheme, known, n=1):
+        way_out = f'did you mean "{close[0]}://"?'
+    raise Misconfigured(f"channels at {_shown(address)}", "no binder knows this address", way_out)
+
+
+def _shown(address: str) -> str:
+    """Without what may be a password."""
+    scheme, _, rest = address.partition("://")
+    return f"{scheme}://…@{rest.rpartition('@')[2]}" if "@" in rest else address

@@ -1,0 +1,266 @@
+"""Channels on Kafka. The settings are those that lose nothing; the defaults of the client would."""
+
+import asyncio
+import re
+import threading
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from penstock.channels.kafka import groups, topics
+from penstock.channels.kafka.client import answering, building, common, patiently, told
+from penstock.channels.kafka.groups import KafkaMember
+from penstock.channels.kafka.reading import CONF, KafkaReader
+from penstock.channels.kafka.sending import BATCH, KafkaSender
+from penstock.channels.kafka.settings import KafkaSettings
+from penstock.channels.positions import beyond
+from penstock.clock import Micros
+from penstock.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
+from penstock.errors import Misconfigured
+
+_PROMISE = Promise(
+    durable=True,
+    replay=True,
+    words="a record is acknowledged once all replicas in sync have it, in the memory of their machines at least",
+)
+
+
+_SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
+
+
+def at(address: str, settings: KafkaSettings) -> "Kafka":
+    """`kafka://host:port,host:port`."""
+    servers = address.removeprefix("kafka://").strip("/")
+    if "@" in servers:
+        way_out = "write sasl.username and sasl.password in [kafka] conf"
+        raise Misconfigured("channels at kafka://…@…", "an address is shown to people, and tells no password", way_out)
+    if not servers:
+        raise Misconfigured("channels at kafka://", "it tells no broker", "write kafka://host:port")
+    for server in servers.split(","):
+        if not _SERVER.fullmatch(server):
+            raise Misconfigured(
+                f"channels at {address}", f'"{server}" is no broker', "write kafka://host:port,host:port"
+            )
+    return Kafka(servers, settings)
+
+
+class Kafka:
+    """The binder: names of channels become topics of one cluster."""
+
+    def __init__(self, servers: str, settings: KafkaSettings | None = None) -> None:
+        self.servers = servers
+        self._settings = settings or KafkaSettings()
+        # One client each for all questions of a kind: they are asked often, and a connection costs more.
+        self._asking = threading.Lock()
+        self._asker: Consumer | None = None
+        self._administrator: AdminClient | None = None
+        self._common: dict[str, Any] = common(servers, self._settings)
+
+    def __reduce__(self) -> tuple[type["Kafka"], tuple[str, KafkaSettings]]:
+        return Kafka, (self.servers, self._settings)
+
+    @property
+    def promise(self) -> Promise:
+        return _PROMISE
+
+    @property
+    def where(self) -> str:
+        return f"kafka://{self.servers}"
+
+    # --- topics
+
+    def ensure(self, topics_: Sequence[Topic]) -> Brought:
+        with answering(self.servers):
+            return topics.ensure(self._admin(), topics_, self._settings.replicas)
+
+    def names(self) -> list[str]:
+        """The channels that are there, by name; not the topics that Kafka keeps for itself."""
+        with answering(self.servers):
+            return sorted(name for name in self._admin().list_topics(timeout=10).topics if not name.startswith("__"))
+
+    def topic(self, channel: str) -> Topic:
+        with answering(self.servers):
+            return topics.describe(self._admin(), channel)
+
+    def topic_id(self, channel: str) -> str:
+        with answering(self.servers):
+            return topics.topic_id(self._admin(), channel)
+
+    def remove(self, channel: str) -> None:
+        with answering(self.servers):
+            topics.remove(self._admin(), channel)
+
+    def alter(self, channel: str, settings: Mapping[str, str]) -> None:
+        """Change settings of a channel that is there, in Kafka's own words."""
+        with answering(self.servers):
+            topics.alter(self._admin(), channel, settings)
+
+    def copies(self, channel: str) -> Mapping[int, topics.Copies]:
+        """Per partition, which brokers hold it."""
+        with answering(self.servers):
+            return topics.copies(self._admin(), channel)
+
+    def brokers(self, timeout: float = 10) -> int:
+        with answering(self.servers):
+            return len(self._admin().list_topics(timeout=timeout).brokers)
+
+    # --- in
+
+    @asynccontextmanager
+    async def sender(self) -> AsyncIterator[KafkaSender]:
+        sender = KafkaSender(self._producer, self._limit)
+        try:
+            yield sender
+        finally:
+            await asyncio.to_thread(sender.close)
+
+    @contextmanager
+    def poster(self) -> Iterator[Callable[[str, bytes, bytes], None]]:
+        producer = self._producer()
+
+        def post(channel: str, key: bytes, value: bytes) -> None:
+            with suppress(BufferError, KafkaException):  # The next figures replace these.
+                producer.produce(channel, value, key)
+            producer.poll(0)
+
+        try:
+            yield post
+        finally:
+            producer.flush(2)
+
+    # --- out
+
+    @contextmanager
+    def reader(
+        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+    ) -> Iterator[KafkaReader]:
+        consumer = self._consumer(
+            {
+                "group.id": "penstock",  # The client wants one; positions are ours.
+                # The end of a partition is told, so that a reader gets over marks of transactions that lie there.
+                "enable.partition.eof": True,
+                # The broker answers at the first byte, or gathers up to half a megabyte while entries may linger.
+                "fetch.wait.max.ms": int(linger * 1000) or 500,
+                "fetch.min.bytes": 1 << 19 if linger else 1,
+            }
+        )
+        try:
+            bounds = {name: self._wanted(name, positions, only) for name, positions in start.items()}
+            with answering(self.servers):
+                reader = KafkaReader(consumer, start, bounds, only is None, self._lives)
+            yield reader
+        finally:
+            consumer.close()
+
+    def _wanted(
+        self, channel: str, positions: Positions, only: Collection[Place] | None
+    ) -> Mapping[int, tuple[int, int]]:
+        """The bounds of what is to be read; Unaccounted when there is a position in a partition that is not there."""
+        bounds = self.bounds(channel)
+        for partition, stands in positions.items():
+            if stands and partition not in bounds and (only is None or (channel, partition) in only):
+                raise beyond(channel, partition, stands, 0)
+        return {partition: found for partition, found in bounds.items() if only is None or (channel, partition) in only}
+
+    def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
+        with self._asking, answering(self.servers):
+            asker = self._ask()
+            return patiently(lambda: self._bounds(asker, channel))
+
+    def _bounds(self, asker: Consumer, channel: str) -> Mapping[int, tuple[int, int]]:
+        topic = asker.list_topics(channel, timeout=10).topics[channel]
+        if topic.error is not None:
+            raise KafkaException(topic.error)
+        return {
+            partition: asker.get_watermark_offsets(TopicPartition(channel, partition), timeout=10)
+            for partition in sorted(topic.partitions)
+        }
+
+    def since(self, channel: str, moment: Micros) -> Positions:
+        ends = self.bounds(channel)
+        begin = -(-moment // 1_000)  # Its times are milliseconds: one that has begun before the moment is over.
+        with self._asking, answering(self.servers):
+            asker, asked = self._ask(), [TopicPartition(channel, partition, begin) for partition in ends]
+            found = patiently(lambda: told(asker.offsets_for_times(asked, timeout=10)))
+        # What has no entry that late is read from its end.
+        return {at.partition: at.offset if at.offset >= 0 else ends[at.partition][1] for at in found}
+
+    # --- groups
+
+    @contextmanager
+    def join(
+        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+    ) -> Iterator[KafkaMember]:
+        for channel in channels:
+            self.bounds(channel)  # A subscription to what is not there would wait in silence.
+        consumer = self._consumer({"group.id": group, "enable.partition.eof": True})
+        try:
+            with answering(self.servers):
+                member = KafkaMember(consumer, group, channels, dealing, beginning)
+        except BaseException:
+            consumer.close()
+            raise
+        try:
+            yield member
+        except BaseException:
+            # The body failed in the middle of something: nobody is asked to commit it.
+            member.leave(dealing.lost)
+            raise
+        member.leave(dealing.taken)
+
+    def groups(self) -> list[str]:
+        with answering(self.servers):
+            return groups.names(self._admin())
+
+    def group(self, name: str) -> Group:
+        with answering(self.servers):
+            return groups.group(self._admin(), name)
+
+    def move(self, group: str, positions: Mapping[str, Positions]) -> None:
+        with answering(self.servers):
+            groups.move(self._admin(), group, positions)
+
+    # --- clients
+
+    def _lives(self, channels: Sequence[str], within: float) -> Mapping[str, tuple[str, int]]:
+        return topics.lives(self._admin(), channels, within)
+
+    def _limit(self, channel: str) -> int | None:
+        return topics.limit(self._admin(), channel)
+
+    def _ask(self) -> Consumer:
+        if self._asker is None:
+            self._asker = self._consumer({"group.id": "penstock"})
+        return self._asker
+
+    def _admin(self) -> AdminClient:
+        with self._asking:
+            if self._administrator is None:
+                with building():
+                    self._administrator = AdminClient(self._common)
+            return self._administrator
+
+    def _consumer(self, own: Mapping[str, str | int]) -> Consumer:
+        with building():
+            return Consumer({**self._common, **CONF, **own})
+
+    def _producer(self, batch: int = BATCH) -> Producer:
+        with building():
+            return Producer(
+                {
+                    **self._common,
+                    "acks": "all",
+                    "enable.idempotence": True,
+                    # A record that timed out would leave a hole in the middle of a sequence.
+                    "message.timeout.ms": 0,
+                    "linger.ms": 3,
+                    "compression.type": self._settings.compression,
+                    "queue.buffering.max.kbytes": 65_536,
+                    # How large a record may be is for its topic to say; but it has to fit into the queue.
+                    "message.max.bytes": 60_000_000,
+                    "batch.size": batch,
+                }
+            )

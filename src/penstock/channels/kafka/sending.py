@@ -1,0 +1,147 @@
+"""Into Kafka: acknowledged by all replicas that are in sync, in order, each record once per producer."""
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from penstock.errors import PenstockError, Refused, Unavailable
+from penstock.record import Record
+
+_NEW_WITHIN = 1.0
+"""Seconds until all brokers know a channel that was just made."""
+
+
+BATCH = 1_000_000
+"""Bytes in which records are sent together: topics take a little more, unless they are told to take less."""
+
+
+class KafkaSender:
+    """Made from what makes a producer for batches of a size, and from what tells how large those of a topic may be."""
+
+    def __init__(self, producer: Callable[[int], Producer], limit: Callable[[str], int | None]) -> None:
+        self._producer, self._limit = producer, limit
+        self._order = asyncio.Lock()
+        self._usual = _Outlet(producer(BATCH))
+        self._outlets: dict[str, _Outlet] = {}
+        self._closing = threading.Event()
+
+    async def send(self, channel: str, records: Sequence[Record]) -> None:
+        if not records:
+            return
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        left = len(records)
+
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            nonlocal left
+            left -= 1
+            if error is not None:
+                loop.call_soon_threadsafe(_fail, done, _told(channel, error))
+            elif left == 0:
+                loop.call_soon_threadsafe(_succeed, done)
+
+        # Two calls that waited for room in the queue would otherwise overtake each other.
+        async with self._order:
+            if channel not in self._outlets:
+                self._outlets[channel] = await asyncio.to_thread(self._look_for, channel)
+            producer = self._outlets[channel].producer
+            for record in records:
+                await self._produce(producer, channel, record, delivered)
+        await done
+
+    async def _produce(
+        self,
+        producer: Producer,
+        channel: str,
+        record: Record,
+        delivered: Callable[[KafkaError | None, Message], None],
+    ) -> None:
+        headers = record.headers()
+        try:
+            for name, _ in headers:
+                name.encode()  # The client ends the process over a name that is no text.
+        except UnicodeEncodeError as error:
+            raise Refused(f"a record for {channel}", f"the name of a header is no text: {error.reason}") from error
+        while True:
+            try:
+                producer.produce(channel, record.value, record.key, on_delivery=delivered, headers=list(headers))
+            except BufferError:
+                await asyncio.sleep(0.01)
+            except KafkaException as error:
+                raise _told(channel, error.args[0]) from error
+            else:
+                return
+
+    def _look_for(self, channel: str) -> "_Outlet":
+        """The way to a channel. Unavailable when there is none; the client would find out after half a minute."""
+        until = math.inf
+        while not self._closing.is_set():
+            try:
+                told = self._usual.producer.list_topics(channel, timeout=5).topics[channel].error
+                if told is None:
+                    return self._outlet(self._limit(channel))
+            except (KafkaException, TimeoutError):
+                self._closing.wait(0.05)  # Who is away is waited for.
+                continue
+            if told.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return self._usual
+            until = min(until, time.monotonic() + _NEW_WITHIN)
+            if time.monotonic() > until:
+                raise Unavailable(f"channel {channel}", told.str())
+            time.sleep(0.05)
+        raise Unavailable("Kafka", "nobody answered before this sender was closed")
+
+    def _outlet(self, limit: int | None) -> "_Outlet":
+        """Batches are refused as a whole: where a topic takes less, they are smaller, with room for their frames."""
+        if limit is None or limit > BATCH:
+            return self._usual
+        known = {outlet.limit: outlet for outlet in self._outlets.values()}
+        return known.get(limit) or _Outlet(self._producer(max(1, limit * 9 // 10)), limit)
+
+    def close(self) -> None:
+        self._closing.set()
+        for outlet in {self._usual, *self._outlets.values()}:
+            outlet.close()
+
+
+class _Outlet:
+    """A producer, and a thread that hears what became of its records."""
+
+    def __init__(self, producer: Producer, limit: int | None = None) -> None:
+        self.producer, self.limit = producer, limit
+        self._closing = threading.Event()
+        self._poll = threading.Thread(target=self._deliver, name="kafka-sender", daemon=True)
+        self._poll.start()
+
+    def _deliver(self) -> None:
+        while not self._closing.is_set():
+            self.producer.poll(0.05)
+
+    def close(self) -> None:
+        self.producer.flush(5)
+        self._closing.set()
+        self._poll.join()
+
+
+def _told(channel: str, error: KafkaError) -> PenstockError:
+    """Kafka's word about a record: whether it may be sent again, or never will be taken."""
+    if error.code() in _NEVER:
+        return Refused(f"a record for {channel}", error.str())
+    return Unavailable("Kafka", error.str())
+
+
+_NEVER = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD}
+
+
+def _succeed(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+def _fail(future: "asyncio.Future[None]", error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)

@@ -1,0 +1,201 @@
+"""Kafka's topics: brought about as they are declared, told as they are."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin._config import (  # The public module does not name them.
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ConfigSource,
+)
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+
+from penstock.channels.kafka.client import patiently
+from penstock.contracts import Brought, Topic
+from penstock.errors import Misconfigured
+
+_ANSWER = 10
+_OURS = {ConfigSource.DYNAMIC_TOPIC_CONFIG.value}
+
+
+# What is compacted changes all the time: small segments let the cleaner take the outdated records away soon.
+_SHORT = {"segment.ms": "600000", "segment.bytes": str(32 * 1024 * 1024), "min.cleanable.dirty.ratio": "0.3"}
+
+
+def settings_of(topic: Topic) -> dict[str, str]:
+    """Kafka's own words for a topic."""
+    policy = {"cleanup.policy": "delete"}
+    if topic.compacted:
+        policy = {"cleanup.policy": "compact,delete" if topic.keep else "compact", **_SHORT}
+    forever = "-1"
+    kept = {"retention.ms": str(int(topic.keep.total_seconds() * 1000)) if topic.keep else forever}
+    return {**policy, **kept, "message.timestamp.type": "CreateTime", **topic.config}
+
+
+def ensure(admin: AdminClient, topics: Sequence[Topic], usual: int | None) -> Brought:
+    """Bring topics about; `usual` is the number of replicas of those that ask for none."""
+    cluster = admin.list_topics(timeout=_ANSWER)
+    brokers = len(cluster.brokers)
+    new: list[NewTopic] = []
+    more: list[NewPartitions] = []
+    differences: list[str] = []
+    there = [topic for topic in topics if topic.name in cluster.topics]
+    for topic in topics:
+        if topic not in there:
+            # Only now: what is there stays there while a broker is away.
+            replicas = _replicas(topic, usual, brokers)
+            in_sync = {"min.insync.replicas": str(min(2, replicas))}
+            new.append(NewTopic(topic.name, topic.partitions, replicas, config={**in_sync, **settings_of(topic)}))
+        elif len(cluster.topics[topic.name].partitions) < topic.partitions:
+            more.append(NewPartitions(topic.name, topic.partitions))
+    if there:
+        configs = _configs(admin, [topic.name for topic in there])
+        for topic in there:
+            differences += _differences(topic, cluster.topics[topic.name], configs[topic.name])
+    if new:
+        for result in admin.create_topics(new, operation_timeout=30).values():
+            _unless(result, KafkaError.TOPIC_ALREADY_EXISTS)  # Somebody else was quicker; it has the same description.
+    if more:
+        for result in admin.create_partitions(more, operation_timeout=30).values():
+            _unless(result, KafkaError.INVALID_PARTITIONS)
+    _arrived(admin, {one.topic: one.num_partitions for one in new} | {one.topic: one.new_total_count for one in more})
+    return Brought(tuple(one.topic for one in new), tuple(one.topic for one in more), tuple(differences))
+
+
+def _arrived(admin: AdminClient, partitions: Mapping[str, int]) -> None:
+    """Wait until the brokers tell of what is new: the one that made it is not the one that is asked."""
+
+    def look() -> None:
+        known = admin.list_topics(timeout=_ANSWER).topics if partitions else {}
+        for name, count in partitions.items():
+            if name not in known or len(known[name].partitions) < count:
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+
+    patiently(look)
+
+
+def describe(admin: AdminClient, name: str) -> Topic:
+    known = admin.list_topics(name, timeout=_ANSWER).topics[name]
+    if known.error is not None:
+        raise KafkaException(known.error)
+    config = {
+        entry.name: entry.value
+        for entry in _configs(admin, [name])[name].values()
+        if entry.value is not None and (entry.source in _OURS or entry.name in _TELLING)
+    }
+    kept = int(config.pop("retention.ms", "-1"))
+    policy = config.pop("cleanup.policy", "delete")
+    return Topic(
+        name,
+        len(known.partitions),
+        min((len(one.replicas) for one in known.partitions.values()), default=0),
+        "compact" in policy,
+        timedelta(milliseconds=kept) if kept >= 0 and "delete" in policy else None,
+        config,
+    )
+
+
+def limit(admin: AdminClient, name: str) -> int | None:
+    """Of how many bytes a batch of records may be; None when we may not know it."""
+    try:
+        return int(_configs(admin, [name])[name]["max.message.bytes"].value)
+    except KafkaException as error:
+        if error.args[0].code() in _BARRED:
+            return None
+        raise
+
+
+_BARRED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+
+
+def topic_id(admin: AdminClient, name: str) -> str:
+    return lives(admin, [name])[name][0]
+
+
+def lives(admin: AdminClient, names: Sequence[str], within: float = _ANSWER) -> dict[str, tuple[str, int]]:
+    """Of each topic, its id and the number of its partitions."""
+    if not names:
+        return {}
+    asked = admin.describe_topics(TopicCollection(list(names)), request_timeout=within)
+    found = {name: told.result(within + 1) for name, told in asked.items()}
+    return {name: (str(one.topic_id), len(one.partitions)) for name, one in found.items()}
+
+
+def remove(admin: AdminClient, name: str) -> None:
+    admin.delete_topics([name], operation_timeout=30)[name].result(40)
+
+
+def _replicas(topic: Topic, usual: int | None, brokers: int) -> int:
+    replicas = topic.replicas or usual or min(3, brokers)
+    if replicas > brokers:
+        are = f"are {brokers} brokers" if brokers != 1 else "is 1 broker"
+        raise Misconfigured(
+            f"channel {topic.name}",
+            f"{replicas} replicas are asked for, and there {are}",
+            f"ask for at most {brokers}, or start more brokers",
+        )
+    return replicas
+
+
+def _differences(topic: Topic, there: Any, config: Mapping[str, Any]) -> list[str]:
+    """How a topic that is there is not what it should be. To change it may destroy what it holds: people decide."""
+    found = []
+    if len(there.partitions) > topic.partitions:
+        have = len(there.partitions)
+        found.append(f"channel {topic.name} has {have} partitions, and {topic.partitions} are declared")
+    copies = min((len(one.replicas) for one in there.partitions.values()), default=0)
+    if topic.replicas and copies != topic.replicas:
+        found.append(f"channel {topic.name} has {copies} replicas, and {topic.replicas} are declared")
+    for name, wanted in settings_of(topic).items():
+        if (there_is := config.get(name)) is not None and there_is.value != wanted:
+            found.append(f"channel {topic.name} has {name}={there_is.value}, and {wanted} is declared")
+    return found
+
+
+def _configs(admin: AdminClient, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Per topic, all its settings: entries whose source is a number, whatever their type says."""
+    asked = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
+    return patiently(lambda: {of.name: told.result(_ANSWER) for of, told in admin.describe_configs(asked).items()})
+
+
+_TELLING = {"cleanup.policy", "retention.ms", "message.timestamp.type", "min.insync.replicas", "max.message.bytes"}
+
+
+def _unless(result: Any, harmless: int) -> None:
+    try:
+        result.result()
+    except KafkaException as error:
+        if error.args[0].code() != harmless:
+            raise
+
+
+def alter(admin: AdminClient, name: str, settings: Mapping[str, str]) -> None:
+    """Change these settings of a topic that is there, and no others."""
+    changes = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in settings.items()]
+    asked = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=changes)
+    admin.incremental_alter_configs([asked])[asked].result(_ANSWER)
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """Who holds a partition, by the numbers of the brokers."""
+
+    leader: int | None
+    """Who takes the records; None while nobody does."""
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+def copies(admin: AdminClient, name: str) -> dict[int, Copies]:
+    known = admin.list_topics(name, timeout=_ANSWER).topics[name]
+    if known.error is not None:
+        raise KafkaException(known.error)
+    return {
+        number: Copies(one.leader if one.leader >= 0 else None, tuple(one.replicas), tuple(one.isrs))
+        for number, one in sorted(known.partitions.items())
+    }

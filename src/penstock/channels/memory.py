@@ -1,0 +1,306 @@
+"""Channels in the memory of one process: the shape of a real binder, for tests of whatever stands on a channel."""
+
+import math
+import threading
+import time
+import uuid
+from bisect import bisect_left
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import TypeVar
+from zlib import crc32
+
+from penstock.channels.dealing import LEASE, DealtMember, Standing, described, joined, moved
+from penstock.channels.differences import differences
+from penstock.channels.positions import another, beyond, overtaken
+from penstock.clock import Clock, Micros, SystemClock
+from penstock.contracts import Brought, Dealing, Entry, Group, Place, Positions, Promise, Topic
+from penstock.errors import Unavailable
+from penstock.record import Headers, Record
+
+Answer = TypeVar("Answer")
+
+_PROMISE = Promise(durable=False, replay=True, words="a record lives as long as this process")
+
+_COMPACTED_AFTER = timedelta(hours=1)
+"""What is younger than this stays, whatever came after it."""
+
+
+def at(address: str, _: object = None) -> "MemoryChannels":
+    """`memory://NAME`: the same channels for the same name, within one process."""
+    return _KNOWN.setdefault(address, MemoryChannels(None, name=address.partition("://")[2]))
+
+
+_KNOWN: dict[str, "MemoryChannels"] = {}
+
+
+class MemoryChannels:
+    """Channels kept in lists. One that was not declared has as many partitions as is said here; None: it is not there.
+
+    `lease`: after how long a silent member of a group has lost its partitions.
+    """
+
+    def __init__(
+        self, partitions: int | None = 1, clock: Clock | None = None, lease: timedelta = LEASE, name: str = ""
+    ) -> None:
+        self._partitions, self._lease, self._name = partitions, lease, name
+        self._clock = clock or SystemClock()
+        self._channels: dict[str, _Channel] = {}
+        self._groups: dict[str, Standing] = {}
+        self._changed = threading.Condition()
+
+    @property
+    def promise(self) -> Promise:
+        return _PROMISE
+
+    @property
+    def where(self) -> str:
+        return f"memory://{self._name}"
+
+    def append(self, channel: str, value: bytes | None, key: bytes | None = None, headers: Headers = ()) -> Entry:
+        with self._changed:
+            known, now = self.known(channel), self._clock.now()
+            partition = crc32(key or b"") % len(known.logs)
+            log = known.logs[partition]
+            entry = Entry(channel, partition, log.end, now, key, value, tuple(headers))
+            log.append(entry)
+            log.tidy(known.topic, now)
+            self._changed.notify_all()
+        return entry
+
+    def entries(self, channel: str) -> list[Entry]:
+        """All that a channel holds, partition by partition."""
+        with self._changed:
+            return [entry for log in self.known(channel).logs for entry in log.entries]
+
+    def ensure(self, topics: Sequence[Topic]) -> Brought:
+        made, extended = list[str](), list[str]()
+        different: list[str] = []
+        with self._changed:
+            for topic in topics:
+                if topic.name not in self._channels:
+                    self._channels[topic.name] = _Channel(topic)
+                    made.append(topic.name)
+                known = self._channels[topic.name]
+                if known.extend(topic.partitions):
+                    extended.append(topic.name)
+                different += differences(known.topic, topic, "memory://")
+            self._changed.notify_all()
+        return Brought(tuple(made), tuple(extended), tuple(different))
+
+    def names(self) -> list[str]:
+        with self._changed:
+            return sorted(self._channels)
+
+    def topic(self, channel: str) -> Topic:
+        with self._changed:
+            return self.known(channel).topic
+
+    def topic_id(self, channel: str) -> str:
+        with self._changed:
+            return self.known(channel).id
+
+    def remove(self, channel: str) -> None:
+        with self._changed:
+            self.known(channel)
+            del self._channels[channel]
+            for standing in self._groups.values():
+                standing.forget(channel)
+
+    @asynccontextmanager
+    async def sender(self) -> AsyncIterator["_Sender"]:
+        yield _Sender(self)
+
+    @contextmanager
+    def poster(self) -> Iterator[Callable[[str, bytes, bytes], None]]:
+        yield lambda channel, key, value: void(self.append(channel, value, key))
+
+    @contextmanager
+    def reader(
+        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+    ) -> Iterator["_Reader"]:
+        with self._changed:
+            reader = _Reader(self, self._changed, start, only)
+        yield reader
+
+    def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
+        with self._changed:
+            return {partition: (log.first, log.end) for partition, log in enumerate(self.known(channel).logs)}
+
+    def since(self, channel: str, moment: Micros) -> Positions:
+        with self._changed:
+            return {
+                partition: next((entry.offset for entry in log.entries if entry.appended >= moment), log.end)
+                for partition, log in enumerate(self.known(channel).logs)
+            }
+
+    @contextmanager
+    def join(
+        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+    ) -> Iterator[DealtMember]:
+        with joined(self, self, group, channels, dealing, beginning, self._clock.elapsed, self._lease) as member:
+            yield member
+
+    def groups(self) -> list[str]:
+        with self._changed:
+            now = self._clock.now()
+            return sorted(name for name, standing in self._groups.items() if standing.known(now))
+
+    def group(self, name: str) -> Group:
+        return self.change(name, lambda standing, now: described(name, standing, now))
+
+    def move(self, group: str, positions: Mapping[str, Positions]) -> None:
+        self.change(group, lambda standing, now: moved(standing, now, group, positions))
+
+    def change(self, group: str, change: Callable[[Standing, Micros], Answer]) -> Answer:
+        with self._changed:
+            return change(self._groups.setdefault(group, Standing()), self._clock.now())
+
+    def known(self, channel: str) -> "_Channel":
+        if channel not in self._channels:
+            if self._partitions is None:
+                raise Unavailable(f"channel {channel}", f"there is none of that name in {self.where}")
+            self._channels[channel] = _Channel(Topic(channel, self._partitions))
+        return self._channels[channel]
+
+
+def void(_: object) -> None: ...
+
+
+class _Channel:
+    def __init__(self, topic: Topic) -> None:
+        self.topic = replace(topic, replicas=1, config={})
+        self.id = uuid.uuid4().hex
+        self.logs = [_Log() for _ in range(topic.partitions)]
+
+    def extend(self, partitions: int) -> bool:
+        more = partitions - len(self.logs)
+        self.logs += [_Log() for _ in range(more)]
+        self.topic = replace(self.topic, partitions=len(self.logs))
+        return more > 0
+
+
+@dataclass
+class _Log:
+    first: int = 0
+    end: int = 0
+    entries: list[Entry] = field(default_factory=list)
+
+    def append(self, entry: Entry) -> None:
+        self.entries.append(entry)
+        self.end = entry.offset + 1
+
+    def tidy(self, topic: Topic, now: Micros) -> None:
+        """Let go what need not stay."""
+        if topic.keep is not None:
+            oldest = now - _micros(topic.keep)
+            stay = next((turn for turn, entry in enumerate(self.entries) if entry.appended > oldest), len(self.entries))
+            if stay:
+                del self.entries[:stay]
+                self.first = self.entries[0].offset if self.entries else self.end
+        if topic.compacted and self.entries and self.entries[0].appended <= now - _micros(_COMPACTED_AFTER):
+            last = {entry.key: entry.offset for entry in self.entries}
+            young = now - _micros(_COMPACTED_AFTER)
+            self.entries = [
+                entry for entry in self.entries if entry.appended > young or last[entry.key] == entry.offset
+            ]
+
+    def after(self, offset: int, most: int) -> list[Entry]:
+        """Up to `most` entries from an offset on."""
+        begin = bisect_left(self.entries, offset, key=lambda entry: entry.offset)
+        return self.entries[begin : begin + most]
+
+
+def _micros(span: timedelta) -> Micros:
+    return round(span.total_seconds() * 1e6)
+
+
+class _Sender:
+    def __init__(self, channels: MemoryChannels) -> None:
+        self._channels = channels
+
+    async def send(self, channel: str, records: Sequence[Record]) -> None:
+        for record in records:
+            self._channels.append(channel, record.value, record.key, record.headers())
+
+
+class _Reader:
+    def __init__(
+        self,
+        channels: MemoryChannels,
+        changed: threading.Condition,
+        start: Mapping[str, Positions],
+        only: Collection[Place] | None,
+    ) -> None:
+        self._channels, self._changed, self._only = channels, changed, only
+        self._next = {
+            channel: {partition: offset for partition, offset in positions.items() if self._wanted(channel, partition)}
+            for channel, positions in start.items()
+        }
+        self._ids = {channel: channels.known(channel).id for channel in start}
+        self._ended = -math.inf
+        self._turn = 0
+        self._notice()
+
+    def read(self, most: int, wait: float) -> Sequence[Entry]:
+        until = time.monotonic() + wait
+        with self._changed:
+            while not (found := self._take(most)) and (left := until - time.monotonic()) > 0:
+                self._changed.wait(left)
+        return found
+
+    def positions(self, channel: str) -> Positions:
+        return dict(self._next[channel])
+
+    def age(self) -> float:
+        with self._changed:
+            now = time.monotonic()
+            if not any(log.after(stands, 1) for _, _, stands, log in self._standing()):
+                self._ended = now
+            return now - self._ended
+
+    def _take(self, most: int) -> list[Entry]:
+        self._notice()
+        found: list[Entry] = []
+        standing = self._standing()
+        # An even share of each, and another one is the first each time: none waits until the others have nothing more.
+        count = max(1, len(standing))
+        self._turn = (self._turn + 1) % count
+        for share in (-(-most // count), most):
+            for channel, partition, _, log in standing[self._turn :] + standing[: self._turn]:
+                stands = self._next[channel][partition]
+                found += (some := log.after(stands, min(share, most - len(found))))
+                if some:
+                    self._next[channel][partition] = some[-1].offset + 1
+        if len(found) < most:
+            self._ended = time.monotonic()
+        return found
+
+    def _notice(self) -> None:
+        """Partitions that were added are read from their beginning."""
+        for channel, positions in self._next.items():
+            known = self._channels.known(channel)
+            if known.id != self._ids[channel]:
+                raise another(channel)
+            for partition, log in enumerate(known.logs):
+                if self._wanted(channel, partition):
+                    positions.setdefault(partition, log.first)
+
+    def _wanted(self, channel: str, partition: int) -> bool:
+        return self._only is None or (channel, partition) in self._only
+
+    def _standing(self) -> list[tuple[str, int, int, _Log]]:
+        """Each partition with where this reader stands in it; Unaccounted when the log does not hold that."""
+        found = []
+        for channel, positions in self._next.items():
+            logs = self._channels.known(channel).logs
+            for partition, stands in positions.items():
+                log = logs[partition] if partition < len(logs) else _Log()
+                if stands < log.first:
+                    raise overtaken(channel, partition, stands, log.first)
+                if stands > log.end:
+                    raise beyond(channel, partition, stands, log.end)
+                found.append((channel, partition, stands, log))
+        return found

@@ -1,0 +1,200 @@
+"""Channels on Redis: a stream for each partition, with offsets of our own.
+
+What is older than it has to be kept goes with appends to its partition, little by little: one that nobody appends to
+keeps what it has.
+"""
+
+import threading
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
+from datetime import timedelta
+from typing import TypeVar
+
+from penstock.channels.dealing import LEASE, DealtMember, Standing, described, joined, moved
+from penstock.channels.redis import topics
+from penstock.channels.redis.client import GROUPS, NAMES, Address, Server, key_of
+from penstock.channels.redis.packing import pack
+from penstock.channels.redis.reading import RedisReader
+from penstock.channels.redis.sending import Courier, Delivery, Parcel, RedisSender
+from penstock.clock import Micros
+from penstock.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
+from penstock.errors import PenstockError, Unavailable
+from penstock.record import Record
+
+Answer = TypeVar("Answer")
+
+_DURABLE = Promise(
+    durable=True,
+    replay=True,
+    words="a record is acknowledged once it lies in the append-only file of one Redis: it survives a kill -9 of Redis, "
+    "and a power cut only with appendfsync always; all of it lies in memory",
+)
+_VOLATILE = Promise(
+    durable=False,
+    replay=True,
+    words="a record lives as long as Redis does, unless its append-only file is on; all of it lies in memory",
+)
+
+
+def at(address: str, _: object = None) -> "RedisChannels":
+    """`redis://host:port/db`, or `rediss://` with TLS; with `?volatile=yes`, a Redis that forgets is taken, too."""
+    return RedisChannels(address)
+
+
+class RedisChannels:
+    """The binder: names of channels become streams of one server."""
+
+    def __init__(self, url: str, lease: timedelta = LEASE) -> None:
+        self._url, self._lease = url, lease
+        self._address = Address(url)
+        self._asking = threading.Lock()
+        self._asked: Server | None = None
+
+    def __reduce__(self) -> tuple[type["RedisChannels"], tuple[str, timedelta]]:
+        return RedisChannels, (self._url, self._lease)
+
+    @property
+    def promise(self) -> Promise:
+        return _VOLATILE if self._address.volatile else _DURABLE
+
+    @property
+    def where(self) -> str:
+        return self._address.where
+
+    # --- topics
+
+    def ensure(self, topics_: Sequence[Topic]) -> Brought:
+        self._server().check()
+        made, extended, differences = [], [], []
+        for topic in topics_:
+            fields = topics.fields_of(topic, uuid.uuid4().hex)
+            flat = [part for pair in fields.items() for part in pair]
+            done = self._server().one("ensure", [key_of(topic.name), NAMES], topic.partitions, *flat)
+            if done == b"made":
+                made.append(topic.name)
+            elif done == b"extended":
+                extended.append(topic.name)
+            differences += topics.differences(topic, self.topic(topic.name))
+        return Brought(tuple(made), tuple(extended), tuple(differences))
+
+    def names(self) -> list[str]:
+        return self._server().members(NAMES)
+
+    def topic(self, channel: str) -> Topic:
+        return topics.topic_of(channel, self._held(channel))
+
+    def topic_id(self, channel: str) -> str:
+        return self._held(channel)["id"].decode()
+
+    def remove(self, channel: str) -> None:
+        if self._server().one("remove", [key_of(channel), NAMES]) is None:
+            raise self._absent(channel)
+        for group in self.groups():
+            self.change(group, lambda standing, _: standing.forget(channel))
+
+    def _held(self, channel: str) -> dict[str, bytes]:
+        if held := self._server().hash(key_of(channel)):
+            return held
+        raise self._absent(channel)
+
+    def _absent(self, channel: str) -> Unavailable:
+        return Unavailable(f"channel {channel}", f"{self._address.who} has none of that name")
+
+    # --- in
+
+    @asynccontextmanager
+    async def sender(self) -> AsyncIterator[RedisSender]:
+        sender = RedisSender(Server(self._address))
+        try:
+            yield sender
+        finally:
+            await sender.close()
+
+    @contextmanager
+    def poster(self) -> Iterator[Callable[[str, bytes, bytes], None]]:
+        courier = Courier(Server(self._address), lambda: None)
+
+        def post(channel: str, key: bytes, value: bytes) -> None:
+            packed = pack(Record(value, None, key))
+            courier.take(Parcel(channel, [packed], len(packed), Delivery(1, _nobody_asks)))
+
+        try:
+            yield post
+        finally:
+            courier.close(2)
+
+    # --- out
+
+    @contextmanager
+    def reader(
+        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+    ) -> Iterator[RedisReader]:
+        begin = {channel: self._from(channel, positions, only) for channel, positions in start.items()}
+        beginning = {(channel, one) for channel, found in begin.items() for one in found if one not in start[channel]}
+        with closing(Server(self._address)) as server:
+            yield RedisReader(server, begin, linger, only, beginning)
+
+    def _from(self, channel: str, positions: Positions, only: Collection[Place] | None) -> dict[int, int]:
+        """A start for each partition: where none is given, the beginning as it is now."""
+        starts = {partition: low for partition, (low, _) in self.bounds(channel).items()} | dict(positions)
+        return {
+            partition: offset for partition, offset in starts.items() if only is None or (channel, partition) in only
+        }
+
+    def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
+        held = self._held(channel)
+        return {
+            partition: (int(held.get(f"low:{partition}", 0)), int(held.get(f"next:{partition}", 0)))
+            for partition in range(int(held["partitions"]))
+        }
+
+    def since(self, channel: str, moment: Micros) -> Positions:
+        found = self._server().one("since", [key_of(channel)], moment)
+        if found is None:
+            raise self._absent(channel)
+        return dict(enumerate(found))
+
+    # --- groups
+
+    @contextmanager
+    def join(
+        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+    ) -> Iterator[DealtMember]:
+        with joined(self, self, group, channels, dealing, beginning, time.monotonic, self._lease) as member:
+            yield member
+
+    def groups(self) -> list[str]:
+        documents, now = self._server().groups()
+        return sorted(name for name, document in documents.items() if Standing.loads(document).known(now))
+
+    def group(self, name: str) -> Group:
+        return self.change(name, lambda standing, now: described(name, standing, now))
+
+    def move(self, group: str, positions: Mapping[str, Positions]) -> None:
+        self.change(group, lambda standing, now: moved(standing, now, group, positions))
+
+    def change(self, group: str, change: Callable[[Standing, Micros], Answer]) -> Answer:
+        """For whoever deals: change what a group knows, again from the start when somebody else was quicker."""
+        server = self._server()
+        while True:
+            documents, now = server.groups(group)
+            before = documents.get(group, b"")
+            standing = Standing.loads(before)
+            answer = change(standing, now)
+            after = standing.dumps() if standing.known(now) else b""
+            if after == before or server.one("swap", [GROUPS], group, before, after):
+                return answer
+
+    # --- the client
+
+    def _server(self) -> Server:
+        """One for all questions: they are asked often, and a connection costs more."""
+        with self._asking:
+            if self._asked is None:
+                self._asked = Server(self._address)
+            return self._asked
+
+
+def _nobody_asks(_: PenstockError | None) -> None: ...

@@ -1,0 +1,268 @@
+"""Over TCP: what is not acknowledged is kept, and sent again over the next connection."""
+
+import asyncio
+import uuid
+from asyncio import StreamReader, StreamWriter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+
+from penstock.channels.tcp import frames
+from penstock.channels.tcp.frames import Fault, Frame, Taken, Welcome
+from penstock.clock import Clock
+from penstock.errors import PenstockError, Refused, Unavailable
+from penstock.record import Record
+
+SILENCE = 10.0
+"""A receiver says something every few seconds. One that is silent for so long is away."""
+_WINDOW = 4 << 20  # So many bytes may wait for their acknowledgement; then `send` waits.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+
+
+async def received(stream: StreamReader, patience: float) -> Frame:
+    """The next frame, whole within `patience` seconds once it has begun. Refused when it cannot be read."""
+    kind, length = frames.head(await stream.readexactly(frames.HEAD))
+    async with asyncio.timeout(patience):
+        body = await stream.readexactly(length)
+    return frames.read(kind, body)
+
+
+@asynccontextmanager
+async def sending(
+    host: str, port: int, where: str, patience: float, clock: Clock, silence: float = SILENCE
+) -> AsyncIterator["TcpSender"]:
+    """A sender that connects when it has something to say, and again when the connection breaks."""
+    sender = TcpSender()
+    line = asyncio.create_task(_held(_Line(host, port, where, patience, silence, clock, sender.window)))
+    try:
+        yield sender
+    finally:
+        line.cancel()
+        with suppress(asyncio.CancelledError):
+            await line
+        # A line that was never begun has not said so itself.
+        sender.window.close(Unavailable(where, "its sender was closed"))
+
+
+async def _held(line: "_Line") -> None:
+    """Hold the line; however that ends, nobody is left waiting for it."""
+    why = "its sender was closed"
+    try:
+        await line.hold()
+    except Exception as error:
+        why = f"its sender has broken off: {error!r}"
+        raise
+    finally:
+        line.window.close(Unavailable(line.where, why))
+
+
+class TcpSender:
+    def __init__(self) -> None:
+        self._order = asyncio.Lock()
+        self.window = Window()
+
+    async def send(self, channel: str, records: Sequence[Record]) -> None:
+        """As the contract says. Refused when a record is too large: then none of them is sent."""
+        bodies = list(frames.packed(channel, records))
+        if not bodies:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Two calls that waited for room would otherwise overtake each other.
+        try:
+            async with self._order:
+                for body in bodies:
+                    await self.window.room(done)
+                    if done.done():
+                        break
+                    self.window.add(channel, body, done, last=body is bodies[-1])
+            await done
+        finally:
+            done.cancel()  # Who is told to stop before that hears no more of it.
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    channel: str
+    frame: bytes
+    done: "asyncio.Future[None]"
+    last: bool
+
+
+class Window:
+    """The batches that are not acknowledged, by their numbers, which rise as long as this sender lives.
+
+    They lie between `first` and before `next`; some of these may have been given up.
+    """
+
+    def __init__(self) -> None:
+        self._batches: dict[int, _Waiting] = {}
+        self._bytes = 0
+        self._closed: PenstockError | None = None
+        self.first = self.next = 1
+        self.filled = asyncio.Event()
+        self._emptied = asyncio.Event()
+
+    def add(self, channel: str, body: bytes, done: "asyncio.Future[None]", last: bool) -> None:
+        """The next batch; `done` is told when the last of its call is acknowledged."""
+        if self._closed is not None:
+            done.set_exception(self._closed)
+            return
+        frame = frames.batch(self.next, body)
+        self._batches[self.next] = _Waiting(channel, frame, done, last)
+        self._bytes += len(frame)
+        self.next += 1
+        self.filled.set()
+
+    async def room(self, done: "asyncio.Future[None]") -> None:
+        """Return when there is room, or what waits for it is over."""
+        while self._bytes >= _WINDOW and not done.done():
+            self._emptied.clear()
+            await self._emptied.wait()
+
+    def get(self, number: int) -> _Waiting | None:
+        return self._batches.get(number)
+
+    @property
+    def empty(self) -> bool:
+        return not self._batches
+
+    def taken(self, number: int) -> None:
+        """All batches up to this one are acknowledged."""
+        while self.first <= number and self.first < self.next:
+            if self.first in self._batches:
+                one = self._pop(self.first)
+                if one.last and not one.done.done():
+                    one.done.set_result(None)
+            self.first += 1
+
+    def drop(self, number: int, why: PenstockError) -> None:
+        """This batch will not be sent any more."""
+        one = self._pop(number)
+        if not one.done.done():
+            one.done.set_exception(why)
+
+    def give_up(self, why: PenstockError) -> None:
+        """None of the batches will be sent any more."""
+        for number in list(self._batches):
+            self.drop(number, why)
+
+    def close(self, why: PenstockError) -> None:
+        """Nothing will be sent any more, and nothing is taken."""
+        self._closed = self._closed or why
+        self.give_up(self._closed)
+
+    def _pop(self, number: int) -> _Waiting:
+        one = self._batches.pop(number)
+        self._bytes -= len(one.frame)
+        self._emptied.set()
+        return one
+
+
+class _Line:
+    """One connection after the other, while there is something to send."""
+
+    def __init__(
+        self, host: str, port: int, where: str, patience: float, silence: float, clock: Clock, window: Window
+    ) -> None:
+        self._host, self._port, self.where = host, port, where
+        self._patience, self._silence, self._clock, self.window = patience, silence, clock, window
+        self._identity = uuid.uuid4().bytes
+
+    async def hold(self) -> None:
+        pause, since = _FIRST_PAUSE, None
+        while True:
+            while self.window.empty:
+                self.window.filled.clear()
+                await self.window.filled.wait()
+            since = self._clock.elapsed() if since is None else since
+            try:
+                async with self._connected() as (stream, out):
+                    welcome = await self._greeted(stream, out)
+                    pause, since = _FIRST_PAUSE, None
+                    await self._talk(stream, out, welcome)
+            except (OSError, EOFError, Refused) as error:
+                lost = self._clock.elapsed()
+                since = lost if since is None else since
+                if lost - since >= self._patience:
+                    why = f"nobody took anything there for {self._patience:g} s: {_reason(error)}"
+                    self.window.give_up(Unavailable(self.where, why))
+                    pause, since = _FIRST_PAUSE, None
+                    continue
+                await asyncio.sleep(pause)
+                pause = min(pause * 2, _LONGEST_PAUSE)
+            except Unavailable as error:
+                self.window.give_up(error)
+                since = None
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[tuple[StreamReader, StreamWriter]]:
+        async with asyncio.timeout(self._silence):
+            stream, out = await asyncio.open_connection(self._host, self._port)
+        try:
+            yield stream, out
+        finally:
+            out.transport.abort()
+
+    async def _greeted(self, stream: StreamReader, out: StreamWriter) -> Welcome:
+        out.write(frames.hello(self._identity))
+        answer = await self._heard(stream)
+        if not isinstance(answer, Welcome):
+            raise Refused("an answer", "it is no welcome")
+        self.window.taken(answer.taken)
+        return answer
+
+    async def _talk(self, stream: StreamReader, out: StreamWriter, welcome: Welcome) -> None:
+        """Send and hear until the connection breaks."""
+        tasks = {asyncio.create_task(self._say(out, welcome)), asyncio.create_task(self._listen(stream))}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            task.result()
+
+    async def _say(self, out: StreamWriter, welcome: Welcome) -> None:
+        number = self.window.first
+        while True:
+            while number < self.window.next:
+                batch = self.window.get(number)
+                if batch is not None and batch.channel in welcome.channels:
+                    out.write(batch.frame)
+                    await out.drain()
+                elif batch is not None:
+                    read = ", ".join(welcome.channels)
+                    why = f'nobody reads the channel "{batch.channel}" there, only {read}'
+                    self.window.drop(number, Unavailable(self.where, why))
+                number += 1
+            self.window.filled.clear()
+            await self.window.filled.wait()
+
+    async def _listen(self, stream: StreamReader) -> None:
+        while True:
+            answer = await self._heard(stream)
+            if not isinstance(answer, Taken):
+                raise Refused("an answer", "it is no acknowledgement")
+            self.window.taken(answer.number)
+
+    async def _heard(self, stream: StreamReader) -> Frame:
+        async with asyncio.timeout(self._silence):
+            answer = await received(stream, self._silence)
+        if isinstance(answer, Fault):
+            raise Unavailable(self.where, answer.words)
+        return answer
+
+
+def _reason(error: Exception) -> str:
+    match error:
+        case Refused():
+            return error.reason
+        case TimeoutError():
+            return "it does not answer"
+        case ConnectionRefusedError():
+            return "nobody listens"
+        case EOFError():
+            return "it closed the connection"
+        case _:
+            return getattr(error, "strerror", None) or str(error)

@@ -1,0 +1,45 @@
+"""`penstock gateway`: channels over HTTP."""
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.channels import found
+from penstock.cli.options import Folder, Profile, Servers
+from penstock.contracts import Channels
+from penstock.gateway.gateway import Gateway
+from penstock.gateway.serving import serve
+from penstock.gateway.settings import GatewaySettings
+from penstock.pipeline.wiring import Wiring
+
+
+def gateway(
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8082,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    servers: Servers = None,
+    folder: Folder = Path(),
+    profile: Profile = None,
+) -> None:
+    """Serve channels and groups over HTTP, until Ctrl-C: send, read by positions, join groups.
+
+    GET / tells the addresses. Whoever reaches the port may read and write: it listens on this machine alone, unless
+    --host says otherwise.
+    """
+    settings = Wiring.read(folder, profile).gateway
+    asyncio.run(_serve(found(folder, profile, servers), settings, host, port))
+
+
+async def _serve(channels: Channels, settings: GatewaySettings, host: str, port: int) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+
+    def ready(address: str) -> None:
+        typer.echo(f"{channels.where} is at {address}")
+        sys.stdout.flush()
+
+    await serve(Gateway(channels, settings), host, port, stop, ready)

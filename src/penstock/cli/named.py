@@ -1,0 +1,31 @@
+"""Channels that a person names: they have to be there."""
+
+import difflib
+from collections.abc import Sequence
+
+from penstock.audit.report import printable
+from penstock.contracts import Channels, Topic
+from penstock.errors import Misconfigured
+
+OURS = "penstock."
+"""How the names begin of what pipelines keep for themselves."""
+
+
+def there(channels: Channels, names: Sequence[str], *, create: bool = False, hint: str = "") -> None:
+    """Return if the channels are there, or were made; Misconfigured with the way out otherwise."""
+    if not channels.promise.replay:
+        channels.ensure([Topic(name) for name in names])
+        return
+    known = channels.names()
+    for name in names:
+        if name in known:
+            continue
+        if create:
+            channels.ensure([Topic(name)])
+            continue
+        close = f'did you mean "{alike[0]}"? Or ' if (alike := difflib.get_close_matches(name, known, n=1)) else ""
+        raise Misconfigured(
+            f"channel {printable(name)}",
+            f"there is none of that name at {channels.where}",
+            f"{close}make it: penstock topics --create --topic {printable(name)}{hint}",
+        )

@@ -1,0 +1,108 @@
+"""Standard input by lines, and standard output by whole lines: neither holds more than a portion."""
+
+import os
+import select
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from threading import Event
+
+from penstock.audit.updates import Lines
+from penstock.errors import Misconfigured, Unavailable
+
+_CHUNK = 1 << 18
+_PORTION = 5_000
+_PAUSE = 0.2
+
+
+class Input:
+    """Lines of an open file, as they come. They end with a line feed, which a carriage return may precede."""
+
+    def __init__(self, descriptor: int, longest: int, ask: Callable[[], None] | None = None) -> None:
+        self._descriptor, self._longest, self._ask = descriptor, longest, ask
+        self.torn = False
+        """A line was begun when it was stopped: nobody knows what it would have been."""
+
+    @classmethod
+    def standard(cls, longest: int, ask: Callable[[], None]) -> "Input":
+        """Standard input; on a terminal, a person is asked for each line."""
+        if sys.stdin is None:
+            raise Misconfigured("standard input", "it is closed", "give lines: a file, a pipe or a terminal")
+        return cls(sys.stdin.fileno(), longest, ask if sys.stdin.isatty() else None)
+
+    def portions(self, stop: Event) -> Iterator[Sequence[bytes]]:
+        """Some lines at a time, until the end of the file or until `stop` is set.
+
+        Whole lines that were read before are told; `torn` says whether there was half a one behind them. Of a line that
+        is too long comes enough to see that it is.
+        """
+        lines, more = Lines(self._longest), True
+        self._prompt()
+        while more and not stop.is_set():
+            if (chunk := self._read()) is None:
+                continue
+            more = bool(chunk)
+            found = lines.cut(chunk) if more else lines.end()
+            for first in range(0, len(found), _PORTION):
+                yield [line.removesuffix(b"\r") for line in found[first : first + _PORTION]]
+            if more:
+                self._prompt()
+        # What is stopped ends anywhere; half a line is none.
+        self.torn = more and bool(lines.end())
+
+    def _prompt(self) -> None:
+        if self._ask is not None:
+            self._ask()
+
+    def _read(self) -> bytes | None:
+        """A chunk, which is empty at the end; None when there is none yet."""
+        try:
+            ready, _, _ = select.select([self._descriptor], [], [], _PAUSE)
+            return os.read(self._descriptor, _CHUNK) if ready else None
+        except OSError as error:
+            raise Unavailable("standard input", error.strerror or str(error)) from error
+
+
+class Output:
+    """Standard output. Several processes may share a pipe: lines that fit into it at once are never torn."""
+
+    def __init__(self) -> None:
+        if sys.stdout is None:
+            raise Misconfigured("standard output", "it is closed", "give it a file, a pipe or a terminal")
+        sys.stdout.flush()
+        self.terminal = sys.stdout.isatty()
+        self._out = sys.stdout.buffer
+        self._poll: select.poll | None = None
+        try:
+            descriptor = self._out.fileno()
+        except OSError:
+            return  # It is no file of the system's.
+        if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
+            self._poll = select.poll()
+            self._poll.register(descriptor, 0)
+
+    def write(self, lines: Iterable[bytes]) -> None:
+        """Return once all lines are out of this process; BrokenPipeError when nobody reads them any more."""
+        piece = bytearray()
+        for line in lines:
+            if piece and len(piece) + len(line) > select.PIPE_BUF:
+                self._push(piece)
+                piece.clear()
+            piece += line
+        if piece:
+            self._push(piece)
+
+    def _push(self, piece: bytearray) -> None:
+        try:
+            self._out.write(piece)
+            self._out.flush()
+        except BrokenPipeError:
+            # What is still in the buffer would be complained about when Python ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
+            raise
+        except OSError as error:
+            raise Unavailable("standard output", error.strerror or str(error)) from error
+
+    def gone(self) -> bool:
+        """Nobody reads it any more."""
+        return self._poll is not None and bool(self._poll.poll(0))

@@ -1,0 +1,74 @@
+"""The web app: channels and groups over HTTP."""
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, Response
+from starlette.routing import Route
+
+from penstock.errors import PenstockError
+from penstock.gateway.channels import ChannelRoutes
+from penstock.gateway.gateway import Gateway
+from penstock.gateway.members import GroupRoutes
+from penstock.gateway.replies import on_error, on_fault, on_http
+from penstock.serve.replies import Guarded
+from penstock.serve.visitors import OwnPages
+
+OVERVIEW = """\
+Penstock's gateway: channels over HTTP. Errors are JSON: error, place, way_out.
+
+GET    /channels                          the channels
+GET    /channels/NAME                     one: its partitions and settings
+POST   /channels/NAME/records             append records; answered when they are acknowledged
+GET    /channels/NAME/records             read, with ?partition=0&offset=10, ?since=10m, ?from=beginning|end
+                                          or ?positions=0:10,1:7; and &max=100&max_bytes=1000000&wait=10s
+GET    /groups                            the groups
+GET    /groups/NAME                       one: its members, what it has committed, its lag
+POST   /groups/NAME/members               join: {"channels": ["NAME"], "from": "beginning"}
+GET    /groups/NAME/members/ID/records    read what is dealt to this member, with ?max=100&max_bytes=1000000&wait=10s
+POST   /groups/NAME/members/ID/commit     with ?answer=N: all that it gave is done; until then, it is given again
+DELETE /groups/NAME/members/ID            leave
+
+A body of records is JSON, {"records": [{"key": "k", "value": 1, "headers": {"name": "text"}}]}, or a record on each
+line (application/x-ndjson), or one raw value (application/octet-stream, with ?key=k). ?format=json|text|base64 tells
+what keys and values are, both ways.
+"""
+
+
+_POLICY = "default-src 'none'; frame-ancestors 'none'"
+
+
+def build(gateway: Gateway) -> Starlette:
+    """The app. Whoever serves it lets the gateway run meanwhile."""
+    channels, groups = ChannelRoutes(gateway), GroupRoutes(gateway)
+    return Starlette(
+        routes=[
+            Route("/", _overview),
+            Route("/channels", channels.all),
+            Route("/channels/{name}", channels.one),
+            Route("/channels/{name}/records", channels.records, methods=["GET", "POST"]),
+            Route("/groups", groups.all),
+            Route("/groups/{group}", groups.one),
+            Route("/groups/{group}/members", groups.join, methods=["POST"]),
+            Route("/groups/{group}/members/{member}", groups.leave, methods=["DELETE"]),
+            Route("/groups/{group}/members/{member}/records", groups.poll),
+            Route("/groups/{group}/members/{member}/commit", groups.commit, methods=["POST"]),
+        ],
+        middleware=[Middleware(Guarded, policy=_POLICY), Middleware(OwnPages)],
+        exception_handlers={
+            PenstockError: on_error,
+            HTTPException: on_http,
+            ClientDisconnect: _on_disconnect,
+            Exception: on_fault,
+        },
+    )
+
+
+async def _overview(_: Request) -> Response:
+    return PlainTextResponse(OVERVIEW)
+
+
+async def _on_disconnect(_: Request, __: Exception) -> Response:
+    """Nobody hears this: the client went away before its body was whole."""
+    return Response(status_code=400)

@@ -1,0 +1,115 @@
+"""What the routes stand on: the channels, and all that is bounded."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+from penstock.clock import Clock, SystemClock
+from penstock.contracts import Channels, Sender
+from penstock.errors import Unavailable
+from penstock.gateway.bodies import Bodies
+from penstock.gateway.groups import Groups
+from penstock.gateway.inlet import Inlet
+from penstock.gateway.replies import Problem, close_to
+from penstock.gateway.settings import GatewaySettings
+from penstock.gateway.taking import Taking
+from penstock.gateway.threads import Threads
+from penstock.record import Record
+
+Answer = TypeVar("Answer")
+
+_ASKING = 16
+_ASKING_PATIENCE = 5.0
+_KNOWN_FOR = 5.0
+"""A channel that was there is believed to be there for so many seconds."""
+_INLETS = 1_000
+_OWN = "penstock."
+"""Channels that begin so are those by which the parts of a pipeline talk to each other."""
+LEAVING = 5.0
+"""How long the middleware may take to let members go, at the end."""
+
+
+class Gateway:
+    """Lives while `running()`; everything is within its bounds."""
+
+    def __init__(self, channels: Channels, settings: GatewaySettings | None = None, clock: Clock | None = None) -> None:
+        self.channels, self.settings, self.clock = channels, settings or GatewaySettings(), clock or SystemClock()
+        self.taking = Taking(self.settings, self.clock.now)
+        self.bodies = Bodies(self.settings)
+        self.groups = Groups(channels, self.settings, self.clock)
+        self.closing = threading.Event()
+        """Long polls end when this is set."""
+        self._asking = Threads(_ASKING, "questions", _ASKING_PATIENCE)
+        self._polling = Threads(self.settings.polls, "long polls", 0.0)
+        self._sender: Sender | None = None
+        self._inlets: dict[str, Inlet] = {}
+        self._names: frozenset[str] = frozenset()
+        self._named = -_KNOWN_FOR
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Send while the body runs; at its end, what is on its way arrives, and members leave their groups."""
+        acknowledged = self.settings.acknowledged.total_seconds()
+        async with self.channels.sender() as sender:
+            self._sender = sender
+            try:
+                yield
+            finally:
+                self.closing.set()
+                await asyncio.gather(
+                    self.groups.close(LEAVING), *(inlet.close(acknowledged) for inlet in self._inlets.values())
+                )
+                self._asking.close()
+                self._polling.close()
+
+    async def ask(self, question: Callable[[], Answer]) -> Answer:
+        return await self._asking.run(question)
+
+    async def wait(self, question: Callable[[], Answer]) -> Answer:
+        """As `ask`, for what may take long on purpose."""
+        return await self._polling.run(question)
+
+    async def names(self) -> Sequence[str]:
+        names = await self.ask(self.channels.names)
+        self._names, self._named = frozenset(names), self.clock.elapsed()
+        return names
+
+    async def known(self, channel: str) -> None:
+        """Return if there is such a channel; not found, with those that are spelled alike, otherwise."""
+        if not self.channels.promise.replay:
+            return  # Nothing is kept, so nothing is listed: whoever listens is there.
+        if channel in self._names and self.clock.elapsed() - self._named < _KNOWN_FOR:
+            return
+        if channel not in (names := await self.names()):
+            way_out = close_to(channel, names, "GET /channels tells which there are")
+            raise Problem(404, f"channel {channel}", "there is none of that name", way_out)
+
+    async def readable(self, channel: str) -> None:
+        """Conflict where to read is to take away: what this answer has no room for would be lost to everybody."""
+        if not self.channels.promise.replay:
+            why = f"{self.channels.where} gives each record once, to one reader: it cannot be read by positions"
+            raise Problem(409, f"channel {channel}", why, "read it with penstock consume, or use another binder")
+        await self.known(channel)
+
+    async def send(self, channel: str, records: Sequence[Record]) -> None:
+        """Return once the channel has acknowledged them all."""
+        if sum(inlet.held for inlet in self._inlets.values()) > self.settings.memory:
+            raise Unavailable("the gateway", "more waits to be acknowledged than it holds; these records were not sent")
+        await self._inlet(channel).take(records)
+
+    async def writable(self, channel: str) -> None:
+        if channel.startswith(_OWN):
+            why = "the parts of a pipeline talk to each other here: it can be read, and not written to"
+            raise Problem(403, f"channel {channel}", why)
+        await self.known(channel)
+
+    def _inlet(self, channel: str) -> Inlet:
+        if channel not in self._inlets:
+            assert self._sender is not None, "the gateway does not run"
+            if len(self._inlets) >= _INLETS:
+                self._inlets = {name: inlet for name, inlet in self._inlets.items() if not inlet.idle}
+            patience, again = self.settings.acknowledged.total_seconds(), self.channels.promise.replay
+            self._inlets[channel] = Inlet(channel, self._sender, self.settings.sender, self.clock, patience, again)
+        return self._inlets[channel]

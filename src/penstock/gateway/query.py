@@ -1,0 +1,74 @@
+"""What stands behind the question mark of an address, read strictly: a word that is not known is an error."""
+
+import re
+from collections.abc import Collection
+from datetime import timedelta
+
+from starlette.requests import Request
+
+from penstock.clock import duration
+from penstock.gateway.replies import Problem, close_to
+
+LARGEST = 2**63 - 1
+
+
+class Query:
+    def __init__(self, request: Request, known: Collection[str]) -> None:
+        self._given: dict[str, str] = {}
+        for name, value in request.query_params.multi_items():
+            if name not in known:
+                all_known = f"the parameters are {', '.join(sorted(known))}" if known else "there are none here"
+                raise Problem(400, f"?{name}", "this is not a parameter", close_to(name, known, all_known))
+            if name in self._given:
+                raise Problem(400, f"?{name}", "it is there twice", "give it once")
+            self._given[name] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._given
+
+    def text(self, name: str) -> str | None:
+        return self._given.get(name)
+
+    def number(self, name: str, usual: int, most: int = LARGEST, least: int = 0) -> int:
+        if name not in self._given:
+            return usual
+        return whole(f"?{name}", self._given[name], most, least)
+
+    def choice(self, name: str, choices: Collection[str], usual: str) -> str:
+        given = self._given.get(name, usual)
+        if given not in choices:
+            raise Problem(400, f"?{name}", f'"{given}" is none of the choices', f"choose {' or '.join(choices)}")
+        return given
+
+    def time(self, name: str, usual: timedelta, most: timedelta | None = None) -> timedelta:
+        if name not in self._given:
+            return usual
+        try:
+            found = duration(self._given[name])
+        except ValueError as error:
+            why, _, way_out = str(error).rpartition("; ")
+            raise Problem(400, f"?{name}", why, way_out) from error
+        if most is not None and found > most:
+            longest = f"{most.total_seconds():g}s"
+            raise Problem(400, f"?{name}", f"{self._given[name]} is too long", f"at most {longest}, and ask again")
+        return found
+
+    def positions(self, name: str) -> dict[int, int]:
+        """`0:12,1:7`: per partition, an offset."""
+        found: dict[int, int] = {}
+        for part in self._given[name].split(","):
+            partition, colon, offset = part.partition(":")
+            if not colon:
+                raise Problem(400, f"?{name}", f'"{part}" is no position', "write PARTITION:OFFSET,PARTITION:OFFSET")
+            where = whole(f"?{name}", partition)
+            if where in found:
+                raise Problem(400, f"?{name}", f"partition {where} is there twice", "give it once")
+            found[where] = whole(f"?{name}", offset)
+        return found
+
+
+def whole(place: str, text: str, most: int = LARGEST, least: int = 0) -> int:
+    # Twenty digits are beyond all bounds already: longer ones are not even read.
+    if not re.fullmatch(r"[0-9]{1,20}", text) or not least <= int(text) <= most:
+        raise Problem(400, place, f'"{text[:40]}" is no number that is good here', f"write one from {least} to {most}")
+    return int(text)

@@ -1,0 +1,224 @@
+"""From a body to records. A body with one bad record is refused whole, with the place of that record."""
+
+import base64
+import binascii
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from penstock.clock import Micros
+from penstock.gateway.query import LARGEST
+from penstock.gateway.replies import Problem, close_to
+from penstock.gateway.scanning import Part, Scan, Unreadable
+from penstock.gateway.settings import GatewaySettings
+from penstock.record import Origin, Record
+
+
+class Format(StrEnum):
+    """What keys and values are in JSON."""
+
+    JSON = "json"
+    TEXT = "text"
+    BASE64 = "base64"
+
+
+IDENTITY = ("sender", "epoch", "seq", "time")
+MARKS = ("redriven", "replay", "from")
+"""Headers by which Penstock knows what it has sent again itself."""
+FIELDS = ("key", "value", "headers", "base64", *IDENTITY)
+_LONGEST_SENDER = 256
+
+
+@dataclass(frozen=True)
+class Taking:
+    """How bodies become records."""
+
+    settings: GatewaySettings
+    now: Callable[[], Micros]
+
+    def document(self, body: bytes, form: Format) -> list[Record]:
+        """`{"records": [{"key": …, "value": …}, …]}`"""
+        text = _decoded(body)
+        scan = Scan(text)
+        found: list[Record] | None = None
+        place = "the body"
+        try:
+            for name in scan.members():
+                if name != "records":
+                    raise Problem(400, place, f'"{name}" is not a field', 'the only one is "records"')
+                found = []
+                for index in scan.items():
+                    place = f"records[{index}]"
+                    self._more(found)
+                    found.append(self._record(scan, place, form))
+            scan.end()
+        except Unreadable as error:
+            raise _unreadable(place, text, error) from error
+        if found is None:
+            raise Problem(400, "the body", 'it has no "records"', 'write {"records": [{"value": …}]}')
+        return found
+
+    def lines(self, body: bytes, form: Format) -> list[Record]:
+        """A record on each line; empty lines are none."""
+        found: list[Record] = []
+        for number, line in enumerate(body.split(b"\n"), 1):
+            place = f"line {number}"
+            text = _decoded(line, place)
+            if not text.strip(" \t\r"):
+                continue
+            self._more(found)
+            scan = Scan(text)
+            try:
+                found.append(self._record(scan, place, form))
+                scan.end()
+            except Unreadable as error:
+                raise Problem(400, f"{place}, column {error.at + 1}", error.why, "nothing was sent") from error
+        return found
+
+    def raw(self, body: bytes, place: str, key: str | None, form: Format) -> list[Record]:
+        """The body itself is the value, whatever the format of its key."""
+        record = Record(body, None, None if key is None else _bytes(place, key, form is Format.BASE64))
+        self._within("the body", record)
+        return [record]
+
+    def _more(self, found: Sequence[Record]) -> None:
+        if len(found) == self.settings.records:
+            most = self.settings.records
+            raise Problem(413, "the body", f"it has more than {most} records", "send them in several requests")
+
+    def _record(self, scan: Scan, place: str, form: Format) -> Record:
+        parts: dict[str, Part] = {}
+        for name in scan.members():
+            if name not in FIELDS:
+                way_out = close_to(name, FIELDS, f"the fields are {', '.join(FIELDS)}")
+                raise Problem(400, place, f'"{name}" is not a field of a record', way_out)
+            parts[name] = scan.part()
+        if "value" not in parts:
+            raise Problem(400, place, 'it has no "value"', 'write {"value": …}; null deletes its key')
+        coded = _coded(place, parts.get("base64"), form)
+        record = Record(
+            self._value(f"{place}.value", parts["value"], Format.BASE64 if "value" in coded else form),
+            self._origin(place, parts),
+            self._key(f"{place}.key", parts.get("key"), Format.BASE64 if "key" in coded else form),
+            _headers(f"{place}.headers", parts.get("headers"), "headers" in coded),
+        )
+        self._within(place, record)
+        return record
+
+    def _value(self, place: str, part: Part, form: Format) -> bytes | None:
+        if part.value is None:
+            return None
+        if form is Format.JSON:
+            return _encoded(place, part.text)
+        return _bytes(place, part.value, form is Format.BASE64)
+
+    def _key(self, place: str, part: Part | None, form: Format) -> bytes | None:
+        if part is None or part.value is None:
+            return None
+        if form is Format.JSON and not isinstance(part.value, str):
+            return _encoded(place, part.text)
+        return _bytes(place, part.value, form is Format.BASE64)
+
+    def _origin(self, place: str, parts: dict[str, Part]) -> Origin | None:
+        if not any(name in parts for name in IDENTITY):
+            return None
+        if missing := [name for name in ("sender", "epoch", "seq") if name not in parts]:
+            way_out = "give sender, epoch and seq, or none of them: then the gateway numbers the record"
+            raise Problem(400, place, f"its identity lacks {' and '.join(missing)}", way_out)
+        sender = parts["sender"].value
+        if not isinstance(sender, str) or not sender.isprintable() or not 0 < len(sender) <= _LONGEST_SENDER:
+            why = f"a sender is a text of 1 to {_LONGEST_SENDER} characters that can be printed"
+            raise Problem(400, f"{place}.sender", why)
+        if sender == self.settings.sender:
+            raise Problem(400, f"{place}.sender", f'"{sender}" is the gateway itself', "choose another name")
+        epoch, seq = (_number(f"{place}.{name}", parts[name].value) for name in ("epoch", "seq"))
+        time = _number(f"{place}.time", parts["time"].value) if "time" in parts else self.now()
+        return Origin(sender, epoch, seq, time)
+
+    def _within(self, place: str, record: Record) -> None:
+        headers = sum(len(name.encode()) + len(value) for name, value in record.extra)
+        key = len(record.key or b"")
+        whole = headers + key + len(record.value or b"")
+        for what, size, most in (
+            (f"{place}.key", key, self.settings.key),
+            (f"{place}.headers", headers, self.settings.headers),
+            (place, whole, self.settings.record),
+        ):
+            if size > most:
+                raise Problem(413, what, f"{size} bytes are too many", f"at most {most}; nothing was sent")
+
+
+def _coded(place: str, part: Part | None, form: Format) -> Sequence[str]:
+    """Which parts of a record are base64."""
+    parts = ("key", "value", "headers")
+    if form is Format.BASE64:
+        return parts
+    if part is None:
+        return ()
+    told = part.value
+    if not isinstance(told, list) or not all(name in parts for name in told):
+        raise Problem(400, f"{place}.base64", "it names the parts that are base64", 'such as ["key", "value"]')
+    return told
+
+
+def _headers(place: str, part: Part | None, coded: bool) -> tuple[tuple[str, bytes], ...]:
+    if part is None or part.value is None:
+        return ()
+    if not isinstance(part.value, dict):
+        raise Problem(400, place, "headers are an object", 'write {"name": "text"}')
+    scan = Scan(part.text)
+    found: list[tuple[str, bytes]] = []
+    try:
+        for name in scan.members():
+            found += _header(f"{place}.{name}", name, scan.part().value, coded)
+    except Unreadable as error:
+        raise Problem(400, place, error.why, 'a header with several values is written {"name": ["a", "b"]}') from error
+    return tuple(found)
+
+
+def _header(place: str, name: str, told: object, coded: bool) -> list[tuple[str, bytes]]:
+    if name in IDENTITY:
+        raise Problem(400, place, "this header is part of the identity", f'write "{name}" beside "value"')
+    if name in MARKS:
+        raise Problem(400, place, "by this header Penstock marks what it sends again", "choose another name")
+    _encoded(place, name)
+    return [(name, _bytes(place, one, coded)) for one in (told if isinstance(told, list) else [told])]
+
+
+def _bytes(place: str, value: object, coded: bool) -> bytes:
+    if not isinstance(value, str):
+        raise Problem(400, place, "it is no text", "give a text, or ask for another ?format=")
+    if not coded:
+        return _encoded(place, value)
+    try:
+        return base64.b64decode(value, validate=True)
+    except (binascii.Error, ValueError) as error:
+        raise Problem(400, place, "it is not base64", "write the alphabet with + and /, padded with =") from error
+
+
+def _encoded(place: str, text: str) -> bytes:
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise Problem(
+            400, place, "it holds half of a surrogate pair, which no text can", "send it as base64"
+        ) from error
+
+
+def _decoded(body: bytes, place: str = "the body") -> str:
+    try:
+        return body.decode()
+    except UnicodeDecodeError as error:
+        raise Problem(400, f"{place}, byte {error.start + 1}", "it is not UTF-8", "send bytes as base64") from error
+
+
+def _number(place: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST:
+        raise Problem(400, place, "it is no whole number from 0 to 2^63-1")
+    return value
+
+
+def _unreadable(place: str, text: str, error: Unreadable) -> Problem:
+    line = text.count("\n", 0, error.at) + 1
+    column = error.at - text.rfind("\n", 0, error.at)
+    return Problem(400, f"{place}, line {line}, column {column}", error.why, "nothing was sent")

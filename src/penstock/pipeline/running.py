@@ -1,0 +1,50 @@
+"""Where a run can be found, as it has noted it in its state folder for the other commands."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from penstock.errors import Misconfigured
+from penstock.pipeline.wiring import Wiring, shown
+from penstock.supervise.folder import StateFolder
+from penstock.supervise.notes import fitting, write_note
+
+
+@dataclass(frozen=True)
+class Running:
+    pid: int
+    pipeline: str
+    status: str
+    channels: str
+    """Where they are, for people."""
+    page: str | None
+    redis: str | None
+    file: str = ""
+    """The pipeline's own file."""
+    address: str = ""
+    """That of its channels, whole: whoever asks need not have the settings that the run was started with."""
+
+    FILE = "run.json"
+
+    @classmethod
+    def at(cls, state: Path) -> "Running | None":
+        """The run that holds this state folder."""
+        return fitting(cls, StateFolder(state).told(cls.FILE))
+
+    @classmethod
+    def find(cls, wiring: Wiring) -> "Running":
+        """The run in this folder; Misconfigured when there is none."""
+        if (found := cls.at(wiring.state)) is None:
+            raise Misconfigured(
+                str(wiring.folder.absolute()), "nothing runs here", "start it: penstock run FILE, or penstock demo"
+            )
+        return found
+
+    def write(self, state: Path) -> None:
+        """Addresses may hold passwords: nobody else can read it."""
+        write_note(state / self.FILE, asdict(self), private=True)
+
+    def to_json(self) -> dict[str, object]:
+        """For the eyes of others: no address tells a password."""
+        told = asdict(self)
+        del told["address"]
+        return {**told, "redis": self.redis and shown(self.redis)}

@@ -1,0 +1,14 @@
+"""The stores of a pipeline: what its description asks for, at the place that the wiring gives."""
+
+from penstock.pipeline.description import Description, StoreSpec
+from penstock.pipeline.wiring import Wiring
+from penstock.stores.lake import LakeStore
+from penstock.stores.redis import RedisStore
+
+
+def store_of(spec: StoreSpec, description: Description, wiring: Wiring, topic_id: str = "") -> RedisStore | LakeStore:
+    """The store that a specification means. With a topic's id, it refuses to be filled from another topic."""
+    if spec.url.startswith("delta://"):
+        return LakeStore(wiring.path(spec.url), spec.channel, description.channels[spec.channel].schema, topic_id)
+    url = wiring.redis.url if spec.url == "redis://" else spec.url
+    return RedisStore(url, spec.channel, spec.ttl, topic_id)

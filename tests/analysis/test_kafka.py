@@ -1,0 +1,66 @@
+"""Spark's own way to Kafka."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+from confluent_kafka import TopicPartition
+from confluent_kafka.admin import AdminClient
+from pyspark.sql import DataFrame, SparkSession
+
+from penstock.analysis.checkpoint import covered
+from penstock.analysis.engine import Engine, failed
+from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.query import Mode, Query, Shape
+from penstock.analysis.settings import SparkSettings
+from penstock.channels.kafka import Kafka
+from penstock.contracts import Topic
+from penstock.record import Origin, Record
+
+
+def kept(things: DataFrame) -> DataFrame:
+    return things.select("value", "origin")
+
+
+def test_a_query_ends_at_what_retention_took_or_goes_on_behind_it(
+    spark: SparkSession, kafka: Kafka, fresh: Callable[[str], str], eventually: Callable[..., None], tmp_path: Path
+) -> None:
+    things, into = fresh("things"), fresh("kept")
+    kafka.ensure([Topic(things), Topic(into)])
+    query = Query("kept", (things,), into, ("value",), kept, Mode.MICRO_BATCH)
+    settings = SparkSettings(every="200 ms")
+
+    def engine(skip_lost: bool) -> Engine:
+        return Engine(spark, settings, KafkaWire(kafka.servers, {}, skip_lost), str(tmp_path), {things: Shape(things)})
+
+    def send(first: int, count: int) -> None:
+        async def go() -> None:
+            async with kafka.sender() as sender:
+                await sender.send(
+                    things, [Record(b"%d" % n, Origin("s", 1, n, n)) for n in range(first, first + count)]
+                )
+
+        asyncio.run(go())
+
+    def reaches(end: int) -> bool:
+        return covered(f"{tmp_path}/kept") == {things: {0: end}}
+
+    send(0, 10)
+    running, _ = engine(False).launch(query, 0, {})
+    eventually(lambda: reaches(10))
+    running.stop()
+    send(10, 10)
+    admin = AdminClient({"bootstrap.servers": kafka.servers})
+    admin.delete_records([TopicPartition(things, 0, 15)])[TopicPartition(things, 0)].result(10)
+    strict, _ = engine(False).launch(query, 0, {})
+    eventually(lambda: failed([strict]))
+    lenient, _ = engine(True).launch(query, 0, {})
+    eventually(lambda: reaches(20))
+    assert failed([lenient]) is None
+    lenient.stop()
+    with kafka.reader({into: {}}) as reader:
+        seen: set[bytes | None] = set()
+        while len(seen) < 15:
+            seen |= {entry.value for entry in reader.read(100, 10)}
+    numbers = sorted(int((value or b"").split(b'"value":"')[1].split(b'"')[0]) for value in seen)
+    assert numbers == [*range(10), *range(15, 20)]

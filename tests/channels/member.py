@@ -1,0 +1,88 @@
+"""A member of a group, as a process: writes down what it is given, what it has processed, and what it gives back.
+
+`member.py SERVERS GROUP CHANNEL FILE`, until SIGTERM. Each line of the file is an event with the time at which it was
+over, of a clock that all processes of a machine share.
+"""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from penstock.channels.kafka import Kafka
+from penstock.contracts import Entry, Member, Place
+from penstock.errors import Unavailable
+from penstock.supervise.signals import stop_on_signals
+
+EVERY = 0.2
+
+
+class Diary:
+    """Each event is with the system in one write: a kill -9 takes nothing of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def write(self, event: str, **facts: object) -> None:
+        os.write(self._file, json.dumps({"event": event, "at": time.monotonic(), **facts}).encode() + b"\n")
+
+
+class Dealing:
+    def __init__(self, diary: Diary) -> None:
+        self._diary = diary
+        self.member: Member | None = None
+
+    def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        self._diary.write("given", partitions=[partition for _, partition in places])
+        return {}
+
+    def taken(self, places: Sequence[Place]) -> None:
+        assert self.member is not None
+        commit(self.member, self._diary)
+        self._diary.write("taken", partitions=[partition for _, partition in places])
+
+    def lost(self, places: Sequence[Place]) -> None:
+        self._diary.write("lost", partitions=[partition for _, partition in places])
+
+
+def commit(member: Member, diary: Diary) -> None:
+    try:
+        member.commit()
+    except Unavailable as error:
+        diary.write("not committed", why=str(error))
+
+
+def runs(entries: Sequence[Entry]) -> dict[int, list[list[int]]]:
+    """Per partition, the first and the last offset of each run of them."""
+    found: dict[int, list[list[int]]] = {}
+    for entry in entries:
+        of = found.setdefault(entry.partition, [])
+        if of and of[-1][1] == entry.offset - 1:
+            of[-1][1] = entry.offset
+        else:
+            of.append([entry.offset, entry.offset])
+    return found
+
+
+def main(servers: str, group: str, channel: str, file: str) -> None:
+    diary = Diary(Path(file))
+    dealing = Dealing(diary)
+    with stop_on_signals() as stop, Kafka(servers).join(group, [channel], dealing) as member:
+        dealing.member, due = member, time.monotonic()
+        while not stop.is_set():
+            try:
+                entries = member.read(1_000, 0.1)
+            except Unavailable as error:
+                diary.write("waiting", why=str(error))
+                continue
+            if entries:
+                diary.write("processed", offsets=runs(entries))
+            if time.monotonic() >= due:
+                commit(member, diary)
+                due = time.monotonic() + EVERY
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

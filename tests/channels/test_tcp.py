@@ -1,0 +1,632 @@
+"""Channels over TCP: each record once and in order while both ends live, and strangers hurt nobody."""
+
+import asyncio
+import pickle
+import socket
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, closing
+from datetime import timedelta
+
+import pytest
+
+from penstock.channels.binders import bind
+from penstock.channels.tcp import Tcp, frames
+from penstock.channels.tcp.inbox import ROOM, Inbox
+from penstock.channels.tcp.receiving import listening
+from penstock.channels.tcp.sending import sending
+from penstock.clock import SystemClock
+from penstock.contracts import Entry, Reader, Topic
+from penstock.errors import Misconfigured, Refused, Unavailable
+from penstock.record import Origin, Record
+
+Eventually = Callable[..., None]
+
+
+@pytest.fixture
+def tcp() -> Tcp:
+    return Tcp("127.0.0.1", free_port(), patience=5)
+
+
+def free_port() -> int:
+    with closing(socket.socket()) as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def numbers(first: int, last: int, size: int = 0) -> list[Record]:
+    return [Record(b"%d" % number + b" " * size) for number in range(first, last + 1)]
+
+
+def told(entries: Sequence[Entry]) -> list[int]:
+    return [int(entry.value or b"-1") for entry in entries]
+
+
+def read(reader: Reader, count: int, most: int = 1000) -> list[Entry]:
+    found: list[Entry] = []
+    while len(found) < count:
+        some = reader.read(most, 10)
+        assert some, f"only {len(found)} of {count} came"
+        found += some
+    return found
+
+
+async def aread(reader: Reader, count: int) -> list[Entry]:
+    return await asyncio.to_thread(read, reader, count)
+
+
+def sent(tcp: Tcp, channel: str, records: Sequence[Record]) -> None:
+    async def send() -> None:
+        async with tcp.sender() as sender:
+            await sender.send(channel, records)
+
+    asyncio.run(send())
+
+
+class Wire:
+    """A relay between senders and a reader, which can be cut and can be deaf for answers."""
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        self.open: list[asyncio.StreamWriter] = []
+        self.connections = 0
+        self.answers = True
+        self.dropped = 0
+
+    async def carry(self, stream: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        there, back = await asyncio.open_connection("127.0.0.1", self._to)
+        self.open += [out, back]
+        try:
+            await asyncio.gather(self._copy(stream, back), self._copy(there, out, answers=True))
+        except OSError:
+            pass
+        finally:
+            out.transport.abort()
+            back.transport.abort()
+
+    async def _copy(self, stream: asyncio.StreamReader, out: asyncio.StreamWriter, answers: bool = False) -> None:
+        while data := await stream.read(1 << 16):
+            if answers and not self.answers:
+                self.dropped += len(data)
+                continue
+            out.write(data)
+            await out.drain()
+        out.transport.abort()
+
+    def cut(self) -> None:
+        for writer in self.open:
+            writer.transport.abort()
+        self.open.clear()
+
+
+@asynccontextmanager
+async def wired(tcp: Tcp) -> AsyncIterator[tuple[Wire, Tcp]]:
+    wire, port = Wire(tcp.port), free_port()
+    server = await asyncio.start_server(wire.carry, "127.0.0.1", port)
+    try:
+        yield wire, Tcp("127.0.0.1", port, patience=5)
+    finally:
+        server.close()
+        wire.cut()
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110 (what is waited for happens elsewhere, in threads too)
+            await asyncio.sleep(0.01)
+
+
+# --- what is carried
+
+
+def test_keys_values_and_headers_arrive_as_they_were(tcp: Tcp) -> None:
+    origin = Origin("søren/1", 7, 1, 1_700_000_000_000_000)
+    records = [
+        Record(b"one", origin, b"k"),
+        Record(None, key=b""),
+        Record(b"", key=None, extra=(("h", b""), ("h", b"\x00\xff"), ("名", b"2"))),
+    ]
+    with tcp.reader({"a": {}}) as reader:
+        sent(tcp, "a", records)
+        entries = read(reader, 3)
+    assert [(one.key, one.value) for one in entries] == [(b"k", b"one"), (b"", None), (None, b"")]
+    assert [list(one.headers) for one in entries] == [record.headers() for record in records]
+    assert Origin.of(entries[0].headers) == origin
+    assert [(one.channel, one.partition, one.offset) for one in entries] == [("a", 0, 0), ("a", 0, 1), ("a", 0, 2)]
+
+
+def test_a_reader_reads_several_channels_and_counts_each(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}, "b": {0: 0}}) as reader:
+        sent(tcp, "a", numbers(1, 2))
+        sent(tcp, "b", numbers(3, 3))
+        assert [(one.channel, one.offset) for one in read(reader, 3)] == [("a", 0), ("a", 1), ("b", 0)]
+        assert (reader.positions("a"), reader.positions("b")) == ({0: 2}, {0: 1})
+
+
+def test_only_reads_those_places_alone(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}, "b": {}}, only={("a", 0)}) as reader:
+        assert (reader.positions("a"), reader.positions("b")) == ({0: 0}, {})
+        with pytest.raises(Unavailable, match='nobody reads the channel "b" there, only a'):
+            sent(tcp, "b", numbers(1, 1))
+        sent(tcp, "a", numbers(1, 1))
+        assert told(read(reader, 1)) == [1]
+
+
+def test_reading_gives_no_more_than_it_is_asked_for_and_knows_how_far_it_is(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}}) as reader:
+        assert reader.read(10, 0) == []
+        assert reader.age() == 0
+        sent(tcp, "a", numbers(1, 5))
+        assert told(reader.read(3, 5)) == [1, 2, 3]
+        assert reader.positions("a") == {0: 3}
+        assert reader.age() > 0
+        assert told(reader.read(3, 5)) == [4, 5]
+        assert reader.age() == 0
+
+
+async def test_calls_at_once_keep_the_order_of_each(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}}) as reader:
+        async with tcp.sender() as sender:
+            calls = [sender.send("a", numbers(first, first + 99)) for first in range(0, 5000, 100)]
+            _, entries = await asyncio.gather(asyncio.gather(*calls), aread(reader, 5000))
+    assert told(entries) == list(range(5000))
+    assert [one.offset for one in entries] == list(range(5000))
+
+
+async def test_many_senders_at_once_lose_nothing(tcp: Tcp) -> None:
+    async def one(name: int) -> None:
+        async with tcp.sender() as sender:
+            for seq in range(20):
+                await sender.send("a", [Record(b"%d" % seq, key=b"%d" % name)])
+
+    with tcp.reader({"a": {}}) as reader:
+        _, entries = await asyncio.gather(asyncio.gather(*(one(name) for name in range(50))), aread(reader, 1000))
+    for name in range(50):
+        assert told([entry for entry in entries if entry.key == b"%d" % name]) == list(range(20))
+
+
+def test_a_record_of_nearly_the_limit_arrives_and_a_larger_one_is_refused(tcp: Tcp) -> None:
+    overhead = len(next(frames.packed("a", [Record(b"")]))) + 8
+    with tcp.reader({"a": {}}) as reader:
+        sent(tcp, "a", [Record(b"x" * (frames.LIMIT - overhead)), *numbers(1, 2)])
+        assert [len(one.value or b"") for one in read(reader, 3)] == [frames.LIMIT - overhead, 1, 1]
+        with pytest.raises(Refused, match="larger than the 4,194,304 that tcp:// carries"):
+            sent(tcp, "a", [*numbers(1, 2), Record(b"x" * (frames.LIMIT - overhead + 1))])
+        assert reader.read(1, 0) == []
+
+
+def test_figures_are_posted(tcp: Tcp) -> None:
+    with tcp.reader({"figures": {}}) as reader:
+        with tcp.poster() as post:
+            for number in range(100):
+                post("figures", b"key", b"%d" % number)
+        assert told(read(reader, 100)) == list(range(100))
+
+
+def test_figures_that_nobody_takes_are_forgotten(tcp: Tcp) -> None:
+    with Tcp(tcp.host, tcp.port, patience=0).poster() as post:
+        for number in range(20_000):
+            post("figures", b"key", b"%d" % number)
+
+
+# --- slow and absent readers
+
+
+async def test_a_slow_reader_slows_the_sender_and_gets_everything(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}}) as reader:
+        async with tcp.sender() as sender:
+            acknowledged = 0
+
+            async def send() -> None:
+                nonlocal acknowledged
+                for first in range(0, 400, 10):
+                    await sender.send("a", numbers(first, first + 9, size=100_000))
+                    acknowledged = first + 10
+
+            sending_all = asyncio.create_task(send())
+            await until(lambda: acknowledged >= 160)  # As much as there is room for.
+            entries: list[Entry] = []
+            while len(entries) < 400:
+                assert (acknowledged - len(entries)) * 100_000 <= ROOM
+                entries += await asyncio.to_thread(reader.read, 10, 10)
+            await sending_all
+    assert told(entries) == list(range(400))
+
+
+def test_the_inbox_is_bounded_and_takes_one_batch_that_is_larger_than_it() -> None:
+    box = Inbox(["a"], SystemClock(), room=2_000)
+    batches = [
+        frames.Batch(number, "a", [(None, b"x" * size, ())]) for number, size in enumerate((500, 500, 300, 9_000))
+    ]
+    assert [box.put(one) for one in batches] == [True, True, False, False]
+    assert len(box.take(2, 0)) == 2
+    assert [box.put(one) for one in reversed(batches)] == [True, False, False, False]
+    assert [entry.offset for entry in box.take(9, 0)] == [2]
+
+
+async def test_a_sender_waits_for_a_reader_that_comes_late(tcp: Tcp) -> None:
+    async with tcp.sender() as sender:
+        waiting = asyncio.create_task(sender.send("a", numbers(1, 3)))
+        await asyncio.sleep(0)
+        with tcp.reader({"a": {}}) as reader:
+            assert told(await aread(reader, 3)) == [1, 2, 3]
+            await waiting
+
+
+async def test_a_sender_that_reaches_nobody_gives_up_and_may_try_again(tcp: Tcp) -> None:
+    hasty = Tcp(tcp.host, tcp.port, patience=0.2)
+    async with hasty.sender() as sender:
+        with pytest.raises(Unavailable, match=r"nobody took anything there for 0\.2 s: nobody listens"):
+            await sender.send("a", numbers(1, 3))
+        with tcp.reader({"a": {}}) as reader:
+            await sender.send("a", numbers(4, 5))
+            assert told(await aread(reader, 2)) == [4, 5]
+
+
+async def test_a_new_reader_gets_what_the_last_one_never_acknowledged(tcp: Tcp) -> None:
+    async with tcp.sender() as sender:
+        with tcp.reader({"a": {}}) as reader:
+            await sender.send("a", numbers(1, 1))
+            assert told(await aread(reader, 1)) == [1]
+        waiting = asyncio.create_task(sender.send("a", numbers(2, 3)))
+        with tcp.reader({"a": {}}) as reader:
+            entries = await aread(reader, 2)
+            await waiting
+        assert [(one.offset, told([one])) for one in entries] == [(0, [2]), (1, [3])]
+
+
+async def test_a_reader_that_ends_says_how_much_of_what_it_acknowledged_was_never_read(
+    tcp: Tcp, caplog: pytest.LogCaptureFixture
+) -> None:
+    box = Inbox(["a"], SystemClock(), room=10_000)
+    async with tcp.sender() as sender:
+        with listening(tcp.host, tcp.port, tcp.where, box):
+            await sender.send("a", numbers(1, 3))
+            assert told(box.take(1, 5)) == [1]
+            waiting = asyncio.create_task(sender.send("a", numbers(4, 4, size=10_000)))  # Connected, and no room.
+            await until(lambda: not sender.window.empty)
+        waiting.cancel()
+    assert [one.message for one in caplog.records] == [
+        f"{tcp.where}: the reader ended, and 2 records that it had acknowledged were never read"
+    ]
+
+
+async def test_a_reader_that_has_read_all_ends_quietly_while_senders_are_connected(
+    tcp: Tcp, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with tcp.sender() as idle:
+        with tcp.reader({"a": {}}) as reader:
+            await idle.send("a", numbers(1, 1))
+            assert told(await aread(reader, 1)) == [1]
+    assert not caplog.records
+
+
+async def test_a_closed_sender_leaves_no_call_waiting(tcp: Tcp) -> None:
+    async with tcp.sender() as sender:
+        waiting = asyncio.create_task(sender.send("a", numbers(1, 3)))
+        await asyncio.sleep(0)
+    with pytest.raises(Unavailable, match="its sender was closed"):
+        await waiting
+
+
+class Broken(SystemClock):
+    """A clock that has a fault."""
+
+    def elapsed(self) -> float:
+        raise ZeroDivisionError
+
+
+async def test_a_sender_with_a_fault_of_its_own_leaves_no_call_waiting(tcp: Tcp) -> None:
+    async def send() -> None:
+        async with sending(tcp.host, tcp.port, tcp.where, 5, Broken()) as sender:
+            for _ in range(2):
+                with pytest.raises(Unavailable, match=r"its sender has broken off: ZeroDivisionError"):
+                    await sender.send("a", numbers(1, 3))
+
+    async with asyncio.timeout(10):
+        with pytest.raises(ZeroDivisionError):
+            await send()
+
+
+# --- broken connections
+
+
+async def test_cuts_lose_nothing_and_double_nothing(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}}) as reader:
+        async with wired(tcp) as (wire, behind), behind.sender() as sender:
+            entries: list[Entry] = []
+            for first in range(0, 20_000, 1_000):
+                # A cut in the middle of what is under way, after each thousand.
+                calls = [sender.send("a", numbers(start, start + 99)) for start in range(first, first + 1_000, 100)]
+                going = asyncio.gather(*calls)
+                await until(lambda: wire.open)
+                entries += await asyncio.to_thread(reader.read, 10_000, 10)
+                wire.cut()
+                await going
+            entries += await aread(reader, 20_000 - len(entries))
+            assert wire.connections >= 10
+        assert told(entries) == list(range(20_000))
+        assert reader.read(1, 0) == []
+
+
+async def test_a_batch_whose_acknowledgement_was_lost_is_not_taken_twice(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}}) as reader:
+        async with wired(tcp) as (wire, behind), behind.sender() as sender:
+            await sender.send("a", numbers(1, 1))
+            wire.answers = False
+            waiting = asyncio.create_task(sender.send("a", numbers(2, 3)))
+            assert told(await aread(reader, 3)) == [1, 2, 3]
+            await until(lambda: wire.dropped)
+            wire.answers = True
+            wire.cut()
+            await waiting
+            await sender.send("a", numbers(4, 4))
+        assert told(await aread(reader, 1)) == [4]
+
+
+async def test_a_receiver_that_is_silent_is_taken_for_dead(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}}) as reader:
+        async with (
+            wired(tcp) as (wire, behind),
+            sending(behind.host, behind.port, behind.where, 5, SystemClock(), silence=0.2) as sender,
+        ):
+            wire.answers = False
+            waiting = asyncio.create_task(sender.send("a", numbers(1, 2)))
+            await until(lambda: wire.connections >= 2)
+            wire.answers = True
+            await waiting
+        assert told(await aread(reader, 2)) == [1, 2]
+
+
+async def test_a_receiver_that_is_full_is_not_taken_for_dead(tcp: Tcp) -> None:
+    box = Inbox(["a"], SystemClock(), room=1_000)
+    with listening(tcp.host, tcp.port, tcp.where, box, beat=0.05):
+        async with (
+            wired(tcp) as (wire, behind),
+            sending(behind.host, behind.port, behind.where, 5, SystemClock(), silence=0.4) as sender,
+        ):
+            await sender.send("a", numbers(1, 1, size=900))
+            waiting = asyncio.create_task(sender.send("a", numbers(2, 2, size=900)))
+            await until(lambda: box.age() > 1.5)
+            assert not waiting.done()
+            assert told(box.take(10, 0)) == [1]
+            await waiting
+            assert wire.connections == 1
+    assert told(box.take(10, 0)) == [2]
+
+
+def test_a_batch_that_comes_again_over_another_connection_is_dropped(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}}) as reader:
+        for last in (1, 3, 4):
+            with closing(socket.create_connection((tcp.host, tcp.port), timeout=10)) as connection:
+                connection.sendall(HELLO)
+                for number in range(1, last + 1):
+                    body = next(frames.packed("a", numbers(number, number)))
+                    connection.sendall(frames.batch(number, body))
+                answers, whole = b"", frames.taken(last)
+                while whole not in answers:
+                    answers += connection.recv(1 << 16)
+        assert told(read(reader, 4)) == [1, 2, 3, 4]
+        assert reader.read(1, 0) == []
+
+
+def test_a_sender_that_is_connected_is_remembered_however_many_come_and_go(tcp: Tcp) -> None:
+    box = Inbox(["a"], SystemClock())
+
+    def came(identity: bytes, *batches: bytes) -> tuple[socket.socket, frames.Welcome]:
+        connection = socket.create_connection((tcp.host, tcp.port), timeout=10)
+        connection.sendall(frames.hello(identity) + b"".join(batches))
+        heard = [frames.read(*_frame(connection)) for _ in (0, *batches)]
+        assert isinstance(heard[0], frames.Welcome)
+        return connection, heard[0]
+
+    with listening(tcp.host, tcp.port, tcp.where, box, known=3):
+        first, _ = came(b"i" * 16, frames.batch(1, ONE))
+        for number in range(10):
+            came(b"%016d" % number)[0].close()
+        again, welcome = came(b"i" * 16)
+        assert welcome.taken == 1, "or what it sends again would be taken twice"
+        first.close()
+        again.close()
+    assert told(box.take(10, 0)) == [1]
+
+
+def _frame(connection: socket.socket) -> tuple[frames.Kind, bytes]:
+    kind, length = frames.head(connection.recv(frames.HEAD, socket.MSG_WAITALL))
+    return kind, connection.recv(length, socket.MSG_WAITALL)
+
+
+# --- strangers
+
+
+def talk(tcp: Tcp, *said: bytes) -> list[frames.Frame]:
+    """Say this, and hear all answers until the other side has closed."""
+    heard = b""
+    with closing(socket.create_connection((tcp.host, tcp.port), timeout=10)) as connection:
+        for one in said:
+            connection.sendall(one)
+        while data := connection.recv(1 << 16):
+            heard += data
+    answers = []
+    while heard:
+        kind, length = frames.head(heard[: frames.HEAD])
+        answers.append(frames.read(kind, heard[frames.HEAD : frames.HEAD + length]))
+        heard = heard[frames.HEAD + length :]
+    return answers
+
+
+HELLO = frames.hello(b"i" * 16)
+ONE = next(frames.packed("a", numbers(1, 1)))
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ([b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"], "something else speaks here"),
+        ([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 500], "something else speaks here"),
+        ([b"PNST\x02\x01\x00\x00\x00\x00"], "it has version 2, and 1 is understood here"),
+        ([b"PNST\x01\x09\x00\x00\x00\x00"], "there is no kind 9"),
+        ([b"PNST\x01\x01\xff\xff\xff\xff"], "it announces 4,294,967,295 bytes"),
+        ([b"PNST\x01\x01\x00\x00\x00\x00"], "it ends before its contents do"),
+        ([frames.batch(1, ONE)], "it does not begin with the identity of a sender"),
+        ([HELLO, HELLO], "a batch is due"),
+        ([HELLO, frames.batch(1, next(frames.packed("other", numbers(1, 1))))], 'nobody reads the channel "other"'),
+        ([HELLO, frames.batch(1, ONE[:-1])], "it ends before its contents do"),
+        ([HELLO, frames.batch(1, ONE[:-5])], "announces 1 bytes, and they are not there"),
+        ([HELLO, frames.batch(1, ONE + b"!")], "1 bytes follow its contents"),
+        ([HELLO, frames.batch(1, b"\x00\x00\x00\x01\xff" + ONE[5:])], "not UTF-8"),
+        ([HELLO, frames.batch(1, ONE[:5] + struct.pack("!I", 2**32 - 1) + ONE[9:])], "4,294,967,295 records"),
+        ([HELLO, frames.batch(1, ONE[:9] + struct.pack("!i", -2) + ONE[13:])], "announces -2 bytes"),
+    ],
+)
+def test_what_cannot_be_read_is_told_and_the_reader_lives(tcp: Tcp, said: list[bytes], words: str) -> None:
+    with tcp.reader({"a": {}}) as reader:
+        last = talk(tcp, *said)[-1]
+        assert isinstance(last, frames.Fault)
+        assert words in last.words
+        sent(tcp, "a", numbers(1, 2))
+        assert told(read(reader, 2)) == [1, 2]
+
+
+def test_half_a_frame_and_a_reset_hurt_nobody(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}}) as reader:
+        with closing(socket.create_connection((tcp.host, tcp.port))) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.sendall(HELLO + frames.batch(1, ONE)[:-3])
+        sent(tcp, "a", numbers(1, 2))
+        assert told(read(reader, 2)) == [1, 2]
+
+
+def test_a_length_that_is_announced_and_never_sent_holds_nobody_up(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}}) as reader, closing(socket.create_connection((tcp.host, tcp.port))) as connection:
+        connection.sendall(HELLO + b"PNST\x01\x03\x00\x3f\xff\xff")
+        sent(tcp, "a", numbers(1, 2))
+        assert told(read(reader, 2)) == [1, 2]
+
+
+def test_too_many_connections_are_told_so(tcp: Tcp) -> None:
+    box = Inbox(["a"], SystemClock())
+    with (
+        listening(tcp.host, tcp.port, tcp.where, box, connections=1),
+        closing(socket.create_connection((tcp.host, tcp.port))) as first,
+    ):
+        first.sendall(HELLO)
+        assert first.recv(1)
+        with pytest.raises(Unavailable, match="1 senders may be connected, and they are"):
+            sent(tcp, "a", numbers(1, 2))
+
+
+def test_a_sender_says_what_it_has_met_when_it_is_no_reader(tcp: Tcp) -> None:
+    with closing(socket.create_server((tcp.host, tcp.port))) as server:
+
+        def answer() -> Iterator[None]:
+            while True:
+                connection, _ = server.accept()
+                with connection:
+                    connection.recv(100)
+                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                yield
+
+        threading.Thread(target=lambda: next(answer()), daemon=True).start()
+        with pytest.raises(Unavailable, match="something else speaks here"):
+            sent(Tcp(tcp.host, tcp.port, patience=0), "a", numbers(1, 1))
+
+
+# --- the description
+
+
+def test_an_address_is_a_host_and_a_port() -> None:
+    assert bind("tcp://localhost:7700") == Tcp("localhost", 7700)
+    assert bind("tcp://[::1]:7700").where == "tcp://[::1]:7700"
+    assert pickle.loads(pickle.dumps(Tcp("h", 1))) == Tcp("h", 1)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "tcp://",
+        "tcp://host",
+        "tcp://:7700",
+        "tcp://host:0",
+        "tcp://host:66000",
+        "tcp://host:x",
+        "tcp://u:p@h:1",
+        "tcp://a..b:7700",
+        f"tcp://{'a' * 64}:7700",
+    ],
+)
+def test_another_address_is_refused_without_its_password(address: str) -> None:
+    with pytest.raises(Misconfigured, match="write tcp://host:port") as caught:
+        bind(address)
+    assert "u:p" not in str(caught.value)
+
+
+def test_a_second_reader_at_an_address_is_refused(tcp: Tcp) -> None:
+    with (
+        tcp.reader({"a": {}}),
+        pytest.raises(Misconfigured, match=r"nobody can listen there: .*; an address has one reader"),
+        tcp.reader({"a": {}}),
+    ):
+        pass
+
+
+def test_a_host_that_cannot_be_one_is_told(tcp: Tcp) -> None:
+    with pytest.raises(Misconfigured, match="nobody can listen there"), Tcp("a..b", tcp.port).reader({"a": {}}):
+        pass
+
+
+def test_the_same_address_is_read_again_at_once(tcp: Tcp) -> None:
+    for number in range(3):
+        with tcp.reader({"a": {}}) as reader:
+            sent(tcp, "a", numbers(number, number))
+            assert told(read(reader, 1)) == [number]
+
+
+def test_ensure_makes_nothing_and_tells_what_cannot_be(tcp: Tcp) -> None:
+    assert tcp.ensure([Topic("a")]) == tcp.ensure([])
+    wanted = Topic("a", 4, 3, compacted=True, keep=timedelta(days=7), config={"retention.bytes": "1"})
+    assert tcp.ensure([wanted]).differences == (
+        "channel a has one partition over tcp://, and 4 are declared",
+        "channel a has no replicas over tcp://, and 3 are declared",
+        "channel a keeps nothing over tcp://, and 7 days, 0:00:00 is declared",
+        "channel a keeps nothing over tcp://, and the last record of each key is declared to stay",
+        "channel a has no settings over tcp://, and retention.bytes is declared",
+    )
+
+
+class Unasked:
+    """A dealing that is never reached."""
+
+    def given(self, places: object) -> dict[tuple[str, int], int]:
+        raise AssertionError
+
+    def taken(self, places: object) -> None: ...
+
+    def lost(self, places: object) -> None: ...
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda tcp: tcp.since("a", 0),
+        lambda tcp: tcp.reader({"a": {0: 7}}).__enter__(),
+        lambda tcp: tcp.topic_id("a"),
+        lambda tcp: tcp.remove("a"),
+        lambda tcp: tcp.join("g", ["a"], Unasked()),
+        lambda tcp: tcp.groups(),
+        lambda tcp: tcp.group("g"),
+        lambda tcp: tcp.move("g", {}),
+    ],
+)
+def test_what_only_a_log_can_do_is_refused_with_the_way_out(tcp: Tcp, ask: Callable[[Tcp], object]) -> None:
+    with pytest.raises(Misconfigured, match=r"tcp:// keeps nothing: .*; use kafka://, redis:// or file://"):
+        ask(tcp)
+
+
+def test_nothing_is_kept(tcp: Tcp) -> None:
+    assert (tcp.names(), tcp.bounds("a")) == ([], {0: (0, 0)})
+    assert not tcp.promise.durable
+    assert not tcp.promise.replay

@@ -1,0 +1,22 @@
+"""A folder in which a run stands, as far as other commands can see."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from penstock.pipeline.running import Running
+from penstock.pipeline.services import ROLE, Services
+from penstock.pipeline.wiring import Wiring
+from penstock.supervise.folder import StateFolder
+
+
+@contextmanager
+def standing(folder: Path, servers: str, address: str | None = None) -> Iterator[Path]:
+    """With the channels on that Kafka, or at another address."""
+    state = Wiring.read(folder).state
+    with StateFolder(state).held() as run, StateFolder(state, ROLE).held() as services:
+        address = address or f"kafka://{servers}"
+        Running(os.getpid(), "test", "penstock.test.status", address, None, None, "", address).write(run.path)
+        Services(os.getpid(), servers, up=True).write(services)
+        yield folder

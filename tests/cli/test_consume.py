@@ -1,0 +1,336 @@
+"""Out of a channel by hand: in memory where that is enough, over a real broker where processes are meant."""
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
+from pathlib import Path
+from threading import Event
+from uuid import uuid4
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock.channels.binders import bind
+from penstock.channels.kafka import Kafka
+from penstock.channels.memory import MemoryChannels
+from penstock.cli import app
+from penstock.cli.consume import Printed
+from penstock.cli.membership import Membership
+from penstock.cli.shown import Fields
+from penstock.cli.standard import Output
+from penstock.contracts import Topic
+from penstock.errors import Misconfigured
+from penstock.record import Record
+from penstock.testing.clock import ManualClock
+
+Fresh = Callable[[str], str]
+Eventually = Callable[..., None]
+PENSTOCK = [sys.executable, "-m", "penstock"]
+
+
+class Memory:
+    """Channels of this process, and the command on them."""
+
+    def __init__(self) -> None:
+        self.address = f"memory://{uuid4().hex}"
+        found = bind(self.address)
+        assert isinstance(found, MemoryChannels)
+        self.channels = found
+
+    def fill(self, *values: bytes | None, key: bytes | None = None, channel: str = "c", partitions: int = 1) -> None:
+        self.channels.ensure([Topic(channel, partitions)])
+        for value in values:
+            self.channels.append(channel, value, key)
+
+    def consume(self, *arguments: str) -> Result:
+        return CliRunner().invoke(app, ["consume", *arguments, "--servers", self.address])
+
+    def printed(self, *arguments: str) -> list[str]:
+        result = self.consume("--timeout", "0s", *arguments)
+        assert result.exit_code == 0, result.output
+        return result.stdout.splitlines()
+
+
+@pytest.fixture
+def memory() -> Memory:
+    return Memory()
+
+
+def wrong(result: Result) -> str:
+    assert isinstance(result.exception, Misconfigured), result.output
+    return str(result.exception)
+
+
+# --- where to begin ---------------------------------------------------------------------------------------------------
+
+
+def test_only_what_comes_from_now_on_is_printed_unless_more_is_asked_for(memory: Memory) -> None:
+    memory.fill(b"old")
+    assert memory.printed("--topic", "c") == []
+
+
+def test_all_that_is_kept_is_printed_from_the_beginning(memory: Memory) -> None:
+    memory.fill(b"a", b"", None)
+    result = memory.consume("--topic", "c", "--from-beginning", "--timeout", "0s")
+    assert result.stdout == "a\n\nnull\n"
+    assert result.stderr == "3 records\n"
+    assert memory.printed("--topic", "c", "--offset", "earliest") == ["a", "", "null"]
+
+
+def test_an_offset_of_a_partition(memory: Memory) -> None:
+    memory.fill(b"a", b"b", b"c")
+    assert memory.printed("--topic", "c", "--offset", "1") == ["b", "c"]
+    assert memory.printed("--topic", "c", "--offset", "1", "--partition", "0") == ["b", "c"]
+    assert memory.printed("--topic", "c", "--offset", "latest") == []
+
+
+def test_one_partition_alone(memory: Memory) -> None:
+    memory.channels.ensure([Topic("c", 3)])
+    places = {memory.channels.append("c", b"%d" % number, b"%d" % number).partition for number in range(30)}
+    assert places == {0, 1, 2}
+    everything = memory.printed("--topic", "c", "--from-beginning")
+    parts = [memory.printed("--topic", "c", "--from-beginning", "--partition", str(one)) for one in range(3)]
+    assert sorted(everything) == sorted(line for part in parts for line in part)
+    assert all(parts)
+
+
+def test_since_a_moment(memory: Memory) -> None:
+    memory.fill(b"a")
+    assert memory.printed("--topic", "c", "--since", "10m") == ["a"]
+    assert memory.printed("--topic", "c", "--since", "0s") == []
+
+
+def test_several_channels_at_once(memory: Memory) -> None:
+    memory.fill(b"a")
+    memory.fill(b"b", channel="d")
+    assert sorted(memory.printed("--topic", "c", "--topic", "d", "--topic", "c", "--from-beginning")) == ["a", "b"]
+
+
+def test_no_more_than_was_asked_for_is_printed(memory: Memory) -> None:
+    memory.fill(*[b"%d" % number for number in range(2_500)])
+    result = memory.consume("--topic", "c", "--from-beginning", "--max-messages", "2100")
+    assert result.stdout.splitlines() == [str(number) for number in range(2_100)]
+
+
+def test_the_milliseconds_of_kafkas_tool_are_understood(memory: Memory) -> None:
+    memory.fill(b"a")
+    assert memory.consume("--topic", "c", "--from-beginning", "--timeout-ms", "1").stdout == "a\n"
+
+
+# --- how it is printed ------------------------------------------------------------------------------------------------
+
+
+def test_keys_are_printed_on_request(memory: Memory) -> None:
+    memory.fill(b"v", key=b"k")
+    begin = ["--topic", "c", "--from-beginning"]
+    assert memory.printed(*begin, "--print-key") == ["k : v"]
+    assert memory.printed(*begin, "--key-separator", "=") == ["k=v"]
+    assert memory.printed(*begin, "--print-offset", "--print-partition", "--print-key", "--headers") == [
+        "Partition:0\tOffset:0\tNO_HEADERS\tk : v"
+    ]
+
+
+def test_the_words_of_kafkas_tool_print_what_they_do_there(memory: Memory) -> None:
+    memory.fill(b"v", None, key=b"k")
+    begin = ["--topic", "c", "--from-beginning"]
+    assert memory.printed(*begin, "--property", "print.key=true") == ["k\tv", "k\tnull"]
+    words = ["print.key=true", "print.offset=true", "key.separator=|", "null.literal=NIL"]
+    options = [word for one in words for word in ("--property", one)]
+    assert memory.printed(*begin, *options) == ["Offset:0|k|v", "Offset:1|k|NIL"]
+    assert memory.printed(*begin, "--property", "print.value=false", "--property", "print.key=True") == ["k", "k"]
+
+
+def test_json_tells_all(memory: Memory) -> None:
+    memory.fill(b"\xff", key=b"k")
+    (line,) = memory.printed("--topic", "c", "--from-beginning", "--json")
+    told = json.loads(line)
+    assert told.pop("appended") > 0
+    assert told == {
+        "channel": "c",
+        "partition": 0,
+        "offset": 0,
+        "key": "k",
+        "value": {"base64": "/w=="},
+        "headers": [],
+        "origin": None,
+    }
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_group_goes_on_where_it_was(memory: Memory) -> None:
+    memory.fill(b"a", b"b", b"c", key=b"k")
+    group = ["--topic", "c", "--group", "g", "--print-key"]
+    first = memory.consume(*group, "--from-beginning", "--max-messages", "2")
+    assert first.stdout == "k : a\nk : b\n"
+    assert first.stderr.splitlines() == ["given c/0 from 0", "gave back c/0", "2 records"]
+    again = memory.consume(*group, "--from-beginning", "--max-messages", "1")
+    assert again.stdout == "k : c\n"
+    assert again.stderr.splitlines()[0] == "given c/0 from 2"
+
+
+class HasEnough(Output):
+    """An output whose reader goes away once it has got something."""
+
+    def __init__(self) -> None:
+        self.got: list[bytes] = []
+
+    def write(self, lines: Iterable[bytes]) -> None:
+        self.got += lines
+
+    def gone(self) -> bool:
+        return bool(self.got)
+
+
+def test_what_was_printed_when_the_reader_goes_away_is_not_committed(memory: Memory) -> None:
+    memory.fill(b"a", b"b")
+    clock, out = ManualClock(), HasEnough()
+    member = Membership(lambda _: None, clock)
+    with (
+        suppress(BrokenPipeError),
+        member.joined(memory.channels, "g", ["c"], beginning=True) as reader,
+    ):
+        Printed(out, Fields(), clock).all(reader, None, None, Event())
+    assert out.got == [b"a\n", b"b\n"]
+    assert "g" not in memory.channels.groups()
+
+
+def test_a_new_group_begins_now_unless_it_is_told_otherwise(memory: Memory) -> None:
+    memory.fill(b"a")
+    assert memory.printed("--topic", "c", "--group", "g") == []
+
+
+# --- questions that are wrong -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--topic", "d"], "channel d: there is none of that name at memory://"),
+        (["--topic", "c", "--from-beginning", "--since", "1m"], "these are several places to begin; give one of them"),
+        (
+            ["--topic", "c", "--offset", "first"],
+            '--offset: "first" is not an offset; write a number, earliest or latest',
+        ),
+        (["--topic", "c", "--offset", "0"], "c has 2 partitions, each with offsets of its own; say which one"),
+        (["--topic", "c", "--offset", "9", "--partition", "1"], "--offset: c/1 does not hold 9; it holds 0 to 0"),
+        (["--topic", "c", "--partition", "7"], "--partition: c has no partition 7; it has 0 to 1"),
+        (["--topic", "c", "--since", "then"], '--since: "then" is no moment'),
+        (["--topic", "c", "--timeout", "soon"], '--timeout: "soon" is not a duration'),
+        (["--topic", "c", "--group", "g", "--offset", "0"], "--offset: the group says where its members begin"),
+        (["--topic", "c", "--group", "g", "--partition", "0"], "--partition: the group says where"),
+        (["--topic", "c", "--property", "print.key=1"], '--property print.key: "1" is neither true nor false'),
+        (["--topic", "c", "--property", "print.kye=true"], 'did you mean "print.key"?'),
+    ],
+)
+def test_a_wrong_question_is_answered_with_the_way_out(memory: Memory, arguments: Sequence[str], told: str) -> None:
+    memory.fill(partitions=2)
+    assert told in wrong(memory.consume(*arguments))
+
+
+def test_what_keeps_nothing_cannot_be_read_from_its_beginning() -> None:
+    result = CliRunner().invoke(app, ["consume", "--topic", "c", "--from-beginning", "--servers", "tcp://127.0.0.1:1"])
+    assert "tcp://127.0.0.1:1 keeps nothing: reading begins now; use kafka://" in wrong(result)
+
+
+def test_a_standard_output_that_is_closed_is_told(tmp_path: Path) -> None:
+    command = [*PENSTOCK, "consume", "--topic", "t", "--servers", f"file://{tmp_path}/channels"]
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], capture_output=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == b"penstock: standard output: it is closed; give it a file, a pipe or a terminal\n"
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+def send(kafka: Kafka, channel: str, values: Sequence[bytes]) -> None:
+    async def go() -> None:
+        async with kafka.sender() as sender:
+            await sender.send(channel, [Record(value, None, value) for value in values])
+
+    asyncio.run(go())
+
+
+@contextmanager
+def consuming(kafka: Kafka, *arguments: str) -> "Iterator[subprocess.Popen[str]]":
+    command = [*PENSTOCK, "consume", *arguments, "--servers", kafka.servers]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_what_comes_is_printed_at_once(kafka: Kafka, fresh: Fresh, eventually: Eventually) -> None:
+    channel, numbers = fresh("live"), count()
+    kafka.ensure([Topic(channel)])
+    with consuming(kafka, "--topic", channel, "--max-messages", "1") as process:
+
+        def heard() -> bool:
+            """One of those that are sent again and again came after it began."""
+            send(kafka, channel, [b"%d" % next(numbers)])
+            return process.poll() is not None
+
+        eventually(heard)
+        assert process.returncode == 0
+        out, err = process.communicate()
+    assert out.strip().isdecimal()
+    assert err == "1 record\n"
+
+
+def test_a_reader_that_has_enough_ends_it_quietly(kafka: Kafka, fresh: Fresh) -> None:
+    channel = fresh("head")
+    kafka.ensure([Topic(channel)])
+    send(kafka, channel, [b"%01000d" % number for number in range(3_000)])
+    group = fresh("head")
+    with consuming(kafka, "--topic", channel, "--from-beginning", "--group", group) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert int(process.stdout.readline()) == 0
+        process.stdout.close()
+        assert process.wait(30) == 0
+        assert "Traceback" not in process.stderr.read()
+    # No more than the pipe holds was printed, and no more than that may be committed.
+    committed = kafka.group(group).committed if group in kafka.groups() else {}
+    assert committed.get((channel, 0), 0) < 200
+
+
+def test_ctrl_c_commits_what_was_printed_and_leaves_the_group(kafka: Kafka, fresh: Fresh) -> None:
+    channel, group = fresh("left"), fresh("left")
+    kafka.ensure([Topic(channel, 2)])
+    send(kafka, channel, [b"%d" % number for number in range(100)])
+    with consuming(kafka, "--topic", channel, "--from-beginning", "--group", group, "--print-key") as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stderr.readline() == f"given {channel}/0, {channel}/1 from 0, 0\n"
+        lines = {process.stdout.readline() for _ in range(100)}
+        assert lines == {f"{number} : {number}\n" for number in range(100)}
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+        assert process.stderr.read() == f"gave back {channel}/0, {channel}/1\n100 records\n"
+    found = kafka.group(group)
+    assert found.members == {}
+    assert sum(found.committed.values()) == 100
+
+
+def test_two_members_share_and_the_second_tells_what_it_was_given(
+    kafka: Kafka, fresh: Fresh, eventually: Eventually
+) -> None:
+    channel, group = fresh("shared"), fresh("shared")
+    kafka.ensure([Topic(channel, 4)])
+    with consuming(kafka, "--topic", channel, "--group", group) as one:
+        assert one.stderr is not None
+        assert one.stderr.readline().startswith(f"given {channel}/0, {channel}/1, {channel}/2, {channel}/3 from 0, 0")
+        with consuming(kafka, "--topic", channel, "--group", group) as other:
+            assert other.stderr is not None
+            assert one.stderr.readline().startswith(f"gave back {channel}/")
+            assert other.stderr.readline().count(f"{channel}/") == 2
+            other.send_signal(signal.SIGTERM)
+            assert other.wait(30) == 0
+        assert one.stderr.readline().count(f"{channel}/") == 2

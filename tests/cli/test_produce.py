@@ -1,0 +1,321 @@
+"""Into a channel by hand: as a process of its own, over a real broker."""
+
+import asyncio
+import json
+import os
+import pty
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from io import FileIO
+from pathlib import Path
+from threading import Event
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock.channels.binders import bind
+from penstock.channels.kafka import Kafka
+from penstock.cli import app as whole
+from penstock.cli.lines import Json, Separated
+from penstock.cli.produce import Reading, Tally, app, sent
+from penstock.cli.standard import Input
+from penstock.collect.numbering import Numbering
+from penstock.contracts import Entry, Topic
+from penstock.errors import Misconfigured, Refused, Unavailable
+from penstock.record import Origin, Record
+from penstock.testing.clock import ManualClock
+
+Fresh = Callable[[str], str]
+Eventually = Callable[..., None]
+PENSTOCK = [sys.executable, "-m", "penstock"]
+
+
+@pytest.fixture
+def channel(kafka: Kafka, fresh: Fresh) -> str:
+    name = fresh("produced")
+    kafka.ensure([Topic(name)])
+    return name
+
+
+def produced(kafka: Kafka, given: bytes, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
+    command = [*PENSTOCK, "produce", *arguments, "--servers", kafka.servers]
+    return subprocess.run(command, input=given, capture_output=True, check=False, timeout=60)
+
+
+@contextmanager
+def producing(*arguments: str, stdin: int = subprocess.PIPE) -> "Iterator[subprocess.Popen[bytes]]":
+    command = [*PENSTOCK, "produce", *arguments]
+    process = subprocess.Popen(command, stdin=stdin, stderr=subprocess.PIPE)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+        for stream in (process.stdin, process.stderr):
+            if stream:
+                stream.close()
+
+
+def held(kafka: Kafka, channel: str) -> list[Entry]:
+    ends = {partition: end for partition, (_, end) in kafka.bounds(channel).items()}
+    found: list[Entry] = []
+    with kafka.reader({channel: {}}) as reader:
+        while any(reader.positions(channel)[partition] < end for partition, end in ends.items()):
+            found += reader.read(1_000, 1)
+    return found
+
+
+def verified(kafka: Kafka, channel: str) -> int:
+    return CliRunner().invoke(whole, ["verify", channel, "--first", "1", "--servers", kafka.servers]).exit_code
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def wrong(result: Result) -> str:
+    assert isinstance(result.exception, Misconfigured), result.output
+    return str(result.exception)
+
+
+# --- lines ------------------------------------------------------------------------------------------------------------
+
+
+def test_each_line_becomes_a_numbered_record(kafka: Kafka, channel: str) -> None:
+    done = produced(kafka, b"one\n\nthr\xffe\nlast", "--topic", channel, "--sender", "me")
+    assert (done.returncode, done.stdout) == (0, b"")
+    assert done.stderr.decode() == f"4 acknowledged by {channel} at {kafka.where}\n"
+    entries = held(kafka, channel)
+    assert [entry.value for entry in entries] == [b"one", b"", b"thr\xffe", b"last"]
+    origins = [Origin.of(entry.headers) for entry in entries]
+    assert [origin and (origin.sender, origin.seq) for origin in origins] == [("me", seq) for seq in (1, 2, 3, 4)]
+    assert verified(kafka, channel) == 0
+
+
+def test_keys_and_headers_in_the_words_of_kafkas_tool(kafka: Kafka, channel: str) -> None:
+    words = ["parse.key=true", "key.separator=:", "parse.headers=true", "null.marker=NULL"]
+    options = [word for one in words for word in ("--property", one)]
+    done = produced(kafka, b"a:1\tk:v\na:2\tk:NULL\n", "--topic", channel, "--no-identity", *options)
+    assert done.returncode == 0
+    found = [(entry.key, entry.value, list(entry.headers)) for entry in held(kafka, channel)]
+    assert found == [(b"k", b"v", [("a", b"1")]), (b"k", None, [("a", b"2")])]
+
+
+def test_a_line_that_cannot_be_read_is_named_and_those_before_it_are_sent(kafka: Kafka, channel: str) -> None:
+    done = produced(kafka, b"a:1\nb:2\nnonsense\nc:3\n", "--topic", channel, "--key-separator", ":")
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == [
+        f"2 acknowledged by {channel} at {kafka.where}",
+        'penstock: line 3 is refused: it has no key: there is no ":" in "nonsense"',
+    ]
+    assert [entry.key for entry in held(kafka, channel)] == [b"a", b"b"]
+
+
+def test_what_consume_tells_as_json_can_be_put_in_again_with_its_identity(
+    kafka: Kafka, channel: str, fresh: Fresh
+) -> None:
+    other = fresh("copied")
+    assert produced(kafka, b"x:\xff\ny:\n", "--topic", channel, "--key-separator", ":").returncode == 0
+    consume = ["consume", "--topic", channel, "--from-beginning", "--max-messages", "2", "--json"]
+    told = CliRunner().invoke(whole, [*consume, "--servers", kafka.servers])
+    assert produced(kafka, told.stdout_bytes, "--topic", other, "--create", "--json").returncode == 0
+    copies = [(entry.key, entry.value, list(entry.headers)) for entry in held(kafka, other)]
+    assert copies == [(entry.key, entry.value, list(entry.headers)) for entry in held(kafka, channel)]
+
+
+def test_ctrl_c_sends_the_lines_that_were_read_and_no_half_one(
+    kafka: Kafka, channel: str, eventually: Eventually
+) -> None:
+    with producing("--topic", channel, "--servers", kafka.servers) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"1000000\n10000")
+        process.stdin.flush()
+        eventually(lambda: kafka.bounds(channel)[0][1] == 1)
+        process.send_signal(signal.SIGINT)
+        told = process.stderr.read().decode().splitlines()
+        assert told == [
+            f"1 acknowledged by {channel} at {kafka.where}",
+            "the last line had no end yet, and was not sent",
+        ]
+        assert process.wait(30) == 0
+    assert [entry.value for entry in held(kafka, channel)] == [b"1000000"]
+
+
+def test_a_person_is_prompted_and_each_line_is_sent_at_once(kafka: Kafka, channel: str, eventually: Eventually) -> None:
+    ours, theirs = pty.openpty()
+    with FileIO(ours, "r+"), producing("--topic", channel, "--servers", kafka.servers, stdin=theirs) as process:
+        os.close(theirs)
+        assert process.stderr is not None
+        assert process.stderr.read(1) == b">"
+        os.write(ours, b"hello\n")
+        assert process.stderr.read(1) == b">"
+        eventually(lambda: kafka.bounds(channel)[0][1] == 1)
+        os.write(ours, b"\x04")
+        assert process.wait(30) == 0
+
+
+async def test_nothing_is_read_on_while_the_channel_has_not_acknowledged() -> None:
+    asked, acknowledge, tally = [0], asyncio.Event(), Tally("c")
+
+    class Slow:
+        async def send(self, channel: str, records: Sequence[Record]) -> None:
+            await acknowledge.wait()
+
+    async def portions() -> AsyncIterator[Sequence[Record]]:
+        for _ in range(3):
+            asked[0] += 1
+            yield [Record(b"x")]
+
+    sending = asyncio.create_task(sent(nullcontext(Slow()), "c", tally, portions()))
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert asked == [1]
+    acknowledge.set()
+    await sending
+    assert tally.acknowledged == 3
+    assert asked == [3]
+
+
+async def test_what_was_not_acknowledged_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    class Broken:
+        async def send(self, channel: str, records: Sequence[Record]) -> None:
+            if len(records) > 1:
+                raise Unavailable("it", "too bad")
+
+    async def portions() -> AsyncIterator[Sequence[Record]]:
+        yield [Record(b"x")]
+        yield [Record(b"x"), Record(b"y")]
+
+    tally = Tally("c at memory://")
+    await sent(nullcontext(Broken()), "c", tally, portions())
+    assert tally.told() == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "1 acknowledged by c at memory://",
+        "penstock: it is unavailable: too bad",
+        "2 were not acknowledged: they may be in the channel, or not",
+    ]
+
+
+# --- questions that are wrong -----------------------------------------------------------------------------------------
+
+
+def test_a_channel_that_is_not_there_is_an_error_with_the_way_out() -> None:
+    bind("memory://produce").ensure([Topic("updates")])
+    told = wrong(run("--topic", "update", "--servers", "memory://produce"))
+    assert told == (
+        'channel update: there is none of that name at memory://produce; did you mean "updates"? '
+        "Or make it: penstock topics --create --topic update, or add --create"
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "produce: it is not said into which channel; give --topic NAME; or a generator: updates, random-walk"),
+        (["--topic", "t", "--sender", ""], "--sender: it is empty"),
+        (["--topic", "t", "--key-separator", ""], "--key-separator: it is empty"),
+        (["--topic", "t", "--json", "--key-separator", ":"], "--json: key, headers and null have their places"),
+        (["--topic", "t", "--property", "parse.kye=true"], 'did you mean "parse.key"?'),
+        (["--topic", "t", "--property", "parse.key=yes"], '--property parse.key: "yes" is neither true nor false'),
+        (["--topic", "t", "updates"], "--topic: it stands before updates; write penstock produce updates --topic …"),
+        (["updates", "--every", "often"], '--every: "often" is not a duration'),
+        (["updates", "--every", "0s"], "give more than 0 ms"),
+        (["random-walk", "--every", "0s"], "give more than 0 ms"),
+    ],
+)
+def test_a_wrong_question_is_answered_with_the_way_out(arguments: Sequence[str], told: str) -> None:
+    assert told in wrong(run(*arguments))
+
+
+def test_a_standard_input_that_is_closed_is_told(tmp_path: Path) -> None:
+    command = [*PENSTOCK, "produce", "--topic", "t", "--create", "--servers", f"file://{tmp_path}/channels"]
+    done = subprocess.run(["sh", "-c", '"$@" <&-', "sh", *command], capture_output=True, check=False, timeout=60)
+    assert done.returncode == 2
+    assert done.stderr == b"penstock: standard input: it is closed; give lines: a file, a pipe or a terminal\n"
+
+
+# --- reading, without a process ---------------------------------------------------------------------------------------
+
+
+def reading(content: bytes, layout: Separated | Json, longest: int = 100, number: bool = True) -> Iterator[Record]:
+    read, write = os.pipe()
+    with FileIO(read), FileIO(write, "w") as into:
+        into.write(content)
+        into.close()
+        clock = ManualClock(5)
+        numbering = Numbering("s", 1) if number else None
+        for portion in Reading(Input(read, longest), layout, numbering, clock, longest).portions(Event()):
+            yield from portion
+
+
+def test_a_line_that_is_longer_than_the_longest_is_refused_with_its_number() -> None:
+    assert len(list(reading(b"x" * 100, Separated()))) == 1
+    with pytest.raises(Refused, match=r"line 2 is refused: it is longer than 100 bytes; --longest allows more"):
+        list(reading(b"a\n" + b"x" * 101 + b"\n", Separated()))
+
+
+def test_a_line_that_tells_its_sender_is_not_numbered_again() -> None:
+    lines = b'{"value": "1"}\n{"value": "2", "headers": {"sender": "t"}}\n{"value": "3"}\n'
+    found = list(reading(lines, Json()))
+    assert [record.origin for record in found] == [Origin("s", 1, 1, 5), None, Origin("s", 1, 2, 5)]
+
+
+def test_nobody_numbers_what_shall_have_no_identity() -> None:
+    assert list(reading(b"a\n", Separated(), number=False)) == [Record(b"a")]
+
+
+# --- generators -------------------------------------------------------------------------------------------------------
+
+
+def test_updates_of_many_senders_are_whole(kafka: Kafka, fresh: Fresh) -> None:
+    channel = fresh("updates")
+    options = ["--topic", channel, "--every", "10ms", "--count", "5", "--senders", "20", "--total", "50"]
+    done = run("updates", *options, "--servers", kafka.servers)
+    assert done.exit_code == 0, done.output
+    assert "1,000 acknowledged" in done.stderr
+    assert verified(kafka, channel) == 0
+    senders = {json.loads(entry.value or b"")["sender"] for entry in held(kafka, channel)}
+    assert senders == {f"sender-{number:02}" for number in range(1, 21)}
+
+
+def test_a_generator_ends_with_ctrl_c_however_seldom_it_sends(
+    kafka: Kafka, fresh: Fresh, eventually: Eventually
+) -> None:
+    channel = fresh("walk")
+    with producing("random-walk", "--topic", channel, "--every", "1h", "--servers", kafka.servers) as process:
+        eventually(lambda: channel in kafka.names() and kafka.bounds(channel)[0][1] == 1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 0
+
+
+def test_a_random_walk_in_memory() -> None:
+    result = run("random-walk", "--every", "1ms", "--total", "3", "--seed", "1", "--servers", "memory://walk")
+    assert result.exit_code == 0, result.output
+    with bind("memory://walk").reader({"random_walk": {}}) as reader:
+        entries = reader.read(9, 0)
+    assert [entry.key for entry in entries] == [b"walk"] * 3
+    assert all(len((entry.value or b"").partition(b".")[2]) == 4 for entry in entries)
+
+
+def test_updates_over_tcp_reach_who_listens() -> None:
+    """Nothing lies between: consume listens, produce connects."""
+    address = f"tcp://127.0.0.1:{_free_port()}"
+    consume = [*PENSTOCK, "consume", "--topic", "updates", "--max-messages", "20", "--servers", address]
+    with subprocess.Popen(consume, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as consumer:
+        options = ["--every", "10ms", "--count", "5", "--total", "20", "--servers", address]
+        done = run("updates", *options)
+        out, _ = consumer.communicate(timeout=60)
+    assert done.exit_code == 0, done.output
+    assert [json.loads(line)["seq"] for line in out.splitlines()] == list(range(1, 21))
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+        return port

@@ -1,0 +1,62 @@
+"""`penstock run` as a person meets it. What a whole pipeline does is in tests/test_run.py."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
+PENSTOCK = [sys.executable, "-m", "penstock"]
+
+
+def declare(folder: Path, partitions: int, keep: str) -> None:
+    channel = f'app.channel("letters", partitions={partitions}, keep="{keep}")'
+    (folder / "small.py").write_text(f'from penstock import Pipeline\n\napp = Pipeline("small")\n{channel}\n')
+
+
+@contextmanager
+def ran(folder: Path, *arguments: str) -> Iterator[str]:
+    """A run of it; what it said until it was there."""
+    command = [*PENSTOCK, "run", "small.py", *arguments]
+    process = subprocess.Popen(
+        command, cwd=folder, env=CLEAN, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    try:
+        assert process.stdout is not None
+        said = ""
+        for line in process.stdout:
+            said += line
+            if " small runs; " in line:
+                break
+        assert " small runs; " in said
+        yield said
+    finally:
+        process.terminate()
+        process.communicate(timeout=60)
+
+
+def penstock(folder: Path, *arguments: str) -> str:
+    command = [*PENSTOCK, *arguments]
+    return subprocess.run(command, cwd=folder, env=CLEAN, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.usefixtures("jars")
+@pytest.mark.parametrize("address", ["file://", "redis://"])
+def test_it_tells_what_becomes_of_its_channels_and_is_found_without_its_profile(address: str, tmp_path: Path) -> None:
+    (tmp_path / "penstock.toml").write_text(f'[profiles.other.channels]\naddress = "{address}"\n')
+    declare(tmp_path, partitions=1, keep="1 day")
+    with ran(tmp_path, "--profile", "other") as said:
+        assert " channels made: 5\n" in said
+        assert "letters" in penstock(tmp_path, "topics", "--list")
+    declare(tmp_path, partitions=3, keep="2 days")
+    with ran(tmp_path, "--profile", "other") as said:
+        assert "channels made" not in said
+        assert " channel letters has more partitions now: some keys lie in others than before\n" in said
+        assert "; it stays as it is\n" in said
+        told = json.loads(penstock(tmp_path, "topics", "--describe", "--topic", "letters", "--json"))
+        assert [len(topic["partitions"]) for topic in told["topics"]] == [3]

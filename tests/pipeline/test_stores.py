@@ -1,0 +1,31 @@
+"""The stores that a description asks for."""
+
+from datetime import timedelta
+from pathlib import Path
+
+from penstock.pipeline.description import Pipeline
+from penstock.pipeline.stores import store_of
+from penstock.pipeline.wiring import Wiring
+from penstock.stores.lake import LakeStore
+from penstock.stores.redis import RedisStore
+
+
+def stores(folder: Path, url: str, ttl: str | None = None) -> list[RedisStore | LakeStore]:
+    app = Pipeline("p")
+    app.channel("things", schema="name STRING")
+    app.store("things", url, ttl=ttl)
+    (folder / "penstock.toml").write_text('[redis]\nurl = "redis://here:1/0"\n')
+    description = app.describe()
+    wiring = Wiring.read(folder, environ={})
+    return [store_of(spec, description, wiring, "id") for spec in description.stores]
+
+
+def test_a_lake_lies_beside_the_pipeline_and_has_the_columns_of_its_channel(tmp_path: Path) -> None:
+    assert stores(tmp_path, "delta://lake") == [LakeStore(str(tmp_path / "lake"), "things", "name STRING", "id")]
+
+
+def test_a_live_table_is_in_the_redis_of_the_wiring_or_in_that_of_its_address(tmp_path: Path) -> None:
+    assert stores(tmp_path, "redis://", "1 day") == [
+        RedisStore("redis://here:1/0", "things", timedelta(days=1), "id"),
+    ]
+    assert stores(tmp_path, "redis://there:2/0") == [RedisStore("redis://there:2/0", "things", None, "id")]
