@@ -24,8 +24,9 @@ from penstock.analysis.frames import encoded
 from penstock.analysis.tally import Tally
 from penstock.audit.findings import Kind, Watched, reduced
 from penstock.audit.ledger import Ledger
-from penstock.channels.kafka import Kafka, Topic
+from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
+from penstock.contracts import Topic
 from penstock.demo.pipeline import app
 from penstock.pipeline.tiers.analyse import engine
 from penstock.pipeline.warm import kafka_archive
@@ -163,7 +164,7 @@ def main() -> None:
 def run(kafka: Kafka, folder: Path, arguments: argparse.Namespace) -> None:
     apart = {process.pid for process in psutil.Process().children(recursive=True)}
     fill(kafka, arguments.senders, arguments.records)
-    wiring = Wiring.read(folder, environ={"PENSTOCK_KAFKA_SERVERS": kafka.servers})
+    wiring = Wiring.read(folder, environ={"PENSTOCK_CHANNELS_ADDRESS": kafka.where})
     with engine(app.describe(), wiring, None) as spark:
         tally = Tally(spark.spark, kafka.servers)
         ledgers: list[Path] = []

@@ -1,0 +1,35 @@
+from pyspark.sql import functions as F
+
+from penstock import Pipeline
+
+app = Pipeline("random-walk")
+
+# Filled from outside: penstock produce random-walk
+app.channel("random_walk", partitions=1, keep="1 day")
+
+
+@app.query(into="walk", key=["epoch", "step"], keep="10 minutes")
+def steps(random_walk):
+    """Where the walk is, step by step."""
+    return random_walk.select(
+        F.col("origin.epoch").alias("epoch"),
+        F.col("origin.seq").alias("step"),
+        F.unix_millis("event_time").alias("time"),
+        F.col("value").cast("double").alias("position"),
+        "origin",
+    )
+
+
+app.store("walk", "redis://", ttl="1 hour")
+app.page(
+    "walk",
+    title="A random walk",
+    doc="A step a second, no longer than 0.75, in a direction near that of the last one.",
+    chart={
+        "mark": {"type": "line", "point": True},
+        "encoding": {
+            "x": {"field": "time", "type": "temporal", "title": None},
+            "y": {"field": "position", "type": "quantitative", "scale": {"zero": False}},
+        },
+    },
+)
