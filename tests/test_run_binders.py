@@ -20,9 +20,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Run]]:
         for address in ADDRESSES:
             folder, outside = tmp_path_factory.mktemp("run"), stack.enter_context(closing(Outside(RECORDS, 300, 20)))
             (folder / "pipeline.py").write_text(demo())
-            settings = (
-                f'[sources]\nrsvps = "{outside.url}"\n[spark]\nevery = "2 seconds"\n[page]\nport = {later_port()}\n'
-            )
+            settings = f'[sources]\nrsvps = "{outside.url}"\n[page]\nport = {later_port()}\n'
             (folder / "penstock.toml").write_text(f'[channels]\naddress = "{address}"\n{settings}')
             running = stack.enter_context(closing(Run(folder)))
             running.start()

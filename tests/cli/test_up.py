@@ -317,6 +317,7 @@ def test_when_the_leader_of_a_partition_dies_another_takes_over_and_nothing_is_l
     made = place.penstock("topics", "--create", "--topic", "test", "--replication-factor", "3", "--partitions", "3")
     assert (made.returncode, made.stderr) == (0, "")
     kafka = Kafka(found.kafka or "")
+    assert kafka.topic("test").config["min.insync.replicas"] == "2"
     leader = kafka.copies("test")[0].leader
     sent: list[int] = []
     enough = threading.Event()
@@ -343,6 +344,7 @@ def test_when_the_leader_of_a_partition_dies_another_takes_over_and_nothing_is_l
         eventually(lambda: len(sent) > at_death + 500)
         # And it comes back, and catches up.
         eventually(lambda: all(len(copies.in_sync) == 3 for copies in kafka.copies("test").values()))
+        assert kafka.brokers() == 3
     finally:
         enough.set()
         flow.join(60)

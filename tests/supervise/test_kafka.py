@@ -74,20 +74,6 @@ def test_a_broker_keeps_its_topics_through_a_stop_and_through_kill_9(
         assert topics(servers) == {"stopped", "killed"}
 
 
-def test_three_brokers_form_a_cluster_that_outlives_one_of_them(
-    java: Java, jars: Jars, folder: StateFolder, running: Running, events: list[Event], watch_until: Watch
-) -> None:
-    services, servers = kafka_services(java, jars, folder, LocalSettings(brokers=3))
-    with running(services) as supervisor:
-        create(servers, "before", copies=3)
-        assert setting(servers, "before", "min.insync.replicas") == "2"
-        events.clear()
-        os.kill(supervisor.processes()["kafka-2"].pid or 0, signal.SIGKILL)
-        watch_until(supervisor, lambda: Kind.READY in [event.kind for event in events])
-        assert topics(servers) == {"before"}
-        assert set(AdminClient({"bootstrap.servers": servers}).list_topics(timeout=10).brokers) == {1, 2, 3}
-
-
 def test_another_number_of_brokers_on_the_same_state_is_refused(java: Java, jars: Jars, folder: StateFolder) -> None:
     kafka_services(java, jars, folder, LocalSettings(brokers=3))
     with pytest.raises(Misconfigured, match=r"\[local\] brokers: 1 asked for, but .* was made with 3; set brokers = 3"):
