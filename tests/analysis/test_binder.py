@@ -1,13 +1,13 @@
 """Channels of any binder as a source and a sink of Spark."""
 
-import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from tests.channels.traffic import send
 
 from penstock.analysis.binder import BinderWire
 from penstock.analysis.checkpoint import covered
@@ -27,14 +27,6 @@ SETTINGS = SparkSettings(every="200 ms")
 @pytest.fixture
 def channels(tmp_path: Path) -> Channels:
     return bind(f"file://{tmp_path / 'channels'}")
-
-
-def send(channels: Channels, channel: str, records: Sequence[Record]) -> None:
-    async def go() -> None:
-        async with channels.sender() as sender:
-            await sender.send(channel, records)
-
-    asyncio.run(go())
 
 
 def things(first: int, last: int) -> list[Record]:

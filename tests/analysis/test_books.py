@@ -1,14 +1,14 @@
 """What became of each record of a query: a real broker, a real Spark."""
 
-import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from tests.channels.traffic import send
 
 from penstock.analysis.books import Books, standing
 from penstock.analysis.engine import Engine
@@ -35,14 +35,6 @@ def per_name(things: DataFrame) -> DataFrame:
 def thing(seq: int, second: float, n: object = 1, name: str = "a") -> Record:
     value = {"name": name, "n": n, "at": BEGIN + int(second * 1000)}
     return Record(json.dumps(value).encode(), Origin("s", 1, seq, (BEGIN + seq) * 1000), b"%d" % seq)
-
-
-def send(kafka: Kafka, channel: str, records: Iterable[Record]) -> None:
-    async def go() -> None:
-        async with kafka.sender() as sender:
-            await sender.send(channel, list(records))
-
-    asyncio.run(go())
 
 
 @pytest.mark.parametrize("unique", [None, "number"])

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import overload
 
 import pytest
+from tests.channels.traffic import send
 from tests.servers import RedisServer
 
 from penstock.channels.dealing import Standing
@@ -51,14 +52,6 @@ def started(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
 
 def numbered(count: int, keys: int = 7, first: int = 1) -> list[Record]:
     return [Record(b"%d" % n, Origin("s", 1, n, n), b"k%d" % (n % keys)) for n in range(first, first + count)]
-
-
-def send(channels: RedisChannels, channel: str, records: Sequence[Record]) -> None:
-    async def go() -> None:
-        async with channels.sender() as sender:
-            await sender.send(channel, records)
-
-    asyncio.run(go())
 
 
 def everything(channels: RedisChannels, channel: str, start: dict[int, int] | None = None) -> list[Entry]:

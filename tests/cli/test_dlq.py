@@ -1,16 +1,16 @@
 """The command over a real broker."""
 
-import asyncio
 import base64
 import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from confluent_kafka import Producer
+from tests.channels.traffic import send
 from tests.cli.standing import standing
 from typer.testing import CliRunner, Result
 
@@ -30,14 +30,6 @@ def channel(kafka: Kafka, fresh: Fresh) -> str:
     name = fresh("letters")
     kafka.ensure([Topic(name, 2), Topic(f"{name}.dead")])
     return name
-
-
-def send(kafka: Kafka, channel: str, records: Sequence[Record]) -> None:
-    async def go() -> None:
-        async with kafka.sender() as sender:
-            await sender.send(channel, records)
-
-    asyncio.run(go())
 
 
 def held(kafka: Kafka, channel: str) -> list[Entry]:

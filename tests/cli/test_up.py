@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 import redis
+from tests.channels.traffic import send
 
 from penstock.channels.kafka import Kafka
 from penstock.contracts import Entry, Topic
@@ -88,14 +89,6 @@ def gone(pid: int) -> bool:
 def answers(url: str | None) -> bool:
     with redis.Redis.from_url(url or "") as client:
         return bool(client.ping())
-
-
-def send(kafka: Kafka, channel: str, records: list[Record]) -> None:
-    async def go() -> None:
-        async with kafka.sender() as sender:
-            await sender.send(channel, records)
-
-    asyncio.run(go())
 
 
 def held(kafka: Kafka, channel: str) -> list[Entry]:

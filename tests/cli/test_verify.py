@@ -1,25 +1,25 @@
 """The verifier as a person calls it: in a process of its own where signals and pipes are meant."""
 
-import asyncio
 import json
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from tests.channels.traffic import send
 from tests.cli.standing import standing
 from typer.testing import CliRunner, Result
 
 from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
 from penstock.cli.verify import verify
-from penstock.contracts import Channels, Topic
+from penstock.contracts import Topic
 from penstock.record import Origin, Record
 
 Fresh = Callable[[str], str]
@@ -248,14 +248,6 @@ def test_what_cannot_be_verified_is_told_with_the_way_out(tmp_path: Path, argume
 
 
 # --- channels ---------------------------------------------------------------------------------------------------------
-
-
-def send(channels: Channels, channel: str, records: Sequence[Record]) -> None:
-    async def go() -> None:
-        async with channels.sender() as sender:
-            await sender.send(channel, records)
-
-    asyncio.run(go())
 
 
 def numbered(*seqs: int) -> list[Record]:
