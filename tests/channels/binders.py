@@ -30,7 +30,7 @@ from penstock.record import Record
 LEASE = timedelta(seconds=2)
 """For binders that deal partitions by `channels/dealing.py`: give them this lease, so that groups settle quickly.
 
-`joined(…, lease=…)` takes it; a binder takes it as an argument and keeps it when it is pickled.
+`DealtMember(…, lease=…)` takes it; a binder takes it as an argument and keeps it when it is pickled.
 """
 
 

@@ -29,6 +29,18 @@ class Row:
         """Offsets that are not committed; None where nothing is, for then nobody knows where reading begins."""
         return None if self.committed is None or self.end is None else max(0, self.end - self.committed)
 
+    def to_json(self) -> dict[str, object]:
+        channel, partition = self.place
+        return {
+            "channel": channel,
+            "partition": partition,
+            "member": self.member,
+            "committed": self.committed,
+            "first": self.first,
+            "end": self.end,
+            "lag": self.lag,
+        }
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:

@@ -199,19 +199,17 @@ class Readable(Protocol):
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]: ...
 
 
+class Leaving(Protocol):
+    def leave(self, tell: Callable[[Sequence[Place]], object]) -> None:
+        """Leave the group; what is still held is told to `tell`."""
+
+
+OneOf = TypeVar("OneOf", bound=Leaving)
+
+
 @contextmanager
-def joined(
-    binder: Readable,
-    table: Table,
-    group: str,
-    channels: Sequence[str],
-    dealing: Dealing,
-    beginning: bool,
-    elapsed: Callable[[], float],
-    lease: timedelta = LEASE,
-) -> Iterator["DealtMember"]:
+def joined(member: OneOf, dealing: Dealing) -> Iterator[OneOf]:
     """A member, for as long as the body runs. When that fails, nobody is asked to commit what it was at."""
-    member = DealtMember(binder, table, group, channels, dealing, beginning, elapsed, lease)
     try:
         yield member
     except BaseException:

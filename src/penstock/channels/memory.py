@@ -140,7 +140,8 @@ class MemoryChannels:
     def join(
         self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
     ) -> Iterator[DealtMember]:
-        with joined(self, self, group, channels, dealing, beginning, self._clock.elapsed, self._lease) as member:
+        member = DealtMember(self, self, group, channels, dealing, beginning, self._clock.elapsed, self._lease)
+        with joined(member, dealing):
             yield member
 
     def groups(self) -> list[str]:

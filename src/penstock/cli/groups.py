@@ -92,17 +92,7 @@ def _told(standing: Standing) -> dict[str, object]:
             member: [{"channel": channel, "partition": partition} for channel, partition in sorted(places)]
             for member, places in standing.group.members.items()
         },
-        "partitions": [
-            {
-                "channel": row.place[0],
-                "partition": row.place[1],
-                "committed": row.committed,
-                "end": row.end,
-                "lag": row.lag,
-                "member": row.member,
-            }
-            for row in standing.rows
-        ],
+        "partitions": [row.to_json() for row in standing.rows],
         "lag": standing.lag,
     }
 

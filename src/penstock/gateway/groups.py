@@ -77,17 +77,6 @@ def described(channels: Channels, group: Group) -> dict[str, object]:
         "name": group.name,
         "state": group.state,
         "members": [{"member": name, "partitions": places(own)} for name, own in sorted(group.members.items())],
-        "partitions": [
-            {
-                "channel": row.place[0],
-                "partition": row.place[1],
-                "member": row.member,
-                "committed": row.committed,
-                "first": row.first,
-                "end": row.end,
-                "lag": row.lag,
-            }
-            for row in standing.rows
-        ],
+        "partitions": [row.to_json() for row in standing.rows],
         "lag": standing.lag,
     }

@@ -14,14 +14,14 @@ from urllib.error import URLError
 
 import psutil
 
-from penstock.contracts import Channels
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.pipeline.pulse import Figures, pulse
 from penstock.pipeline.running import Running
 from penstock.pipeline.services import Machine, Needs, Screen, provided
 from penstock.pipeline.tiers import Tier
-from penstock.pipeline.wiring import LOCAL, Wiring, simulated, topics
+from penstock.pipeline.tiers.topics import bring_about
+from penstock.pipeline.wiring import LOCAL, Wiring, simulated
 from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.service import Service
@@ -51,7 +51,7 @@ class LocalRun:
             def answered() -> None:
                 if found.pid == os.getpid():
                     replace(found, up=True).write(folder)
-                self._bring_about(wiring.bind(), screen)
+                bring_about(wiring.bind(), self._description, screen.say)
 
             arriving = _Arriving(services, screen, answered)
             supervisor = Supervisor([*services, *tiers], folder, arriving.event)
@@ -63,16 +63,6 @@ class LocalRun:
             finally:
                 supervisor.stop()
                 (folder.path / Running.FILE).unlink(missing_ok=True)
-
-    def _bring_about(self, channels: Channels, screen: Screen) -> None:
-        """The channels, before the tiers see to them: what was done to them is for the eyes of a person, too."""
-        done = channels.ensure(topics(self._description))
-        if done.made:
-            screen.say(f"channels made: {len(done.made)}")
-        for name in done.extended:
-            screen.say(f"channel {name} has more partitions now: some keys lie in others than before")
-        for difference in done.differences:
-            screen.say(f"{difference}; it stays as it is")
 
     def _needs(self) -> Needs:
         """Redis is started where a store or the channels lie in it."""

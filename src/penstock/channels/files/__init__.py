@@ -163,7 +163,8 @@ class Files:
         self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
     ) -> Iterator[DealtMember]:
         clock = SystemClock()
-        with joined(self, self._groups(), group, channels, dealing, beginning, clock.elapsed, self.lease) as member:
+        member = DealtMember(self, self._groups(), group, channels, dealing, beginning, clock.elapsed, self.lease)
+        with joined(member, dealing):
             yield member
 
     def groups(self) -> list[str]:

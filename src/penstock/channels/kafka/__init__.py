@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from penstock.channels.dealing import joined
 from penstock.channels.kafka import groups, topics
 from penstock.channels.kafka.client import answering, building, common, patiently, told
 from penstock.channels.kafka.groups import KafkaMember
@@ -203,13 +204,8 @@ class Kafka:
         except BaseException:
             consumer.close()
             raise
-        try:
+        with joined(member, dealing):
             yield member
-        except BaseException:
-            # The body failed in the middle of something: nobody is asked to commit it.
-            member.leave(dealing.lost)
-            raise
-        member.leave(dealing.taken)
 
     def groups(self) -> list[str]:
         with answering(self.servers):

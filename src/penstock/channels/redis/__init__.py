@@ -162,7 +162,8 @@ class RedisChannels:
     def join(
         self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
     ) -> Iterator[DealtMember]:
-        with joined(self, self, group, channels, dealing, beginning, time.monotonic, self._lease) as member:
+        member = DealtMember(self, self, group, channels, dealing, beginning, time.monotonic, self._lease)
+        with joined(member, dealing):
             yield member
 
     def groups(self) -> list[str]:

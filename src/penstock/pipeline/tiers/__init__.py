@@ -1,6 +1,7 @@
 """The tiers, each as it runs in a process of its own. Here the strangers are introduced to each other."""
 
 import importlib
+import logging
 import threading
 from collections.abc import Callable
 from enum import StrEnum
@@ -9,6 +10,8 @@ from penstock.pipeline.checks import check
 from penstock.pipeline.description import Description
 from penstock.pipeline.tiers.topics import bring_about
 from penstock.pipeline.wiring import Wiring
+
+log = logging.getLogger(__name__)
 
 
 class Tier(StrEnum):
@@ -30,5 +33,5 @@ def run(tier: Tier, description: Description, wiring: Wiring, stop: threading.Ev
     # Imported here: each tier has libraries of its own, and a process needs only one of them.
     module = importlib.import_module(f"penstock.pipeline.tiers.{tier}")
     if tier is not Tier.ANALYSE:
-        bring_about(wiring.bind(), description)
+        bring_about(wiring.bind(), description, log.info)
     module.run(description, wiring, stop, ready)

@@ -55,7 +55,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         if (there := wait_for_slots(spark.spark, needed)) < needed:
             log.warning("the queries may need %d slots at once, and %s has %d", needed, wiring.spark.master, there)
         _arrived(channels)
-        bring_about(channels, description)
+        bring_about(channels, description, log.info)
         ids = {topic.name: channels.topic_id(topic.name) for topic in topics(description)}
         started.set()
         running: dict[str, StreamingQuery] = {}
