@@ -3,12 +3,16 @@
 import asyncio
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.channels.traffic import send
 from typer.testing import CliRunner, Result
 
 from penstock import Origin, Record, Topic, bind
+from penstock.audit.held import held
+from penstock.channels.kafka import Kafka
 from penstock.cli import app
 
 
@@ -123,3 +127,15 @@ def test_a_channel_that_is_not_there_is_told(address: str) -> None:
     result = penstock("replay", "carz", "--into", "x", "--servers", address)
     assert "carz" in str(result.exception)
     assert "x" not in bind(address).names()
+
+
+def test_a_real_kafka_is_replayed_by_time_and_is_whole(kafka: Kafka, fresh: Callable[[str], str]) -> None:
+    channel, again = fresh("cars"), fresh("again")
+    kafka.ensure([Topic(channel, partitions=4)])
+    send(kafka, channel, [Record(b"%d" % n, Origin("gps", 1, n, n), b"%d" % n) for n in range(1, 501)])
+    result = penstock("replay", channel, "--into", again, "--since", "1h", "--speed", "1000x", "--servers", kafka.where)
+    assert (result.exit_code, result.stdout) == (0, f"{channel}: 500 records were sent into {again}\n")
+    assert penstock("verify", again, "--servers", kafka.where, "--first", "1").exit_code == 0
+    entries = list(held(kafka, again))
+    assert {Origin.of(entry.headers) for entry in entries} == {Origin("gps", 1, n, n) for n in range(1, 501)}
+    assert len({dict(entry.headers)["replay"] for entry in entries}) == 1
