@@ -47,7 +47,7 @@ def test_a_query_sees_columns_origin_and_event_time(spark: SparkSession) -> None
     (row,) = typed(raw(spark, thing(name="a", tags=["x"])), SHAPE).collect()
     assert (row["id"], row["name"], row["tags"]) == (1, "a", ["x"])
     told = {"sender": "s", "epoch": 1, "seq": 1, "time": MILLIS * 1000, "appended": MILLIS * 1000}
-    assert row["origin"].asDict() == told
+    assert row["origin"].asDict() == {**told, "partition": 0, "offset": 1}
     assert row["event_time"].timestamp() == NOW.timestamp()
 
 
@@ -270,3 +270,37 @@ def test_a_number_that_comes_twice_is_seen_once(spark: SparkSession) -> None:
     twice, shape = raw(spark, thing(id=1)).union(raw(spark, thing(id=1))), replace(SHAPE, unique="number")
     assert sorted_out(twice, shape, COUNTED, gated=True).count() == 1
     assert sorted_out(twice, shape, COUNTED, gated=False).count() == 2
+
+
+TABLE = Shape("things", "id BIGINT NOT NULL, name STRING", table=True)
+
+
+def keyed(spark: SparkSession, key: bytes | None, value: bytes | None) -> DataFrame:
+    return spark.createDataFrame([(key, value, "things", 3, 7, NOW, 0, [])], RAW)
+
+
+def test_a_row_of_a_table_has_its_key_and_needs_no_time(spark: SparkSession) -> None:
+    (row,) = typed(keyed(spark, b"1", b'{"id": 1, "name": "a"}'), TABLE).collect()
+    assert (row["_key"], row["_deleted"], row["id"], row["event_time"]) == ("1", False, 1, None)
+    assert (row["origin"]["partition"], row["origin"]["offset"]) == (3, 7)
+
+
+def test_a_record_of_a_table_without_a_value_deletes_its_row(spark: SparkSession) -> None:
+    (row,) = typed(keyed(spark, b'["x"]', None), TABLE).collect()
+    assert (row["_key"], row["_deleted"], row["id"]) == ("x", True, None)
+
+
+def test_a_record_of_a_table_without_a_key_is_refused(spark: SparkSession) -> None:
+    frame = keyed(spark, None, b'{"id": 1}')
+    assert typed(frame, TABLE).collect() == []
+    (letter,) = dead_letters(frame, TABLE).collect()
+    headers = {header["key"]: bytes(header["value"]).decode() for header in letter["headers"]}
+    assert headers["reason"] == "it has no key, and its channel is a table"
+
+
+def test_a_row_that_is_deleted_has_no_value_and_a_version_knows_the_life_of_its_query(spark: SparkSession) -> None:
+    gone = "named_struct('count', 3L, 'newest', 5L, 'deleted', true)"
+    result = spark.sql(f"SELECT 'a' AS name, {gone} AS seen")
+    (row,) = encoded(result, Query("q", (), "o", ("name",), ""), life=2).collect()
+    headers = {header["key"]: bytes(header["value"]).decode() for header in row["headers"]}
+    assert (bytes(row["key"]), row["value"], headers["version"]) == (b'["a"]', None, str(2 * 2**44 + 3))

@@ -152,7 +152,7 @@ SENTENCES: dict[str, tuple[Step, str]] = {
     ),
     "a mode": (
         lambda app: app.query(key="n", mode="fast")(same),
-        'query same: the mode is "fast"; the modes are auto, real-time, micro-batch',
+        'query same: mode is "fast"; the choices are auto, real-time, micro-batch',
     ),
     "no key": (
         lambda app: app.query(key=[])(same),

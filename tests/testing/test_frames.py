@@ -16,8 +16,8 @@ def test_rows_come_as_the_next_records_of_one_sender(spark: SparkSession) -> Non
     made = frame(spark, "name STRING, guests BIGINT", {"name": "a", "guests": 2}, {"name": "b"})
     assert made.columns == ["name", "guests", "origin", "event_time"]
     assert rows(made, "name", "guests", "origin", "unix_micros(event_time)") == [
-        ("a", 2, ("test", 1, 1, BEGIN, 0), BEGIN),
-        ("b", None, ("test", 1, 2, BEGIN + 1_000_000, 0), BEGIN + 1_000_000),
+        ("a", 2, ("test", 1, 1, BEGIN, 0, 0, 0), BEGIN),
+        ("b", None, ("test", 1, 2, BEGIN + 1_000_000, 0, 0, 1), BEGIN + 1_000_000),
     ]
 
 

@@ -30,10 +30,12 @@ from penstock.analysis.frames import (
     words,
 )
 from penstock.analysis.modes import Verdict, accepts_update, decide, objection, refusal
-from penstock.analysis.query import Mode, Query, Shape
+from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.wire import Wire
 from penstock.errors import Misconfigured, Unavailable
+
+_WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ class Engine:
 
     def updates(self, query: Query) -> bool:
         """Whether rows are written whenever they change; otherwise once, when they are final."""
-        return accepts_update(self.frame(query, self.stream))
+        return query.emit is Emit.CHANGE and accepts_update(self.frame(query, self.stream))
 
     def uncounted(self, query: Query) -> str | None:
         """Why it cannot be checked that each record is counted in one row of the result; None when it can."""
@@ -129,9 +131,13 @@ class Engine:
         return found
 
     def objection(self, query: Query) -> str | None:
-        return self.wire.objection or objection(
+        return self._against(query) or objection(
             self.spark, lambda raw: encoded(self.frame(query, lambda _: raw()), query)
         )
+
+    def _against(self, query: Query) -> str | None:
+        """What speaks against real time before Spark is asked."""
+        return "its rows come when they are final" if query.emit is Emit.FINAL else self.wire.objection
 
     def launch(
         self, query: Query, places: int, topics: Mapping[str, str], turn: int = 0
@@ -141,7 +147,7 @@ class Engine:
         Nothing is rehearsed here: real time is tried, and an objection comes before the first record is read. `topics`
         are the ids of the topics that the query touches. Queries with different turns do not all run at once.
         """
-        verdict = decide(query, self.wire.objection, places)
+        verdict = decide(query, self._against(query), places)
         if verdict.mode is Mode.REAL_TIME:
             try:
                 started = self._start(query, verdict.mode, topics, turn)
@@ -158,13 +164,15 @@ class Engine:
 
     def _start(self, query: Query, mode: Mode, topics: Mapping[str, str], turn: int) -> StreamingQuery:
         result = self.frame(query, self.stream)
-        update = mode is Mode.REAL_TIME or accepts_update(result)
+        update = mode is Mode.REAL_TIME or (query.emit is Emit.CHANGE and accepts_update(result))
         writer = self._into(encoded(result, query), query.into, query.name, topics)
         writer = writer.outputMode("update" if update else "append")
         if mode is Mode.REAL_TIME:
             length = self.settings.real_time_batch.total_seconds()
             # PySpark's own overloads do not know this trigger yet.
             return writer.trigger(realTime=f"{length:g} seconds").start()  # type: ignore[call-overload,no-any-return]
+        # A row may become final without another record: by what the last batch has done to the watermark.
+        self.spark.conf.set(_WITHOUT_DATA, str(not update).lower())
         return writer.trigger(processingTime=_every(query.every or self.settings.every, turn)).start()
 
     def sift(self, shape: Shape, into: str, topics: Mapping[str, str], turn: int = 0) -> StreamingQuery:

@@ -27,6 +27,12 @@ RAW = (
 ADDED = ("origin", "event_time")
 """The columns that every typed frame has beside those of its payload."""
 
+KEY, DELETED = "_key", "_deleted"
+"""The columns that a typed frame of a table has in addition: the key of the row as text, and whether it is gone."""
+
+LIVES = 2**44
+"""A version is a life of its query times this, and the count of `seen()`: after a new start every row is newer."""
+
 MARK = "xxhash64(origin.sender, origin.epoch, origin.seq)"
 """What stands for a record in the mark of a row."""
 
@@ -61,7 +67,7 @@ def schema_of(shape: Shape) -> StructType:
         schema = _columns(shape.ddl or "value STRING")
     except PySparkException as error:
         raise Misconfigured(f"channel {shape.channel}", f"its schema cannot be read: {_first_line(error)}") from error
-    for name in (*ADDED, _CORRUPT):
+    for name in (*ADDED, _CORRUPT, *((KEY, DELETED) if shape.table else ())):
         if name in schema.names:
             raise Misconfigured(
                 f"channel {shape.channel}", f'"{name}" is a column that Penstock adds', "name the field otherwise"
@@ -71,14 +77,12 @@ def schema_of(shape: Shape) -> StructType:
 
 def typed(raw: DataFrame, shape: Shape) -> DataFrame:
     """What a query sees: the payload's columns, `origin` and `event_time`, of the records that fit."""
-    frame = _parsed(raw, shape).where(_fits(shape))
-    return frame.select(*_columns_of(shape), *ADDED)
+    return _parsed(raw, shape).where(_fits(shape)).select(*_seen_of(shape))
 
 
 def judged(raw: DataFrame, shape: Shape, query: Query) -> DataFrame:
     """All records of a channel as a query sees them: whether each fits, is wanted, and what its copies would share."""
-    names: list[Column] = [*_columns_of(shape), *(F.col(name) for name in ADDED)]
-    frame = _parsed(raw, shape).select(*names, _fits(shape).alias(_FITS), _once(shape).alias(ONCE))
+    frame = _parsed(raw, shape).select(*_seen_of(shape), _fits(shape).alias(_FITS), _once(shape).alias(ONCE))
     # What does not fit may be null where the condition does not expect it.
     wants = F.coalesce(F.when(F.col(_FITS), _condition(frame, query)), F.lit(False))
     asked: DataFrame = _called(frame.withColumn, query.name, [_WANTED, wants])
@@ -123,8 +127,8 @@ def sorted_out(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> DataF
     How many of them there are before and after is told by Spark with each batch, see `counts`.
     """
     frame = welcome(judged(raw, shape, query).observe(f"{shape.channel} {_TAKEN}", *taken()))
-    if query.watermark is not None:
-        frame = frame.withWatermark("event_time", f"{query.watermark.total_seconds()} seconds")
+    if query.patience is not None:
+        frame = frame.withWatermark("event_time", f"{query.patience.total_seconds()} seconds")
     if gated:
         # Spark drops what is late here, record by record; an aggregation would drop rows, and count those.
         frame = frame.dropDuplicates([ONCE, "event_time"])
@@ -160,8 +164,25 @@ def _once(shape: Shape) -> Column:
     return F.when(F.col("origin.seq").isNull(), place).otherwise(number)
 
 
-def _columns_of(shape: Shape) -> list[Column]:
-    return [F.col(f"doc.`{name}`").alias(name) for name in schema_of(shape).names]
+def names_of(shape: Shape) -> list[str]:
+    """The columns of what a query sees of a channel."""
+    return [*schema_of(shape).names, *ADDED, *((KEY, DELETED) if shape.table else ())]
+
+
+def _seen_of(shape: Shape) -> list[Column]:
+    payload = [F.col(f"doc.`{name}`").alias(name) for name in schema_of(shape).names]
+    added = [F.col(name) for name in ADDED]
+    if shape.table:
+        added += [_key().alias(KEY), F.col("value").isNull().alias(DELETED)]
+    return [*payload, *added]
+
+
+def _key() -> Column:
+    """The key of a row as text. Results have theirs in a JSON array; one with a single value is that value."""
+    text = F.col("key").cast("string")
+    alone = F.get(F.from_json(text, "array<string>"), F.lit(0))
+    single = F.size(F.from_json(text, "array<string>")) == 1
+    return F.when(text.startswith("[") & single, alone).otherwise(text)
 
 
 def _fits(shape: Shape) -> Column:
@@ -207,20 +228,26 @@ def _objections(shape: Shape) -> list[tuple[Column, Column]]:
     """What speaks against a record, in the order in which it is asked, and the words for it."""
     schema = schema_of(shape)
     text = F.col("value").cast("string")
-    found = [(F.col("value").isNull(), F.lit("the value is null"))]
+    there = F.col("value").isNotNull()
+    found = [(~there, F.lit("the value is null"))]
+    if shape.table:
+        # Without a value, a record of a table deletes a row; but it has to say which.
+        found = [(F.col("key").isNull(), F.lit("it has no key, and its channel is a table"))]
     if shape.ddl is not None:
         corrupt = F.col("doc").isNull() | F.col(f"doc.{_CORRUPT}").isNotNull()
-        found.append((~F.ltrim(text).startswith("{"), F.lit("it is not a JSON object")))
-        found.append((corrupt, _what_is_corrupt(text, schema)))
+        found.append((there & ~F.ltrim(text).startswith("{"), F.lit("it is not a JSON object")))
+        found.append((there & corrupt, _what_is_corrupt(text, schema)))
         found += [
-            (F.col(f"doc.`{column.name}`").isNull(), F.lit(f'the field "{column.name}" is missing'))
+            (there & F.col(f"doc.`{column.name}`").isNull(), F.lit(f'the field "{column.name}" is missing'))
             for column in schema.fields
             if not column.nullable
         ]
     without = "it has no origin, and the channel declares no event time"
     if shape.event_time is not None:
         without = f"its event time ({shape.event_time}) is null"
-    found.append((F.col("event_time").isNull(), F.lit(without)))
+    if not shape.table:
+        # Rows of a table are known by their key; most have no time of their own, and those that are gone have none.
+        found.append((F.col("event_time").isNull(), F.lit(without)))
     # Records whose time of arrival nobody told (0 or -1) are not measured by it.
     told = F.col("timestamp") > F.timestamp_seconds(F.lit(0))
     latest = F.col("timestamp") + F.make_dt_interval(secs=F.lit(shape.ahead.total_seconds()))
@@ -270,8 +297,11 @@ def words(error: Exception) -> str:
     return re.sub(r"\b(?:[a-z0-9]+\.)+([A-Z]\w*?)(?:Exec)?\b", r"\1", text).strip().rstrip(".")
 
 
-def encoded(result: DataFrame, query: Query) -> DataFrame:
-    """A result as records: its key as a JSON array, its row as a JSON object, its identity as headers."""
+def encoded(result: DataFrame, query: Query, life: int = 0) -> DataFrame:
+    """A result as records: its key as a JSON array, its row as a JSON object, its identity as headers.
+
+    A row whose `seen` says that it is deleted has no value. `life` counts the checkpoints that the query has had.
+    """
     columns = result.columns
     if absent := [name for name in query.key if name not in columns]:
         raise Misconfigured(
@@ -284,14 +314,19 @@ def encoded(result: DataFrame, query: Query) -> DataFrame:
         fields = {"version": "count", "time": "newest", "appended": "appended", "mark": "mark"}
         # A query over the result of another may hand its `seen` on, which knows less.
         known = getattr(result.schema["seen"].dataType, "names", ())
-        headers += [_header(name, F.col(f"seen.{field}")) for name, field in fields.items() if field in known]
+        told = {name: F.col(f"seen.{field}") for name, field in fields.items() if field in known}
+        if life and "version" in told:
+            told["version"] = told["version"] + F.lit(life * LIVES)
+        headers += [_header(name, value) for name, value in told.items()]
     elif "origin" in columns:
-        told = ("sender", "epoch", "seq", "time", "appended")
-        headers += [_header(name, F.col(f"origin.{name}")) for name in told]
+        headers += [_header(name, F.col(f"origin.{name}")) for name in ("sender", "epoch", "seq", "time", "appended")]
     row = [told_of_seen().alias(name) if name == "seen" else F.col(f"`{name}`") for name in columns if name != "origin"]
+    value = F.to_json(F.struct(*row), {"ignoreNullFields": "false"}).cast("binary")
+    if "seen" in columns and "deleted" in known:
+        value = F.when(~F.col("seen.deleted"), value)
     return result.select(
         _json_array([F.col(f"`{name}`") for name in query.key]).cast("binary").alias("key"),
-        F.to_json(F.struct(*row), {"ignoreNullFields": "false"}).cast("binary").alias("value"),
+        value.alias("value"),
         F.array(*headers).alias("headers"),
     )
 
@@ -311,6 +346,8 @@ def _origin() -> Column:
         number("seq").alias("seq"),
         number("time").alias("time"),
         F.unix_micros("timestamp").alias("appended"),
+        F.col("partition").alias("partition"),
+        F.col("offset").alias("offset"),
     )
 
 

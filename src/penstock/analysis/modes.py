@@ -33,8 +33,10 @@ def decide(query: Query, objection: str | None, places: int) -> Verdict:
         return Verdict(
             Mode.REAL_TIME, "asked for by mode=" + (f", though Spark objects: {objection}" if objection else "")
         )
+    if query.every is not None:
+        return Verdict(Mode.MICRO_BATCH, "its rows are to come every so often, by every=")
     if objection:
-        return Verdict(Mode.MICRO_BATCH, f"Spark allows no real time here: {objection}")
+        return Verdict(Mode.MICRO_BATCH, f"no real time here: {objection}")
     if places < 1:
         why = "Spark would allow real time, but the places for it are taken ([spark] real_time_queries)"
         return Verdict(Mode.MICRO_BATCH, why)

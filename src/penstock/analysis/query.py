@@ -20,6 +20,25 @@ class Mode(StrEnum):
     MICRO_BATCH = "micro-batch"
 
 
+class Emit(StrEnum):
+    """When a query writes the rows of its result."""
+
+    CHANGE = "change"
+    """Whenever they change."""
+    FINAL = "final"
+    """Once, when no record can change them any more: when the watermark has passed them."""
+
+
+class Late(StrEnum):
+    """What becomes of records that come after the watermark has passed them. They are counted in any case."""
+
+    DROP = "drop"
+    DEAD = "dead letters"
+    """They lie in the dead letters of their channel, and can be redriven."""
+    UPDATE = "update"
+    """They still change their row, for as long as `lateness` says."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """What the records of a channel look like to a query."""
@@ -33,6 +52,8 @@ class Shape:
     """A record whose event time lies further in the future than this is refused: it would make all others late."""
     unique: str | None = None
     """What tells a record from its duplicate: its number, its payload, or a column of it; None: nothing does."""
+    table: bool = False
+    """The channel is a table: its last record of a key is the row of that key, and one without a value deletes it."""
 
 
 @dataclass(frozen=True)
@@ -49,3 +70,12 @@ class Query:
     where: "str | Callable[[DataFrame], Column] | None" = None
     """Which records it wants; the others are counted as filtered."""
     doc: str = field(default="", compare=False)
+    emit: Emit = Emit.CHANGE
+    late: Late = Late.DROP
+    lateness: timedelta | None = None
+    """How long after the watermark a record may still change its row."""
+
+    @property
+    def patience(self) -> timedelta | None:
+        """How much later than the newest a record may be, before its row is given up."""
+        return None if self.watermark is None else self.watermark + (self.lateness or timedelta(0))

@@ -9,7 +9,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import ADDED, ONCE, built, judged, schema_of, taken, welcome
+from penstock.analysis.frames import ONCE, built, judged, names_of, taken, welcome
 from penstock.analysis.query import Query
 from penstock.audit.account import Outcome
 from penstock.clock import Micros
@@ -86,7 +86,7 @@ class Recount:
             return Late(old.count(), _named(old, F.lit(True)))
         if not (count := old.count()):
             return Late(0)
-        result = built(self.query, [old.select(*schema_of(self.engine.shapes[stretch.channel]).names, *ADDED)])
+        result = built(self.query, [old.select(*names_of(self.engine.shapes[stretch.channel]))])
         if len(self.query.inputs) != 1 or not {"window", "seen"} <= set(result.columns):
             # Which of these were dropped, only Spark knows.
             return Late(None)

@@ -6,9 +6,10 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from enum import StrEnum
 from typing import Any, TypeVar
 
-from penstock.analysis.query import NUMBER, PAYLOAD, Mode, Query, Shape
+from penstock.analysis.query import NUMBER, PAYLOAD, Emit, Late, Mode, Query, Shape
 from penstock.clock import duration
 from penstock.errors import Misconfigured
 from penstock.pipeline.schema import ddl
@@ -16,6 +17,7 @@ from penstock.pipeline.sql import tables
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 Function = TypeVar("Function", bound=Callable[..., Any])
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class Channel:
     result_of: str | None = None
     compacted: bool = False
     config: Mapping[str, str] = field(default_factory=dict)
+    table: bool = False
 
     @property
     def dead(self) -> str:
@@ -39,7 +42,7 @@ class Channel:
 
     @property
     def shape(self) -> Shape:
-        return Shape(self.name, self.schema, self.event_time, self.ahead, self.unique)
+        return Shape(self.name, self.schema, self.event_time, self.ahead, self.unique, self.table)
 
 
 @dataclass(frozen=True)
@@ -121,6 +124,7 @@ class Pipeline:
         ahead: str = "1 hour",
         unique: str | None = None,
         compacted: bool = False,
+        table: bool = False,
         config: Mapping[str, str] | None = None,
     ) -> None:
         """Say what a channel holds. A channel that a source fills or a query reads need not be said otherwise.
@@ -128,7 +132,8 @@ class Pipeline:
         `schema`: DDL, or a class with annotated fields. `event_time`: a column or a SQL expression over them, such as
         `"timestamp_millis(mtime)"`. `keep`: how long records stay; forever if it is not said. `unique`: by what queries
         know a record that the channel holds twice: its "number", the whole "payload", or a column such as `"rsvp_id"`.
-        `compacted`: only the last record of each key has to stay. `config`: further settings, in the words of the
+        `compacted`: only the last record of each key has to stay. `table`: so it is, and the last record of a key is
+        the row of that key; one without a value deletes it. `config`: further settings, in the words of the
         middleware, such as `{"max.message.bytes": "5000000"}` for Kafka.
         """
         place = f"channel {name}"
@@ -144,7 +149,8 @@ class Pipeline:
             _span(place, keep),
             _duration(place, ahead),
             _unique_by(place, unique, columns),
-            compacted=compacted,
+            compacted=compacted or table,
+            table=table,
             config={name: str(value) for name, value in (config or {}).items()},
         )
 
@@ -178,6 +184,9 @@ class Pipeline:
         mode: str = "auto",
         where: str | Callable[..., Any] | None = None,
         watermark: str | None = None,
+        late: str = "drop",
+        lateness: str | None = None,
+        emit: str = "change",
         every: str | None = None,
         keep: str | None = None,
         partitions: int = 1,
@@ -187,16 +196,18 @@ class Pipeline:
         The function's parameters name the channels that it reads; `into` names the one that it writes (the function's
         own name if not said); `key` names the columns that tell its rows apart. `where` says which records it wants, as
         SQL or as a function of a frame: what it does not want is counted as filtered. `watermark` says how late a
-        record may be: what comes later is counted as late, and what comes twice as duplicate.
+        record may be: what comes later is counted as late, and what comes twice as duplicate. `late` says what becomes
+        of the late ones: "drop", "dead letters", or "update", which lets them change their row for as long as
+        `lateness` says. Rows are written when they change, at most `every` so often if that is said; with
+        emit="final" once, when no record can change them any more.
         """
 
         def declare(declared: str, inputs: tuple[str, ...], build: Callable[..., Any] | str, doc: str) -> None:
             place = f"query {declared}"
             target = into or declared
-            try:
-                wanted = Mode(mode)
-            except ValueError:
-                raise Misconfigured(place, f'the mode is "{mode}"', f"the modes are {', '.join(Mode)}") from None
+            wanted = _one_of(place, "mode", Mode, mode)
+            when, belated = _one_of(place, "emit", Emit, emit), _one_of(place, "late", Late, late)
+            _timely(place, watermark, when, belated, lateness)
             if target in self._channels:
                 raise Misconfigured(place, f"it writes into {target}, which is there already", "name another channel")
             if not _names(key):
@@ -207,7 +218,7 @@ class Pipeline:
             self._queries.append(
                 Query(
                     _named("query", declared), inputs, target, _names(key), build, wanted,
-                    _span(place, watermark), _span(place, every), where, doc,
+                    _span(place, watermark), _span(place, every), where, doc, when, belated, _span(place, lateness),
                 )
             )  # fmt: skip
 
@@ -287,6 +298,28 @@ def _named(kind: str, name: str) -> str:
 
 def _names(given: str | Sequence[str]) -> tuple[str, ...]:
     return (given,) if isinstance(given, str) else tuple(given)
+
+
+def _one_of(place: str, what: str, choices: type[Choice], given: str) -> Choice:
+    try:
+        return choices(given)
+    except ValueError:
+        raise Misconfigured(place, f'{what} is "{given}"', f"the choices are {', '.join(choices)}") from None
+
+
+def _timely(place: str, watermark: str | None, emit: Emit, late: Late, lateness: str | None) -> None:
+    """Refuse what contradicts itself about time."""
+    if watermark is None and (emit is Emit.FINAL or late is not Late.DROP or lateness is not None):
+        what = (
+            "its rows are to come when they are final" if emit is Emit.FINAL else "it says what becomes of late records"
+        )
+        raise Misconfigured(place, f"{what}, but nothing makes one late", 'say how late a record may be: watermark="…"')
+    if (late is Late.UPDATE) != (lateness is not None):
+        way_out = 'say both: late="update", lateness="…"'
+        raise Misconfigured(place, "late records update their rows only together with lateness=", way_out)
+    if late is Late.UPDATE and emit is Emit.FINAL:
+        way_out = 'leave emit="final" out, or give the records more time by watermark='
+        raise Misconfigured(place, "rows that are final cannot be updated by late records", way_out)
 
 
 def _some(place: str, partitions: int) -> int:
