@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.errors import Refused
-from penstock.record import Origin, Record
+from penstock.record import LIVES, Origin, Record, life_and_count
 
 ORIGIN = Origin("kiosk 7", 2, 1000, 1_700_000_000_000_000)
 
@@ -53,3 +53,8 @@ def test_headers_that_contradict_themselves_are_refused(
 def test_a_record_carries_its_origin_and_what_else_it_was_given() -> None:
     assert Record(b"{}", ORIGIN, extra=[("version", b"3")]).headers() == [*ORIGIN.headers(), ("version", b"3")]
     assert Record(None).headers() == []
+
+
+def test_a_version_tells_the_life_and_the_count() -> None:
+    assert life_and_count(7) == (0, 7)
+    assert life_and_count(3 * LIVES + 7) == (3, 7)

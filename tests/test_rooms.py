@@ -20,7 +20,7 @@ MAY_IMPORT = {
     **dict.fromkeys(TIERS, BASE),
     "deliver": BASE | {"serve"},
     "supervise": WORDS,
-    "pipeline": BASE | TIERS | {"gateway", "supervise", "simulate"},
+    "pipeline": BASE | TIERS | {"serve", "gateway", "supervise", "simulate"},
     "testing": BASE | {"channels", "analysis", "pipeline"},
     "demo": {"penstock"},
     "gateway": BASE | {"serve"},

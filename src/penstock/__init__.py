@@ -7,10 +7,31 @@ from penstock.pipeline.description import Pipeline
 from penstock.record import Origin, Record
 
 if TYPE_CHECKING:
+    from penstock.analysis import tables
     from penstock.analysis.frames import seen
+    from penstock.analysis.joins import joined
+    from penstock.analysis.keyed import Keyed
+    from penstock.analysis.variables import List, Map, Value
+    from penstock.analysis.windows import average, by_count, total
     from penstock.channels.binders import bind
 
-__all__ = ["Origin", "Pipeline", "Record", "Topic", "bind", "seen"]
+__all__ = [
+    "Keyed",
+    "List",
+    "Map",
+    "Origin",
+    "Pipeline",
+    "Record",
+    "Topic",
+    "Value",
+    "average",
+    "bind",
+    "by_count",
+    "joined",
+    "seen",
+    "tables",
+    "total",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -19,6 +40,26 @@ def __getattr__(name: str) -> Any:
         from penstock.analysis.frames import seen
 
         return seen
+    if name == "joined":
+        from penstock.analysis.joins import joined
+
+        return joined
+    if name == "Keyed":
+        from penstock.analysis.keyed import Keyed
+
+        return Keyed
+    if name in ("List", "Map", "Value"):
+        from penstock.analysis import variables
+
+        return getattr(variables, name)
+    if name == "tables":
+        from penstock.analysis import tables
+
+        return tables
+    if name in ("average", "by_count", "total"):
+        from penstock.analysis import windows
+
+        return getattr(windows, name)
     if name == "bind":
         from penstock.channels.binders import bind
 

@@ -12,6 +12,14 @@ from penstock.errors import Refused
 
 Headers = Sequence[tuple[str, bytes]]
 
+LIVES = 2**44
+"""A version is a life of its query times this, and the count of `seen()`: after a new start every row is newer."""
+
+
+def life_and_count(version: int) -> tuple[int, int]:
+    """In which life of its query a row was written, and how many records it held."""
+    return divmod(version, LIVES)
+
 
 @dataclass(frozen=True, slots=True)
 class Origin:

@@ -4,6 +4,7 @@ import orjson
 import pytest
 
 from penstock.analysis.compare import Comparison, Expected, How, Row, Table, Verdict, alike, compare, key_of, put
+from penstock.record import LIVES
 
 
 def row(n: object, version: int | None = None, mark: int | None = None) -> Row:
@@ -47,6 +48,15 @@ def test_a_row_of_a_batchs_version_has_to_have_its_values() -> None:
 def test_as_many_records_but_others_are_a_difference() -> None:
     [found] = judged({b"k": row(7, 3, 1)}, {b"k": row(7, 3, 2)}).differences
     assert (found.how, found.short, found.mark) == (How.OTHERS, 1, None)
+
+
+def test_a_row_of_an_earlier_life_holds_nothing_of_what_is_due() -> None:
+    [found] = judged({b"k": row(7, 300)}, {b"k": row(2, LIVES + 2)}).differences
+    assert (found.how, found.short) == (How.LACKS, 2)
+    [found] = judged({b"k": row(7, LIVES + 1)}, {b"k": row(9, LIVES + 3)}).differences
+    assert found.short == 2
+    [found] = judged({}, {b"k": row(1, LIVES + 1, mark=5)}).differences
+    assert (found.short, found.mark) == (1, 5)
 
 
 def test_without_versions_only_a_row_that_moves_is_bounded() -> None:

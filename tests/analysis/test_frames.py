@@ -222,10 +222,20 @@ def test_what_a_query_raises_is_told_with_its_line(spark: SparkSession) -> None:
         built(query, [typed(raw(spark), SHAPE)])
 
 
-def test_sql_that_cannot_be_read_is_told(spark: SparkSession) -> None:
+def test_sql_that_cannot_be_read_is_told_with_its_place(spark: SparkSession) -> None:
+    things = [typed(raw(spark), SHAPE)]
     query = Query("q", ("things",), "o", ("id",), "SELECT idd FROM things")
-    with pytest.raises(Misconfigured, match=r"query q: .*`idd` cannot be resolved"):
-        built(query, [typed(raw(spark), SHAPE)])
+    with pytest.raises(Misconfigured, match=r"query q, line 1, column 8: .*`idd` cannot be resolved"):
+        built(query, things)
+    text = "-- key: id\nSELECT id, seen()\nFROM things\nGROP BY id"
+    filed = Query("q", ("things",), "o", ("id",), text, file="a/q.sql")
+    with pytest.raises(Misconfigured, match=r"a/q.sql:4, query q: Syntax error at or near 'BY'"):
+        built(filed, things)
+
+
+def test_a_channel_may_have_a_name_that_is_no_word(spark: SparkSession) -> None:
+    query = Query("q", ("my-things.dead",), "o", ("id",), "SELECT id, origin FROM `my-things.dead`")
+    assert built(query, [typed(raw(spark), SHAPE)]).columns == ["id", "origin"]
 
 
 def test_an_event_time_that_cannot_be_computed_is_told_with_the_columns(spark: SparkSession) -> None:

@@ -1,14 +1,16 @@
 """Spark's own planner decides the mode."""
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
 from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.modes import decide
+from penstock.analysis.modes import decide, plainly
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
+from penstock.errors import Misconfigured
 
 SHAPES = {"things": Shape("things", "id BIGINT, name STRING")}
 
@@ -49,7 +51,7 @@ def test_spark_is_asked_about_each_query(spark: SparkSession) -> None:
         "by_session": Mode.MICRO_BATCH,
     }
     assert "Python" in found["in_python"].why
-    assert "session window" in found["by_session"].why
+    assert "sessions are written when they are final" in found["by_session"].why
 
 
 def test_a_place_for_real_time_is_taken_once(spark: SparkSession) -> None:
@@ -65,3 +67,43 @@ def test_a_mode_can_be_forced() -> None:
     eager = query("q", windowed, ("window",), Mode.REAL_TIME)
     assert decide(eager, "it has a Python function", 0).mode is Mode.REAL_TIME
     assert "it has a Python function" in decide(eager, "it has a Python function", 0).why
+
+
+REFUSED = "[STREAMING_REAL_TIME_MODE.X] Streaming real-time mode has the following limitation: The operator(s): "
+EXECUTION = "org.apache.spark.sql.execution"
+ALLOWED = "not in the operator allowlist for Real-Time Mode"
+
+
+@pytest.mark.parametrize(
+    ("said", "plain"),
+    [
+        (
+            f"{REFUSED}{EXECUTION}.streaming.operators.stateful.join.StreamingSymmetricHashJoinExec is {ALLOWED}. "
+            "To bypass this check, set x to false. SQLSTATE: 0A000",
+            "a join of two streams runs in micro-batches only",
+        ),
+        (
+            f"{REFUSED}{EXECUTION}.SortExec, {EXECUTION}.python.FlatMapGroupsInPandasExec are {ALLOWED}. To bypass",
+            "applyInPandas() runs in micro-batches only",
+        ),
+        (
+            f"{REFUSED}{EXECUTION}.NewExec is {ALLOWED}. To bypass",
+            f"The operator(s): New is {ALLOWED}",
+        ),
+        (
+            "Distinct aggregations are not supported on streaming DataFrames/Datasets. Consider using x;\n~Aggregate",
+            "distinct values cannot be counted over a stream; approx_count_distinct() can",
+        ),
+        ("[SOMETHING.ELSE] It does not work. SQLSTATE: 1", "It does not work"),
+    ],
+)
+def test_what_spark_says_is_told_in_words_that_users_know(said: str, plain: str) -> None:
+    assert plainly(Exception(said)) == plain
+
+
+def test_what_runs_over_tables_only_is_refused(spark: SparkSession) -> None:
+    def best(things: DataFrame) -> DataFrame:
+        return things.orderBy("id")
+
+    with pytest.raises(Misconfigured, match="query best: Spark cannot run it over streams: the rows of a stream"):
+        engine(spark).verdicts([query("best", best, ("id",))])

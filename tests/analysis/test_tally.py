@@ -89,6 +89,7 @@ BROKEN: Sequence[Told] = (
     [*origin("a", 1)[:2], ("seq", b"0x1"), ("time", b"1")],
     [*origin("a", 1)[:2], ("seq", b"7\x00"), ("time", b"1")],
     [*origin("a", 1)[:2], ("seq", b"7L"), ("time", b"1")],
+    [("reason", b"late: its window was closed")],
 )
 
 WHOLE: Sequence[Told] = (
@@ -104,6 +105,9 @@ WHOLE: Sequence[Told] = (
     *(origin("even", 4, time=NOW * 1_000 + skew) for skew in (-1, 0, 1, 999, 1_000, 1_001, -999, -1_000)),
     [*origin("back", 9), ("redriven", b"1")],
     [*origin("back", 9), ("redriven", None), ("redriven", b"2")],
+    [*origin("late", 9), ("reason", b"late: its window was closed"), ("query", b"q")],
+    [*origin("late", 8), ("reason", None), ("reason", b"late: "), ("redriven", b"1")],
+    [*origin("unfit", 9), ("reason", b"it is too late: no")],
 )
 
 

@@ -14,6 +14,7 @@ ACCOUNT = Account(
     {"kiosk 7": {"2": [(5, 6)]}},
     True,
     {"count": 3.0, "mean": 1.5},
+    2,
 )
 
 

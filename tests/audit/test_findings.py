@@ -183,3 +183,13 @@ def test_accounts_are_taken_from_the_bookmarks() -> None:
 def test_other_spellings_of_a_number_are_none(seq: bytes) -> None:
     headers = [("sender", b"a"), ("epoch", b"1"), ("seq", seq), ("time", b"1")]
     assert found_in(entry("rsvps", headers)).without_identity == {"rsvps": 1}
+
+
+def test_what_came_too_late_for_a_query_is_not_refused() -> None:
+    """Its record lies in the channel; the letter is counted as an entry, and as nothing else."""
+    told = [*Origin("a", 1, 7, 1_000).headers(), ("reason", b"late: its window was closed in query q")]
+    letters = [entry("rsvps.dead", told), entry("rsvps.dead", told[4:])]
+    found = reduced(letters, {}, {}, {"rsvps.dead": Kind.DEAD}, "notes")
+    assert (found.records, found.runs, found.without_identity) == ({"rsvps.dead": 2}, {}, {})
+    # Elsewhere, a header of that name is the record's own.
+    assert reduced([entry("rsvps", told)], {}, {}, KINDS, "notes").numbered == {("rsvps", "a", 1): 1}

@@ -18,7 +18,7 @@ from penstock.audit.ledger import DAY, SETTLES_AFTER, Ledger
 from penstock.audit.runs import Runs
 from penstock.contracts import Entry
 from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.record import Blind, Heartbeat, Origin
+from penstock.record import LIVES, Blind, Heartbeat, Origin
 
 A = ("rsvps", "a", 1)
 
@@ -295,6 +295,25 @@ def test_the_rows_of_a_result_count_by_their_highest_version(ledger: Ledger) -> 
         found.rows["by_country"] = rows
         ledger.merge(found, now=0)
     assert ledger.content().folded == {"by_country": 5 + 3 + 1}
+
+
+def test_a_new_life_of_a_query_counts_its_rows_from_nothing(ledger: Ledger) -> None:
+    lives = ({1: 5, 2: 1}, {1: LIVES + 2}, {1: LIVES + 3, 3: LIVES + 1}, {2: 9}, {1: 3 * LIVES + 1})
+    folded = []
+    for start, rows in enumerate(lives):
+        found = batch(start or None, 1)
+        found.rows["by_country"] = rows
+        ledger.merge(found, now=0)
+        folded.append(ledger.content().folded["by_country"])
+    # The fourth batch holds a row of the first life, which counts no more.
+    assert folded == [6, LIVES + 2, LIVES + 4, LIVES + 4, 3 * LIVES + 1]
+
+
+def test_a_query_that_is_first_seen_in_a_later_life_counts_there(ledger: Ledger) -> None:
+    found = batch(None, 1)
+    found.rows["by_country"] = {1: 2 * LIVES + 5, 2: 7, 3: 2 * LIVES + 1}
+    ledger.merge(found, now=0)
+    assert ledger.content().folded == {"by_country": 2 * LIVES + 6}
 
 
 def test_rows_of_windows_are_forgotten_when_they_are_many_and_stay_counted(ledger: Ledger, path: Path) -> None:

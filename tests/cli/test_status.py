@@ -1,5 +1,6 @@
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -36,6 +37,28 @@ def test_the_run_is_told_without_the_passwords_of_its_addresses(folder: Path) ->
     assert status["nodes"] == {"source:a": {"count": 7}}
     assert status["run"]["redis"] == "redis://far:6379/0"
     assert "secret" not in told.output
+
+
+def test_people_are_told_of_the_last_batch_of_each_query_and_how_old_it_is(folder: Path) -> None:
+    store = {"rows": None, "memory": 2**20, "disk": 2**20, "restored": 212, "hits": 9, "misses": 1}
+    times = {"all": 60_000, "planning": 90, "work": 59_800, "commit": 55}
+    figures = {
+        "mode": "real-time",
+        "at": time.time_ns() // 1_000,
+        "rate_in": 198.6,
+        "times": times,
+        "store": store,
+        "behind": 30_000,
+    }
+    with Files(folder / "channels").poster() as post:
+        post("status", b"analyse", json.dumps({"at": 0, "nodes": {"query:totals": figures}}).encode())
+    told = CliRunner().invoke(app, ["status", "--folder", str(folder)]).stdout
+    (line,) = [line for line in told.splitlines() if "real-time" in line]
+    cells = [cell.strip() for cell in line.split("│")[1:-1]]
+    *cells, age = cells
+    expected = ["totals", "real-time", "198.6", "60,000", "90 · 59,800 · 55", "", "2.0", "90%", "212", "30.0", "", ""]
+    assert cells == expected
+    assert age.endswith(" s ago")
 
 
 def test_people_are_told_where_its_channels_are(folder: Path) -> None:

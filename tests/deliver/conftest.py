@@ -191,8 +191,8 @@ class Demo:
                 "channel:rsvps": node(200, latency=latency, lag=0),
             },
             "analysis": {
-                "query:by_country": node(160, latency=latency, lag=2),
-                "query:trending": node(40, latency=slow, lag=14),
+                "query:by_country": node(160, latency=latency, lag=2, **_batch(now, "real-time", 60_000)),
+                "query:trending": node(40, latency=slow, lag=14, **_batch(now, "micro-batch", 840)),
                 "query:answers": node(50, latency=slow, lag=9),
                 "query:members": node(1, latency=slow, lag=9),
                 "query:venues": node(60, latency=slow, lag=12),
@@ -221,6 +221,14 @@ class Demo:
             if process == "audit":
                 said["balance"] = {"whole": not self.missing, "channels": [channel, result]}
             self.channels.append(STATUS, json.dumps(said).encode(), process.encode())
+
+
+def _batch(now: int, mode: str, took: int) -> dict[str, object]:
+    """What Spark told of a batch that ended 21 seconds ago."""
+    times = {"all": took, "planning": 90, "work": took - 200, "commit": 55}
+    store = {"rows": None, "memory": 300 << 10, "disk": 3 << 20, "load": 4, "restored": 212, "hits": 90, "misses": 10}
+    seen = {"watermark": now - 52_000_000, "behind": 30_000, "skew": 1_400, "late": 3}
+    return {"mode": mode, "at": now - 21_000_000, "rate_in": 198.6, "times": times, "store": store, **seen}
 
 
 @pytest.fixture

@@ -146,6 +146,31 @@ def test_parts_and_processes_are_told() -> None:
     assert value(samples, "penstock_memory_bytes", process="collect") == 2 * 10**8
 
 
+def test_the_last_batch_of_a_query_is_told_and_how_old_it_is() -> None:
+    store = {"rows": 9, "memory": 500, "disk": 1_000, "load": 40, "restored": 250, "hits": 30, "misses": 10}
+    figures = {
+        "mode": "real-time", "rate_in": 200.5, "at": NOW - 12_000_000, "watermark": NOW - 42_000_000, "behind": 30_000,
+        "skew": 400, "times": {"all": 60_000, "planning": 90, "work": 59_000, "commit": None}, "store": store,
+    }  # fmt: skip
+    samples = read(status(nodes={"query:a": figures, "source:b": figures, "query:new": {"rate": 1}}))
+    told = {
+        name: value(samples, f"penstock_query_{name}", query="a")
+        for name in ("input_rate", "age_seconds", "watermark_seconds", "watermark_behind_seconds", "state_rows")
+    }
+    assert told == {
+        "input_rate": 200.5, "age_seconds": 12, "watermark_seconds": NOW / 1e6 - 42, "watermark_behind_seconds": 30,
+        "state_rows": 9,
+    }  # fmt: skip
+    assert value(samples, "penstock_query_mode", query="a", mode="real-time") == 1
+    assert value(samples, "penstock_query_event_time_skew_seconds", query="a") == 0.4
+    assert value(samples, "penstock_query_batch_seconds", query="a", part="planning") == 0.09
+    assert value(samples, "penstock_query_batch_seconds", query="a", part="commit") is None
+    assert value(samples, "penstock_query_state_bytes", query="a", place="disk") == 1_000
+    assert value(samples, "penstock_query_state_load_seconds", query="a", when="start") == 0.25
+    assert value(samples, "penstock_query_state_cache_hit_ratio", query="a") == 0.75
+    assert not any(("query", name) in labels for name in ("b", "new") for _, labels in samples)
+
+
 def test_where_a_supervisor_looks_its_word_on_memory_counts_and_earlier_runs_are_forgotten() -> None:
     usage = {"audit": {"pid": 1, "memory": 7, "deaths": 2}, "kafka": {"pid": 2, "memory": 9, "deaths": 0}}
     processes = {"run": {"at": NOW, "memory": 1, "usage": usage}, "audit": {"at": NOW, "memory": 5}, "old": {"at": 1}}

@@ -79,6 +79,20 @@ def test_the_pipeline_is_drawn_with_what_each_hop_measures(page: Page, address: 
     assert complaints == []
 
 
+def test_the_last_batch_of_each_query_is_shown_with_its_age(page: Page, address: str, complaints: list[str]) -> None:
+    page.goto(address)
+    rows = page.locator("#queries tbody tr")
+    # The others have not ended a batch.
+    expect(rows).to_have_count(2, timeout=30_000)
+    expect(rows.first.locator("th")).to_have_text("by countryreal-time")
+    taken, _, *cells, age = [text.replace("\u202f", " ") for text in rows.first.locator("td").all_text_contents()]
+    assert taken == "199"
+    batch, state = "60.0 s90 ms · 59.8 s · 55 ms", "3.3 MiB212 ms"
+    assert cells == ["2", "3", batch, state, "90 %", "30.0 s", "1 400 ms"]
+    assert re.fullmatch(r"2\d s ago", age)
+    assert complaints == []
+
+
 def test_the_verdict_turns_when_records_are_missing_and_the_ranges_are_named(
     page: Page, address: str, demo: Demo
 ) -> None:

@@ -61,3 +61,13 @@ def test_spark_audits_kafka(address: str, tmp_path: Path) -> None:
 def test_what_does_not_fit_is_said(made: Pipeline, environ: dict[str, str], said: str, tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=said):
         check(made.describe(), Wiring.read(tmp_path, environ=environ))
+
+
+def test_a_table_whose_file_is_not_there_is_found_before_anything_starts(tmp_path: Path) -> None:
+    app = Pipeline("ads")
+    app.static("campaigns", str(tmp_path / "campaigns.csv"), schema="ad STRING")
+    wiring = Wiring.read(tmp_path, environ={})
+    with pytest.raises(Misconfigured, match=r"table campaigns: there is no file .*campaigns.csv; put it beside"):
+        check(app.describe(), wiring)
+    (tmp_path / "campaigns.csv").touch()
+    check(app.describe(), wiring)

@@ -1,9 +1,12 @@
 from pathlib import Path
 
+import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.statics import table
+from penstock.errors import Misconfigured
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.plan import Plan, plan
 from penstock.pipeline.wiring import Wiring
@@ -14,7 +17,8 @@ COUNTS = "SELECT city, count(1) AS n, seen() FROM rsvps GROUP BY city"
 def planned(app: Pipeline, folder: Path, spark: SparkSession) -> Plan:
     wiring, description = Wiring.read(folder, environ={}), app.describe()
     shapes = {name: channel.shape for name, channel in description.channels.items()}
-    engine = Engine(spark, wiring.spark, KafkaWire("localhost:1"), str(folder / "checkpoints"), shapes)
+    tables = {static.name: table(spark, static) for static in description.statics}
+    engine = Engine(spark, wiring.spark, KafkaWire("localhost:1"), str(folder / "checkpoints"), shapes, tables)
     return plan(description, wiring, engine.knowing(description.queries))
 
 
@@ -30,7 +34,7 @@ def test_every_hop_has_a_guarantee_and_no_secret(spark: SparkSession, tmp_path: 
     assert [(hop.start, hop.by, hop.end, hop.guarantee) for hop in found.hops] == [
         ("ws://feed/rsvps", "websocket", "rsvps", "exactly once"),
         ("ws://feed/more", "websocket", "rsvps", "best effort"),
-        ("rsvps", "query by_city", "by_city", "at least once"),
+        ("rsvps", "query by_city", "by_city", "exactly once"),
         ("by_city", "loader", "redis://host", "exactly once"),
         ("by_city", "feed", "browsers", "exactly once"),
     ]
@@ -45,6 +49,7 @@ def test_the_first_query_that_can_is_in_real_time_and_each_says_why(spark: Spark
     found = planned(app, tmp_path, spark)
     assert [query.mode for query in found.queries] == ["real-time", "micro-batch"]
     assert all(query.why for query in found.queries)
+    assert {query.checkpoint for query in found.queries} == {"new"}
 
 
 def test_rows_without_an_identity_and_channels_without_a_schema_are_remarked(
@@ -66,3 +71,52 @@ def test_rows_without_an_identity_and_channels_without_a_schema_are_remarked(
         "query bare: its rows carry neither seen() nor origin",
         "channel log: it has no schema",
     ]
+
+
+def test_a_pipeline_gets_the_delivery_that_it_asks_for_or_is_told(spark: SparkSession, tmp_path: Path) -> None:
+    def hops(delivery: str) -> tuple[list[str], list[str]]:
+        app = Pipeline("logs", delivery=delivery)
+        app.channel("log", schema="line STRING")
+        app.source("ws://feed/log", into="log", numbered=None)
+        app.query("bare", key="line", sql="SELECT line FROM log")
+        app.store("bare", "redis://host")
+        found = planned(app, tmp_path, spark)
+        assert {hop.wanted for hop in found.hops} == {delivery}
+        return [hop.guarantee for hop in found.hops], [remark for remark in found.remarks if "weaker" in remark]
+
+    given, weaker = hops("exactly once")
+    assert given == ["best effort", "at least once", "exactly once"]
+    assert [remark.split(" is weaker than exactly once, which is asked for")[1][:20] for remark in weaker] == [
+        ": add seen() to its ",
+        "; hear a feed that n",
+    ]
+    given, weaker = hops("at least once")
+    assert (given, len(weaker)) == (["best effort", "at least once", "exactly once"], 1)
+    assert hops("at most once") == (["at most once", "at most once", "exactly once"], [])
+
+
+def test_static_tables_are_named(spark: SparkSession, tmp_path: Path) -> None:
+    app = Pipeline("meetups")
+    app.channel("rsvps", schema="city STRING")
+    app.static("cities", lambda: [{"city": "Utrecht"}], schema="city STRING", refresh="1 minute")
+    app.query("known", key="city", sql="SELECT city, r.origin FROM rsvps r JOIN cities USING (city)")
+    found = planned(app, tmp_path, spark)
+    assert [(hop.start, hop.by, hop.end, hop.why) for hop in found.hops if hop.by.startswith("table")] == [
+        ("a function", "table cities", "query known", "it is read at the start, and again every 60 s")
+    ]
+
+
+def test_the_class_of_each_query_and_the_slots_of_all_are_told(spark: SparkSession, tmp_path: Path) -> None:
+    app = Pipeline("meetups")
+    app.channel("rsvps", schema="city STRING", partitions=3)
+    app.query("by_city", key="city", sql=COUNTS)
+    app.query("more", key="city", sql="SELECT city, origin FROM rsvps")
+    (tmp_path / "penstock.toml").write_text('[spark]\nmaster = "local[12]"\nreal_time_queries = 2\n')
+    found = planned(app, tmp_path, spark).to_json()
+    assert [(query["cost"], query["price"]) for query in found["queries"]] == 2 * [
+        ("jvm", "no Python: all of it runs in the JVM")
+    ]
+    assert found["slots"] == {"standing": (3 + 2) + 3, "waiting": 3}
+    (tmp_path / "penstock.toml").write_text('[spark]\nmaster = "local[12]"\nshuffle_partitions = 10\n')
+    with pytest.raises(Misconfigured, match=r"the queries need 14 slots at once, and local\[12\] has 12; give it more"):
+        planned(app, tmp_path, spark)

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.pipeline.sql import tables
+from penstock.pipeline.sql import line_of, selects, tables
 
 
 @pytest.mark.parametrize(
@@ -17,6 +17,13 @@ from penstock.pipeline.sql import tables
         ("SELECT * FROM (a JOIN b ON a.x = b.x)", ("a", "b")),
         ("SELECT x FROM a WHERE y IN (SELECT y, z FROM b)", ("a", "b")),
         ("SELECT * FROM `my-channel` JOIN `b`", ("my-channel", "b")),
+        ("SELECT * FROM `a.dead` JOIN b.dead ON true, c", ("a.dead", "b.dead", "c")),
+        ("FROM a |> JOIN b USING (x) |> AGGREGATE sum(y) AS y, max(z) AS z GROUP BY x, w", ("a", "b")),
+        ("SELECT * FROM a ASOF JOIN b", ("a", "b")),
+        (
+            "SELECT * FROM a WHERE EXISTS (SELECT 1 FROM b WHERE a.x = b.x) AND y > (SELECT max(y) FROM c)",
+            ("a", "b", "c"),
+        ),
     ],
 )
 def test_the_tables_are_found_wherever_they_are_named(sql: str, names: tuple[str, ...]) -> None:
@@ -31,6 +38,9 @@ def test_the_tables_are_found_wherever_they_are_named(sql: str, names: tuple[str
         "WITH recent (x, y) AS (SELECT * FROM a) SELECT * FROM recent",
         "WITH `recent` AS (SELECT * FROM a) SELECT * FROM Recent",
         "SELECT * FROM (WITH recent AS (SELECT * FROM a) SELECT * FROM recent)",
+        "WITH a AS (SELECT * FROM a WHERE x > 1) SELECT * FROM a",
+        "WITH recent AS (SELECT x FROM (SELECT * FROM a)), few (x) AS (SELECT x FROM recent) SELECT * FROM few",
+        "SELECT sum(x) OVER a FROM a WINDOW a AS (PARTITION BY x)",
     ],
 )
 def test_what_the_text_itself_defines_is_no_channel(sql: str) -> None:
@@ -48,12 +58,34 @@ def test_what_the_text_itself_defines_is_no_channel(sql: str) -> None:
         "SELECT * FROM a JOIN range(10)",
         "SELECT x, sum(y) FROM a GROUP BY x, z ORDER BY x, w",
         "SELECT `from` FROM a",
+        "SELECT * FROM a JOIN (VALUES (NULL, TRUE), (DATE '2026-01-01', x)) AS t (x, y)",
+        "SELECT * FROM a |> EXTEND x + 1 AS y, z |> SELECT y, x",
+        "SELECT position('x' IN name), ceil(n TO DAY) FROM a TABLESAMPLE (10 PERCENT)",
     ],
 )
 def test_what_is_no_table_is_not_taken_for_one(sql: str) -> None:
     assert tables(sql) == ("a",)
 
 
-@pytest.mark.parametrize("sql", ["", "SELECT 1", "FROM", "SELECT * FROM (", ")", "AS (", "SELECT 'open FROM a"])
+@pytest.mark.parametrize(
+    "sql", ["", "SELECT 1", "FROM", "SELECT * FROM (", ")", "AS (", "FROM a.", "FROM .", "SELECT 'open FROM a"]
+)
 def test_a_text_without_tables_or_sense_has_none(sql: str) -> None:
     assert tables(sql) in ((), ("a",))
+
+
+@pytest.mark.parametrize(
+    "sql", ["SELECT 1", "-- why\n with x AS (SELECT 1) TABLE x", "(SELECT 1)", "from a", "VALUES (1)"]
+)
+def test_a_query_is_known_by_its_first_word(sql: str) -> None:
+    assert selects(sql)
+
+
+@pytest.mark.parametrize("sql", ["", "DROP VIEW a", "INSERT INTO a SELECT 1", "SET x = 1", "-- SELECT\nCREATE TABLE a"])
+def test_what_does_something_is_no_query(sql: str) -> None:
+    assert not selects(sql)
+
+
+def test_the_line_that_names_a_channel_is_found() -> None:
+    sql = "-- from rsvps\nSELECT 'rsvps'\nFROM `my-channel`\nJOIN rsvps JOIN x.dead"
+    assert [line_of(sql, name) for name in ("rsvps", "my-channel", "x.dead", "nothing")] == [4, 3, 4, None]

@@ -41,18 +41,20 @@ class BinderWire:
     channels: Channels
     skip_lost: bool = False
     """Go on behind what was removed unread, instead of ending there."""
-    _streams: dict[str, DataFrame] = field(default_factory=dict, compare=False)
+    _streams: dict[tuple[str, str], DataFrame] = field(default_factory=dict, compare=False)
     """Frames of streams: to make one, Spark starts a process; any number of queries can use it."""
 
     @property
     def objection(self) -> str | None:
         return "it reads only Kafka in real time, and the channels are at " + self.channels.where
 
-    def stream(self, spark: SparkSession, channel: str) -> DataFrame:
-        if channel not in self._streams:
+    def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:
+        begin = "" if since is None else json.dumps(told(channel, since))
+        if (channel, begin) not in self._streams:
             _register(spark)
-            self._streams[channel] = spark.readStream.format(FORMAT).options(**self._options(channel)).load()
-        return self._streams[channel]
+            reader = spark.readStream.format(FORMAT).options(**self._options(channel))
+            self._streams[channel, begin] = (reader.option("since", begin) if begin else reader).load()
+        return self._streams[channel, begin]
 
     def batch(
         self, spark: SparkSession, channel: str, since: Positions | None = None, until: Positions | None = None
@@ -105,7 +107,7 @@ class ChannelSource(DataSource):
         return ChannelReader(self._channels, self._channel, since, until, self._skip_lost)
 
     def streamReader(self, schema: "StructType") -> "ChannelStream":
-        return ChannelStream(self._channels, self._channel, self._skip_lost)
+        return ChannelStream(self._channels, self._channel, self._skip_lost, self._offsets("since"))
 
     @property
     def _skip_lost(self) -> bool:
@@ -165,12 +167,12 @@ class ChannelReader(DataSourceReader):
 class ChannelStream(DataSourceStreamReader):
     """A channel as a stream. Its offsets have the form that those of Kafka have in a checkpoint."""
 
-    def __init__(self, channels: Channels, channel: str, skip_lost: bool) -> None:
-        self._channels, self._channel, self._skip_lost = channels, channel, skip_lost
+    def __init__(self, channels: Channels, channel: str, skip_lost: bool, since: dict[int, int] | None = None) -> None:
+        self._channels, self._channel, self._skip_lost, self._since = channels, channel, skip_lost, since or {}
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
         bounds = self._channels.bounds(self._channel)
-        return told(self._channel, {partition: low for partition, (low, _) in bounds.items()})
+        return told(self._channel, {partition: low for partition, (low, _) in bounds.items()} | self._since)
 
     def latestOffset(self, start: dict[str, dict[str, int]], limit: ReadLimit) -> dict[str, dict[str, int]]:
         return self.reportLatestOffset()

@@ -15,9 +15,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.analysis.abandoning import given_up
+from penstock.analysis.belated import Belated
 from penstock.analysis.checkpoint import batches
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import counts, words
+from penstock.analysis.note import note_of
 from penstock.analysis.query import Query
 from penstock.analysis.recount import NAMED, Late, Log, Recount, Stretch
 from penstock.audit.account import Account, Outcome, Share
@@ -34,11 +37,12 @@ Bounds = Callable[[str], Mapping[int, tuple[int, int]]]
 
 
 def standing(engine: Engine, query: Query, bounds: Bounds) -> dict[str, Positions]:
-    """Where a query will go on that is not launched yet: where its checkpoint stands, or where its channels begin."""
+    """Where a query will go on that is not launched yet: where its checkpoint stands, or where it is to begin."""
     known = batches(engine.checkpoint(query.name))
+    since = note_of(engine.checkpoint(query.name)).since or {}
     found: dict[str, Positions] = {}
     for channel in query.inputs:
-        first = {partition: low for partition, (low, _) in bounds(channel).items()}
+        first = {partition: low for partition, (low, _) in bounds(channel).items()} | dict(since.get(channel, {}))
         found[channel] = known[-1].ends.get(channel, first) if known else first
     return found
 
@@ -55,19 +59,25 @@ class Books:
         stood: Mapping[str, Positions],
         channels: Log,
         clock: Clock,
+        belated: Belated | None = None,
     ) -> None:
-        """`before` is the last account that is known, `stood` is where the query stood when it was launched."""
+        """`before` is the last account that is known, `stood` is where the query stood when it was launched.
+
+        `belated` brings its late records to the dead letters.
+        """
         self._engine = engine
         self._query = query
         self.running = running
         self._stood = stood
         self._log = channels
         self._recount = Recount(engine, query, channels)
+        self._belated = belated
         self._watermarks: dict[int, int] = {}
         self._clock = clock
         self._gated = engine.gated(query)
         self._late: dict[tuple[str, int], Runs] = {}
         self._looked = ""
+        self._successor: tuple[Engine, StreamingQuery] | None = None
         self._conserved: bool | None = None
         self._guessed = False
         life = str(running.id)
@@ -79,14 +89,27 @@ class Books:
         else:
             # An account that begins later than its query, because there was none before, begins where that stood.
             fresh = {channel: Share(at, at, 0, dict.fromkeys(Outcome, 0)) for channel, at in stood.items()}
-            self._account = Account(f"query:{query.name}", life, clock.now(), fresh)
+            number = note_of(engine.checkpoint(query.name)).life
+            self._account = Account(f"query:{query.name}", life, clock.now(), fresh, number=number)
 
     @property
     def account(self) -> Account:
         return self._account
 
+    def follow(self, engine: Engine, running: StreamingQuery) -> None:
+        """The query was stopped, and goes on as this one: so does its account, when all is taken that was told."""
+        self._successor = engine, running
+
     def look(self) -> Account | None:
         """The account with all batches that have ended by now; None when there is nothing new."""
+        found = self._look()
+        if self._successor is not None:
+            (self._engine, self.running), self._successor = self._successor, None
+            self._recount = replace(self._recount, engine=self._engine)
+            self._looked = ""
+        return found
+
+    def _look(self) -> Account | None:
         before = self._account
         if self._stood:
             self._catch_up()
@@ -160,9 +183,12 @@ class Books:
         try:
             found = self._recount.late(stretch)
         except (PySparkException, Py4JJavaError) as error:
+            if self._belated is not None:
+                # They are in no account before they are in the dead letters.
+                raise
             log.warning("the late records of %s cannot be named: %s", self._query.name, words(error))
             found = Late(None)
-        self._remember(found)
+        self._remember(stretch, found)
         if self._gated:
             return told
         self._guessed = self._guessed or found.count is None
@@ -181,23 +207,32 @@ class Books:
         """Count the batches that ended, and that nobody was told of."""
         log.info("query %s: its account is made up from the log, from %s to %s", self._query.name, share.until, until)
         known = batches(self._engine.checkpoint(self._query.name))
+        lost = given_up(self._engine.checkpoint(self._query.name))
         for before, batch in zip([None, *known], known, strict=False):
             end = batch.ends.get(channel, {})
             if not _ahead(share.until, end) and _ahead(until, end):
+                if batch.number in lost:
+                    # It has read on without taking anything: what lies there is missing, and the audit says so.
+                    share = _added(share, {}, end)
+                    continue
                 share = self._counted(Stretch(channel, share.until, end, before.watermark if before else 0), share)
         if share.until != until:
             # Beyond what the checkpoint remembers: what was late then passes for taken, and nothing is proved by it.
             self._guessed = True
+            if self._belated is not None:
+                log.warning("query %s: what was late up to %s is not in the dead letters", self._query.name, until)
             share = self._counted(Stretch(channel, share.until, until, 0), share)
         return share
 
     def _counted(self, stretch: Stretch, share: Share) -> Share:
         outcomes, late = self._recount.outcomes(stretch, share.since)
         self._guessed = self._guessed or late.count is None
-        self._remember(late)
+        self._remember(stretch, late)
         return _added(share, outcomes, stretch.end)
 
-    def _remember(self, late: Late) -> None:
+    def _remember(self, stretch: Stretch, late: Late) -> None:
+        if self._belated is not None and late.count:
+            self._belated.bury(stretch.channel, self._recount.raw(stretch, late))
         for sender, epoch, seq in late.numbers:
             if sum(len(list(runs)) for runs in self._late.values()) < NAMED:
                 self._late.setdefault((sender[:LONGEST], epoch), Runs()).add(seq)
@@ -223,6 +258,9 @@ class Books:
             wrote={into: {partition: end for partition, (_, end) in self._log.bounds(into).items()}},
             late=late,
         )
+        if self._belated is not None:
+            (share,) = shares.values()
+            self._belated.accounted(share.until)
 
 
 def _added(share: Share, outcomes: Mapping[Outcome, int], until: Positions) -> Share:

@@ -10,6 +10,7 @@ from typing import Any
 import orjson
 
 from penstock.clock import Micros
+from penstock.record import life_and_count
 
 _TOLERANCE = 1e-9
 """Sums of fractions depend on the order of addition, and a batch adds in another order than a stream."""
@@ -17,25 +18,37 @@ _TOLERANCE = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A result row as it lies in a channel."""
+    """A result row as it lies in a channel; without a value it is deleted."""
 
-    value: bytes
+    value: bytes | None
     version: int | None = None
     mark: int | None = None
     """What tells which records are folded into it: the exclusive or over their hashes."""
     time: Micros | None = None
     """When the newest record in it lay in its channel, or was sent."""
-    rivals: tuple[bytes, ...] = ()
+    rivals: tuple[bytes | None, ...] = ()
     """Other rows of the same key, where nothing tells which of them comes last."""
 
     @classmethod
-    def of(cls, value: bytes, headers: Iterable[tuple[str, bytes | None]]) -> "Row":
+    def of(cls, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> "Row":
         told = dict(headers)
         version, mark, time, appended = (_whole(told.get(name)) for name in ("version", "mark", "time", "appended"))
         return cls(value, version, mark, time if appended is None else appended)
 
 
 Table = Mapping[bytes, Row]
+
+
+def bare(table: Table) -> dict[bytes, Row]:
+    """The rows without what they say of the records in them: all that a log can tell that was compacted."""
+    return {key: Row(_without_seen(row.value), time=row.time) for key, row in table.items()}
+
+
+def _without_seen(value: bytes | None) -> bytes | None:
+    document = read(value)
+    if not isinstance(document, dict):
+        return value
+    return orjson.dumps({name: inner for name, inner in document.items() if name != "seen"})
 
 
 def key_of(text: bytes) -> bytes:
@@ -66,6 +79,8 @@ class Verdict(StrEnum):
     """It is gone, and was to be kept for a while only."""
     WAITING = "waiting"
     """It is due, and on its way."""
+    EARLIER = "earlier"
+    """It was written in an earlier life of its query, and nothing has touched it in this one."""
     UNTOLD = "untold"
     """It may hold records from a part of the log that is gone."""
     DIFFERENT = "different"
@@ -96,8 +111,9 @@ class Difference:
         """How many records the held row lacks, as far as versions tell."""
         if self.how is How.OTHERS:
             return 1
-        due = (self.recomputed and self.recomputed.version) or 0
-        return max(0, due - ((self.held and self.held.version) or 0))
+        due, held = ((row and row.version) or 0 for row in (self.recomputed, self.held))
+        # Of an earlier life, a row holds nothing of what is due in this one.
+        return max(0, min(due - held, life_and_count(due)[1]))
 
     @property
     def mark(self) -> int | None:
@@ -106,7 +122,7 @@ class Difference:
         if due is None or due.version is None or due.mark is None:
             return None
         if held is None:
-            return due.mark if due.version == 1 else None
+            return due.mark if life_and_count(due.version)[1] == 1 else None
         if held.version is None or held.mark is None or abs(held.version - due.version) != 1:
             return None
         return held.mark ^ due.mark
@@ -133,12 +149,14 @@ class Comparison:
 
 
 def compare(held: Table, expected: Expected, excuse: Excuse = lambda *_: None) -> Comparison:
-    """Every row that is held or due, judged."""
+    """Every row that is held or due, judged. One that is rightly deleted is no row, and does not count."""
     counts: Counter[Verdict] = Counter()
     differences: list[Difference] = []
     for key in sorted(held.keys() | expected.least.keys()):
         row, least, most = held.get(key), expected.least.get(key), expected.most.get(key)
         verdict = _verdict(row, least, most, expected.truncated)
+        if verdict is Verdict.EXACT and not _there(row):
+            continue
         nearest = _nearest(row, least, most)
         if verdict is Verdict.DIFFERENT:
             verdict = excuse(key, row, nearest) or verdict
@@ -150,7 +168,12 @@ def compare(held: Table, expected: Expected, excuse: Excuse = lambda *_: None) -
 
 def _verdict(held: Row | None, least: Row | None, most: Row | None, truncated: bool) -> Verdict:
     if held is None:
-        return Verdict.DIFFERENT
+        # A deletion leaves nothing behind, and in time not even its version.
+        if not _there(least):
+            return Verdict.EXACT
+        return Verdict.BOUNDED if most is not None and most.value is None else Verdict.DIFFERENT
+    if held.value is None and most is None:
+        return Verdict.EXACT
     for due in (least, most):
         if due is not None and _equal(held, due):
             return Verdict.BOUNDED if due.rivals else Verdict.EXACT
@@ -163,6 +186,10 @@ def _verdict(held: Row | None, least: Row | None, most: Row | None, truncated: b
         return Verdict.BOUNDED if moving else Verdict.DIFFERENT
     within = ((least and least.version) or 0) < held.version < most.version
     return Verdict.BOUNDED if within else Verdict.DIFFERENT
+
+
+def _there(row: Row | None) -> bool:
+    return row is not None and row.value is not None
 
 
 def _nearest(held: Row | None, least: Row | None, most: Row | None) -> Row | None:
@@ -192,8 +219,8 @@ def alike(one: Any, other: Any) -> bool:
 
 
 def _difference(key: bytes, held: Row | None, due: Row | None) -> Difference:
-    if held is None or due is None:
-        return Difference(key, How.MISSING if held is None else How.UNEXPECTED, held, due)
+    if held is None or due is None or (held.value is None) is not (due.value is None):
+        return Difference(key, How.UNEXPECTED if _there(held) else How.MISSING, held, due)
     one, other = _columns(held.value), _columns(due.value)
     names = dict.fromkeys((*other, *one))
     columns = {
@@ -212,13 +239,17 @@ def _how(held: Row, due: Row) -> How:
     return How.VALUES
 
 
-def _columns(value: bytes) -> dict[str, Any]:
+def _columns(value: bytes | None) -> dict[str, Any]:
     document = read(value)
+    if document is None:
+        return {}
     return document if isinstance(document, dict) else {"value": document}
 
 
-def read(text: bytes) -> Any:
-    """A key or a row for the eyes of others; what is no JSON as it is."""
+def read(text: bytes | None) -> Any:
+    """A key or a row for the eyes of others; what is no JSON as it is, what is deleted as nothing."""
+    if text is None:
+        return None
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

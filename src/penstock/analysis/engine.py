@@ -1,12 +1,13 @@
 """The running of queries: each reads channels and writes one, in its mode, from its checkpoint."""
 
-import json
+import logging
 import re
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from graphlib import TopologicalSorter
+from pathlib import Path
 from typing import Self
 
 from py4j.protocol import Py4JJavaError
@@ -15,25 +16,37 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from penstock.analysis.abandoning import give_up
+from penstock.analysis.belated import of_sessions, untold
 from penstock.analysis.checkpoint import on_disk
-from penstock.analysis.conserving import against
+from penstock.analysis.conserving import against, stateless
+from penstock.analysis.cost import Cost, cost, shuffles
+from penstock.analysis.doctor import Diagnosis, Known, begin_anew, examine
+from penstock.analysis.fingerprint import Fingerprint, fingerprint
 from penstock.analysis.frames import (
     ADDED,
     RAW,
-    boundary,
+    boundaries,
     built,
     dead_letters,
     encoded,
     sorted_out,
     told_of_seen,
     typed,
-    words,
 )
-from penstock.analysis.modes import Verdict, accepts_update, decide, objection, refusal
-from penstock.analysis.query import Emit, Mode, Query, Shape
+from penstock.analysis.keyed import keeps_state, waits
+from penstock.analysis.modes import Verdict, accepts_update, decide, empty_stream, objection, plainly, refusal, refused
+from penstock.analysis.note import NAME, Note, note_of
+from penstock.analysis.planning import objection as objection_to_state
+from penstock.analysis.query import Emit, Late, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
+from penstock.analysis.statics import Table
+from penstock.analysis.wholeness import Written
 from penstock.analysis.wire import Wire
+from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Unavailable
+
+log = logging.getLogger(__name__)
 
 _WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 
@@ -47,11 +60,13 @@ class Engine:
     wire: Wire
     checkpoints: str
     shapes: Mapping[str, Shape]
+    tables: Mapping[str, Table] = field(default_factory=dict)
+    """The static tables, as they were read last."""
     _gates: dict[str, bool] = field(default_factory=dict, compare=False)
 
-    def stream(self, channel: str) -> DataFrame:
-        """The raw records of a channel, from the beginning and on."""
-        return self.wire.stream(self.spark, channel)
+    def stream(self, channel: str, since: Positions | None = None) -> DataFrame:
+        """The raw records of a channel, from these offsets and on; from the beginning if they are not said."""
+        return self.wire.stream(self.spark, channel, since)
 
     def batch(
         self, channel: str, until: Mapping[int, int] | None = None, since: Mapping[int, int] | None = None
@@ -62,7 +77,11 @@ class Engine:
     def frame(self, query: Query, raw: Callable[[str], DataFrame]) -> DataFrame:
         """The result of a query over raw frames of its inputs."""
         gated = self.gated(query)
-        return built(query, [sorted_out(raw(name), self.shapes[name], query, gated) for name in query.inputs])
+        return self.built(query, [sorted_out(raw(name), self.shapes[name], query, gated) for name in query.inputs])
+
+    def built(self, query: Query, frames: Sequence[DataFrame]) -> DataFrame:
+        """A query applied to frames of its inputs, and to the static tables that it names."""
+        return built(query, frames, {name: self.tables[name].frame for name in query.statics})
 
     def gated(self, query: Query) -> bool:
         """Whether what is late or doubled is taken out before the query: its channel says what a duplicate is.
@@ -74,43 +93,94 @@ class Engine:
             return False
         if query.name not in self._gates:
             (channel,) = query.inputs
-            columns = built(query, [typed(self.nothing(channel), self.shapes[channel])]).columns
-            self._gates[query.name] = "origin" not in columns
+            result = self.built(query, [typed(self.nothing(channel), self.shapes[channel])])
+            self._gates[query.name] = "origin" not in result.columns or keeps_state(result)
         return self._gates[query.name]
 
     def updates(self, query: Query) -> bool:
         """Whether rows are written whenever they change; otherwise once, when they are final."""
         return query.emit is Emit.CHANGE and accepts_update(self.frame(query, self.stream))
 
+    def gives_up(self, query: Query) -> bool:
+        """Whether a batch that a crash left unfinished is given up: its rows would be there twice, unknown to anyone.
+
+        State would lack the batch for ever; then it is done again.
+        """
+        if not query.once or on_disk(self.checkpoint(query.name)) is None:
+            return False
+        result = self._over_nothing(query)
+        return not {"seen", "origin"} & set(result.columns) and stateless(result)
+
     def uncounted(self, query: Query) -> str | None:
         """Why it cannot be checked that each record is counted in one row of the result; None when it can."""
         if not self.updates(query):
             return "its rows come when they are final"
-        return against(self.frame(query, self.nothing), boundary(query, self.gated(query)))
+        return against(self.frame(query, self.nothing), boundaries(query, self.gated(query)))
 
     def nothing(self, channel: str) -> DataFrame:
         """No records, of the shape that Kafka's have."""
         return self.spark.createDataFrame([], RAW)
 
-    def recompute(self, query: Query, until: Mapping[str, Mapping[int, int]] | None = None) -> DataFrame:
-        """The query as a batch over the log: what its live result has to be equal to."""
-        return self.frame(query, lambda name: self.batch(name, (until or {}).get(name)))
+    def recompute(self, query: Query, until: Mapping[str, Positions] | None = None) -> DataFrame:
+        """The query as a batch over the log, from where it began: what its live result has to be equal to."""
+        since = note_of(self.checkpoint(query.name)).since or {}
+        result = self.frame(query, lambda name: self.batch(name, (until or {}).get(name), since.get(name)))
+        if waits(result):
+            problem = "its timers give rows, and there are no timers in a batch over the log"
+            raise Misconfigured(f"query {query.name}", problem, "test what they do: penstock.testing.keyed")
+        return result
 
     def columns(self, query: Query) -> list[str]:
         """The columns of a query's result; Misconfigured when it cannot work."""
         result = self._over_nothing(query)
         encoded(result, query)
+        self._require_told(query)
         return result.columns
 
     def result(self, query: Query) -> Shape:
         """What a query's result looks like to another query."""
         rows = self._over_nothing(query).drop(*ADDED)
+        table = False
         if "seen" in rows.columns:
+            table = "deleted" in getattr(rows.schema["seen"].dataType, "names", ())
             rows = rows.withColumn("seen", told_of_seen())
-        return Shape(query.into, rows.schema.toDDL())
+        return Shape(query.into, rows.schema.toDDL(), table=table)
 
     def _over_nothing(self, query: Query) -> DataFrame:
         return self.frame(query, self.nothing)
+
+    def _over_empty(self, query: Query) -> DataFrame:
+        """The result over streams that need no broker."""
+        return self.frame(query, lambda _: empty_stream(self.spark))
+
+    def cost(self, query: Query) -> Cost:
+        """The class of what a query costs."""
+        return cost(self._over_empty(query))
+
+    def shuffles(self, query: Query) -> int:
+        """How often a query shuffles its records."""
+        return shuffles(self._over_empty(query))
+
+    def _require_streamable(self, query: Query, result: DataFrame) -> None:
+        """Refuse a query that Spark can run over tables only."""
+        if query.emit is Emit.CHANGE and accepts_update(result):
+            return
+        if why := refused(result, "Append"):
+            way_out = 'say how late a record may be: watermark="…"' if "without watermark" in why else ""
+            raise Misconfigured(f"query {query.name}", f"Spark cannot run it over streams: {why}", way_out)
+
+    def _require_told(self, query: Query) -> None:
+        """Refuse a query whose late records are to be kept, when nobody can tell which these are."""
+        if query.late is not Late.DEAD or self.gated(query):
+            return
+        result = self._over_nothing(query)
+        if why := untold(query, result, against(result, boundaries(query, False))):
+            raise Misconfigured(
+                f"query {query.name}",
+                f"it cannot be told which of its records are late and belong to the dead letters: {why}",
+                'say what makes the records of its channel unique, app.channel(…, unique="number"); or group them by '
+                "F.window() and keep `window` and seen() in its rows",
+            )
 
     def knowing(self, queries: Sequence[Query]) -> Self:
         """The same engine, for queries that read the results of others: it knows what those look like."""
@@ -126,67 +196,117 @@ class Engine:
         places = self.settings.real_time_queries
         found: dict[str, Verdict] = {}
         for query in queries:
+            self._require_streamable(query, self._over_empty(query))
             found[query.name] = decide(query, self.objection(query), places)
             places -= found[query.name].mode is Mode.REAL_TIME
         return found
 
     def objection(self, query: Query) -> str | None:
-        return self._against(query) or objection(
+        return self._against(query, self._over_nothing(query)) or objection(
             self.spark, lambda raw: encoded(self.frame(query, lambda _: raw()), query)
         )
 
-    def _against(self, query: Query) -> str | None:
+    def _against(self, query: Query, result: DataFrame) -> str | None:
         """What speaks against real time before Spark is asked."""
-        return "its rows come when they are final" if query.emit is Emit.FINAL else self.wire.objection
+        if query.emit is Emit.FINAL:
+            return "its rows come when they are final"
+        # Spark would object to these as well, after a start in vain.
+        if of_sessions(result):
+            return "sessions are written when they are final"
+        if "TransformWithState" in str(result._jdf.queryExecution().analyzed().toString()):
+            return "it keeps state in Python"
+        if self.gives_up(query):
+            return "a batch in real time leaves no note by which it could be given up"
+        return self.wire.objection
+
+    def examined(self, query: Query, known: Known | None = None, result: DataFrame | None = None) -> Diagnosis:
+        """Whether a query, and its result over streams, fits the checkpoint that it has; Spark is asked as well."""
+        over = self.frame(query, self.stream) if result is None else result
+        output = "update" if query.emit is Emit.CHANGE and accepts_update(over) else "append"
+
+        def planned(path: Path, found: Written) -> str | None:
+            return objection_to_state(self.spark, encoded(over, query), output, path, found)
+
+        now = fingerprint(over, query.into, output)
+        return examine(query.name, self.checkpoint(query.name), now, self._knowing(known or Known()), planned)
+
+    def _knowing(self, known: Known) -> Known:
+        return replace(known, setting=self._setting, skip_lost=self.wire.skip_lost)
+
+    def _setting(self, name: str) -> str | None:
+        try:
+            return self.spark.conf.get(name)
+        except PySparkException:
+            return None
 
     def launch(
-        self, query: Query, places: int, topics: Mapping[str, str], turn: int = 0
+        self, query: Query, places: int, topics: Mapping[str, str], turn: int = 0, known: Known | None = None
     ) -> tuple[StreamingQuery, Verdict]:
         """Start a query where its checkpoint stands, in the best mode that Spark accepts.
 
-        Nothing is rehearsed here: real time is tried, and an objection comes before the first record is read. `topics`
-        are the ids of the topics that the query touches. Queries with different turns do not all run at once.
+        A checkpoint that does not fit is refused. Beyond that nothing is rehearsed here: real time is tried, and an
+        objection comes before the first record is read. `topics` are the ids of the topics that the query touches.
+        Queries with different turns do not all run at once.
         """
-        verdict = decide(query, self._against(query), places)
+        self._require_told(query)
+        before = note_of(self.checkpoint(query.name))
+        since = before.since or {}
+        result = self.frame(query, lambda name: self.stream(name, since.get(name)))
+        self._require_streamable(query, result)
+        diagnosis = self.examined(query, replace(known or Known(), topics=topics), result)
+        note = diagnosis.require()
+        for remark in diagnosis.remarks:
+            log.info("query %s: %s", query.name, remark)
+        if note.life > before.life:
+            # Spark would hold the query to what it planned as it was.
+            _forget_if_unused(self.checkpoint(query.name))
+        if self.gives_up(query) and (number := give_up(self.checkpoint(query.name))) is not None:
+            log.warning("query %s: its batch %d was left unfinished, and is given up", query.name, number)
+        foreseen = self._against(query, result) or diagnosis.in_batches_only
+        verdict = decide(query, foreseen, places)
         if verdict.mode is Mode.REAL_TIME:
             try:
-                started = self._start(query, verdict.mode, topics, turn)
+                started = self._start(query, result, verdict.mode, note, turn)
                 against = refusal(self.spark, started)
             except (PySparkException, Py4JJavaError) as error:
-                against = words(error)
+                against = plainly(error)
             if against is None:
                 return started, verdict
+            against = foreseen or against
             verdict = decide(query, against, places)
             if verdict.mode is Mode.REAL_TIME:
-                raise Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", "leave mode= out")
+                way_out = "leave mode= out" + (f", or {begin_anew(query.name)}" if diagnosis.in_batches_only else "")
+                raise Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", way_out)
             _forget_if_unused(self.checkpoint(query.name))
-        return self._start(query, verdict.mode, topics, turn), verdict
+        return self._start(query, result, verdict.mode, note, turn), verdict
 
-    def _start(self, query: Query, mode: Mode, topics: Mapping[str, str], turn: int) -> StreamingQuery:
-        result = self.frame(query, self.stream)
+    def _start(self, query: Query, result: DataFrame, mode: Mode, note: Note, turn: int) -> StreamingQuery:
         update = mode is Mode.REAL_TIME or (query.emit is Emit.CHANGE and accepts_update(result))
-        writer = self._into(encoded(result, query), query.into, query.name, topics)
+        writer = self._into(encoded(result, query, note.life), query.into, query.name, note)
         writer = writer.outputMode("update" if update else "append")
         if mode is Mode.REAL_TIME:
             length = self.settings.real_time_batch.total_seconds()
             # PySpark's own overloads do not know this trigger yet.
             return writer.trigger(realTime=f"{length:g} seconds").start()  # type: ignore[call-overload,no-any-return]
-        # A row may become final without another record: by what the last batch has done to the watermark.
-        self.spark.conf.set(_WITHOUT_DATA, str(not update).lower())
+        # A row may become final without another record: by what the last batch has done to the watermark. Timers, too.
+        self.spark.conf.set(_WITHOUT_DATA, str(not update or waits(result)).lower())
         return writer.trigger(processingTime=_every(query.every or self.settings.every, turn)).start()
 
     def sift(self, shape: Shape, into: str, topics: Mapping[str, str], turn: int = 0) -> StreamingQuery:
         """Bring what does not fit a channel's schema to its dead letters."""
-        refused = dead_letters(self.stream(shape.channel), shape)
-        writer = self._into(refused, into, f"{shape.channel}.dead", topics).outputMode("append")
+        name = f"{shape.channel}.dead"
+        now = Fingerprint((shape.channel,), into, "append")
+        note = examine(name, self.checkpoint(name), now, self._knowing(Known(topics))).require()
+        refused = dead_letters(self.stream(shape.channel, (note.since or {}).get(shape.channel)), shape)
+        writer = self._into(refused, into, name, note).outputMode("append")
         return writer.trigger(processingTime=_every(self.settings.every, turn)).start()
 
     def checkpoint(self, name: str) -> str:
         return f"{self.checkpoints}/{name}"
 
-    def _into(self, records: DataFrame, channel: str, name: str, topics: Mapping[str, str]) -> DataStreamWriter:
+    def _into(self, records: DataFrame, channel: str, name: str, note: Note) -> DataStreamWriter:
         folder = self.checkpoint(name)
-        _belong_together(folder, topics)
+        note.write(folder)
         writer = self.wire.into(records, channel)
         return writer.queryName(name).option("checkpointLocation", folder)
 
@@ -203,23 +323,6 @@ def in_order(queries: Sequence[Query]) -> list[Query]:
     return [made_by[name] for name in TopologicalSorter(needs).static_order()]
 
 
-def slots(
-    queries: Sequence[Query],
-    partitions: Mapping[str, int],
-    sifted: Iterable[str],
-    shuffle: int,
-    unique: Set[str] = frozenset(),
-) -> int:
-    """How many tasks may have to run at once, if every query takes its turn at the same moment.
-
-    The tasks of a real-time query never end, and Spark starts them all together or not at all: each needs a slot.
-    """
-    reading = sum(partitions[name] for query in queries for name in query.inputs)
-    # The gate that finds duplicates takes a shuffle of its own.
-    shuffles = sum(1 if query.watermark is None or unique.isdisjoint(query.inputs) else 2 for query in queries)
-    return reading + shuffle * shuffles + sum(partitions[name] for name in sifted)
-
-
 def failed(queries: Iterable[StreamingQuery]) -> Unavailable | None:
     """The first query that ended, with its reason."""
     for query in queries:
@@ -233,33 +336,17 @@ def _telling(error: StreamingQueryException) -> str:
     """The line that tells most: of a Python function's failure the end of its trace, otherwise the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if "PYTHON_EXCEPTION" in lines[0]:
-        traced = [line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception)\b", line)]
-        return (traced or lines)[-1]
+        traced = [line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception|Misconfigured)\b", line)]
+        return (traced or lines)[-1].removeprefix("penstock.errors.Misconfigured: ")
     return lines[0]
 
 
-def _belong_together(folder: str, topics: Mapping[str, str]) -> None:
-    """Refuse a checkpoint that was made for other topics: going on from it would skip records in silence."""
-    if (path := on_disk(folder)) is None:
-        return
-    note = path / "penstock.json"
-    if note.exists():
-        for name, known in json.loads(note.read_text()).items():
-            if name in topics and topics[name] != known:
-                raise Misconfigured(
-                    f"checkpoint {folder}",
-                    f"it belongs to another topic {name} than the one that is there now",
-                    "remove the checkpoint to read the new topic from its beginning",
-                )
-        return
-    path.mkdir(parents=True, exist_ok=True)
-    written = note.with_suffix(".new")
-    written.write_text(json.dumps(topics))
-    written.replace(note)
-
-
 def _forget_if_unused(folder: str) -> None:
-    """Remove what an attempt left behind that Spark refused; a checkpoint that holds a batch is kept."""
+    """Remove what an attempt left behind that Spark refused; a checkpoint that holds a batch is kept, and each note."""
     path = on_disk(folder)
-    if path is not None and not any(path.glob("commits/[0-9]*")):
-        shutil.rmtree(path, ignore_errors=True)
+    if path is not None and path.is_dir() and not any(path.glob("commits/[0-9]*")):
+        for left in path.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            elif left.name != NAME:
+                left.unlink()

@@ -8,6 +8,7 @@ import re
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -15,8 +16,11 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
+from penstock.analysis.columnar import in_columns
 from penstock.analysis.query import NUMBER, PAYLOAD, Query, Shape
+from penstock.analysis.sqltext import Spelled
 from penstock.errors import Misconfigured
+from penstock.record import LIVES
 
 RAW = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
@@ -29,9 +33,6 @@ ADDED = ("origin", "event_time")
 
 KEY, DELETED = "_key", "_deleted"
 """The columns that a typed frame of a table has in addition: the key of the row as text, and whether it is gone."""
-
-LIVES = 2**44
-"""A version is a life of its query times this, and the count of `seen()`: after a new start every row is newer."""
 
 MARK = "xxhash64(origin.sender, origin.epoch, origin.seq)"
 """What stands for a record in the mark of a row."""
@@ -82,6 +83,9 @@ def typed(raw: DataFrame, shape: Shape) -> DataFrame:
 
 def judged(raw: DataFrame, shape: Shape, query: Query) -> DataFrame:
     """All records of a channel as a query sees them: whether each fits, is wanted, and what its copies would share."""
+    if shape.table and query.where is not None:
+        problem = f"its where= would hide changes and deletions of rows of the table {shape.channel}"
+        raise Misconfigured(f"query {query.name}", problem, "say it inside: tables.where(…)")
     frame = _parsed(raw, shape).select(*_seen_of(shape), _fits(shape).alias(_FITS), _once(shape).alias(ONCE))
     # What does not fit may be null where the condition does not expect it.
     wants = F.coalesce(F.when(F.col(_FITS), _condition(frame, query)), F.lit(False))
@@ -136,9 +140,9 @@ def sorted_out(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> DataF
     return frame.drop(_FITS, _WANTED, ONCE)
 
 
-def boundary(query: Query, gated: bool) -> str:
-    """The name in Spark's plan of the place where our part ends and the query's own begins."""
-    return f"{query.inputs[0]} {_PASSED if gated else _TAKEN}"
+def boundaries(query: Query, gated: bool) -> list[str]:
+    """The names in Spark's plan of the places where our part ends and the query's own begins: one for each input."""
+    return [f"{name} {_PASSED if gated else _TAKEN}" for name in query.inputs]
 
 
 def counts(observed: Mapping[str, Any], channel: str) -> dict[str, int] | None:
@@ -236,7 +240,7 @@ def _objections(shape: Shape) -> list[tuple[Column, Column]]:
     if shape.ddl is not None:
         corrupt = F.col("doc").isNull() | F.col(f"doc.{_CORRUPT}").isNotNull()
         found.append((there & ~F.ltrim(text).startswith("{"), F.lit("it is not a JSON object")))
-        found.append((there & corrupt, _what_is_corrupt(text, schema)))
+        found.append((there & corrupt, what_is_corrupt(text, schema)))
         found += [
             (there & F.col(f"doc.`{column.name}`").isNull(), F.lit(f'the field "{column.name}" is missing'))
             for column in schema.fields
@@ -255,25 +259,53 @@ def _objections(shape: Shape) -> list[tuple[Column, Column]]:
     return found
 
 
-def built(query: Query, frames: Sequence[DataFrame]) -> DataFrame:
-    """The query applied to its inputs."""
+def built(query: Query, frames: Sequence[DataFrame], tables: Mapping[str, DataFrame] | None = None) -> DataFrame:
+    """The query applied to its inputs, and to the static tables that it names."""
     if not isinstance(query.build, str):
-        result = _called(query.build, query.name, frames)
+        in_columns(query.build, frames[0].sparkSession)
+        # Whoever names a table may do so before a channel; then each frame comes by its name.
+        named = {**dict(zip(query.inputs, frames, strict=True)), **tables} if tables else {}
+        result = _called(query.build, query.name, () if named else frames, named)
         if not isinstance(result, DataFrame):
             raise Misconfigured(f"query {query.name}", f"it returns {type(result).__name__}", "return a DataFrame")
         return result
-    for name, frame in zip(query.inputs, frames, strict=True):
-        frame.createOrReplaceTempView(name)
-    counted = f"{_SEEN} AS seen"
-    text = re.sub(r"\bseen\(\s*\)(\s+AS\s+seen\b)?", counted, query.build, flags=re.IGNORECASE)
-    selected: DataFrame = _called(frames[0].sparkSession.sql, query.name, [text])
-    return selected
+    spelled = Spelled.out(query.build, lambda names: f"{_counted(names)} AS seen")
+    try:
+        with _VIEWS:
+            for name, frame in (*zip(query.inputs, frames, strict=True), *(tables or {}).items()):
+                frame.createOrReplaceTempView(f"`{name}`")
+            return frames[0].sparkSession.sql(spelled.text)
+    except PySparkException as error:
+        raise Misconfigured(_place_in(query, spelled.place(str(error))), words(error)) from None
 
 
-def _called(build: Callable[..., Any], query: str, arguments: Sequence[Any]) -> Any:
+# One name stands for many frames, one after the other: nobody else may put another one under it meanwhile.
+_VIEWS = Lock()
+
+
+def _counted(names: tuple[str, ...]) -> str:
+    """What `seen()` stands for in SQL: a count of records; with several names, what a row of their join is made of."""
+    if len(names) < 2:
+        return _SEEN.replace("origin.", f"{names[0]}.origin.") if names else _SEEN
+    each = [f"{name}.origin" for name in names]
+    count = " + ".join(f"cast({origin} IS NOT NULL AS BIGINT)" for origin in each)
+    mark = " ^ ".join(f"if({o} IS NULL, 0L, {MARK.replace('origin', o)})" for o in each)
+    newest, appended = (f"greatest({', '.join(f'{o}.{field}' for o in each)})" for field in ("time", "appended"))
+    return f"struct({count} AS count, {newest} AS newest, {appended} AS appended, {mark} AS mark)"
+
+
+def _place_in(query: Query, position: tuple[int, int] | None) -> str:
+    if query.file is not None:
+        return f"{query.file}{f':{position[0]}' if position else ''}, query {query.name}"
+    return f"query {query.name}" + (f", line {position[0]}, column {position[1]}" if position else "")
+
+
+def _called(
+    build: Callable[..., Any], query: str, arguments: Sequence[Any], named: Mapping[str, Any] | None = None
+) -> Any:
     """The result of a user's own code; what goes wrong in it is told with its place."""
     try:
-        return build(*arguments)
+        return build(*arguments, **(named or {}))
     except Misconfigured:
         raise
     except PySparkException as error:
@@ -291,7 +323,7 @@ def _line_of(error: Exception, build: Callable[..., Any], query: str) -> str:
 
 def words(error: Exception) -> str:
     """Spark's sentence, without the class names and advice around it."""
-    text = re.split(r"\n|SQLSTATE|To bypass", str(error))[0]
+    text = re.split(r"\n|SQLSTATE|To bypass", str(error).strip())[0]
     text = re.sub(r"^.*?\[[A-Z_.]+\]\s*", "", text)
     text = re.sub(r"Streaming real-time mode has the following limitation:\s*", "", text)
     return re.sub(r"\b(?:[a-z0-9]+\.)+([A-Z]\w*?)(?:Exec)?\b", r"\1", text).strip().rstrip(".")
@@ -351,7 +383,7 @@ def _origin() -> Column:
     )
 
 
-def _what_is_corrupt(text: Column, schema: StructType) -> Column:
+def what_is_corrupt(text: Column, schema: StructType) -> Column:
     """The field that has another type than the schema says, as far as the top level tells."""
     whole = F.try_parse_json(text)
     wrong = [

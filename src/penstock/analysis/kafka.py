@@ -20,12 +20,19 @@ class KafkaWire:
     skip_lost: bool = False
     """Go on behind what Kafka has removed unread, instead of ending there."""
 
+    most: int | None = None
+    """How many records a micro-batch takes; None: all that there are."""
+
     @property
     def objection(self) -> str | None:
         return None
 
-    def stream(self, spark: SparkSession, channel: str) -> DataFrame:
+    def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:
         reader = spark.readStream.format("kafka").options(**self._source(channel))
+        if since is not None:
+            reader = reader.option("startingOffsets", json.dumps(told(channel, since)))
+        if self.most is not None:
+            reader = reader.option("maxOffsetsPerTrigger", self.most)
         # A broker that restarts must not end the query.
         return reader.options(**{"fetchOffset.numRetries": "60", "fetchOffset.retryIntervalMs": "1000"}).load()
 

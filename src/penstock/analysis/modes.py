@@ -1,5 +1,6 @@
 """Real-time or micro-batches: Spark's own planner is asked, by a rehearsal without a broker."""
 
+import re
 import shutil
 import tempfile
 import time
@@ -51,7 +52,7 @@ def objection(spark: SparkSession, build: Callable[[Callable[[], DataFrame]], Da
     """
     folder = tempfile.mkdtemp(prefix="penstock-rehearsal-")
     try:
-        frame = build(lambda: _empty_stream(spark))
+        frame = build(lambda: empty_stream(spark))
         writer = frame.writeStream.format("console").outputMode("update")
         writer = writer.trigger(realTime="5 seconds")  # type: ignore[call-overload]  # unknown to PySpark's overloads
         query = writer.option("checkpointLocation", folder).start()
@@ -60,7 +61,7 @@ def objection(spark: SparkSession, build: Callable[[Callable[[], DataFrame]], Da
         finally:
             query.stop()
     except (PySparkException, Py4JJavaError) as error:
-        return words(error)
+        return plainly(error)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -72,23 +73,75 @@ def refusal(spark: SparkSession, query: StreamingQuery) -> str | None:
     while query.isActive and not jobs.getJobIdsForGroup(str(query.runId)) and time.monotonic() < until:
         time.sleep(0.02)
     error = query.exception()
-    return words(error) if error else None
+    return plainly(error) if error else None
 
 
 def accepts_update(frame: DataFrame) -> bool:
     """Whether the result may be updated row by row; otherwise rows come once, when they are final."""
+    return refused(frame, "Update") is None
+
+
+def refused(frame: DataFrame, output: str) -> str | None:
+    """What Spark has against writing a result in this way, which it calls Update, Append or Complete."""
     jvm = frame.sparkSession._jvm
     assert jvm is not None
     checker = getattr(jvm, "org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker$")
-    update = jvm.org.apache.spark.sql.streaming.OutputMode.Update()
+    mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output)()
     try:
-        getattr(checker, "MODULE$").checkForStreaming(frame._jdf.queryExecution().analyzed(), update)
-    except (PySparkException, Py4JJavaError):
-        return False
-    return True
+        getattr(checker, "MODULE$").checkForStreaming(frame._jdf.queryExecution().analyzed(), mode)
+    except (PySparkException, Py4JJavaError) as error:
+        return plainly(error)
+    return None
 
 
-def _empty_stream(spark: SparkSession) -> DataFrame:
+_ONLY = "runs in micro-batches only"
+_OPERATORS = {
+    "StreamingSymmetricHashJoin": "a join of two streams",
+    "StreamingDeduplicateWithinWatermark": "dropDuplicatesWithinWatermark()",
+    "SessionWindowStateStoreSave": "a session window",
+    "ArrowEvalPython": "a Python function",
+    "BatchEvalPython": "a Python function",
+    "MapInArrow": "mapInArrow()",
+    "MapInPandas": "mapInPandas()",
+    "FlatMapGroupsInArrow": "applyInArrow()",
+    "FlatMapGroupsInPandas": "applyInPandas()",
+    "FlatMapGroupsInPandasWithState": "applyInPandasWithState()",
+    "TransformWithStateInPySpark": "state in Python",
+    "ArrowAggregatePython": "an aggregation in Python",
+    "AggregateInPandas": "an aggregation in Python",
+    "StreamingGlobalLimit": "LIMIT",
+    "BroadcastNestedLoopJoin": "a join without equal columns",
+    "CartesianProduct": "a join without equal columns",
+    "SortMergeJoin": "a join with a table that is too large to be sent to every task",
+    "ShuffledHashJoin": "a join with a table that is too large to be sent to every task",
+}
+"""What users call the operators that Spark refuses in real time."""
+_SENTENCES = {
+    "session window streaming aggregations": "sessions are written when they are final",
+    "stateful operators .* before a union": "what is aggregated before a union runs in micro-batches only",
+    "union on two or more identical": "it reads one channel twice, which runs in micro-batches only",
+    "possible 'correctness' issue": (
+        "it aggregates what is aggregated already, which takes a watermark and rows that come when they are final"
+    ),
+    "Distinct aggregations": "distinct values cannot be counted over a stream; approx_count_distinct() can",
+    "Sorting is not supported": "the rows of a stream, which has no end, cannot be sorted",
+    "Limits are not supported": "some rows of a stream cannot be kept up to date; leave LIMIT out",
+    "Window function is not supported": "a function over a window of rows needs all rows; group by window() instead",
+}
+"""What Spark says, by a part of it, in fewer words."""
+
+
+def plainly(error: Exception) -> str:
+    """Spark's objection in the words of who writes queries; as Spark says it, where these are not known."""
+    said = words(error)
+    if listed := re.search(r"\(s\): (.+?) (?:is|are) not in the \w+ allowlist", said):
+        names = dict.fromkeys(_OPERATORS[name] for name in listed[1].split(", ") if name in _OPERATORS)
+        return f"{' and '.join(names)} {_ONLY}" if names else said
+    return next((plain for part, plain in _SENTENCES.items() if re.search(part, said)), said)
+
+
+def empty_stream(spark: SparkSession) -> DataFrame:
+    """No records, of the shape that Kafka's have, as a stream that may run in real time."""
     jvm = spark._jvm
     assert jvm is not None
     encoder = jvm.org.apache.spark.sql.Encoders.row(jvm.org.apache.spark.sql.types.StructType.fromDDL(RAW))

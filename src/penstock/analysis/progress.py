@@ -1,35 +1,150 @@
-"""How a running query is doing, in the words that every part of a pipeline uses for its figures."""
+"""How a running query is doing, in the words that every part of a pipeline uses for its figures.
 
-from typing import Any
+Times are milliseconds, moments microseconds since 1970. Spark tells them when a batch has ended; in real time that is
+once a minute, so they come with the moment of which they are true.
+"""
 
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, Protocol
+
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["StreamingQuery", "progress"]
+__all__ = ["Progress", "StreamingQuery", "progress"]
+
+_COMMIT = ("walCommit", "commitOffsets", "commitBatch")
+_HITS, _MISSES = "rocksdbReadBlockCacheHitCount", "rocksdbReadBlockCacheMissCount"
+_LOADS = ("rocksdbLoadLatencyMs", "loadedMapLoadLatencyMs")
 
 
-def progress(query: StreamingQuery) -> dict[str, Any]:
-    """The figures of a query's last batch. In real time a batch lasts long, so they are that old."""
+class Telling(Protocol):
+    """What is asked of a query."""
+
+    @property
+    def runId(self) -> str: ...
+
+    @property
+    def isActive(self) -> bool: ...
+
+    @property
+    def lastProgress(self) -> StreamingQueryProgress | None: ...
+
+    @property
+    def recentProgress(self) -> Sequence[StreamingQueryProgress]: ...
+
+
+class Progress:
+    """What a query has told so far: the figures of its last batch, and those that a later batch does not repeat."""
+
+    def __init__(self) -> None:
+        self._run = ""
+        self._restored: int | None = None
+        self._newest: int | None = None
+
+    def look(self, query: Telling) -> dict[str, Any]:
+        """The figures of a query as of its last batch."""
+        if (run := str(query.runId)) != self._run:
+            self._run, self._restored = run, None
+        found = progress(query)
+        if "store" in found:
+            if self._restored is None:
+                # State is brought back with the first batch, which may have ended before anybody looked.
+                first = query.recentProgress[0]
+                self._restored = _store(first.stateOperators)["load"] if first.stateOperators else None
+            found["store"]["restored"] = self._restored
+        if "newest" in found:
+            # A batch without records tells of none.
+            self._newest = max(found["newest"] or 0, self._newest or 0) or None
+            found |= _compared(self._newest, found["watermark"], found["at"])
+        return found
+
+
+def progress(query: Telling) -> dict[str, Any]:
+    """The figures of a query's last batch; what is not known is None, and what it has not is left out."""
     last = query.lastProgress
     said: dict[str, Any] = {"state": "running" if query.isActive else "ended", "count": None, "rate": None, "lag": None}
-    if last is None:
-        return said
-    return {
-        **said,
-        "rate": round(last.processedRowsPerSecond, 1),
+    return said if last is None else {**said, **told(last)}
+
+
+def told(last: StreamingQueryProgress) -> dict[str, Any]:
+    """The figures in what Spark tells of a batch."""
+    took = last.durationMs
+    at = _moment(last.timestamp) + int(took.get("triggerExecution", 0)) * 1_000
+    found: dict[str, Any] = {
         "batch": last.batchId,
-        "batch_ms": last.durationMs.get("triggerExecution"),
-        "watermark": last.eventTime.get("watermark"),
-        "state_rows": sum(operator.numRowsTotal for operator in last.stateOperators) or None,
-        "late": sum(operator.numRowsDroppedByWatermark for operator in last.stateOperators),
+        "at": at,
+        "rate": round(last.processedRowsPerSecond, 1),
+        "rate_in": round(last.numInputRows * 1_000 / max(took.get("triggerExecution") or 0, 1), 1),
         "lag": _behind(last.sources),
+        "times": {
+            "all": took.get("triggerExecution"),
+            "planning": took.get("queryPlanning"),
+            "work": took.get("addBatch"),
+            "commit": sum(took.get(name, 0) for name in _COMMIT),
+        },
+    }
+    if last.eventTime:
+        newest, watermark = last.eventTime.get("max"), last.eventTime.get("watermark")
+        found["newest"] = _moment(newest) if newest else None
+        found["watermark"] = (_moment(watermark) if watermark else 0) or None
+        found |= _compared(found["newest"], found["watermark"], at)
+    if last.stateOperators:
+        found["store"] = _store(last.stateOperators)
+    return found
+
+
+def _compared(newest: int | None, watermark: int | None, at: int) -> dict[str, Any]:
+    """How far the watermark is behind the newest event, and how old that was when the batch ended."""
+    return {
+        "newest": newest,
+        "behind": None if newest is None or watermark is None else (newest - watermark) // 1_000,
+        "skew": None if newest is None else (at - newest) // 1_000,
     }
 
 
-def _behind(sources: list[Any]) -> int | None:
-    """How many records the last batch left unread."""
-    told = [
-        int(source.metrics["maxOffsetsBehindLatest"])
-        for source in sources
-        if "maxOffsetsBehindLatest" in source.metrics
-    ]
-    return max(told) if told else None
+def _store(operators: Sequence[Any]) -> dict[str, Any]:
+    """What its state takes: rows if Spark counts them, bytes in memory and on disk; and how it is read."""
+    custom = [operator.customMetrics for operator in operators]
+    return {
+        "rows": sum(operator.numRowsTotal for operator in operators) or None,
+        "memory": sum(operator.memoryUsedBytes for operator in operators),
+        "disk": _sum(custom, "rocksdbSstFileSize"),
+        "load": sum(_sum(custom, name) for name in _LOADS),
+        "commit": sum(operator.commitTimeMs for operator in operators),
+        "hits": _sum(custom, _HITS),
+        "misses": _sum(custom, _MISSES),
+    }
+
+
+def _sum(metrics: Sequence[Mapping[str, int]], name: str) -> int:
+    return sum(int(one.get(name, 0)) for one in metrics)
+
+
+def _behind(sources: Sequence[Any]) -> int | None:
+    """How many records the last batch left unread, of all that its channels held when it began."""
+    left = [_left(source) for source in sources]
+    known = [one for one in left if one is not None]
+    return sum(known) if known else None
+
+
+def _left(source: Any) -> int | None:
+    end, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
+    if end is not None and latest is not None:
+        return sum(max(0, offset - end.get(place, offset)) for place, offset in latest.items())
+    most = source.metrics.get("maxOffsetsBehindLatest")
+    return None if most is None else int(most)
+
+
+def _offsets(text: str | None) -> dict[tuple[str, str], int] | None:
+    """Offsets by channel and partition, in the words of checkpoints; None when they are in others."""
+    try:
+        spelt = json.loads(text or "")
+        return {(channel, part): int(offset) for channel, parts in spelt.items() for part, offset in parts.items()}
+    except (ValueError, AttributeError, TypeError):
+        return None
+
+
+def _moment(text: str) -> int:
+    return int(datetime.fromisoformat(text).timestamp() * 1_000_000)

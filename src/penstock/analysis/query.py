@@ -1,10 +1,11 @@
 """What a query is, before Spark comes into it: names, a key, and a pure function of frames."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -12,6 +13,10 @@ if TYPE_CHECKING:
 
 NUMBER, PAYLOAD = "number", "payload"
 """By what a record is told from its duplicate, beside the columns of its payload."""
+
+
+TABLES = (".csv", ".jsonl", ".ndjson", ".json", ".parquet")
+"""How the names of files end that a static table can be read from."""
 
 
 class Mode(StrEnum):
@@ -57,13 +62,26 @@ class Shape:
 
 
 @dataclass(frozen=True)
+class Static:
+    """A small table that does not flow: read whole, and again every so often if that is said."""
+
+    name: str
+    rows: "str | Sequence[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]"
+    """The path of a file, the rows themselves, or a function that gives them."""
+    ddl: str
+    refresh: timedelta | None = None
+    folder: Path = Path()
+    """Where a relative path begins."""
+
+
+@dataclass(frozen=True)
 class Query:
     name: str
     inputs: tuple[str, ...]
     into: str
     key: tuple[str, ...]
     build: "Callable[..., DataFrame] | str"
-    """A function of one frame for each input, or a SQL text over views of their names."""
+    """A function of one frame for each input and static table, or a SQL text over views of their names."""
     mode: Mode = Mode.AUTO
     watermark: timedelta | None = None
     every: timedelta | None = None
@@ -74,6 +92,12 @@ class Query:
     late: Late = Late.DROP
     lateness: timedelta | None = None
     """How long after the watermark a record may still change its row."""
+    file: str | None = field(default=None, compare=False)
+    """Where its SQL was read from, for people."""
+    statics: tuple[str, ...] = ()
+    """The static tables that it names beside its inputs."""
+    once: bool = False
+    """No row may be written twice: what cannot be told from its copy is rather not written."""
 
     @property
     def patience(self) -> timedelta | None:

@@ -1,15 +1,17 @@
 """A stretch of the log, counted again: what became of it in a query, and which of its records came late."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
+from penstock.analysis.belated import by_time, of_sessions
+from penstock.analysis.conserving import joins_streams
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import ONCE, built, judged, names_of, taken, welcome
+from penstock.analysis.frames import ONCE, judged, names_of, taken, welcome
 from penstock.analysis.query import Query
 from penstock.audit.account import Outcome
 from penstock.clock import Micros
@@ -40,10 +42,11 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """How many records came too late; None when that cannot be told. And the numbers of the first."""
+    """How many records came too late; None when that cannot be told. And the numbers of the first, and all of them."""
 
     count: int | None
     numbers: list[Number] = field(default_factory=list)
+    records: DataFrame | None = None
 
 
 @dataclass(frozen=True)
@@ -76,25 +79,44 @@ class Recount:
         """What Spark has dropped of a stretch as late, by the rule that it goes by.
 
         A gate drops each record that is not after the watermark. A query without one drops rows of windows that were
-        closed: the query itself, over the records in question, says which rows those are.
+        closed: the query itself, over the records in question, says which rows those are. Where windows overlap, a
+        record is late when all of its own were closed.
         """
         if not stretch.watermark:
             return Late(0)
         moment = _moment(stretch.watermark)
         old = welcome(self._frame(stretch)).where(F.col("event_time") <= moment)
-        if self.engine.gated(self.query):
-            return Late(old.count(), _named(old, F.lit(True)))
         if not (count := old.count()):
             return Late(0)
-        result = built(self.query, [old.select(*names_of(self.engine.shapes[stretch.channel]))])
-        if len(self.query.inputs) != 1 or not {"window", "seen"} <= set(result.columns):
+        if self.engine.gated(self.query):
+            return Late(count, _named(old), old)
+        if len(self.query.inputs) > 1:
+            # A join of streams drops each record that is not after the watermark, as a gate does.
+            by_record = joins_streams(self.engine.frame(self.query, self.engine.nothing))
+            return Late(count, _named(old), old) if by_record else Late(None)
+        result = self.engine.built(self.query, [old.select(*names_of(self.engine.shapes[stretch.channel]))])
+        if not {"window", "seen"} <= set(result.columns) or of_sessions(result):
             # Which of these were dropped, only Spark knows.
             return Late(None)
-        closed = result.where(F.col("window.end") <= moment).select("window", "seen.count").collect()
-        dropped = F.lit(False)
-        for start, end in {(row["window"]["start"], row["window"]["end"]) for row in closed}:
-            dropped = dropped | ((F.col("event_time") >= F.lit(start)) & (F.col("event_time") < F.lit(end)))
-        return Late(min(count, sum(row["count"] for row in closed)), _named(old, dropped))
+        if not by_time(result):
+            return Late(0)
+        bounds = [F.unix_micros(f"window.{side}").alias(side) for side in ("start", "end")]
+        rows = result.select(*bounds, "seen.count").collect()
+        closed = [row for row in rows if row["end"] <= stretch.watermark * 1_000]
+        still_open = [row for row in rows if row["end"] > stretch.watermark * 1_000]
+        dropped = old.where(_within(closed) & ~_within(still_open))
+        # What the function itself leaves out of its rows was not dropped.
+        most = sum(row["count"] for row in closed)
+        return Late(min(dropped.count(), most), _named(dropped), dropped)
+
+    def raw(self, stretch: Stretch, late: Late) -> Iterator[Row]:
+        """Late records of a stretch as they lie in their channel."""
+        if late.records is None:
+            return iter(())
+        records = self.engine.batch(stretch.channel, stretch.end, stretch.start)
+        places = late.records.select("origin.partition", "origin.offset")
+        found = records.join(places, ["partition", "offset"], "left_semi").orderBy("partition", "offset")
+        return found.toLocalIterator()
 
     def _frame(self, stretch: Stretch) -> DataFrame:
         raw = self.engine.batch(stretch.channel, stretch.end, stretch.start)
@@ -113,7 +135,21 @@ def _moment(milliseconds: int) -> Column:
     return F.timestamp_millis(F.lit(milliseconds))
 
 
-def _named(frame: DataFrame, which: Column) -> list[Number]:
-    rows = frame.where(which).orderBy("event_time").limit(NAMED).select("origin.*").collect()
+def _within(windows: Iterable[Row]) -> Column:
+    """Whether the event time lies in one of these windows; those that touch are asked for together."""
+    spans: list[tuple[int, int]] = []
+    for start, end in sorted({(row["start"], row["end"]) for row in windows}):
+        if spans and start <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
+        else:
+            spans.append((start, end))
+    at, found = F.unix_micros("event_time"), F.lit(False)
+    for start, end in spans:
+        found = found | ((at >= start) & (at < end))
+    return found
+
+
+def _named(frame: DataFrame) -> list[Number]:
+    rows = frame.orderBy("event_time").limit(NAMED).select("origin.*").collect()
     known = ((row["sender"], row["epoch"], row["seq"]) for row in rows)
     return [number for number in known if None not in number]

@@ -8,12 +8,14 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from penstock.analysis.compare import Row, key_of, put
+from penstock.analysis.conserving import by_arrival
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import MARK, encoded, typed, words
 from penstock.analysis.modes import accepts_update
+from penstock.analysis.note import note_of
 from penstock.analysis.query import Query
 from penstock.contracts import Positions
-from penstock.errors import Unavailable
+from penstock.errors import Misconfigured, Unavailable
 
 Until = Mapping[str, Positions]
 """Per channel, the offsets up to which it is read."""
@@ -23,10 +25,22 @@ def recomputed(engine: Engine, query: Query, until: Until) -> dict[bytes, Row]:
     """The rows that the live result has to be equal to, once it has covered these offsets."""
     table: dict[bytes, Row] = {}
     with _explained():
-        for row in encoded(engine.recompute(query, until), query).toLocalIterator():
+        life = note_of(engine.checkpoint(query.name)).life
+        for row in encoded(engine.recompute(query, until), query, life).toLocalIterator():
             headers = [(header["key"], header["value"]) for header in row["headers"]]
-            put(table, key_of(bytes(row["key"])), Row.of(bytes(row["value"]), headers))
+            value = None if row["value"] is None else bytes(row["value"])
+            put(table, key_of(bytes(row["key"])), Row.of(value, headers))
     return table
+
+
+def require_repeatable(engine: Engine, query: Query) -> None:
+    """Refuse a query whose rows a batch cannot find again."""
+    if by_arrival(engine.frame(query, engine.nothing)):
+        raise Misconfigured(
+            f"query {query.name}",
+            "it looks up what a table held when each record came, which the log does not tell",
+            "recompute the queries that make the table and the stream",
+        )
 
 
 def comes_when_final(engine: Engine, query: Query) -> bool:

@@ -14,6 +14,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
 from penstock.analysis.classpath import classpath, spark_home
+from penstock.analysis.columnar import SETTING
 from penstock.analysis.settings import SparkSettings
 from penstock.errors import Unavailable
 
@@ -72,12 +74,21 @@ def conf(settings: SparkSettings, slots: int) -> dict[str, str]:
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
+        # Real time takes no other; a checkpoint keeps the one that it was begun with. So a query may change its mode.
+        "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
         "spark.sql.streaming.minBatchesToRetain": "20",
         "spark.sql.streaming.numRecentProgressUpdates": "10",
         "spark.sql.streaming.pollingDelay": "2ms",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.adaptive.streaming.stateless.enabled": "false",
         "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "5",
+        # Spark would end a real-time query when a batch of it begins while tasks of others wait for slots. Whether
+        # there are enough is found out before queries start, see slots.py; then these only wait for each other.
+        "spark.scheduler.pipelinedGroup.slotCheck.enabled": "false",
+        # State gives times to Python without a zone: in one that turns its clocks back, an hour would be there twice.
+        "spark.executorEnv.TZ": "UTC",
+        # Functions in Python get their records in columns; pickled one by one they cost several times as much.
+        SETTING: "true",
         **settings.conf,
     }
 
@@ -172,13 +183,18 @@ def session(
     os.environ["PYSPARK_GATEWAY_SECRET"] = gateway.secret
     os.environ.setdefault("SPARK_HOME", str(spark_home()))
     try:
+        interrupted = signal.getsignal(signal.SIGINT)
         spark = SparkSession.builder.getOrCreate()
+        if threading.current_thread() is threading.main_thread():
+            # PySpark takes Ctrl-C for itself; it is for whoever started us to say what that means.
+            signal.signal(signal.SIGINT, interrupted)
         yield spark
         for query in spark.streams.active:
             query.stop()
     finally:
         # What is collected from now on reports itself to a JVM that is gone, and py4j would log a trace for each.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
+        logging.getLogger().addFilter(_not_of_the_gone)
         gateway.stop(patience)
         del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
         # PySpark remembers its JVM for the life of the process; the next session has another one.
@@ -188,10 +204,16 @@ def session(
 
 def wait_for_slots(spark: SparkSession, needed: int, patience: float = 60.0) -> int:
     """Wait until the executors of a cluster have that many slots, for a while; how many there are."""
-    until = time.monotonic() + patience
+    # On this machine there will never be more.
+    until = time.monotonic() + (0 if str(spark.sparkContext.master).startswith("local[") else patience)
     while (there := spark.sparkContext.defaultParallelism) < needed and time.monotonic() < until:
         time.sleep(0.2)
     return there
+
+
+def _not_of_the_gone(record: logging.LogRecord) -> bool:
+    """Some traces py4j logs under no name of its own."""
+    return "py4j" not in record.pathname
 
 
 def _logging() -> list[str]:

@@ -25,6 +25,11 @@ class SparkSettings(Section):
     )
     shuffle_partitions: int = Field(2, ge=1, description="partitions of state; fixed for the life of a checkpoint")
     real_time_queries: int = Field(1, ge=0, description="how many queries may run in real time at once")
+    answers: str = Field(
+        "127.0.0.1:0",
+        pattern=r"^\S+:\d{1,5}$",
+        description="where the analysis answers for the state of its queries; port 0: a free one",
+    )
     conf: dict[str, str] = Field(default_factory=dict, description="settings of Spark itself, by their own names")
 
     @field_validator("real_time_batch")

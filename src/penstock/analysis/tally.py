@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.analysis.frames import words
-from penstock.audit.findings import Findings, Kind, Numbering, Span, key_hash
+from penstock.audit.findings import BELATED, Findings, Kind, Numbering, Span, key_hash
 from penstock.audit.latency import HIGHEST, STEP, Sketch
 from penstock.audit.runs import Runs
 from penstock.contracts import Positions
@@ -55,17 +55,19 @@ class Tally:
         if not ranges:
             return found
         try:
-            rows = _rows(self._reduced(ranges, [name for name, kind in kinds.items() if kind is Kind.RESULT]))
+            rows = _rows(self._reduced(ranges, kinds))
         except (PySparkException, Py4JJavaError) as error:
             raise _explained(error, ranges) from error
         _take(found, rows)
         return found
 
-    def _reduced(self, ranges: "_Ranges", results: list[str]) -> DataFrame:
+    def _reduced(self, ranges: "_Ranges", kinds: Mapping[str, Kind]) -> DataFrame:
         entries = self._entries(ranges)
         if sum(until - max(since, 0) for since, until in ranges.values()) <= self.small:
             entries = entries.coalesce(1)
-        told = entries.select("*", F.col("topic").isin(results).alias("result")).selectExpr(*_HEADERS)
+        results, dead = ([name for name, one in kinds.items() if one is kind] for kind in (Kind.RESULT, Kind.DEAD))
+        result, belated = F.col("topic").isin(results), F.col("topic").isin(dead) & F.expr(_BELATED)
+        told = entries.select("*", result.alias("result"), belated.alias("belated")).selectExpr(*_HEADERS)
         ordered = told.selectExpr(*_IDENTITY).selectExpr("*", _BEFORE, *_BUCKETS)
         ordered.createOrReplaceTempView(_VIEW)
         return self._session.sql(_GROUPED)
@@ -125,6 +127,10 @@ def _once(name: str) -> str:
     return f"size(array_remove(headers.key, '{name}')) = size(headers.key) - 1"
 
 
+_BELATED = (
+    f"coalesce(exists(headers, h -> h.key = 'reason' AND startswith(h.value, CAST('{BELATED}' AS BINARY))), false)"
+)
+
 _HEADERS = (
     "topic",
     "partition",
@@ -133,10 +139,11 @@ _HEADERS = (
     "key",
     "value IS NULL AS gone",
     "result",
+    "belated",
     f"CAST(coalesce({_first('sender')}, X'') AS STRING) AS sender",
-    _number("epoch"),
-    _number("seq"),
-    _number("time"),
+    _number("epoch", "NOT belated"),
+    _number("seq", "NOT belated"),
+    _number("time", "NOT belated"),
     _number("version", "result"),
     _number("appended", "result"),
     f"{' AND '.join(map(_once, ('sender', 'epoch', 'seq', 'time')))} AS once",
@@ -162,6 +169,7 @@ _IDENTITY = (
     "at",
     "gone",
     "result",
+    "belated",
     "version",
     "CASE WHEN version IS NOT NULL THEN key END AS key",
     *(f"CASE WHEN {_WHOLE} THEN {name} END AS {name}" for name in ("sender", "epoch", "seq")),
@@ -202,7 +210,8 @@ def _measured(duration: str) -> str:
 
 _GROUPED = f"""
 SELECT topic, grouping(minute) = 0 AS timed, count(1) AS records,
-    minute, delay_bucket, step_bucket, count_if(gone) AS gone, count_if(seq IS NULL AND NOT result) AS unknown,
+    minute, delay_bucket, step_bucket, count_if(gone) AS gone,
+    count_if(seq IS NULL AND NOT result AND NOT belated) AS unknown,
     {_measured("delay")}, {_measured("step")},
     partition, sender, epoch, redriven, block, bit_or(bit) AS bits, max(at) AS newest,
     bit_or(CASE WHEN seq < before THEN bit ELSE 0 END) AS late,

@@ -16,8 +16,13 @@ class Wire(Protocol):
     def objection(self) -> str | None:
         """Why no query over it can run in real time; None when that is for Spark to say."""
 
-    def stream(self, spark: SparkSession, channel: str) -> DataFrame:
-        """The records of a channel, from the beginning and on; its offsets are in the checkpoint of the query."""
+    @property
+    def skip_lost(self) -> bool:
+        """Whether queries go on behind what was removed unread."""
+
+    def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:
+        """The records of a channel, on and on. Where its query has a checkpoint, that tells the offsets; otherwise they
+        begin at `since`, or at the beginning."""
 
     def batch(
         self, spark: SparkSession, channel: str, since: Positions | None = None, until: Positions | None = None

@@ -64,6 +64,8 @@ class Account:
     latency: Mapping[str, float] | None = None
     """From the sender to here, of the last minutes, in ms: count, min, mean, p50, p95, p99, max. Of what leaves the
     pipeline; how long results took is in their channel."""
+    number: int = 0
+    """Of a query: how many lives it had before this one, as the versions of its rows tell it."""
 
     @property
     def key(self) -> bytes:
@@ -80,6 +82,7 @@ class Account:
                 "late": self.late,
                 "guessed": self.guessed,
                 "latency": self.latency,
+                "number": self.number,
                 "shares": {
                     channel: {"since": one.since, "until": one.until, "taken": one.taken, "outcomes": one.outcomes}
                     for channel, one in self.shares.items()
@@ -110,6 +113,7 @@ class Account:
                 },
                 bool(told.get("guessed", False)),
                 {str(name): float(value) for name, value in (told.get("latency") or {}).items()} or None,
+                int(told.get("number", 0)),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Refused("an account", f"it cannot be read: {error!r}") from error

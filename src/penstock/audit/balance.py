@@ -196,6 +196,8 @@ def _channel(
     there = {who: _melted([*runs.get(who, ()), *dead.get(who, ())]) for who in {*runs, *dead}}
     due = list(_due(there, claims, settled)) if kind is Kind.SOURCE else []
     gaps = tuple(gap for gap, missing in due if missing)
+    if content.channels[channel].compacted and sum(gap.size for gap in gaps) <= _outdated(channel, content):
+        gaps = ()
     distinct, missing = _size(there), sum(gap.size for gap in gaps)
     # What is unread may be what is due: adding the two up would count it twice.
     in_flight = max(unread, sum(gap.size for gap, missing in due if not missing))
@@ -244,6 +246,13 @@ def _senders(
             newest=one.span.newest if one.span else None,
             latency=_latency(one.span) if one.span else None,
         )
+
+
+def _outdated(channel: str, content: Content) -> int:
+    """How many offsets of a channel held nothing: as many records may have been outdated before they were read."""
+    since, until = content.since.get(channel, {}), content.until.get(channel, {})
+    passed = sum(offset - since.get(partition, 0) for partition, offset in until.items())
+    return passed - content.tallies.get(channel, Tally()).records
 
 
 def _doubled(one: Numbered, runs: Sequence[Run]) -> int:

@@ -55,9 +55,9 @@ class Content:
     disorder: Mapping[Numbering, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Some of the numbers that came out of order."""
     folded: Mapping[str, int | None] = field(default_factory=dict)
-    """Per channel of results: the sum of its rows' versions, which is how many records are folded into them.
+    """Per channel of results: the last life of its query, and how many records are folded into the rows of that life.
 
-    None when that is no longer known: rows that were forgotten have changed again.
+    Both in one number, as in a version. None when it is no longer known: rows that were forgotten have changed again.
     """
     minutes: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Per channel: minute since 1970, and the records that arrived in it."""

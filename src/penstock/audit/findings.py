@@ -17,6 +17,8 @@ from penstock.errors import Refused
 from penstock.record import Blind, Headers, Heartbeat, Origin
 
 MINUTE = 60_000_000
+BELATED = "late: "
+"""How the reason of a dead letter begins that was not refused: its record is in the channel, too late for a query."""
 _LONGEST = 2**62
 
 
@@ -39,6 +41,8 @@ class Watched:
     """The stages that write it: `source:rsvps`, `query:by_country`."""
     windowed: bool = False
     """Its rows are of windows: those that have not changed for long will not change again."""
+    compacted: bool = False
+    """Records that a later one of the same key has outdated may be gone."""
 
 
 Numbering = tuple[str, str, int]
@@ -126,6 +130,9 @@ def reduced(
             found.deletions[channel] += 1
         told = _told(entry.headers)
         origin = Origin.read(entry.headers) if "sender" in told or "seq" in told or "epoch" in told else None
+        if kinds.get(channel) is Kind.DEAD and _belated(entry.headers):
+            # What became of it, the account of the query tells.
+            continue
         if origin is not None:
             numbering = (channel, origin.sender, origin.epoch)
             numbers[numbering].append(origin.seq)
@@ -176,6 +183,10 @@ def _told(headers: Headers) -> dict[str, bytes]:
     for name, value in headers:
         told.setdefault(name, value)
     return told
+
+
+def _belated(headers: Headers) -> bool:
+    return any(name == "reason" and value.startswith(BELATED.encode()) for name, value in headers)
 
 
 def _order(found: Findings, partition: int, numbering: Numbering, seq: int) -> None:

@@ -11,6 +11,7 @@ from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.content import Content, Run, Tally
 from penstock.audit.findings import Kind
 from penstock.contracts import Positions
+from penstock.record import life_and_count
 
 ARROW = " → "
 
@@ -150,11 +151,15 @@ def _stage(content: Content, account: Account) -> Iterator[Hop]:
     into = next((name for name, one in content.channels.items() if account.stage in one.fed_by), "")
     made = [_hop(content, account, channel, share, into) for channel, share in account.shares.items()]
     lost, note = _unfolded(content, account, into)
-    if len(made) == 1 and lost:
-        hop = made[0]
-        passed = hop.outcomes[Outcome.PASSED] - lost
-        made = [replace(hop, missing=hop.missing + lost, outcomes={**hop.outcomes, Outcome.PASSED: passed})]
-    yield from (replace(hop, note=" ".join(filter(None, (hop.note, note)))) for hop in made)
+    if lost and len(made) > 1:
+        note = f"{lost} records are in none of its rows: of which of its channels cannot be told"
+    for hop in made:
+        # No more than have passed here can be lost.
+        some = min(lost, hop.outcomes[Outcome.PASSED])
+        lost -= some
+        outcomes = {**hop.outcomes, Outcome.PASSED: hop.outcomes[Outcome.PASSED] - some}
+        told = " ".join(filter(None, (hop.note, note)))
+        yield replace(hop, missing=hop.missing + some, outcomes=outcomes, note=told)
 
 
 def _hop(content: Content, account: Account, channel: str, share: Share, into: str) -> Hop:
@@ -214,7 +219,7 @@ def _untaken(content: Content, channel: str, share: Share) -> tuple[int, str]:
 
 def _compacted(content: Content, channel: str) -> bool:
     watched = content.channels.get(channel)
-    return watched is None or watched.kind is Kind.RESULT
+    return watched is None or watched.kind is Kind.RESULT or watched.compacted
 
 
 def _unfolded(content: Content, account: Account, into: str) -> tuple[int, str]:
@@ -238,14 +243,16 @@ def _folded(content: Content, account: Account, into: str) -> int | str:
     """How many records are in the rows of a result, or why nobody knows."""
     if not account.conserved:
         return "its rows do not tell how many records they hold"
-    if account.stage in content.reborn:
+    if account.stage in content.reborn and not (account.number and into in content.folded):
         return "it began anew, over rows of an earlier life"
     since, until = content.since.get(into, {}), content.until.get(into, {})
     if any(since.values()) or _distance(since, until) > content.tallies.get(into, Tally()).records:
         return "rows were outdated before the ledger counted them"
     if into in content.folded:
-        folded = content.folded[into]
-        return "rows that were forgotten have changed again" if folded is None else folded
+        if (folded := content.folded[into]) is None:
+            return "rows that were forgotten have changed again"
+        life, records = life_and_count(folded)
+        return records if life == account.number else 0 if life < account.number else "rows of a later life are there"
     # The result keeps single records, under their own numbers.
     for channel in account.shares:
         if _compacted(content, channel) or content.tallies.get(channel, Tally()).without_identity:

@@ -21,9 +21,9 @@ from penstock.audit.runs import Runs
 from penstock.clock import Micros
 from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.record import Blind
+from penstock.record import LIVES, Blind, life_and_count
 
-FORMAT = 3
+FORMAT = 4
 SETTLES_AFTER = 10_000_000
 """Microseconds after which what was announced and has not come is missing rather than in flight."""
 NAMED = 100
@@ -35,7 +35,8 @@ ROWS = 200_000
 
 _TABLES = """
 CREATE TABLE channels (
-    channel TEXT PRIMARY KEY, kind TEXT NOT NULL, fed_by TEXT NOT NULL, windowed INTEGER NOT NULL) WITHOUT ROWID;
+    channel TEXT PRIMARY KEY, kind TEXT NOT NULL, fed_by TEXT NOT NULL, windowed INTEGER NOT NULL,
+    compacted INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE stages (stage TEXT PRIMARY KEY) WITHOUT ROWID;
 CREATE TABLE topics (channel TEXT PRIMARY KEY, id TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE positions (
@@ -117,8 +118,8 @@ class Ledger:
             self._db.executemany("INSERT INTO stages VALUES (?)", [(stage,) for stage in stages or ()])
             self._db.execute("DELETE FROM channels")
             self._db.executemany(
-                "INSERT INTO channels VALUES (?, ?, ?, ?)",
-                [(one.channel, one.kind.value, " ".join(one.fed_by), one.windowed) for one in watched],
+                "INSERT INTO channels VALUES (?, ?, ?, ?, ?)",
+                [(one.channel, one.kind.value, " ".join(one.fed_by), one.windowed, one.compacted) for one in watched],
             )
 
     def tie(self, topics: Mapping[str, str]) -> None:
@@ -212,8 +213,8 @@ class Ledger:
                 minutes[channel].append((minute, records))
             return Content(
                 channels={
-                    channel: Watched(channel, Kind(kind), tuple(fed_by.split()), bool(windowed))
-                    for channel, kind, fed_by, windowed in self._db.execute("SELECT * FROM channels")
+                    channel: Watched(channel, Kind(kind), tuple(fed_by.split()), bool(windowed), bool(compacted))
+                    for channel, kind, fed_by, windowed, compacted in self._db.execute("SELECT * FROM channels")
                 },
                 tallies={channel: Tally(*counts) for channel, *counts in self._db.execute("SELECT * FROM tallies")},
                 numbered={
@@ -344,23 +345,33 @@ class Ledger:
         return found
 
     def _add_rows(self, channel: str, rows: Mapping[int, int], now: Micros) -> None:
-        """Of each row the highest version counts; how much it grew is how many records it has taken up."""
-        (trimmed,) = self._db.execute("SELECT trimmed FROM folded WHERE channel = ?", (channel,)).fetchone() or (0,)
+        """Of each row the highest version counts; how much it grew is how many records it has taken up.
+
+        When the query begins another life, its rows count from nothing again; those of earlier lives count no more.
+        """
+        known = self._db.execute("SELECT records, trimmed FROM folded WHERE channel = ?", (channel,)).fetchone()
+        total, trimmed = known or (0, 0)
+        (life, _), last = life_and_count(total), max((life_and_count(one)[0] for one in rows.values()), default=0)
+        if last > life:
+            life, trimmed = last, 0
+            begun = "UPDATE folded SET records = ?, trimmed = 0, doubtful = 0 WHERE channel = ?"
+            self._db.execute(begun, (life * LIVES, channel))
         records = new = doubtful = 0
         for key, version in rows.items():
             row = self._db.execute("SELECT version FROM rows WHERE channel = ? AND key = ?", (channel, key)).fetchone()
             if row and row[0] >= version:
                 continue
-            records += version - (row[0] if row else 0)
             new += row is None
-            # A row that was forgotten and changes again cannot be told from a new one.
-            doubtful |= trimmed and row is None and version > 1
+            if version >= life * LIVES:
+                records += version - max(row[0] if row else 0, life * LIVES)
+                # A row that was forgotten and changes again cannot be told from a new one.
+                doubtful |= trimmed and row is None and version > life * LIVES + 1
             self._db.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", (channel, key, version, now))
         self._db.execute(
             "INSERT INTO folded VALUES (?, ?, ?, 0, ?) ON CONFLICT DO UPDATE SET"
             " records = records + excluded.records, rows = rows + excluded.rows,"
             " doubtful = max(doubtful, excluded.doubtful)",
-            (channel, records, new, doubtful),
+            (channel, records if known else records + life * LIVES, new, doubtful),
         )
         (count,) = self._db.execute("SELECT rows FROM folded WHERE channel = ?", (channel,)).fetchone()
         if count > 1.1 * self.rows_kept and self._windowed(channel):

@@ -1,5 +1,6 @@
 """The balance as a bookkeeper would lay it out, for a terminal."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
@@ -59,9 +60,10 @@ def _sheet(title: str, hops: Sequence[Hop]) -> Table:
     table.add_column(title, overflow="fold")
     for column in ("due", *outcomes, "in flight", "missing"):
         table.add_column(str(column), justify="right", no_wrap=True)
+    lines = Counter(hop.stage for hop in hops)
     for hop in hops:
         table.add_row(
-            _hop(hop),
+            _hop(hop, lines[hop.stage] > 1),
             _number(hop.due),
             *(_number(hop.outcomes.get(outcome, 0)) for outcome in outcomes),
             _number(hop.in_flight),
@@ -70,12 +72,13 @@ def _sheet(title: str, hops: Sequence[Hop]) -> Table:
     return table
 
 
-def _hop(hop: Hop) -> Text:
+def _hop(hop: Hop, several: bool = False) -> Text:
+    """The stage; one that reads several channels with the one that it is about."""
     name = hop.stage.replace("source:", "").replace("query:", "").replace("store:", "").replace("feed:", "clients of ")
     kind = hop.stage.partition(":")[0]
     if ARROW in hop.stage or kind not in ("source", "query", "store"):
         return Text(printable(name))
-    return Text(printable(f"{kind} {name}"))
+    return Text(printable(f"{kind} {name}{f' of {hop.reads}' if several else ''}"))
 
 
 def _channels(balance: Balance) -> Table:

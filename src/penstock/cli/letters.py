@@ -118,6 +118,7 @@ def redrive_lines(into: str, dry: bool, outcomes: Sequence[Outcome]) -> Iterator
 _SKIPPED = {
     Verdict.BEFORE: "redriven before",
     Verdict.BACK: "came back",
+    Verdict.LATE: "too late for a query",
     Verdict.CUT: "kept only in part",
     Verdict.FAILED: "not taken by the channel",
 }

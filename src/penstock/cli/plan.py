@@ -26,7 +26,8 @@ def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
     check(description, wiring)
     if not as_json and sys.stderr.isatty():
         typer.echo("asking Spark about the queries …", err=True)
-    with engine(description, wiring, log=None) as spark:
+    # What a run would start is not there yet, and nobody reads from it here.
+    with engine(description, wiring.at("local", "redis://local"), log=None) as spark:
         made = make(description, wiring, spark)
     if as_json:
         typer.echo(json.dumps(made.to_json(), indent=2, ensure_ascii=False))
@@ -37,13 +38,20 @@ def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
 def show(made: Plan) -> None:
     screen = console()
     screen.print(f"Its channels lie at {made.channels}.")
-    hops = Table("from", "by", "to", "guarantee", "because", title=f"The hops of {made.pipeline}", title_justify="left")
+    columns = ("from", "by", "to", "asked for", "given", "because")
+    hops = Table(*columns, title=f"The hops of {made.pipeline}", title_justify="left")
     for hop in made.hops:
-        hops.add_row(hop.start, hop.by, hop.end, hop.guarantee, hop.why)
+        hops.add_row(hop.start, hop.by, hop.end, hop.wanted, hop.guarantee, hop.why)
     screen.print(hops)
-    queries = Table("query", "mode", "because", "key", "identity", title="Its queries", title_justify="left")
+    queries = Table("query", "mode", "because", "key", "identity", "cost", title="Its queries", title_justify="left")
     for query in made.queries:
-        queries.add_row(query.name, query.mode, query.why, ", ".join(query.key), query.identity)
+        queries.add_row(query.name, query.mode, query.why, ", ".join(query.key), query.identity, query.cost)
     screen.print(queries)
+    for query in made.queries:
+        screen.print(f"checkpoint of {query.name}: {query.checkpoint}")
+    for cost, price in dict.fromkeys((query.cost, query.price) for query in made.queries):
+        screen.print(f"cost {cost}: {price}.")
+    if made.slots.most:
+        screen.print(f"The queries can use {made.slots.most} slots of Spark, and need {made.slots.least}.")
     for remark in made.remarks:
         screen.print(f"note: {remark}")

@@ -8,9 +8,9 @@ import typer
 
 from penstock.analysis.compare import Difference, Verdict
 from penstock.pipeline.checks import check
+from penstock.pipeline.chosen import find_query
 from penstock.pipeline.comparison import Report
 from penstock.pipeline.load import load
-from penstock.pipeline.recompute import find_query
 from penstock.pipeline.recompute import recompute as compared
 from penstock.pipeline.services import here
 from penstock.pipeline.tiers.analyse import engine
@@ -23,6 +23,7 @@ _WORDS = {
     Verdict.BOUNDED: "within bounds",
     Verdict.PERISHED: "perished",
     Verdict.WAITING: "on their way",
+    Verdict.EARLIER: "of an earlier life",
     Verdict.UNTOLD: "not to be told",
     Verdict.DIFFERENT: "different",
 }
@@ -91,9 +92,8 @@ def _grouped(report: Report) -> list[tuple[str, Difference]]:
 def _show_difference(report: Report, names: str, one: Difference) -> None:
     record = report.record_of(one)
     typer.echo(f"\n{one.key.decode(errors='replace')} {one.how} in {names}" + (f": it {record}" if record else ""))
-    if one.held is None or one.recomputed is None:
-        there, row = ("recomputed", one.recomputed) if one.held is None else ("held", one.held)
-        if row is not None:
+    for there, row in () if one.columns else (("held", one.held), ("recomputed", one.recomputed)):
+        if row is not None and row.value is not None:
             typer.echo(f"    {there} {row.value.decode(errors='replace')}")
     for name, (held, due) in one.columns.items():
         typer.echo(f"    {name}: held {_json(held)}, recomputed {_json(due)}")

@@ -1,28 +1,82 @@
 """`penstock run`: a pipeline on this machine."""
 
+import re
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
+
+from penstock.cli.moments import moment
 from penstock.cli.options import File, Profile
 from penstock.cli.progress import Screen
+from penstock.errors import Misconfigured
 from penstock.pipeline.checks import check
 from penstock.pipeline.load import load
+from penstock.pipeline.renewal import OPTION, Begin, Renewal
 from penstock.pipeline.run import LocalRun
 from penstock.pipeline.services import prepared
 from penstock.pipeline.wiring import Wiring
 from penstock.supervise.signals import stop_on_signals
 
 
-def run(file: File, profile: Profile = None) -> None:
+def run(
+    file: File,
+    profile: Profile = None,
+    new_checkpoint: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="QUERY",
+            help="This query begins anew, and its checkpoint is set aside; may be given several times.",
+            show_default=False,
+        ),
+    ] = None,
+    begin: Annotated[
+        str | None,
+        typer.Option(
+            OPTION,
+            metavar="beginning|end|MOMENT|CHANNEL:PARTITION=OFFSET,…",
+            help="Where a new checkpoint begins; a moment is 10m (ago), or 2026-11-15T10:00.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
     """Run a pipeline on this machine, with all that it needs: Kafka, Redis, Spark, and its page. Ctrl-C stops it.
 
     State lies in .penstock beside the file, and the next run goes on where this one stopped.
     """
-    supervised(file, file.parent, profile)
+    supervised(file, file.parent, profile, _renewal(new_checkpoint or (), begin))
 
 
-def supervised(file: Path, folder: Path, profile: str | None) -> None:
+def _renewal(names: Sequence[str], begin: str | None) -> Renewal | None:
+    if not names and begin is None:
+        return None
+    if not names:
+        raise Misconfigured(OPTION, "it is not said for which query", "give --new-checkpoint QUERY as well")
+    if begin is None:
+        problem = "it is not said where the new one begins"
+        raise Misconfigured("--new-checkpoint", problem, f"give {OPTION} beginning, or another place")
+    return Renewal(tuple(dict.fromkeys(names)), beginning(begin))
+
+
+def beginning(text: str) -> Begin:
+    """`beginning`, `end`, offsets such as `rsvps:0=120,rsvps:1=80`, or a moment."""
+    if text in ("beginning", "end"):
+        return Begin(end=text == "end")
+    if "=" not in text:
+        return Begin(moment=moment(OPTION, text))
+    offsets: dict[str, dict[int, int]] = {}
+    for part in text.split(","):
+        match = re.fullmatch(r"\s*([^:=\s]+):(\d+)=(\d+)\s*", part)
+        if match is None:
+            raise Misconfigured(OPTION, f'"{part}" is no offset', "write CHANNEL:PARTITION=OFFSET,…")
+        offsets.setdefault(match[1], {})[int(match[2])] = int(match[3])
+    return Begin(offsets=offsets)
+
+
+def supervised(file: Path, folder: Path, profile: str | None, renewal: Renewal | None = None) -> None:
     """Run a file's pipeline with its state in a folder, and show how it goes."""
     # Until the run itself begins there is nothing to stop in order: a signal ends this at once.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -31,7 +85,9 @@ def supervised(file: Path, folder: Path, profile: str | None) -> None:
         description = load(file)
         wiring = Wiring.read(folder, profile)
         check(description, wiring)
-        local = LocalRun(file, description, wiring, profile)
+        if renewal is not None:
+            renewal.require(description)
+        local = LocalRun(file, description, wiring, profile, renewal)
         machine = prepared(screen)
         with stop_on_signals() as stop:
             with local.started(machine, stop, screen) as (supervisor, running):

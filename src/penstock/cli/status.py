@@ -68,12 +68,52 @@ def show(running: Running, found: Status) -> None:
             *(_number(latency.get(name)) for name in ("p50", "p95", "p99", "max")),
         )
     screen.print(parts)
+    if (queries := _queries(found.nodes, SystemClock().now())).rows:
+        screen.print(queries)
     for name, figures in sorted(found.nodes.items()):
         if figures.get("state") in _TROUBLED and (why := figures.get("note") or figures.get("why")):
             screen.print(f"{name} is {figures['state']}: {why}")
     for alarm in found.alarms:
         screen.print(f"{alarm['level']}: {printable(alarm['text'])}", markup=False, style="red")
     screen.print(_memory(found.usage))
+
+
+def _queries(nodes: Mapping[str, Mapping[str, Any]], now: int) -> Table:
+    """What Spark told of the last batch of each query, and how old that is."""
+    columns = ("query", "mode", "in/s", "batch ms", "planning · work · commit", "state rows", "state MiB", "cache")
+    table = Table(
+        *columns, "restored ms", "watermark behind s", "event time skew s", "late", "as of",
+        title="Their last batches", title_justify="left",
+    )  # fmt: skip
+    table.columns[0].no_wrap = table.columns[4].no_wrap = True
+    for column in table.columns[2:]:
+        column.justify = "right"
+    for name, figures in sorted(nodes.items()):
+        if name.startswith("query:") and (at := figures.get("at")) is not None:
+            took, store = figures.get("times") or {}, figures.get("store") or {}
+            table.add_row(
+                name.removeprefix("query:"),
+                str(figures.get("mode") or ""),
+                _number(figures.get("rate_in")),
+                _number(took.get("all")),
+                " · ".join(_number(took.get(part)) for part in ("planning", "work", "commit")),
+                _number(store.get("rows")),
+                _number((store["memory"] + store["disk"]) / 2**20) if store else "",
+                _share(store.get("hits", 0), store.get("misses", 0)),
+                _number(store.get("restored")),
+                *(_number(_seconds(figures.get(name))) for name in ("behind", "skew")),
+                _number(figures.get("late")),
+                f"{max(0, now - at) / 1e6:,.0f} s ago",
+            )
+    return table
+
+
+def _share(hits: int, misses: int) -> str:
+    return f"{hits / (hits + misses):.0%}" if hits + misses else ""
+
+
+def _seconds(ms: float | None) -> float | None:
+    return None if ms is None else ms / 1_000
 
 
 def _number(value: object) -> str:

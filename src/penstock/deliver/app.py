@@ -18,6 +18,8 @@ from penstock.deliver.metrics import MEDIA_TYPE, metrics
 from penstock.deliver.outlet import FeedSpec
 from penstock.deliver.settings import DeliverSettings
 from penstock.deliver.site import ChartSpec, Site
+from penstock.deliver.states import States
+from penstock.serve.paths import allow_anything
 from penstock.serve.replies import Guarded, problem, reply
 
 # No 'unsafe-eval': the page lets Vega interpret its expressions instead of compiling them.
@@ -45,6 +47,8 @@ def build(
     clock, settings = clock or SystemClock(), settings or DeliverSettings()
     delivery = Delivery(channels, feeds, status, clock)
     doors, site = Doors(delivery, settings, clock), Site(charts, graph, title, cache)
+    states = States(delivery, clock)
+    allow_anything()
 
     async def say_status(_: Request) -> Response:
         return reply(delivery.status())
@@ -65,6 +69,8 @@ def build(
         routes=[
             Route("/feeds/{name}", doors.http),
             WebSocketRoute("/feeds/{name}", doors.websocket),
+            Route("/state/{query}", states.some),
+            Route("/state/{query}/{key:anything}", states.one),
             Route("/status", say_status),
             Route("/metrics", say_metrics),
             Route("/healthz", say_health),

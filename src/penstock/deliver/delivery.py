@@ -162,6 +162,10 @@ class Delivery:
             if (account := outlet.account()) is not None
         ]
 
+    def said(self, process: str) -> Mapping[str, object]:
+        """What a process said last; nothing when it never spoke."""
+        return self._processes.get(process, {})
+
     def status(self) -> Mapping[str, object]:
         """What every process said last, the nodes of all of them, and the balance."""
         nodes: dict[str, object] = {}

@@ -60,7 +60,7 @@ class Message:
 
 
 @dataclass(slots=True)
-class _Held:
+class Held:
     """The last change of a key, and where its last entry lies. A row that is gone is held too, for those who had it."""
 
     change: Change
@@ -98,7 +98,7 @@ class Feed:
         self._newest: Micros = 0
         self._partitions: dict[int, _Partition] = {}
         # Both in the order of their last change: what somebody misses is at the end.
-        self._held: dict[bytes, _Held] = {}
+        self._held: dict[bytes, Held] = {}
         self._gone: dict[bytes, None] = {}
         # What was forgotten: nobody who stood before this can be told what was removed since.
         self._forgotten_tick = 0
@@ -151,7 +151,11 @@ class Feed:
             self.passed += 1
             self._settle(change, entry.partition, entry.offset, partition.mark.appended)
         else:
-            self.duplicate += 1
+            if _gone_again(change, held.change):
+                self.passed += 1
+                held.change = change
+            else:
+                self.duplicate += 1
             # The row stays, but lives on from here: after a compaction this entry is the only one that is left.
             held.partition, held.offset, held.appended = entry.partition, entry.offset, partition.mark.appended
         if self._held[change.key].change.row is not None:
@@ -161,7 +165,7 @@ class Feed:
         self._tick += 1
         self._held.pop(change.key, None)
         self._gone.pop(change.key, None)
-        self._held[change.key] = _Held(change, self._tick, partition, offset, appended, evicted)
+        self._held[change.key] = Held(change, self._tick, partition, offset, appended, evicted)
         if change.row is None:
             self._gone[change.key] = None
 
@@ -187,6 +191,11 @@ class Feed:
                 self._forgotten_time = max(self._forgotten_time or 0, held.appended)
 
     # --- what goes out ------------------------------------------------------------------------------------------------
+
+    def find(self, key: bytes) -> Held | None:
+        """The row of a key, in the spelling of `orjson.dumps`, and where it lies; None when there is none."""
+        held = self._held.get(key)
+        return held if held is not None and held.change.row is not None else None
 
     def position(self) -> str:
         return self._tokens.write({number: partition.mark for number, partition in self._partitions.items()})
@@ -269,6 +278,11 @@ def _newer(change: Change, held: Change) -> bool:
         # A compacted channel remembers no version of what was removed, so neither do we.
         return change.row is not None
     return change.version is None or held.version is None or change.version > held.version
+
+
+def _gone_again(change: Change, held: Change) -> bool:
+    """Whether it is newer, and deletes what is deleted: clients have nothing to learn from it."""
+    return change.row is held.row is None and (change.version or 0) > (held.version or 0)
 
 
 def _parse(entry: Entry) -> Change:

@@ -13,6 +13,7 @@ MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _SILENT_AFTER: Micros = 10_000_000
 _QUANTILES = {"0": "min", "0.5": "p50", "0.95": "p95", "0.99": "p99", "1": "max"}
+_QUERY = "query:"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 _Document = Mapping[object, object]
@@ -53,7 +54,7 @@ class _Family:
 def metrics(status: Mapping[str, object]) -> bytes:
     """The status document of the delivery as metrics. Whatever a process said, the answer can be parsed."""
     document = _document(status)
-    families = [*_balance(document), *_nodes(document), *_processes(document)]
+    families = [*_balance(document), *_nodes(document), *_queries(document), *_processes(document)]
     # Half a character pair, which a name from outside may hold, cannot be sent.
     return "".join(family.text() for family in families).encode(errors="replace")
 
@@ -106,6 +107,51 @@ def _nodes(status: _Document) -> Iterator[_Family]:
     yield from (lag, rate)
 
 
+def _queries(status: _Document) -> Iterator[_Family]:
+    """What Spark told of the last batch of each query."""
+    kinds = {
+        "mode": "1, with the mode in which a query runs.",
+        "input_rate": "Records that a query took per second of its last batch.",
+        "batch_seconds": "How long the last batch of a query took, and the parts of it.",
+        "age_seconds": "How long ago the last batch of a query ended: so old are the other figures.",
+        "watermark_seconds": "The watermark of a query, in seconds since 1970.",
+        "watermark_behind_seconds": "How far the watermark of a query is behind the newest event time.",
+        "event_time_skew_seconds": "How old the newest event was when the last batch ended.",
+        "state_rows": "Rows of state, where Spark counts them.",
+        "state_bytes": "What the state of a query takes, in memory and on disk.",
+        "state_load_seconds": "How long it took to load state: for the last batch, and when the query started.",
+        "state_cache_hit_ratio": "Blocks of state that were found in memory, of all that the last batch read.",
+    }
+    found = {name: _Family(f"penstock_query_{name}", "gauge", says) for name, says in kinds.items()}
+    now = _number(status.get("now"))
+    for node, figures in sorted(_by_name(status.get("nodes"))):
+        if not node.startswith(_QUERY):
+            continue
+        query = node.removeprefix(_QUERY)
+        if mode := _text(figures.get("mode")):
+            found["mode"].add(1, query=query, mode=mode)
+        found["input_rate"].add(figures.get("rate_in"), query=query)
+        for part, ms in _items(figures.get("times")):
+            found["batch_seconds"].add(_seconds(ms), query=query, part=part)
+        at = _number(figures.get("at"))
+        if now is not None and at is not None and (age := _number(now - at)) is not None:
+            found["age_seconds"].add(max(0, age) / 1e6, query=query)
+        if (watermark := _number(figures.get("watermark"))) is not None:
+            found["watermark_seconds"].add(watermark / 1e6, query=query)
+        found["watermark_behind_seconds"].add(_seconds(figures.get("behind")), query=query)
+        found["event_time_skew_seconds"].add(_seconds(figures.get("skew")), query=query)
+        store = _document(figures.get("store"))
+        found["state_rows"].add(store.get("rows"), query=query)
+        for place in ("memory", "disk"):
+            found["state_bytes"].add(store.get(place), query=query, place=place)
+        for when, ms in (("last", store.get("load")), ("start", store.get("restored"))):
+            found["state_load_seconds"].add(_seconds(ms), query=query, when=when)
+        hits, misses = _number(store.get("hits")), _number(store.get("misses"))
+        if hits is not None and misses is not None and hits + misses > 0:
+            found["state_cache_hit_ratio"].add(round(hits / (hits + misses), 4), query=query)
+    yield from found.values()
+
+
 def _processes(status: _Document) -> Iterator[_Family]:
     processes = dict(_by_name(status.get("processes")))
     usage = dict(_by_name(processes.get("run", {}).get("usage")))
@@ -147,8 +193,13 @@ def _documents(value: object) -> list[_Document]:
 
 
 def _by_name(value: object) -> Iterator[tuple[str, _Document]]:
+    for name, one in _items(value):
+        yield name, _document(one)
+
+
+def _items(value: object) -> Iterator[tuple[str, object]]:
     for name, one in _document(value).items():
-        yield _text(name), _document(one)
+        yield _text(name), one
 
 
 def _text(value: object) -> str:

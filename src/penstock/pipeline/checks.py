@@ -39,6 +39,10 @@ def check(description: Description, wiring: Wiring) -> None:
         raise Misconfigured(
             "[audit] engine", f"Spark audits Kafka, and the channels are at {channels.where}", "use auto or python"
         )
+    for static in description.statics:
+        if isinstance(static.rows, str) and not (path := static.folder / static.rows).is_file():
+            way_out = f"put it beside the pipeline: {path.absolute()}"
+            raise Misconfigured(f"table {static.name}", f"there is no file {static.rows}", way_out)
     for store in description.stores:
         _known(f"store {store.url}", store.url, STORES)
         if store.url.startswith("delta:") and store.ttl is not None:

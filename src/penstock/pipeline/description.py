@@ -3,21 +3,32 @@
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, TypeVar
 
-from penstock.analysis.query import NUMBER, PAYLOAD, Emit, Late, Mode, Query, Shape
+from penstock.analysis.query import NUMBER, PAYLOAD, TABLES, Emit, Late, Mode, Query, Shape, Static
 from penstock.clock import duration
 from penstock.errors import Misconfigured
 from penstock.pipeline.schema import ddl
-from penstock.pipeline.sql import tables
+from penstock.pipeline.sql import line_of, selects, tables
+from penstock.pipeline.sqlfile import SqlFile, folder, named, read
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 Function = TypeVar("Function", bound=Callable[..., Any])
 Choice = TypeVar("Choice", bound=StrEnum)
+
+
+class Delivery(StrEnum):
+    """How often a record may take effect, if something fails on its way."""
+
+    EXACTLY_ONCE = "exactly once"
+    AT_LEAST_ONCE = "at least once"
+    AT_MOST_ONCE = "at most once"
 
 
 @dataclass(frozen=True)
@@ -80,6 +91,8 @@ class Description:
     queries: tuple[Query, ...]
     stores: tuple[StoreSpec, ...]
     pages: tuple[PageSpec, ...]
+    statics: tuple[Static, ...] = ()
+    delivery: Delivery = Delivery.EXACTLY_ONCE
 
     @property
     def sifted(self) -> tuple[Channel, ...]:
@@ -104,8 +117,13 @@ class Description:
 class Pipeline:
     """The front door: a list of parts under names. `describe()` checks how they fit."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, delivery: str = "exactly once") -> None:
+        """`delivery`: how often a record may take effect if something fails on its way: "exactly once", "at least
+        once" or "at most once". What each hop gives is told by `penstock plan`.
+        """
         self.name = _named("pipeline", name)
+        self._delivery = _one_of(f"pipeline {name}", "delivery", Delivery, delivery)
+        self._statics: dict[str, Static] = {}
         self._channels: dict[str, Channel] = {}
         self._sources: list[SourceSpec] = []
         self._queries: list[Query] = []
@@ -179,8 +197,8 @@ class Pipeline:
         name: str | None = None,
         *,
         into: str | None = None,
-        key: str | Sequence[str],
-        sql: str | None = None,
+        key: str | Sequence[str] = (),
+        sql: str | SqlFile | None = None,
         mode: str = "auto",
         where: str | Callable[..., Any] | None = None,
         watermark: str | None = None,
@@ -193,6 +211,7 @@ class Pipeline:
     ) -> Callable[[Function], Function]:
         """A continuous query: a decorator for a function of DataFrames; with `sql`, complete as it is.
 
+        `sql` is a text, or the name of a file beside the pipeline that ends in ".sql" and may say the rest by itself.
         The function's parameters name the channels that it reads; `into` names the one that it writes (the function's
         own name if not said); `key` names the columns that tell its rows apart. `where` says which records it wants, as
         SQL or as a function of a frame: what it does not want is counted as filtered. `watermark` says how late a
@@ -202,7 +221,17 @@ class Pipeline:
         emit="final" once, when no record can change them any more.
         """
 
-        def declare(declared: str, inputs: tuple[str, ...], build: Callable[..., Any] | str, doc: str) -> None:
+        if isinstance(sql, str) and named(sql):
+            given = {word: value for word, value in locals().items() if word in WORDS}
+            return self._of_file(_beside() / sql, sql, given, name)
+
+        def declare(
+            declared: str,
+            inputs: tuple[str, ...],
+            build: Callable[..., Any] | str,
+            doc: str,
+            file: str | None = None,
+        ) -> None:
             place = f"query {declared}"
             target = into or declared
             wanted = _one_of(place, "mode", Mode, mode)
@@ -219,6 +248,7 @@ class Pipeline:
                 Query(
                     _named("query", declared), inputs, target, _names(key), build, wanted,
                     _span(place, watermark), _span(place, every), where, doc, when, belated, _span(place, lateness),
+                    file=file,
                 )
             )  # fmt: skip
 
@@ -233,10 +263,63 @@ class Pipeline:
         if sql is not None:
             if name is None:
                 raise Misconfigured("query", "a query in SQL has no name", 'say it: app.query("name", sql=…, key=…)')
-            if not (inputs := tables(sql)):
+            text, doc, file = (sql, "", None) if isinstance(sql, str) else (sql.text, sql.doc, sql.shown)
+            if not selects(text):
+                raise Misconfigured(f"query {name}", "its SQL is no query", "begin with SELECT, WITH or FROM")
+            if not (inputs := tables(text)):
                 raise Misconfigured(f"query {name}", "it reads no channel", "name one after FROM")
-            declare(name, inputs, sql, "")
+            declare(name, inputs, text, doc, file)
         return decorate
+
+    def queries(self, path: str) -> None:
+        """A query of each file in a folder beside the pipeline that ends in ".sql", in alphabetical order.
+
+        Its name is that of the file; the comments at its top say the rest in the words of `query`: `-- key: city`.
+        """
+        for one in folder(_beside() / path, path):
+            self._of_file(one, f"{path.rstrip('/')}/{one.name}", {}, None)
+
+    def _of_file(
+        self, path: Path, shown: str, given: Mapping[str, Any], name: str | None
+    ) -> Callable[[Function], Function]:
+        """A query of a file; what is wrong with it is told with its line."""
+        file, known = read(path, shown, WORDS), WORDS
+        told = {word: value for word, value in given.items() if value != known[word].default}
+        for word, line in file.lines.items():
+            if word in told:
+                raise Misconfigured(f"{shown}:{line}", f"the pipeline says {word}= as well", "say it once")
+        if not (told.get("key") or file.words.get("key")):
+            raise Misconfigured(
+                shown, "it has no key", 'name the columns that tell its rows apart, in a line at its top: "-- key: …"'
+            )
+        try:
+            told |= {word: _read_as(known[word].default, value) for word, value in file.words.items()}
+            return self.query(name or path.stem, sql=file, **told)
+        except Misconfigured as error:
+            raise Misconfigured(file.place(error.problem), error.problem, error.way_out) from error
+
+    def static(
+        self,
+        name: str,
+        rows: str | Sequence[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]],
+        *,
+        schema: str | type,
+        refresh: str | None = None,
+    ) -> None:
+        """A small table that does not flow, for queries to join with: they name it like a channel.
+
+        `rows`: a CSV, JSON lines or Parquet file beside the pipeline, a list of dicts, or a function that gives them.
+        `schema`: DDL, or a class with annotated fields. `refresh`: how often it is read again; when it has changed, the
+        queries that name it go on with the new rows.
+        """
+        place = f"table {name}"
+        if name in self._statics:
+            raise Misconfigured(place, "it is declared twice", "keep one, or give one of them another name")
+        if isinstance(rows, str) and not rows.endswith(TABLES):
+            raise Misconfigured(place, f"nobody can read {rows} here", f"its name has to end in {', '.join(TABLES)}")
+        if refresh is not None and not (isinstance(rows, str) or callable(rows)):
+            raise Misconfigured(place, "its rows stand in the pipeline, and never change", "leave refresh= out")
+        self._statics[_named("table", name)] = Static(name, rows, ddl(schema), _span(place, refresh), _beside())
 
     def store(self, channel: str, url: str, *, ttl: str | None = None) -> None:
         """Keep a channel in a store: `redis://…` for live tables, `delta://PATH` for all its records."""
@@ -265,9 +348,12 @@ class Pipeline:
                     "give each source a channel of its own, or let the collector number the records: numbered=None",
                 )
         _unique("query", [query.name for query in self._queries])
-        for query in self._queries:
+        for name in self._statics.keys() & channels.keys():
+            raise Misconfigured(f"table {name}", "a channel has this name, too", "give one of them another")
+        queries = tuple(_whole(query, self._statics, self._delivery) for query in self._queries)
+        for query in queries:
             for name in query.inputs:
-                _known(f"query {query.name}", name, channels)
+                _known(_place(query, name), name, [*channels, *self._statics])
         for store in self._stores:
             _known(f"store {store.url}", store.channel, channels)
         kinds = [(store.url.partition(":")[0], store.channel) for store in self._stores]
@@ -284,8 +370,54 @@ class Pipeline:
                 )
         _acyclic(self._queries)
         return Description(
-            self.name, channels, tuple(self._sources), tuple(self._queries), tuple(self._stores), tuple(self._pages)
-        )
+            self.name, channels, tuple(self._sources), queries, tuple(self._stores), tuple(self._pages),
+            tuple(self._statics.values()), self._delivery,
+        )  # fmt: skip
+
+
+def _whole(query: Query, statics: Collection[str], delivery: Delivery) -> Query:
+    """A query, with what its pipeline knows: which of its names are channels and which tables, and what is wanted."""
+    channels = tuple(name for name in query.inputs if name not in statics)
+    if not channels:
+        raise Misconfigured(f"query {query.name}", "it reads no channel, only static tables", "name a channel, too")
+    named = tuple(name for name in query.inputs if name in statics)
+    return replace(query, inputs=channels, statics=named, once=delivery is Delivery.AT_MOST_ONCE)
+
+
+WORDS: Mapping[str, inspect.Parameter] = {
+    word: parameter
+    for word, parameter in inspect.signature(Pipeline.query).parameters.items()
+    if word not in ("self", "name", "sql")
+}
+"""By what a query is declared, in Python and in the comments of a file with SQL."""
+
+
+def _read_as(default: object, text: str) -> object:
+    """A value that is written in a file, as the pipeline would give it."""
+    if isinstance(default, tuple):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if isinstance(default, int):
+        if not text.isdecimal():
+            raise Misconfigured("", f'"{text}" is no number', "write one such as 2")
+        return int(text)
+    return text
+
+
+def _beside() -> Path:
+    """Where the file lies that calls us: what it names is found from there."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    file = frame.f_globals.get("__file__")
+    return Path(file).absolute().parent if file else Path.cwd()
+
+
+def _place(query: Query, channel: str) -> str:
+    """Where a query names a channel."""
+    if query.file is None:
+        return f"query {query.name}"
+    line = line_of(str(query.build), channel)
+    return f"{query.file}{f':{line}' if line else ''}, query {query.name}"
 
 
 def _named(kind: str, name: str) -> str:

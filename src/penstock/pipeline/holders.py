@@ -22,7 +22,7 @@ from penstock.stores.contents import Contents
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The newest row of a key in a channel, and where the last entry of the key lies."""
+    """The newest row of a key in a channel, deleted or not, and where the last entry of the key lies."""
 
     row: Row
     partition: int
@@ -64,27 +64,31 @@ def holders(
     }
     found = [
         Holder(f"channel:{channel.name}", {key: one.row for key, one in written.items()}, kept),
-        Holder(f"feed:{channel.name}", delivered, channel.keep),
+        Holder(f"feed:{channel.name}", _with_deletions(delivered, written), channel.keep),
     ]
     until = time.monotonic() + patience
     for spec in description.stores:
         if spec.channel == channel.name:
             store = store_of(spec, description, wiring)
             filled = _filled(store, ends, until)
-            found.append(Holder(store_node(spec.url, channel.name), _stored(store, query, written), spec.ttl, filled))
+            rows = _with_deletions(_stored(store, query, written), written)
+            found.append(Holder(store_node(spec.url, channel.name), rows, spec.ttl, filled))
     return found, written
 
 
 def _note(written: dict[bytes, Written], entry: Entry) -> None:
     """Apply an entry as feeds and stores do: a version that is not newer leaves the row as it is."""
     key = key_of(entry.key or b"")
-    if entry.value is None:
-        written.pop(key, None)
-        return
     row, known = Row.of(entry.value, entry.headers), written.get(key)
     if known and row.version is not None and known.row.version is not None and row.version <= known.row.version:
         row = known.row
     written[key] = Written(row, entry.partition, entry.offset, entry.appended)
+
+
+def _with_deletions(rows: Table, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
+    """What somebody holds who keeps nothing of a deletion: a row that is gone is gone as the channel says."""
+    deleted = {key: one.row for key, one in written.items() if one.row.value is None}
+    return {**deleted, **rows}
 
 
 def _row(written: Mapping[bytes, Written], key: bytes, value: bytes, version: int | None) -> Row:
@@ -106,7 +110,15 @@ def _filled(store: Contents, ends: Positions, until: float) -> Positions:
 def _stored(store: Contents, query: Query, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
     table: dict[bytes, Row] = {}
     for one in store.rows():
-        key, version = (key_of(one.key), one.version) if one.key is not None else _identity(one.row, query)
+        if one.row is None:
+            table.pop(key_of(one.key or b""), None)
+            continue
+        key, version = _identity(one.row, query) if one.key is None or one.version is None else (b"", one.version)
+        if one.key is not None:
+            key = key_of(one.key)
+        if (last := written.get(key)) is not None and last.row.value == one.row:
+            # Its columns do not tell in which life of the query it was written.
+            version = last.row.version
         row = _row(written, key, one.row, version)
         known = table.get(key)
         if known is None or known.version is None or row.version is None or row.version > known.version:

@@ -1,6 +1,7 @@
-"""Dead letters: what a channel refused; to read them, and to choose among them.
+"""Dead letters: what a channel refused, or what came too late; to read them, and to choose among them.
 
-A letter is the record as it came, with headers that tell the `reason` and, from Spark, the `place` that it had.
+A letter is the record as it came, with headers that tell the `reason` and, from Spark, the `place` that it had; of one
+that came too late, also the `query` that it came too late for.
 """
 
 from collections.abc import Iterable, Iterator
@@ -15,6 +16,8 @@ from penstock.record import Headers, Origin
 DEAD = ".dead"
 _NULL = "the value is null"
 """Spark's reason for a letter whose value was none; the letter's own is empty."""
+_LATE = "late: "
+"""How the reason begins of what its channel has not refused: a query did not take it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,8 @@ class Letter:
     value: bytes | None
     size: int
     """The bytes of the record, which may be more than were kept."""
+    late_for: str | None = None
+    """The query that it came too late for; its channel has not refused it."""
 
     @classmethod
     def of(cls, entry: Entry) -> "Letter":
@@ -42,7 +47,9 @@ class Letter:
         # that name is the record's own.
         size = told.get("size", "") if place is None else ""
         whole = int(size) if size.isascii() and size.isdigit() and len(size) < 20 else kept
-        return cls(entry, reason, place, Origin.read(entry.headers), "redriven" in told, value, max(whole, kept))
+        late_for = told.get("query") if reason.startswith(_LATE) else None
+        origin = Origin.read(entry.headers)
+        return cls(entry, reason, place, origin, "redriven" in told, value, max(whole, kept), late_for)
 
     @property
     def at(self) -> str:
@@ -58,7 +65,7 @@ class Letter:
     def headers(self) -> Headers:
         """Those that the record had before it was refused."""
         found, added = list(self.entry.headers), ["reason", "place" if self.place is not None else "size"]
-        for name in added:
+        for name in (*added, *(["query"] if self.late_for is not None else [])):
             # The last of that name: a record may have had such a header before.
             last = max((at for at, (known, _) in enumerate(found) if known == name), default=None)
             if last is not None:
@@ -83,6 +90,7 @@ class Letter:
             "size": self.size,
             "cut": self.cut,
             "came_back": self.came_back,
+            "late_for": self.late_for,
         }
 
 

@@ -1,14 +1,18 @@
 """What a pipeline will do, checked and explained before anything starts."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from penstock.analysis.engine import Engine
-from penstock.analysis.query import Query
-from penstock.contracts import Guarantee
+from penstock.analysis.modes import Verdict
+from penstock.analysis.query import Mode, Query, Static
+from penstock.analysis.rescale import spread
+from penstock.analysis.session import wait_for_slots
+from penstock.analysis.slots import Need, guessed, need
+from penstock.pipeline.delivery import Given, of_page, of_query, of_source, of_store
 from penstock.pipeline.description import Description
-from penstock.pipeline.wiring import LOCALS, Wiring, shown
+from penstock.pipeline.wiring import LOCAL, LOCALS, Wiring, shown
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,10 @@ class Hop:
     end: str
     guarantee: str
     why: str
+    wanted: str = ""
+    """The delivery that the pipeline asks for; empty where nothing flows."""
+    way_out: str = ""
+    """Where the guarantee is weaker than that: how there would be more."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,12 @@ class QueryPlan:
     key: tuple[str, ...]
     identity: str
     doc: str
+    cost: str
+    """Its class: jvm, arrow or row."""
+    price: str
+    """What that means for each record."""
+    checkpoint: str
+    """Whether it fits the one that it has: what the checkpoint doctor says, as far as files tell."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +56,35 @@ class Plan:
     hops: tuple[Hop, ...]
     queries: tuple[QueryPlan, ...]
     remarks: tuple[str, ...]
+    slots: Need
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
+
+
+def slots_needed(
+    description: Description, wiring: Wiring, there: Mapping[str, int], real_time: Mapping[str, int] | None = None
+) -> Need:
+    """What the queries need, by the partitions that channels have, or should have as long as nobody knows.
+
+    `real_time`: those that run so, as `standing_in` tells; the worst is assumed where it is not known.
+    """
+    partitions = {name: there.get(name, channel.partitions) for name, channel in description.channels.items()}
+    sifted = [channel.name for channel in description.sifted]
+    if real_time is None:
+        real_time = guessed(description.queries, wiring.spark.real_time_queries, partitions)
+    kept = {query.name: spread(f"{wiring.checkpoints}/{query.name}") for query in description.queries}
+    settled = {name: number for name, number in kept.items() if number is not None}
+    return need(description.queries, real_time, partitions, sifted, wiring.spark.shuffle_partitions, settled)
+
+
+def standing_in(
+    description: Description, engine: Engine, verdicts: Mapping[str, Verdict] | None = None
+) -> dict[str, int]:
+    """The queries that run in real time, and how often each of them shuffles."""
+    found = engine.verdicts(description.queries) if verdicts is None else verdicts
+    in_real_time = [query for query in description.queries if found[query.name].mode is Mode.REAL_TIME]
+    return {query.name: engine.shuffles(query) for query in in_real_time}
 
 
 def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
@@ -52,34 +92,53 @@ def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
     verdicts = engine.verdicts(description.queries)
     queries: list[QueryPlan] = []
     remarks: list[str] = []
+    given: dict[str, Given] = {}
     for query in description.queries:
         identity = _identity(engine.columns(query))
-        remarks += _remarks(query, identity, engine)
-        verdict = verdicts[query.name]
+        given[query.name] = of_query(identity != _NONE, engine.gives_up(query), description.delivery)
+        remarks += _remarks(query, identity, engine, given[query.name])
+        verdict, cost = verdicts[query.name], engine.cost(query)
         queries.append(
-            QueryPlan(query.name, verdict.mode, verdict.why, query.inputs, query.into, query.key, identity, query.doc)
-        )
+            QueryPlan(
+                query.name, verdict.mode, verdict.why, query.inputs, query.into, query.key, identity, query.doc,
+                cost, cost.words, str(engine.examined(query)),
+            )
+        )  # fmt: skip
     remarks += [
         f"channel {channel.name}: it has no schema; its records are text in the column value"
         for channel in description.channels.values()
         if not channel.schema and not channel.result_of
     ]
-    return Plan(description.name, _channels(wiring), tuple(_hops(description, wiring)), tuple(queries), tuple(remarks))
+    slots = slots_needed(description, wiring, {}, standing_in(description, engine, verdicts))
+    # Of our own Spark we make as large a one as is needed.
+    if wiring.spark.master != LOCAL and (
+        remark := slots.check(wait_for_slots(engine.spark, slots.least), wiring.spark.master)
+    ):
+        remarks.append(remark)
+    hops = tuple(_hops(description, wiring, given))
+    remarks += [
+        f"{hop.start}: {hop.guarantee} is weaker than {hop.wanted}, which is asked for; {hop.way_out}."
+        for hop in hops
+        if hop.way_out and hop.by == _SOURCE
+    ]
+    return Plan(description.name, _channels(wiring), hops, tuple(queries), tuple(remarks), slots)
 
 
+_SOURCE = "websocket"
 _NONE = "none"
 _ORIGIN = "origin of its record"
 _VERSION = "version by seen()"
 
 
-def _remarks(query: Query, identity: str, engine: Engine) -> Iterator[str]:
+def _remarks(query: Query, identity: str, engine: Engine, given: Given) -> Iterator[str]:
     """What a query leaves open, and the way out."""
     if identity == _NONE:
-        yield (
-            f"query {query.name}: its rows carry neither seen() nor origin; after a crash an older row may win, and "
-            "the audit cannot tell how many records they hold. "
-            "Add seen() to its aggregation, or keep the column origin."
-        )
+        if given.weaker:
+            yield (
+                f"query {query.name}: its rows carry neither seen() nor origin; after a crash an older row may win, "
+                "and the audit cannot tell how many records they hold. "
+                f"{given.guarantee.capitalize()} is weaker than {given.wanted}, which is asked for: {given.way_out}."
+            )
     elif (why := engine.uncounted(query)) is not None:
         yield f"query {query.name}: the audit cannot check that each record is in its rows: {why}."
     if identity == _VERSION and query.watermark is None and any(engine.shapes[name].unique for name in query.inputs):
@@ -98,28 +157,27 @@ def _channels(wiring: Wiring) -> str:
     return f"{shown(address)}{local}: {wiring.at('local', 'redis://local').bind().promise.words}"
 
 
-def _hops(description: Description, wiring: Wiring) -> list[Hop]:
-    hops = []
-    for source in description.sources:
-        resumed = source.resume and source.numbered is not None
-        hops.append(
-            Hop(
-                shown(wiring.address(source)),
-                "websocket",
-                source.into,
-                Guarantee.EXACTLY_ONCE if resumed else Guarantee.BEST_EFFORT,
-                "it resumes after the last number that the channel holds"
-                if resumed
-                else "what it sends while nobody listens is unknown",
-            )
-        )
+def _hops(description: Description, wiring: Wiring, given: Mapping[str, Given]) -> list[Hop]:
+    """`given`: what each query gives."""
+    wanted = description.delivery
+    hops = [
+        _hop(shown(wiring.address(source)), _SOURCE, source.into, of_source(source, wanted))
+        for source in description.sources
+    ]
     for query in description.queries:
-        why = "rows may be written again after a crash; their version tells which is newer"
-        hops += [Hop(name, f"query {query.name}", query.into, Guarantee.AT_LEAST_ONCE, why) for name in query.inputs]
-    for store in description.stores:
-        why = "rows and positions are written in one transaction, older versions never win"
-        hops.append(Hop(store.channel, "loader", shown(store.url), Guarantee.EXACTLY_ONCE, why))
-    for page in description.pages:
-        why = "a snapshot, then the changes; whoever comes back gets what it missed"
-        hops.append(Hop(page.channel, "feed", "browsers", Guarantee.EXACTLY_ONCE, why))
+        hops += [_hop(name, f"query {query.name}", query.into, given[query.name]) for name in query.inputs]
+        named = (static for static in description.statics if static.name in query.statics)
+        hops += [_static(static, f"query {query.name}") for static in named]
+    hops += [_hop(store.channel, "loader", shown(store.url), of_store(wanted)) for store in description.stores]
+    hops += [_hop(page.channel, "feed", "browsers", of_page(wanted)) for page in description.pages]
     return hops
+
+
+def _hop(start: str, by: str, end: str, given: Given) -> Hop:
+    return Hop(start, by, end, given.guarantee, given.why, given.wanted, given.way_out if given.weaker else "")
+
+
+def _static(static: Static, end: str) -> Hop:
+    start = static.rows if isinstance(static.rows, str) else "a function" if callable(static.rows) else "the pipeline"
+    again = "" if static.refresh is None else f", and again every {static.refresh.total_seconds():g} s"
+    return Hop(start, f"table {static.name}", end, "as it stands", f"it is read at the start{again}")

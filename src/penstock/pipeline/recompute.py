@@ -4,16 +4,17 @@ Live results move while one looks at them. So things are read in an order that b
 query has committed, then the rows, then the ends of the log. A row has to lie between the batches up to both.
 """
 
-import difflib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from penstock.analysis.checkpoint import covered
-from penstock.analysis.compare import Comparison, Excuse, Expected, How, Row, Verdict, compare
+from penstock.analysis.compare import Comparison, Excuse, Expected, How, Row, Verdict, bare, compare
+from penstock.analysis.doctor import begin_anew
 from penstock.analysis.engine import Engine
+from penstock.analysis.note import note_of
 from penstock.analysis.query import Query
-from penstock.analysis.replay import Until, comes_when_final, kept, named, recomputed
+from penstock.analysis.replay import Until, comes_when_final, kept, named, recomputed, require_repeatable
 from penstock.audit.account import Account, Outcome
 from penstock.clock import Clock, Micros, SystemClock
 from penstock.contracts import Channels, Positions
@@ -23,6 +24,7 @@ from penstock.pipeline.comparison import Gone, Judged, Report
 from penstock.pipeline.description import Description
 from penstock.pipeline.holders import Holder, Written, holders
 from penstock.pipeline.wiring import Wiring
+from penstock.record import life_and_count
 
 Say = Callable[[str], None]
 
@@ -33,17 +35,6 @@ _NAMED = 20
 _MARGIN = 5_000_000
 """Clocks of stores and of this machine may differ by this much."""
 _SHORT = (How.MISSING, How.LACKS, How.OTHERS)
-
-
-def find_query(description: Description, name: str) -> Query:
-    """The query of this name, or the one that makes the result of this name."""
-    for query in description.queries:
-        if name in (query.name, query.into):
-            return query
-    names = [query.name for query in description.queries]
-    close = difflib.get_close_matches(name, names, n=1)
-    way_out = f'did you mean "{close[0]}"?' if close else f"its queries are {', '.join(names) or 'none'}"
-    raise Misconfigured(f"pipeline {description.name}", f'it has no query "{name}"', way_out)
 
 
 def recompute(
@@ -57,6 +48,7 @@ def recompute(
     clock: Clock | None = None,
 ) -> Report:
     """Recompute a query and compare. Waits for a commit that covers the log, as long as nothing is added to it."""
+    require_repeatable(engine, query)
     until = _covered(channels, engine, description, query, say, wait)
     say(f"reading {query.into}, and what is made of it")
     found, written = holders(channels, description, wiring, query, min(wait, _LOADING))
@@ -67,23 +59,29 @@ def recompute(
     # What was removed after it was covered is a part that is gone, too.
     until = {name: {one: max(at, begins[name][one]) for one, at in until[name].items()} for name in query.inputs}
     gone = _gone(query, begins, account)
-    for name in query.inputs:
-        if description.channels[name].result_of:
-            _require_all(engine, name, begins[name], until[name])
+    thinned = any(
+        _thinned(engine, query, name, begins[name], until[name])
+        for name in query.inputs
+        if description.channels[name].result_of or description.channels[name].compacted
+    )
     say(f"recomputing {query.name} up to the offsets that it has covered")
     least = recomputed(engine, query, until)
     most = least
     if ends != until:
         say("recomputing it up to the end of the log")
         most = recomputed(engine, query, ends)
+    if thinned:
+        say("outdated rows of its tables were compacted away: rows are compared without the counts of their records")
+        least, most = bare(least), bare(most)
+        found = [replace(holder, rows=bare(holder.rows)) for holder in found]
     expected = Expected(least, most, bool(gone))
-    final = comes_when_final(engine, query)
+    final, life = comes_when_final(engine, query), note_of(engine.checkpoint(query.name)).life
     now, late = (clock or SystemClock()).now(), _Late.of(account)
     judged: list[Judged] = []
     for holder in found:
         # The channel is the first of them: only what it lacks can have come too late.
         lacking = {one.key: one.short for one in judged[0].differences} if judged else None
-        judged.append(_judged(holder, expected, _excuse(holder, written, final, now), late, lacking))
+        judged.append(_judged(holder, expected, _excuse(holder, written, final, now, life), late, lacking))
     marks = _marks(judged)
     if marks:
         say("looking for the records that make the difference")
@@ -132,7 +130,7 @@ def _require_same(query: Query, found: Until, ends: Until) -> None:
                     f"query {query.name}",
                     f"it has covered {name} up to {offset} in partition {partition}, which ends at "
                     f"{ends[name][partition]}: this is another channel of the same name",
-                    "remove its checkpoint to read the channel from its beginning",
+                    begin_anew(query.name),
                 )
 
 
@@ -153,15 +151,21 @@ def _gone(query: Query, begins: Until, account: Account | None) -> tuple[Gone, .
     return tuple(found)
 
 
-def _require_all(engine: Engine, channel: str, begins: Positions, until: Positions) -> None:
-    """A result is compacted: what a query has read of it may be there no more."""
+def _thinned(engine: Engine, query: Query, channel: str, begins: Positions, until: Positions) -> bool:
+    """Whether some of what the query has read of a compacted channel is there no more.
+
+    A table made of tables is still right then: only rows that were outdated are gone. Of anything else it is refused.
+    """
     due = sum(at - begins[partition] for partition, at in until.items())
-    if (there := kept(engine, channel, until)) < due:
-        raise Misconfigured(
-            f"channel {channel}",
-            f"it is a result, and compaction has removed {due - there} of its {due} rows: they cannot be read again",
-            "recompute the query that makes it",
-        )
+    if (there := kept(engine, channel, until)) >= due:
+        return False
+    if engine.shapes[channel].table and engine.result(query).table:
+        return True
+    raise Misconfigured(
+        f"channel {channel}",
+        f"compaction has removed {due - there} of its {due} rows: they cannot be read again",
+        "recompute the query that makes it, if one does",
+    )
 
 
 def _judged(
@@ -199,12 +203,14 @@ class _Late:
         return sum(short) == self.records or (elsewhere and sum(short) < self.records)
 
 
-def _excuse(holder: Holder, written: Mapping[bytes, Written], final: bool, now: Micros) -> Excuse:
+def _excuse(holder: Holder, written: Mapping[bytes, Written], final: bool, now: Micros, life: int) -> Excuse:
     def excuse(key: bytes, row: Row | None, due: Row | None) -> Verdict | None:
         last = written.get(key)
         if holder.filled is not None and last and last.offset >= holder.filled.get(last.partition, 0):
             return Verdict.WAITING
-        if row is not None:
+        if due is None and last and last.row.version is not None and life_and_count(last.row.version)[0] < life:
+            return Verdict.EARLIER
+        if row is not None and row.value is not None:
             return None
         if final and last is None:
             return Verdict.WAITING

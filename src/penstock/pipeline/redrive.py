@@ -14,7 +14,7 @@ from penstock.audit.held import Bounds, held
 from penstock.clock import Micros
 from penstock.contracts import Channels, Positions, Sender
 from penstock.errors import Refused, Unavailable
-from penstock.pipeline.letters import Letter, Selection, absent
+from penstock.pipeline.letters import DEAD, Letter, Selection, absent
 from penstock.record import Headers, Origin, Record
 
 _SKEW = 3_600_000_000
@@ -30,6 +30,7 @@ class Verdict(StrEnum):
     SENT = "sent"
     BEFORE = "redriven before"
     BACK = "came back"
+    LATE = "late"
     CUT = "cut"
     FAILED = "failed"
 
@@ -54,8 +55,9 @@ def redrive(
     """Send the records of the chosen letters into a channel, in their order; what became of each.
 
     One that lies there redriven already is not sent again, nor one that came back. So calling this twice is as calling
-    it once. `since` tells from where on a channel has to be read for what came after a moment; without it, all of it is
-    read. With `dry` nothing is sent, and the outcomes are those that would be.
+    it once. One that came too late for a query lies in its channel: it is sent into others only. `since` tells from
+    where on a channel has to be read for what came after a moment; without it, all of it is read. With `dry` nothing is
+    sent, and the outcomes are those that would be.
     """
     bounds = channels.bounds(channel)
     survey = _survey(channels, channel, chosen, bounds)
@@ -65,7 +67,8 @@ def redrive(
     redriven = (entry for entry in held(channels, into, start) if any(name == "redriven" for name, _ in entry.headers))
     there = {_identity(Origin.read(entry.headers), _last(entry.headers, "from")) for entry in redriven}
     wanted = filter(chosen.takes, map(Letter.of, held(channels, channel, bounds=bounds)))
-    judged = ((letter, survey.name(letter), _judge(letter, survey.name(letter), there)) for letter in wanted)
+    home = channel.removesuffix(DEAD) == into
+    judged = ((letter, survey.name(letter), _judge(letter, survey.name(letter), there, home)) for letter in wanted)
     if dry:
         return [_outcome(letter, *verdict) for letter, _, verdict in judged]
     return asyncio.run(_drive(channels, into, judged))
@@ -115,7 +118,11 @@ def _identity(origin: Origin | None, place: str) -> Identity:
     return (origin.sender, origin.epoch, origin.seq) if origin else place
 
 
-def _judge(letter: Letter, name: str, there: set[Identity]) -> tuple[Verdict, str]:
+def _judge(letter: Letter, name: str, there: set[Identity], home: bool) -> tuple[Verdict, str]:
+    if home and letter.late_for is not None:
+        # Other queries have counted it where it lies, and the one that has not would find it late again.
+        why = f"it lies in its channel, and came too late for query {letter.late_for}; send it --into another channel"
+        return Verdict.LATE, why
     if letter.came_back:
         return Verdict.BACK, f"it was redriven once and refused again: {letter.reason}"
     identity = _identity(letter.origin, name)

@@ -17,6 +17,7 @@ import psutil
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.pipeline.pulse import Figures, pulse
+from penstock.pipeline.renewal import Renewal
 from penstock.pipeline.running import Running
 from penstock.pipeline.services import Machine, Needs, Screen, provided
 from penstock.pipeline.tiers import Tier
@@ -33,8 +34,17 @@ USUAL_PORT = 8787
 class LocalRun:
     """Everything that `penstock run` starts, in a state folder that it holds."""
 
-    def __init__(self, file: Path, description: Description, wiring: Wiring, profile: str | None) -> None:
+    def __init__(
+        self,
+        file: Path,
+        description: Description,
+        wiring: Wiring,
+        profile: str | None,
+        renewal: Renewal | None = None,
+    ) -> None:
+        """`renewal`: which queries get a new checkpoint, before they are started."""
         self._file, self._description, self._wiring, self._profile = file, description, wiring, profile
+        self._renewal = renewal
 
     @contextmanager
     def started(self, machine: Machine, stop: threading.Event, screen: Screen) -> Iterator[tuple[Supervisor, Running]]:
@@ -52,6 +62,9 @@ class LocalRun:
                 if found.pid == os.getpid():
                     replace(found, up=True).write(folder)
                 bring_about(wiring.bind(), self._description, screen.say)
+                if self._renewal is not None:
+                    for done in self._renewal.apply(self._description, wiring.checkpoints, wiring.bind()):
+                        screen.say(done)
 
             arriving = _Arriving(services, screen, answered)
             supervisor = Supervisor([*services, *tiers], folder, arriving.event)
@@ -144,8 +157,8 @@ class LocalRun:
             # Both: another run may answer at that address, before ours finds it taken.
             bound, healthy = ready, _Answers(f"{page}/healthz")
             ready = lambda: bound() and healthy()  # noqa: E731
-        # Spark takes longest: it begins at once, and waits for the brokers by itself.
-        early = tier is Tier.ANALYSE
+        # Spark takes longest: it begins at once, and waits for the brokers by itself; but not for new checkpoints.
+        early = tier is Tier.ANALYSE and self._renewal is None
         return Service(
             str(tier), command, folder.log(tier), ready, env,
             needs=() if early else needs, uses=needs if early else (), patience=180,

@@ -9,17 +9,33 @@ _TOKEN = re.compile(
 )
 _TAKES_FROM = {"EXTRACT", "TRIM", "SUBSTRING", "SUBSTR", "OVERLAY"}
 """Functions in whose parentheses FROM begins no list of tables."""
+_BEGINS = {"SELECT", "WITH", "FROM", "VALUES", "TABLE", "("}
 _ENDS_LIST = {
     *("WHERE", "GROUP", "HAVING", "ORDER", "SORT", "CLUSTER", "DISTRIBUTE", "LIMIT", "OFFSET", "WINDOW", "QUALIFY"),
-    *("UNION", "EXCEPT", "INTERSECT", "MINUS", "SELECT", "WITH", "LATERAL", "PIVOT", "UNPIVOT"),
+    *("UNION", "EXCEPT", "INTERSECT", "MINUS", "SELECT", "WITH", "LATERAL", "PIVOT", "UNPIVOT", "VALUES", "|"),
 }
 
 
 def tables(sql: str) -> tuple[str, ...]:
     """The names after FROM and JOIN, and in their lists, each once; without those that the text itself defines."""
     tokens = list(_tokens(sql))
-    own = {name.lower() for name in _defined(tokens)}
-    return tuple(dict.fromkeys(name for name in _read(tokens) if name.lower() not in own))
+    defined = [(name.lower(), end) for name, end in _defined(tokens)]
+    # What a text defines hides a channel of that name from there on, not within its own definition.
+    read = (name for name, at in _read(tokens) if not any(at > end and name.lower() == own for own, end in defined))
+    return tuple(dict.fromkeys(read))
+
+
+def selects(sql: str) -> bool:
+    """Whether a text is a query. Spark would run any other statement at once, whatever it does."""
+    return next(_tokens(sql), "").upper() in _BEGINS
+
+
+def line_of(sql: str, name: str) -> int | None:
+    """The first line that names something, as far as it is no comment."""
+    for number, line in enumerate(sql.split("\n"), start=1):
+        if name in (token.removeprefix("`") for token in _joined(list(_tokens(line)))):
+            return number
+    return None
 
 
 def _tokens(sql: str) -> Iterator[str]:
@@ -31,24 +47,37 @@ def _tokens(sql: str) -> Iterator[str]:
             yield match[0]
 
 
-def _defined(tokens: list[str]) -> Iterator[str]:
-    """The names of WITH clauses: `name AS (`, or `name (columns) AS (`."""
-    opened: list[int] = []
+def _joined(tokens: list[str]) -> Iterator[str]:
+    """The tokens, with the parts of a name between which there are dots as one."""
+    name = ""
+    for token, after in zip(tokens, [*tokens[1:], ""], strict=False):
+        name += token.removeprefix("`") if name else token
+        if token != "." and after != ".":
+            yield name
+            name = ""
+
+
+def _defined(tokens: list[str]) -> Iterator[tuple[str, int]]:
+    """The names of WITH clauses, `name AS (…)` or `name (columns) AS (…)`, and where each definition ends."""
+    opened: list[tuple[int, str]] = []
+    columns = ""
     for index, token in enumerate(tokens):
         if token == "(":
-            if index > 1 and tokens[index - 1].upper() == "AS":
-                yield tokens[index - 2].removeprefix("`")
-            opened.append(index)
+            named = index > 1 and tokens[index - 1].upper() == "AS"
+            opened.append((index, (columns or tokens[index - 2].removeprefix("`")) if named else ""))
+            columns = ""
         elif token == ")" and opened:
-            start = opened.pop()
+            start, name = opened.pop()
+            if name:
+                yield name, index
             if [word.upper() for word in tokens[index + 1 : index + 3]] == ["AS", "("]:
-                yield tokens[start - 1].removeprefix("`")
+                columns = tokens[start - 1].removeprefix("`")
 
 
-def _read(tokens: list[str]) -> Iterator[str]:
-    """The names in the places of tables. A name before a parenthesis is a function, not a table."""
+def _read(tokens: list[str]) -> Iterator[tuple[str, int]]:
+    """The names in the places of tables, and where they stand. Before a parenthesis, a name is that of a function."""
     opener, listing, expected = [""], [False], False
-    for before, token, after in zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False):
+    for index, (before, token, after) in enumerate(zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False)):
         word = token.upper()
         if token == "(":
             opener.append(before.upper())
@@ -66,5 +95,5 @@ def _read(tokens: list[str]) -> Iterator[str]:
             listing[-1] = expected = False
         elif expected:
             expected = False
-            if after != "(" and (token.startswith("`") or not token[0].isdigit()):
-                yield token.removeprefix("`")
+            if after != "(" and (token[0].isalpha() or token[0] in "_`"):
+                yield next(_joined(tokens[index:]), token).removeprefix("`"), index

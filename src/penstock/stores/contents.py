@@ -9,9 +9,9 @@ from penstock.contracts import Positions
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A row as a store holds it. A lake keeps no keys and versions of its own: they are in the row."""
+    """A row as a store holds it; None when it is deleted. A lake keeps no versions of its own: they are in the row."""
 
-    row: bytes
+    row: bytes | None
     key: bytes | None = None
     version: int | None = None
 

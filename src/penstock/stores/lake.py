@@ -37,6 +37,9 @@ ADDED = pa.schema(
 )
 """The columns that stand beside those of the payload: the record's origin and its place in the channel."""
 
+KEYED = pa.schema([("_key", pa.string()), pa.field("_deleted", pa.bool_(), nullable=False)])
+"""Of a table these as well: the key of the row, and whether the record deletes it."""
+
 _UNTYPED = pa.schema([pa.field("value", pa.binary())])
 _FILE_SIZE = 64 * 1024 * 1024
 _VACUUM_EVERY = 12
@@ -63,20 +66,26 @@ class LakeStore:
     schema: str | None = None
     topic_id: str = ""
     every: timedelta = timedelta(seconds=5)
+    keyed: bool = False
+    """The channel is a table: a record without a value is one that deletes a row, and not one that does not fit."""
     compact_every: int = 60
     keep: timedelta = timedelta(days=7)
 
     def columns(self) -> pa.Schema:
         """The table's columns; Misconfigured when the schema cannot be read or takes a name that is taken."""
         payload = schema_of(self.schema) if self.schema is not None else _UNTYPED
-        taken = {name.lower() for name in ADDED.names}
+        added = pa.schema([*ADDED, *KEYED]) if self.keyed else ADDED
+        taken = {name.lower() for name in added.names}
         for name in payload.names:
             if name.lower() in taken:
                 raise Misconfigured(
                     f"the schema of {self.channel}", f'the lake has a column "{name}" of its own', "name it otherwise"
                 )
             taken.add(name.lower())
-        return pa.schema([*payload, *ADDED])
+        if self.keyed:
+            # A row that is deleted has none of them.
+            payload = pa.schema([column.with_nullable(True) for column in payload])
+        return pa.schema([*payload, *added])
 
     @property
     def who(self) -> str:
@@ -93,11 +102,15 @@ class LakeStore:
     def rows(self) -> Iterator[Stored]:
         if (there := self._there()) is None:
             return
+        columns = ["value", "_partition", "_offset", *(["_key"] if self.keyed else [])]
         with _explained(self.who):
-            table = there.to_pyarrow_dataset().to_table(columns=["value", "_partition", "_offset"])
-        for value in table.sort_by([("_partition", "ascending"), ("_offset", "ascending")])["value"]:
-            if (row := value.as_py()) is not None:
-                yield Stored(row)
+            table = there.to_pyarrow_dataset().to_table(columns=columns)
+        table = table.sort_by([("_partition", "ascending"), ("_offset", "ascending")])
+        keys = table["_key"] if self.keyed else pa.nulls(table.num_rows)
+        for value, key in zip(table["value"], keys, strict=True):
+            row, name = value.as_py(), key.as_py()
+            if row is not None or name is not None:
+                yield Stored(row, None if name is None else name.encode())
 
     def numbers(self) -> dict[Numbering, Runs]:
         """Which numbers of which senders it holds; none when it is not there."""
@@ -208,7 +221,7 @@ class LakeTable:
                 if origin.seq in numbers[numbering] or origin.seq in known.get(numbering, ()):
                     continue
             try:
-                row = self._fit(entry.value)
+                row = self._row(entry)
             except Refused:
                 refused += 1
                 continue
@@ -220,6 +233,15 @@ class LakeTable:
             row["_partition"], row["_offset"] = entry.partition, entry.offset
             rows.append(row)
         return rows, numbers, refused
+
+    def _row(self, entry: Entry) -> dict[str, Any]:
+        if not self._store.keyed:
+            return self._fit(entry.value)
+        if entry.key is None:
+            raise Refused("a record", "it has no key, and its channel is a table")
+        row = self._fit(entry.value) if entry.value is not None else dict.fromkeys(self._columns.names)
+        row["_key"], row["_deleted"] = entry.key.decode(errors="replace"), entry.value is None
+        return row
 
     def _arrow(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         return pa.Table.from_arrays(

@@ -5,7 +5,8 @@ def test_guests_count_as_people(spark):
     assert rows(answer(app, "people_by_country", rsvps), "country", "people") == [("nl", 3)]
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -13,7 +14,8 @@ import orjson
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.analysis.frames import RAW, built, dead_letters, typed, wanted
-from penstock.analysis.query import Shape
+from penstock.analysis.query import Shape, Static
+from penstock.analysis.statics import table
 from penstock.clock import Micros
 from penstock.errors import Misconfigured, Refused
 from penstock.pipeline.description import Channel, Pipeline
@@ -44,12 +46,31 @@ def frame(spark: SparkSession, shape: Channel | Shape | str, *rows: Mapping[str,
     return fitting
 
 
-def answer(pipeline: Pipeline, query: str, *frames: DataFrame) -> DataFrame:
-    """What a query of a pipeline makes of these frames: first its `where`, then its function or SQL."""
-    known = {one.name: one for one in pipeline.describe().queries}
+def answer(
+    pipeline: Pipeline, query: str, *frames: DataFrame, **tables: DataFrame | Sequence[Mapping[str, Any]]
+) -> DataFrame:
+    """What a query of a pipeline makes of these frames: first its `where`, then its function or SQL.
+
+    Static tables are given by name, as frames or rows; one that is not is read as it was declared.
+    """
+    description = pipeline.describe()
+    known = {one.name: one for one in description.queries}
     if query not in known:
         raise Misconfigured(f"pipeline {pipeline.name}", f'it has no query "{query}"', f"it has {', '.join(known)}")
-    return built(known[query], [wanted(frame, known[query]) for frame in frames])
+    meant = known[query]
+    if unknown := [name for name in tables if name not in meant.statics]:
+        way_out = f"those that it names: {', '.join(meant.statics) or 'none'}"
+        raise Misconfigured(f"query {query}", f'it names no static table "{unknown[0]}"', way_out)
+    spark = frames[0].sparkSession
+    statics = {one.name: one for one in description.statics if one.name in meant.statics}
+    static = {name: _table(spark, one, tables.get(name)) for name, one in statics.items()}
+    return built(meant, [wanted(frame, meant) for frame in frames], static)
+
+
+def _table(spark: SparkSession, static: Static, given: DataFrame | Sequence[Mapping[str, Any]] | None) -> DataFrame:
+    if isinstance(given, DataFrame):
+        return given
+    return table(spark, static if given is None else replace(static, rows=given)).frame
 
 
 def rows(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:

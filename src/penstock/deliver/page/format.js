@@ -25,6 +25,13 @@ export function duration(ms) {
   return [count(ms / 60_000), "min"];
 }
 
+// A size in bytes.
+export function size(bytes) {
+  if (!known(bytes)) return "–";
+  const [unit, name] = [[2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]].find(([least]) => bytes >= least) ?? [1, "B"];
+  return `${unit === 1 ? count(bytes) : rate(bytes / unit)}${THIN}${name}`;
+}
+
 // How long ago, as people say it.
 export function lapse(ms) {
   if (!known(ms)) return "–";

@@ -6,6 +6,7 @@ import { browserNow } from "./clock.js";
 import { Feed } from "./feed.js";
 import { showBalance, showIntake, showLatencies, tookLatencies } from "./figures.js";
 import { Graph } from "./graph.js";
+import { showQueries } from "./queries.js";
 
 const PING_EVERY = 5_000;
 
@@ -56,6 +57,7 @@ async function ask() {
   for (const feed of feeds.values()) feed.connect();
   graph.show(status);
   showIntake(status.nodes, inlets);
+  showQueries(byId("queries-card"), byId("queries"), status);
   showBalance(status);
   showConnection();
 }

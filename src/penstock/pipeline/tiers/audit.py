@@ -88,7 +88,8 @@ def watched(description: Description) -> list[Watched]:
             found.append(Watched(channel.name, Kind.RESULT, (f"query:{query.name}",), windowed))
         else:
             fed_by = tuple(f"source:{one.name}" for one in description.sources if one.into == channel.name)
-            found += [Watched(channel.name, Kind.SOURCE, fed_by), Watched(channel.dead, Kind.DEAD)]
+            own = Watched(channel.name, Kind.SOURCE, fed_by, compacted=channel.compacted)
+            found += [own, Watched(channel.dead, Kind.DEAD)]
     return found
 
 

@@ -11,7 +11,8 @@ from penstock.collect.pump import Pump
 from penstock.collect.websocket import WebSocketSource
 from penstock.errors import Misconfigured, PenstockError
 from penstock.pipeline.accounts import accounting
-from penstock.pipeline.description import Description, SourceSpec
+from penstock.pipeline.delivery import resumes
+from penstock.pipeline.description import Delivery, Description, SourceSpec
 from penstock.pipeline.pulse import Figures, pulse
 from penstock.pipeline.tiers import Ready, Tier
 from penstock.pipeline.tiers.waiting import until_set
@@ -23,7 +24,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
     channels, clock = wiring.bind(), SystemClock()
     pumps = {
         source.name: Pump(
-            _source(source, wiring),
+            _source(source, wiring, description.delivery),
             source.into,
             channels,
             heartbeats=description.heartbeats,
@@ -67,7 +68,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         _unwrapped(lambda: asyncio.run(pump_all()))
 
 
-def _source(source: SourceSpec, wiring: Wiring) -> WebSocketSource:
+def _source(source: SourceSpec, wiring: Wiring, delivery: Delivery) -> WebSocketSource:
     url = wiring.address(source)
     if simulated(url) is not None:
         raise Misconfigured(
@@ -75,7 +76,7 @@ def _source(source: SourceSpec, wiring: Wiring) -> WebSocketSource:
             "it is simulated, and nobody started the simulation here",
             f'use "penstock run", or give the address of a feed: [sources] {source.name} = "ws://…"',
         )
-    return WebSocketSource(url, source.name, source.numbered, source.resume and source.numbered is not None)
+    return WebSocketSource(url, source.name, source.numbered, resumes(source, delivery))
 
 
 def _state(figures: Mapping[str, Any]) -> dict[str, Any]:

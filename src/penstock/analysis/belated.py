@@ -1,0 +1,127 @@
+"""Late records that are not dropped but kept: each lies in the dead letters of its channel, once for each query."""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from pyspark.sql import DataFrame
+
+from penstock.analysis.query import Query
+from penstock.audit.held import held
+from penstock.clock import Micros
+from penstock.contracts import Channels, Positions, Sender
+from penstock.errors import Refused
+from penstock.record import Record
+
+log = logging.getLogger(__name__)
+
+_SKEW = 3_600_000_000
+"""How far the clocks of those who write into channels may be apart."""
+_SENT_AT_ONCE = 500
+_LATE = "late: "
+"""How the reason of such a letter begins; those who read letters know it by that."""
+
+
+def of_sessions(result: DataFrame) -> bool:
+    """Whether a result has session windows. They grow together, so a record's own is not among them."""
+    return "session_window#" in str(result._jdf.queryExecution().analyzed().toString())
+
+
+def by_time(result: DataFrame) -> bool:
+    """Whether the windows of a result have an end in time. Those by count have none, and close nothing out."""
+    return "end" in getattr(result.schema["window"].dataType, "names", ())
+
+
+def untold(query: Query, result: DataFrame, uncounted: str | None) -> str | None:
+    """Why nobody can tell which records of a query without a gate came too late; None when its windows tell it.
+
+    `uncounted` is why its records cannot be counted.
+    """
+    if len(query.inputs) != 1:
+        return "it reads several channels"
+    if of_sessions(result):
+        return "its sessions grow together"
+    if lacking := [name for name in ("window", "seen") if name not in result.columns]:
+        return f"its rows have no {' and no '.join(lacking)}"
+    if not by_time(result):
+        return "its windows are not of time"
+    # That a record counts in several rows is no matter here: it is late when all of them are closed.
+    overlap = uncounted is not None and uncounted.startswith("its windows overlap")
+    return None if overlap else uncounted
+
+
+class Belated:
+    """The late records of a query on their way to the dead letters.
+
+    They are brought there before the account that counts them is told. A life that ended in between left letters that
+    no account knows: those are found again, and not written twice.
+    """
+
+    def __init__(self, query: str, channels: Channels, accounted: Micros) -> None:
+        """`accounted` is when the last account of this life of the query was made; 0 when there is none."""
+        self._query, self._channels, self._accounted = query, channels, accounted
+        self._lying: dict[str, int] | None = None
+
+    def bury(self, channel: str, records: Iterable[Any]) -> None:
+        """Return once each of these raw records has its letter; raises Unavailable when that cannot be."""
+        lying = self._letters(f"{channel}.dead")
+        letters = ((_place(one), self._letter(one)) for one in records)
+        fresh = ((place, letter) for place, letter in letters if lying.get(place) != _print(letter.key, letter.value))
+        asyncio.run(self._send(f"{channel}.dead", fresh, lying))
+
+    def accounted(self, until: Positions) -> None:
+        """What lies before these offsets is counted now, and will not be asked for again."""
+        lying = self._lying or {}
+        for place in list(lying):
+            _, partition, offset = place.rsplit(":", 2)
+            if int(offset) < until.get(int(partition), 0):
+                del lying[place]
+
+    def _letters(self, dead: str) -> dict[str, int]:
+        """Which records have a letter, and may be in no account yet: what was in each, by its place."""
+        if self._lying is None:
+            start = self._channels.since(dead, max(0, self._accounted - _SKEW))
+            self._lying = {}
+            for entry in held(self._channels, dead, start):
+                told = dict(entry.headers)
+                if told.get("query") == self._query.encode() and "place" in told:
+                    self._lying[told["place"].decode()] = _print(entry.key, entry.value)
+        return self._lying
+
+    async def _send(self, dead: str, letters: Iterator[tuple[str, Record]], lying: dict[str, int]) -> None:
+        async with self._channels.sender() as sender:
+            while some := list(islice(letters, _SENT_AT_ONCE)):
+                await _send(sender, dead, some)
+                lying.update({place: _print(letter.key, letter.value) for place, letter in some})
+
+    def _letter(self, raw: Any) -> Record:
+        """The record as it came, and with it the reason, its place, and the query that it came too late for."""
+        headers = [(one["key"], bytes(one["value"] or b"")) for one in raw["headers"] or ()]
+        reason = f"{_LATE}its window was closed in query {self._query}"
+        told = {"reason": reason, "place": _place(raw), "query": self._query}
+        key = None if raw["key"] is None else bytes(raw["key"])
+        extra = (*headers, *((name, text.encode()) for name, text in told.items()))
+        return Record(bytes(raw["value"] or b""), key=key, extra=extra)
+
+
+async def _send(sender: Sender, dead: str, some: Sequence[tuple[str, Record]]) -> None:
+    try:
+        await sender.send(dead, [letter for _, letter in some])
+    except Refused as refused:
+        if len(some) > 1:
+            for one in some:
+                await _send(sender, dead, [one])
+            return
+        # It lies in its channel, and is counted and named as late.
+        log.warning("the late record %s gets no dead letter: %s", some[0][0], refused.reason)
+
+
+def _place(raw: Any) -> str:
+    return f"{raw['topic']}:{raw['partition']}:{raw['offset']}"
+
+
+def _print(key: bytes | None, value: bytes | None) -> int:
+    """A channel that was made anew counts its places anew; what lies there is another record then."""
+    return hash((key, value))

@@ -1,0 +1,129 @@
+"""Streams joined: the records of one with those of another that are equal in some columns and near in time."""
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+
+from penstock.analysis.frames import MARK
+from penstock.clock import duration
+from penstock.errors import Misconfigured
+
+_SEMI = "semi"
+_HOWS = ("inner", "left", "right", "full", _SEMI)
+_RESERVED = ("event_time", "origin", "seen")
+_WATERMARK = "spark.watermarkDelayMs"
+
+
+def joined(
+    *, on: str | Sequence[str], within: str | tuple[str, str], how: str = "inner", **sides: DataFrame
+) -> DataFrame:
+    """Two streams by equal columns within a time: `joined(impression=…, click=…, on="ad_id", within="1 hour")`.
+
+    A record of the second belongs to one of the first when the columns `on` are equal and its event time lies no more
+    than `within` after that of the first; with a pair (before, after), no more than `before` ahead of it either.
+
+    The result has the columns `on`; for each side a struct of its other columns and its `event_time`, under the name
+    that the side was given, null where there is no match; `event_time` and `origin` of the first side, or of the
+    second where the first is absent; and `seen`: the count is 2 for a match and 1 for a record without one, so that a
+    match is the newer version. With how="semi" it is the first side's own frame: the records that have a match.
+
+    A record without a match comes when none can follow any more, by the watermark of the query. Misconfigured in a
+    stream without one: Spark would have to remember every record for ever.
+    """
+    keys = (on,) if isinstance(on, str) else tuple(on)
+    place = f"joined({', '.join(f'{name}=…' for name in sides)})"
+    _check(place, keys, how, sides)
+    (first, left), (second, right) = sides.items()
+    bounds = _bounds(place, within)
+    if how == _SEMI:
+        own = {key: key for key in keys}
+        return left.join(_side(right, "_right", keys), _near("event_time", own, bounds), "left_semi")
+    near = _near("_left_time", {key: f"_left_{key}" for key in keys}, bounds)
+    paired = _side(left, "_left", keys).join(_side(right, "_right", keys), near, how)
+    return paired.select(
+        *(_either(f"_left_{key}", f"_right_{key}", how).alias(key) for key in keys),
+        F.col("_left_row").alias(first),
+        F.col("_right_row").alias(second),
+        _either("_left_time", "_right_time", how).alias("event_time"),
+        _either("_left_origin", "_right_origin", how).alias("origin"),
+        _seen().alias("seen"),
+    )
+
+
+def _side(frame: DataFrame, name: str, keys: Sequence[str]) -> DataFrame:
+    """What the join needs of a side, under names that are its own."""
+    row = [F.col(f"`{column}`") for column in frame.columns if column not in (*keys, *_RESERVED)]
+    return frame.select(
+        *(F.col(f"`{key}`").alias(f"{name}_{key}") for key in keys),
+        F.col("event_time").alias(f"{name}_time"),
+        F.struct(*row, "event_time").alias(f"{name}_row"),
+        F.col("origin").alias(f"{name}_origin"),
+        F.expr(MARK).alias(f"{name}_mark"),
+    )
+
+
+def _near(time: str, keys: Mapping[str, str], bounds: tuple[Column, Column]) -> Column:
+    """Whether a record of the right belongs to one of the left, whose time and keys have these names."""
+    before, after = bounds
+    near = (F.col("_right_time") >= F.col(time) - before) & (F.col("_right_time") <= F.col(time) + after)
+    for key, own in keys.items():
+        near = near & (F.col(f"`{own}`") == F.col(f"`_right_{key}`"))
+    return near
+
+
+def _either(left: str, right: str, how: str) -> Column:
+    """The column of the side that is always there; a plain one, which keeps its watermark; only "full" has none."""
+    if how == "full":
+        return F.coalesce(F.col(f"`{left}`"), F.col(f"`{right}`"))
+    return F.col(f"`{right if how == 'right' else left}`")
+
+
+def _seen() -> Column:
+    both = F.col("_left_row").isNotNull() & F.col("_right_row").isNotNull()
+    marks = [F.coalesce(F.col(f"{side}_mark"), F.lit(0)) for side in ("_left", "_right")]
+    return F.struct(
+        F.when(both, F.lit(2)).otherwise(F.lit(1)).cast("bigint").alias("count"),
+        F.greatest("_left_origin.time", "_right_origin.time").alias("newest"),
+        F.greatest("_left_origin.appended", "_right_origin.appended").alias("appended"),
+        marks[0].bitwiseXOR(marks[1]).alias("mark"),
+    )
+
+
+def _bounds(place: str, within: str | tuple[str, str]) -> tuple[Column, Column]:
+    try:
+        before, after = ("0 seconds", within) if isinstance(within, str) else within
+        return _interval(duration(before)), _interval(duration(after))
+    except ValueError as error:
+        way_out = 'write within="1 hour", or within=("5 minutes", "1 hour") for before and after'
+        raise Misconfigured(place, f"within is {within!r}: {error}", way_out) from error
+
+
+def _interval(span: timedelta) -> Column:
+    # A literal: from it, Spark finds out for how long a record has to be remembered.
+    return F.expr(f"INTERVAL '{span.total_seconds():.6f}' SECOND")
+
+
+def _check(place: str, keys: Sequence[str], how: str, sides: dict[str, DataFrame]) -> None:
+    if len(sides) != 2:
+        way_out = "give each of two a name: joined(impression=impressions, click=clicks, …)"
+        raise Misconfigured(place, f"it joins {len(sides)} streams", way_out)
+    if how not in _HOWS:
+        raise Misconfigured(place, f'how is "{how}"', f"the choices are {', '.join(_HOWS)}")
+    if not keys:
+        raise Misconfigured(place, "on names no column", "name those that are equal on both sides")
+    for name, frame in sides.items():
+        if name in (*keys, *_RESERVED):
+            raise Misconfigured(place, f'"{name}" is a column of the result already', "name this side otherwise")
+        if absent := [column for column in (*keys, "event_time", "origin") if column not in frame.columns]:
+            has = ", ".join(frame.columns)
+            raise Misconfigured(
+                place, f"{name} has no column {' and '.join(absent)}", f"it has {has}; give both sides the same names"
+            )
+        if frame.isStreaming and _WATERMARK not in (frame.schema["event_time"].metadata or {}):
+            raise Misconfigured(
+                place,
+                "nothing says how late its records may be, so that all of them would have to be remembered for ever",
+                'say it at the query: watermark="10 minutes"',
+            )

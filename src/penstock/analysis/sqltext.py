@@ -1,0 +1,53 @@
+"""SQL as a user writes it and as Spark runs it: `seen()` is spelled out, and what Spark objects to has its place."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_SEEN = re.compile(
+    r"""(?P<skip>--[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`)"""
+    r"""|(?<![\w.])seen\(\s*(?P<of>\w+(?:\s*,\s*\w+)*)?\s*\)(?:\s+AS\s+seen\b)?""",
+    re.IGNORECASE | re.DOTALL,
+)
+_POSITION = re.compile(r"\bline (\d+),? pos (\d+)")
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """A text for Spark, and how to find in the user's own what Spark says of it."""
+
+    own: str
+    text: str
+    put: tuple[tuple[slice, slice], ...] = ()
+    """What was put in: its place in Spark's text, and the place of what it stands for in the user's."""
+
+    @classmethod
+    def out(cls, own: str, counted: Callable[[tuple[str, ...]], str]) -> "Spelled":
+        """`counted` says what stands for `seen(…)` of these names."""
+        text, done, put = "", 0, []
+        for match in _SEEN.finditer(own):
+            if match["skip"]:
+                continue
+            text += own[done : match.start()]
+            meaning = counted(tuple(re.findall(r"\w+", match["of"] or "")))
+            put.append((slice(len(text), len(text) + len(meaning)), slice(*match.span())))
+            text, done = text + meaning, match.end()
+        return cls(own, text + own[done:], tuple(put))
+
+    def place(self, said: str) -> tuple[int, int] | None:
+        """The line and column in the user's text, both from 1, of what Spark says; None when it says no position."""
+        if (found := _POSITION.search(said)) is None:
+            return None
+        line, column = int(found[1]), int(found[2])
+        index = sum(len(one) + 1 for one in self.text.split("\n")[: line - 1]) + column
+        before = self.own[: self._own(index)]
+        return before.count("\n") + 1, len(before) - before.rfind("\n")
+
+    def _own(self, index: int) -> int:
+        """Where in the user's text this place of Spark's is."""
+        for there, here in reversed(self.put):
+            if index >= there.stop:
+                return int(index - there.stop + here.stop)
+            if index >= there.start:
+                return int(here.start)
+        return index

@@ -1,0 +1,249 @@
+"""Static tables: small ones that do not flow, read whole from a file, a list or a function, and read again.
+
+They are read here and not by Spark: a job of Spark's would need a free slot, and a bad row has to be told with its
+line. To Spark they are a local relation, which is part of the plan and costs a batch nothing.
+"""
+
+import base64
+import csv
+import json
+import logging
+import threading
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    DataType,
+    FractionalType,
+    IntegralType,
+    MapType,
+    StructField,
+    StructType,
+)
+
+from penstock.analysis.frames import what_is_corrupt, words
+from penstock.analysis.query import Static
+from penstock.clock import Clock
+from penstock.errors import Misconfigured
+
+log = logging.getLogger(__name__)
+
+_TEXTS = pa.schema([("place", pa.string()), ("text", pa.string())])
+_WRONG = "_wrong"
+_PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _WRONG}
+
+Told = tuple[str, Any]
+"""A row as it was found, and its place."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """The rows of a static table as they were read. Two are equal when they hold the same rows."""
+
+    rows: tuple[bytes, ...]
+    frame: DataFrame = field(compare=False, repr=False)
+
+
+def table(spark: SparkSession, static: Static) -> Table:
+    """Read a static table; Misconfigured with the place of what does not fit."""
+    columns = _columns(static)
+    found = [(place, _dumped(static, place, row)) for place, row in _read(static, columns)]
+    return Table(tuple(sorted(text for _, text in found)), _frame(spark, static, columns, found))
+
+
+class Watch:
+    """Reads tables again, each as often as it wants it; in a thread of its own, because a function may take long."""
+
+    def __init__(
+        self, statics: Iterable[Static], tables: Mapping[str, Table], read: Callable[[Static], Table], clock: Clock
+    ) -> None:
+        """`tables` are those that were read at the start, by their names."""
+        self._every = [(one, one.refresh.total_seconds()) for one in statics if one.refresh is not None]
+        self._tables = dict(tables)
+        self._read = read
+        self._clock = clock
+        self._due = {one.name: clock.elapsed() + every for one, every in self._every}
+        self._said: dict[str, str] = {}
+        self._changed: dict[str, Table] = {}
+        self._lock = threading.Lock()
+
+    def run(self, stop: threading.Event, pause: float = 0.1) -> None:
+        while self._due and not stop.wait(pause):
+            self.look()
+
+    def look(self) -> None:
+        """Read those that are due. One that cannot be read stays as it was, and that is said."""
+        for static, every in self._every:
+            if self._clock.elapsed() < self._due[static.name]:
+                continue
+            try:
+                self._found(static.name, self._read(static))
+            except Misconfigured as error:
+                if str(error) != self._said.get(static.name):
+                    log.warning("the table %s stays as it was: %s", static.name, error)
+                self._said[static.name] = str(error)
+            self._due[static.name] = self._clock.elapsed() + every
+
+    def _found(self, name: str, read: Table) -> None:
+        self._said.pop(name, None)
+        if read != self._tables[name]:
+            log.info("the table %s has changed: it has %d rows now", name, len(read.rows))
+            self._tables[name] = read
+            with self._lock:
+                self._changed[name] = read
+
+    def changed(self) -> dict[str, Table]:
+        """Those that have changed since this was asked last."""
+        with self._lock:
+            changed, self._changed = self._changed, {}
+        return changed
+
+
+def _columns(static: Static) -> StructType:
+    try:
+        columns = StructType.fromDDL(static.ddl)
+    except PySparkException as error:
+        raise Misconfigured(f"table {static.name}", f"its schema cannot be read: {words(error)}") from None
+    assert isinstance(columns, StructType)
+    if _WRONG in columns.names:
+        raise Misconfigured(f"table {static.name}", f'"{_WRONG}" is a name of our own', "name the column otherwise")
+    return columns
+
+
+def _frame(spark: SparkSession, static: Static, columns: StructType, found: Sequence[tuple[str, bytes]]) -> DataFrame:
+    """The rows as a local relation, typed as the payloads of channels are; Misconfigured when one does not fit."""
+    told = [{"place": place, "text": text.decode()} for place, text in found]
+    texts = spark.createDataFrame(pa.Table.from_pylist(told, _TEXTS))
+    optional = StructType([StructField(column.name, column.dataType) for column in columns.fields])
+    doc = F.from_json("text", optional.add(_WRONG, "string"), _PERMISSIVE)
+    parsed = _evaluated(texts.select("place", "text", doc.alias("doc")))
+    wrong = F.when(F.col(f"doc.{_WRONG}").isNotNull(), what_is_corrupt(F.col("text"), columns))
+    for column in columns.fields:
+        if not column.nullable:
+            absent = F.col(f"doc.`{column.name}`").isNull()
+            wrong = F.coalesce(wrong, F.when(absent, F.lit(f'the field "{column.name}" is missing')))
+    # On a local relation this takes no job.
+    for row in _evaluated(parsed.select("place", wrong.alias("wrong")).where("wrong IS NOT NULL")).take(1):
+        raise Misconfigured(row["place"], row["wrong"], f"its columns are {static.ddl}")
+    return _evaluated(parsed.select(*(F.col(f"doc.`{name}`").alias(name) for name in columns.names)))
+
+
+def _evaluated(frame: DataFrame) -> DataFrame:
+    """The same rows, computed now: Spark's optimizer does it, for what is local; otherwise it would with each batch."""
+    spark = frame.sparkSession
+    jvm = spark._jvm
+    assert jvm is not None
+    plan = frame._jdf.queryExecution().optimizedPlan()
+    return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)
+
+
+def _dumped(static: Static, place: str, row: Any) -> bytes:
+    if not isinstance(row, Mapping):
+        raise Misconfigured(place, f"it is a {type(row).__name__}", "a row is a dict: the names of columns and values")
+    try:
+        return orjson.dumps(dict(row), default=_plain, option=orjson.OPT_SORT_KEYS)
+    except TypeError as error:
+        raise Misconfigured(place, f"it cannot be written as JSON: {error}", f"its columns are {static.ddl}") from None
+
+
+def _plain(value: Any) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def _read(static: Static, columns: StructType) -> Iterator[Told]:
+    if isinstance(static.rows, str):
+        yield from _file(static, columns, static.folder / static.rows)
+    else:
+        found = _called(static, static.rows) if callable(static.rows) else static.rows
+        yield from ((f"table {static.name}, row {number}", row) for number, row in enumerate(found, start=1))
+
+
+def _called(static: Static, function: Callable[[], Any]) -> list[Any]:
+    """What a user's own function gives; what goes wrong in it is told with its line."""
+    try:
+        return list(function())
+    except Exception as error:
+        own = getattr(getattr(function, "__code__", None), "co_filename", None)
+        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == own]
+        place = f"{Path(str(own)).name}:{lines[-1]}, table {static.name}" if lines else f"table {static.name}"
+        raise Misconfigured(place, f"{type(error).__name__}: {error}") from error
+
+
+def _file(static: Static, columns: StructType, path: Path) -> Iterator[Told]:
+    reading = {".csv": _csv, ".parquet": _parquet}.get(path.suffix, _json_lines)
+    try:
+        yield from reading(path, columns)
+    except FileNotFoundError:
+        way_out = f"put it beside the pipeline: {path.absolute()}"
+        raise Misconfigured(f"table {static.name}", f"there is no file {static.rows}", way_out) from None
+    except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
+        raise Misconfigured(f"table {static.name}", f"{static.rows} cannot be read: {error}") from error
+
+
+def _csv(path: Path, columns: StructType) -> Iterator[Told]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.DictReader(file, strict=True)
+        if absent := [name for name in columns.names if name not in (rows.fieldnames or ())]:
+            has = ", ".join(rows.fieldnames or ()) or "nothing"
+            raise Misconfigured(
+                f"{path.name}:1",
+                f"it has no column {' and '.join(absent)}",
+                f"its first line has to name them; it says {has}",
+            )
+        for row in rows:
+            place = f"{path.name}:{rows.line_num}"
+            if None in row or None in row.values():
+                raise Misconfigured(
+                    place, "it has more or fewer fields than the first line", "quote what holds a comma"
+                )
+            yield place, {one.name: _cell(place, one, row[one.name]) for one in columns.fields}
+
+
+def _cell(place: str, column: StructField, text: str) -> Any:
+    """The value of a field of a CSV file: an empty one is null, and what is no text is spelled as in JSON."""
+    if text == "":
+        return None
+    kind: DataType = column.dataType
+    try:
+        if isinstance(kind, BooleanType):
+            return {"true": True, "false": False}[text.strip().lower()]
+        if isinstance(kind, IntegralType):
+            return int(text)
+        if isinstance(kind, FractionalType):
+            return float(text) if kind.typeName() != "decimal" else text.strip()
+        if isinstance(kind, StructType | ArrayType | MapType):
+            return json.loads(text)
+    except (ValueError, KeyError):
+        said = f'"{column.name}" is {text[:60]!r}, and not {kind.simpleString()[:60]}'
+        raise Misconfigured(place, said, "put it right, or leave the field empty") from None
+    return text
+
+
+def _json_lines(path: Path, columns: StructType) -> Iterator[Told]:
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if line.strip():
+                place = f"{path.name}:{number}"
+                try:
+                    yield place, orjson.loads(line)
+                except orjson.JSONDecodeError as error:
+                    raise Misconfigured(place, f"it is not JSON: {error}", "write a JSON object in each line") from None
+
+
+def _parquet(path: Path, columns: StructType) -> Iterator[Told]:
+    there = pq.read_schema(path).names
+    if absent := [name for name in columns.names if name not in there]:
+        raise Misconfigured(path.name, f"it has no column {' and '.join(absent)}", f"it has {', '.join(there)}")
+    for number, row in enumerate(pq.read_table(path, columns=columns.names).to_pylist(), start=1):
+        yield f"{path.name}, row {number}", row

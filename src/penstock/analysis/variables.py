@@ -1,0 +1,321 @@
+"""What a query remembers for a key: a value, a list, a map. Declared as DDL, handled as plain Python.
+
+Columns that stand alone are plain values; several are rows, with the columns as attributes. Times are aware, in UTC.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any, Protocol, Self, overload
+
+from pyspark.sql import Row
+from pyspark.sql.types import DoubleType, FloatType, StructType, _make_type_verifier
+
+from penstock.clock import duration
+from penstock.errors import Misconfigured
+
+Schema = StructType | str
+"""The columns, as Spark has read them; or their DDL, where there is no Spark to read it."""
+
+
+class Handle(Protocol):
+    """Who keeps state for the key that is handled now: Spark, or a test."""
+
+    def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> Any: ...
+
+    def getListState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> Any: ...
+
+    def getMapState(
+        self, stateName: str, userKeySchema: Schema, valueSchema: Schema, ttlDurationMs: int | None = None
+    ) -> Any: ...
+
+
+Read = Callable[[str], Schema]
+"""What makes a schema of a DDL; raises ValueError when it is none."""
+
+
+class Variable:
+    """What is declared in a class that keeps state; in an instance, what is kept under this name for its key."""
+
+    def __init__(self, *ddls: str, ttl: str | None) -> None:
+        self.name = ""
+        self.ddls = ddls
+        self.ttl = ttl
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __set__(self, instance: object, value: object) -> None:
+        raise AttributeError(f"{self.name} is kept for each key; change what it holds, as with {self.name}.clear()")
+
+    def _kept(self, instance: Any) -> Any:
+        try:
+            return instance.__dict__[f"_{self.name}"]
+        except KeyError:
+            raise AttributeError(f"{self.name} is there only while a row or a timer is handled") from None
+
+    def read(self, place: str, read: Read) -> tuple["Columns", ...]:
+        """Its columns; Misconfigured when they are none, or its time to live is no time."""
+        try:
+            self.milliseconds()
+            return tuple(Columns(f"{place}.{self.name}", read(ddl)) for ddl in self.ddls)
+        except ValueError as error:
+            raise Misconfigured(f"{place}.{self.name}", str(error)) from error
+
+    def milliseconds(self) -> int | None:
+        return None if self.ttl is None else max(1, duration(self.ttl) // timedelta(milliseconds=1))
+
+    def open(self, handle: Handle, read: "tuple[Columns, ...]") -> Any:
+        """What an instance has under this name."""
+        raise NotImplementedError
+
+
+class Value(Variable):
+    """One row per key, or one value."""
+
+    def __init__(self, columns: str, *, ttl: str | None = None) -> None:
+        """`columns` as DDL; `ttl`: forgotten so long after it was last set, by the clock."""
+        super().__init__(columns, ttl=ttl)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> "KeptValue": ...
+    def __get__(self, instance: object | None, owner: type) -> "Self | KeptValue":
+        return self if instance is None else self._kept(instance)
+
+    def open(self, handle: Handle, read: "tuple[Columns, ...]") -> "KeptValue":
+        (columns,) = read
+        return KeptValue(handle.getValueState(self.name, columns.schema, self.milliseconds()), columns)
+
+
+class List(Variable):
+    """Any number of rows per key, or of values, in the order in which they were added."""
+
+    def __init__(self, columns: str, *, ttl: str | None = None) -> None:
+        """`columns` as DDL; `ttl`: each is forgotten so long after it was added, by the clock."""
+        super().__init__(columns, ttl=ttl)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> "KeptList": ...
+    def __get__(self, instance: object | None, owner: type) -> "Self | KeptList":
+        return self if instance is None else self._kept(instance)
+
+    def open(self, handle: Handle, read: "tuple[Columns, ...]") -> "KeptList":
+        (columns,) = read
+        return KeptList(handle.getListState(self.name, columns.schema, self.milliseconds()), columns)
+
+
+class Map(Variable):
+    """Rows, or values, under keys of their own."""
+
+    def __init__(self, keys: str, columns: str, *, ttl: str | None = None) -> None:
+        """`keys` and `columns` as DDL; `ttl`: each is forgotten so long after it was last set, by the clock."""
+        super().__init__(keys, columns, ttl=ttl)
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> "KeptMap": ...
+    def __get__(self, instance: object | None, owner: type) -> "Self | KeptMap":
+        return self if instance is None else self._kept(instance)
+
+    def open(self, handle: Handle, read: "tuple[Columns, ...]") -> "KeptMap":
+        keys, columns = read
+        return KeptMap(handle.getMapState(self.name, keys.schema, columns.schema, self.milliseconds()), keys, columns)
+
+
+class KeptValue:
+    """What a `Value` holds for the key that is handled now. It is true when there is something."""
+
+    def __init__(self, state: Any, columns: "Columns") -> None:
+        self._state, self._columns = state, columns
+
+    def __bool__(self) -> bool:
+        return bool(self._state.exists())
+
+    def get(self, default: Any = None) -> Any:
+        """The value, or the row; the default when there is none."""
+        kept = self._state.get()
+        return default if kept is None else self._columns.given(kept)
+
+    def set(self, value: Any = None, /, **columns: Any) -> None:
+        """Keep a value; of several columns a tuple or a mapping, or each by its name."""
+        self._state.update(self._columns.taken(columns or value))
+
+    def clear(self) -> None:
+        self._state.clear()
+
+
+class KeptList:
+    """What a `List` holds for the key that is handled now. It is true when there is something."""
+
+    def __init__(self, state: Any, columns: "Columns") -> None:
+        self._state, self._columns = state, columns
+
+    def __bool__(self) -> bool:
+        return bool(self._state.exists())
+
+    def __iter__(self) -> Iterator[Any]:
+        # All at once: what is changed meanwhile does not change what is gone through.
+        return iter([self._columns.given(kept) for kept in self._state.get()])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self._state.get())
+
+    def append(self, value: Any = None, /, **columns: Any) -> None:
+        """Add a value; of several columns a tuple or a mapping, or each by its name."""
+        self._state.appendValue(self._columns.taken(columns or value))
+
+    def extend(self, values: Iterable[Any]) -> None:
+        if taken := [self._columns.taken(value) for value in values]:
+            self._state.appendList(taken)
+
+    def set(self, values: Iterable[Any]) -> None:
+        """Keep these, and nothing of what was there."""
+        if taken := [self._columns.taken(value) for value in values]:
+            self._state.put(taken)
+        else:
+            self._state.clear()
+
+    def clear(self) -> None:
+        self._state.clear()
+
+
+class KeptMap:
+    """What a `Map` holds for the key that is handled now: used as a dict. It is true when there is something."""
+
+    def __init__(self, state: Any, keys: "Columns", columns: "Columns") -> None:
+        self._state, self._keys, self._columns = state, keys, columns
+
+    def __bool__(self) -> bool:
+        return bool(self._state.exists())
+
+    def __contains__(self, key: Any) -> bool:
+        return bool(self._state.containsKey(self._keys.taken(key)))
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.keys())
+
+    def __len__(self) -> int:
+        return len(self.keys())
+
+    def __getitem__(self, key: Any) -> Any:
+        kept = self._state.getValue(self._keys.taken(key))
+        if kept is None:
+            raise KeyError(key)
+        return self._columns.given(kept)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._state.updateValue(self._keys.taken(key), self._columns.taken(value))
+
+    def __delitem__(self, key: Any) -> None:
+        if key not in self:
+            raise KeyError(key)
+        self._state.removeKey(self._keys.taken(key))
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        kept = self._state.getValue(self._keys.taken(key))
+        return default if kept is None else self._columns.given(kept)
+
+    def keys(self) -> list[Any]:
+        return list(map(self._keys.given, self._state.keys()))
+
+    def values(self) -> list[Any]:
+        return list(map(self._columns.given, self._state.values()))
+
+    def items(self) -> list[tuple[Any, Any]]:
+        return [(self._keys.given(key), self._columns.given(kept)) for key, kept in self._state.iterator()]
+
+    def clear(self) -> None:
+        self._state.clear()
+
+
+class Columns:
+    """The columns of what is kept or given, and the way from Python's values to Spark's and back."""
+
+    def __init__(self, place: str, schema: Schema) -> None:
+        self.place = place
+        self.schema = schema
+        self._verify: Callable[[Any], None] = lambda _: None
+        self._fractions: list[bool] = []
+        if isinstance(schema, StructType):
+            self.names = tuple(schema.names)
+            # Spark takes a value of another type for null, without a word; even a whole number for a fraction.
+            self._verify = _make_type_verifier(schema)
+            self._fractions = [isinstance(field.dataType, DoubleType | FloatType) for field in schema.fields]
+        else:
+            self.names = names(schema)
+        self._row = Row(*self.names)
+
+    def taken(self, value: Any) -> tuple[Any, ...]:
+        """A value or a row as Spark takes it; ValueError with the place when it does not fit."""
+        if isinstance(value, Mapping):
+            row = self._by_name(value)
+        elif len(self.names) == 1 and not isinstance(value, tuple):
+            row = (value,)
+        else:
+            row = self._by_place(value)
+        if self._fractions:
+            row = tuple(
+                float(one) if fraction and type(one) is int else one
+                for one, fraction in zip(row, self._fractions, strict=True)
+            )
+        try:
+            self._verify(row)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.place}: {_said(error)}") from None
+        return row
+
+    def given(self, kept: Any) -> Any:
+        """What Spark has kept, as people have it."""
+        values = [plain(value) for value in kept]
+        return values[0] if len(values) == 1 else self._row(*values)
+
+    def _by_name(self, value: Mapping[str, Any]) -> tuple[Any, ...]:
+        if strange := [name for name in value if name not in self.names]:
+            raise ValueError(f'{self.place} has no column "{strange[0]}"; it has {", ".join(self.names)}')
+        return tuple(value.get(name) for name in self.names)
+
+    def _by_place(self, value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, tuple | list) or len(value) != len(self.names):
+            raise ValueError(f"{self.place} takes {len(self.names)} columns ({', '.join(self.names)}), not {value!r}")
+        return tuple(value)
+
+
+def plain(value: Any) -> Any:
+    """A value from Spark's state as the rows of a frame have it: times aware, structs as dicts."""
+    if isinstance(value, datetime):
+        return value.astimezone(UTC)
+    if isinstance(value, Row):
+        return {name: plain(inner) for name, inner in value.asDict().items()}
+    if isinstance(value, list):
+        return [plain(inner) for inner in value]
+    if isinstance(value, dict):
+        return {plain(key): plain(inner) for key, inner in value.items()}
+    return value
+
+
+def names(ddl: str) -> tuple[str, ...]:
+    """The names of the columns of a DDL, read without Spark; a type that stands alone is called `value`."""
+    parts: list[str] = [""]
+    depth = 0
+    for mark in re.findall(r"`(?:[^`]|``)*`|'[^']*'|.", ddl, re.DOTALL):
+        depth += (mark in "<(") - (mark in ">)")
+        if mark == "," and not depth:
+            parts.append("")
+        else:
+            parts[-1] += mark
+    found = [re.match(r"\s*(?:`((?:[^`]|``)+)`|(\w+))(?:\s*:|\s+\w)", part) for part in parts]
+    if len(parts) == 1 and not found[0] and re.fullmatch(r"\s*\w+\s*([<(].*)?", ddl, re.DOTALL):
+        return ("value",)
+    if not all(found):
+        raise ValueError(f'"{ddl}" names no columns; write names and types, such as "city STRING, at TIMESTAMP"')
+    return tuple((one[1] or one[2]).replace("``", "`") for one in found if one)
+
+
+def _said(error: Exception) -> str:
+    """What the verifier says, without the name of its error."""
+    return re.sub(r"^\[\w+\]\s*", "", str(error)).strip().rstrip(".")

@@ -1,0 +1,202 @@
+"""Windows by count: so many records each, in the order in which they lie in their channel.
+
+Windows by time are Spark's own: `F.window` and `F.session_window` over `event_time`.
+"""
+
+import heapq
+from collections.abc import Iterable, Iterator, Sequence
+from functools import reduce
+from itertools import groupby
+from operator import xor
+from typing import Any, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+from pyspark.sql.types import ArrayType, StructField, StructType
+
+from penstock.analysis.frames import ADDED, MARK
+from penstock.errors import Misconfigured
+
+_GIVEN = (
+    "window STRUCT<number: BIGINT, first: BIGINT, last: BIGINT>, rows STRING, "
+    "seen STRUCT<count: BIGINT, newest: BIGINT, appended: BIGINT, mark: BIGINT>"
+)
+_ALL, _RECORD = "_all", "_record"
+# To the microsecond, and with nulls: what comes back is what went in.
+_EXACTLY = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "ignoreNullFields": "false",
+}
+
+
+def by_count(
+    frame: DataFrame, size: int, slide: int | None = None, per: str | Sequence[str] = (), partial: bool = False
+) -> DataFrame:
+    """Windows of `size` records: one after the other, or one every `slide` records; of each key `per`, or of all.
+
+    A row for each window, once it is full: the columns `per`; `window` with its number and the first and last record
+    that it spans, counted from 1 within the key; `rows`, its records in order, with all columns but `origin` and `per`;
+    and `seen`. With `partial`, windows that are still open are written with each batch that adds to them.
+
+    Records of a partition are counted in their order, so a key that lies in one partition gets the same windows however
+    batches fall. Those of several partitions are merged by event time, as far as they came in one batch: which windows
+    they fall into depends on the batches, and a recomputation may give others. What is kept of a key is its number of
+    records and those of its open windows.
+    """
+    keys = [per] if isinstance(per, str) else list(per)
+    step = size if slide is None else slide
+    _check(frame, size, step, keys)
+    kept = [name for name in frame.columns if name != "origin" and name not in keys]
+    # Records travel and are kept as JSON: Spark loses maps in the state of a Python function.
+    record = F.struct(
+        F.to_json(F.struct(*(F.col(f"`{name}`") for name in kept)), _EXACTLY).alias("row"),
+        F.unix_micros("event_time").alias("at"),
+        F.col("origin.partition").alias("partition"),
+        F.col("origin.offset").alias("offset"),
+        F.col("origin.time").alias("newest"),
+        F.col("origin.appended").alias("appended"),
+        F.expr(MARK).alias("mark"),
+    )
+    columns = [F.col(f"`{name}`") for name in keys] or [F.lit(True).alias(_ALL)]
+    records = frame.select(*columns, record.alias(_RECORD))
+    by = StructType([field for field in records.schema.fields if field.name != _RECORD])
+    given = StructType([*by.fields, *_columns(_GIVEN).fields])
+    made = records.groupBy(*(f"`{name}`" for name in by.names)).transformWithState(
+        _Counting(size, step, partial, given.names), given, "update", "none"
+    )
+    shape = ArrayType(StructType([StructField(name, frame.schema[name].dataType) for name in kept]), False)
+    # A generator keeps the optimizer from parsing anew in every expression over the rows.
+    parsed = F.explode(F.array(F.from_json("rows", shape, _EXACTLY)))
+    return made.select(*(f"`{name}`" for name in keys), "window", parsed.alias("rows"), "seen")
+
+
+def total(values: str | Column, kind: str = "double") -> Column:
+    """The sum of an array, such as `"rows.amount"`, as this type; null when it holds nothing."""
+    there = F.filter(F.col(values) if isinstance(values, str) else values, lambda value: value.isNotNull())
+    zero = F.lit(0).cast(kind)
+    return F.when(F.size(there) > 0, F.aggregate(there, zero, lambda sum_, value: (sum_ + value).cast(kind)))
+
+
+def average(values: str | Column) -> Column:
+    """The mean of an array, such as `"rows.amount"`; null when it holds nothing."""
+    there = F.filter(F.col(values) if isinstance(values, str) else values, lambda value: value.isNotNull())
+    return total(there) / F.size(there)
+
+
+class Kept(NamedTuple):
+    """What a window needs of a record."""
+
+    row: str
+    newest: int | None
+    appended: int | None
+    mark: int
+
+    @staticmethod
+    def ddl() -> str:
+        return "row STRING, newest BIGINT, appended BIGINT, mark BIGINT"
+
+
+class Window(NamedTuple):
+    number: int
+    first: int
+    last: int
+    """The last record that it will span, and not only the last so far: it belongs to the key of the row."""
+    records: Sequence[Kept]
+
+
+def open_from(count: int, size: int, slide: int) -> int:
+    """The first record, counted from 1, of the first window that is not full after so many."""
+    return max(0, (count - size) // slide + 1) * slide + 1
+
+
+def windows(count: int, fresh: int, records: Sequence[Kept], size: int, slide: int, partial: bool) -> Iterator[Window]:
+    """The windows that are full by the last of `fresh` records, and with `partial` those that it leaves open.
+
+    `records` are all from the first window on that was open after `count`.
+    """
+    begin, until = open_from(count, size, slide), count + fresh
+    for first in range(begin, until + 1, slide):
+        last = first + size - 1
+        if last <= until or partial:
+            some = records[first - begin : last - begin + 1]
+            yield Window((first - 1) // slide + 1, first, last, some)
+
+
+def in_order(rows: Iterable[Row]) -> list[Kept]:
+    """Records of a batch: those of a partition in their order, several partitions merged by event time."""
+    placed = sorted((row[_RECORD] for row in rows), key=lambda one: (one["partition"], one["offset"]))
+    partitions = [list(some) for _, some in groupby(placed, key=lambda one: one["partition"])]
+    merged = heapq.merge(*partitions, key=lambda one: (one["at"], one["partition"]))
+    return [Kept(one["row"], one["newest"], one["appended"], one["mark"]) for one in merged]
+
+
+class _Counting(StatefulProcessor):
+    """What Spark calls with the records of each key."""
+
+    def __init__(self, size: int, slide: int, partial: bool, names: Sequence[str]) -> None:
+        self._size, self._slide, self._partial = size, slide, partial
+        self._row = Row(*names)
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        self._count = handle.getValueState("count", "count BIGINT")
+        self._open = handle.getListState("open", Kept.ddl())
+
+    def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
+        fresh = in_order(rows)
+        told = self._count.get()
+        count = 0 if told is None else told[0]
+        now = count + len(fresh)
+        self._count.update((now,))
+        begin, after = (open_from(one, self._size, self._slide) for one in (count, now))
+        if begin == after and not self._partial:
+            self._open.appendList([*fresh])
+            return
+        records = [*(map(Kept._make, self._open.get()) if begin <= count else ()), *fresh]
+        if left := records[after - begin :]:
+            self._open.put(left)
+        else:
+            self._open.clear()
+        for window in windows(count, len(fresh), records, self._size, self._slide, self._partial):
+            yield self._row(*key, *_told(window))
+
+    def close(self) -> None:
+        pass
+
+
+def _columns(ddl: str) -> StructType:
+    schema = StructType.fromDDL(ddl)
+    assert isinstance(schema, StructType)
+    return schema
+
+
+def _told(window: Window) -> tuple[Row, str, Row]:
+    """window, rows and seen."""
+    records = window.records
+    span = Row("number", "first", "last")(window.number, window.first, window.last)
+    newest, appended = (
+        max((one for one in some if one is not None), default=None)
+        for some in ((one.newest for one in records), (one.appended for one in records))
+    )
+    mark = reduce(xor, (one.mark for one in records))
+    seen = Row("count", "newest", "appended", "mark")(len(records), newest, appended, mark)
+    return span, f"[{','.join(one.row for one in records)}]", seen
+
+
+def _check(frame: DataFrame, size: int, slide: int, per: Sequence[str]) -> None:
+    place = "by_count()"
+    if size < 1:
+        raise Misconfigured(place, f"its windows are to hold {size} records", "let them hold one or more")
+    if not 1 <= slide <= size:
+        problem = f"there is to be a window of {size} records every {slide}"
+        raise Misconfigured(place, problem, f"let slide be from 1 to {size}, so that each record is in a window")
+    columns = frame.columns
+    if lacking := [name for name in ADDED if name not in columns]:
+        way_out = "give it the frame of a channel, or keep these columns in what you select"
+        raise Misconfigured(place, f"its frame lacks {' and '.join(lacking)}", way_out)
+    if unknown := [name for name in per if name not in columns or name == "origin"]:
+        others = ", ".join(name for name in columns if name != "origin")
+        raise Misconfigured(place, f"per= names {' and '.join(unknown)}", f"name columns of its frame: {others}")
+    if taken := [name for name in per if name in ("window", "rows", "seen")]:
+        raise Misconfigured(place, f"{taken[0]} is a column that it gives", "rename the one in per=")

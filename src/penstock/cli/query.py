@@ -1,0 +1,210 @@
+"""`penstock query`: SQL over channels and results, its rows on standard output as they come."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from threading import Event
+from typing import Annotated
+
+import typer
+
+from penstock.analysis.following import Following, Result
+from penstock.cli.channels import found
+from penstock.cli.described import counted
+from penstock.cli.moments import moment, span
+from penstock.cli.named import there
+from penstock.cli.options import AsJson, Folder, Profile
+from penstock.cli.rows import Shown
+from penstock.cli.standard import Output
+from penstock.clock import Clock, Micros, SystemClock
+from penstock.contracts import Channels, Positions
+from penstock.errors import Misconfigured
+from penstock.pipeline.adhoc import Asked, followed, spark
+from penstock.pipeline.description import WORDS, Description
+from penstock.pipeline.load import load
+from penstock.pipeline.running import Running
+from penstock.pipeline.sqlfile import named, read
+from penstock.pipeline.wiring import Wiring
+from penstock.supervise.signals import stop_on_signals
+
+_PAUSE = 0.2
+_BEGINNING, _LATEST = "beginning", "latest"
+
+
+def query(
+    asked: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[FILE] SQL",
+            help="The pipeline whose channels it reads, if not the one that runs here; and the query, or a .sql file.",
+            show_default=False,
+        ),
+    ],
+    since: Annotated[
+        str, typer.Option("--from", metavar="beginning|latest|MOMENT", help="Where to begin: 10m ago, or a time.")
+    ] = _LATEST,
+    length: Annotated[
+        str | None, typer.Option("--for", metavar="DURATION", help="End after so long.", show_default="at Ctrl-C")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="End after so many rows.", show_default="never")] = None,
+    watermark: Annotated[
+        str | None, typer.Option(metavar="DURATION", help="How late a record may be, for rows that come when final.")
+    ] = None,
+    schema: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[CHANNEL=]DDL", help="The columns of a channel, as DDL.", show_default="as declared or seen"
+        ),
+    ] = None,
+    as_json: AsJson = False,
+    servers: Annotated[
+        str | None,
+        typer.Option(
+            "--channels",
+            "--servers",
+            "--bootstrap-server",
+            metavar="ADDRESS",
+            help="Where the channels lie: host:port of a Kafka, or kafka://…, redis://…, file://PATH.",
+            show_default="what runs in the folder",
+        ),
+    ] = None,
+    folder: Folder = Path(),
+    profile: Profile = None,
+) -> None:
+    """Query channels and results with SQL: print rows as they come, until Ctrl-C.
+
+    A row of an aggregation is printed whenever it changes, with the columns by which it groups in front. Nothing is
+    written into a channel, and nothing is left behind. Exits with 0, also when nobody reads the output any more; 2 when
+    the query cannot be run.
+    """
+    file, sql = _parted(asked)
+    out, clock = Output(), SystemClock()
+    begin = since if since in (_BEGINNING, _LATEST) else moment("--from", since)
+    seconds = None if length is None else span("--for", length).total_seconds()
+    with stop_on_signals() as stop:
+        question = _asked(sql, file, folder, profile, servers, schema or (), watermark)
+        there(question.channels, question.names)
+        _say("starting Spark …")
+        with spark(question, _say, stop) as (engine, place):
+            start = {name: _positions(question.channels, name, begin) for name in question.names}
+            printed = Printed(out, Shown(as_json, out.terminal), limit, stop)
+            with followed(engine, question, start, place, printed.take) as following:
+                _say(f"reading {', '.join(question.names)} {_told(begin)}; Ctrl-C ends it")
+                _wait(following, stop, seconds, clock)
+                following.look()
+    _say(_summary(printed.count, following))
+
+
+def _parted(asked: Sequence[str]) -> tuple[Path | None, str]:
+    """The pipeline's file, if one is told, and the SQL, or the name of its file."""
+    if len(asked) > 2 or (len(asked) == 2 and not asked[0].endswith(".py")):
+        raise Misconfigured("penstock query", f"{len(asked)} arguments are given", 'write [FILE.py] "SELECT …"')
+    return (Path(asked[0]) if len(asked) == 2 else None), asked[-1]
+
+
+def _asked(
+    sql: str,
+    file: Path | None,
+    folder: Path,
+    profile: str | None,
+    servers: str | None,
+    schema: Sequence[str],
+    watermark: str | None,
+) -> Asked:
+    home = folder if file is None else file.parent
+    wiring = Wiring.read(home, profile)
+    channels = found(home, profile, servers)
+    plain = Asked(sql, channels, wiring, _described(file, wiring, servers))
+    if named(sql):
+        # What such a file declares beyond these is for a query that goes on and keeps its rows.
+        own = read(Path(sql), sql, WORDS)
+        plain = replace(plain, sql=own.text, file=sql, where=own.words.get("where"))
+        watermark = watermark or own.words.get("watermark")
+    late = None if watermark is None else span("--watermark", watermark)
+    return replace(plain, schemas=_schemas(schema, plain.names), watermark=late).checked()
+
+
+def _described(file: Path | None, wiring: Wiring, servers: str | None) -> Description | None:
+    """What is declared: by the file, or by that of the pipeline that runs here."""
+    if file is None and servers is None and (running := Running.at(wiring.state)) is not None and running.file:
+        file = Path(running.file)
+    return None if file is None else load(file)
+
+
+def _schemas(told: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for one in told:
+        name, equals, ddl = one.partition("=")
+        if equals:
+            found[name.strip()] = ddl
+        elif len(names) == 1:
+            found[names[0]] = one
+        else:
+            raise Misconfigured("--schema", f"it reads {' and '.join(names)}", "say of which: --schema CHANNEL=…")
+    return found
+
+
+def _positions(channels: Channels, name: str, begin: str | Micros) -> Positions:
+    if isinstance(begin, int):
+        return channels.since(name, begin)
+    bounds = channels.bounds(name)
+    return {partition: low if begin == _BEGINNING else end for partition, (low, end) in bounds.items()}
+
+
+def _told(begin: str | Micros) -> str:
+    return {_BEGINNING: "from the beginning", _LATEST: "from now on"}.get(str(begin), "from then on")
+
+
+def _wait(following: Following, stop: Event, seconds: float | None, clock: Clock) -> None:
+    began, said = clock.elapsed(), False
+    while not stop.wait(_PAUSE):
+        if error := following.look():
+            raise error
+        if not following.reads:
+            began = clock.elapsed()
+        if following.late and not said:
+            _say("some rows came after the watermark had passed them, and are left out")
+            said = True
+        if seconds is not None and clock.elapsed() - began >= seconds:
+            return
+
+
+def _summary(rows: int, following: Following) -> str:
+    left_out = []
+    if following.refused:
+        left_out.append(f"{counted(following.refused, 'record')} that did not fit")
+    if following.late:
+        left_out.append(f"{counted(following.late, 'row')} that came late")
+    return counted(rows, "row") + (f"; left out: {', '.join(left_out)}" if left_out else "")
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+class Printed:
+    """What was printed so far. It stops all when that is enough, or when nobody reads it any more."""
+
+    def __init__(self, out: Output, shown: Shown, most: int | None, stop: Event) -> None:
+        self._out, self._shown, self._most, self._stop = out, shown, most, stop
+        self.count = 0
+
+    def take(self, result: Result, rows: Iterator[str]) -> None:
+        if result.whole and self.count and not self._shown.as_json:
+            self._print(b"\n")
+        for row in rows:
+            if self._stop.is_set() or not self._print(self._shown.line(row, result.keys)):
+                return
+            self.count += 1
+            if self.count == self._most:
+                self._stop.set()
+
+    def _print(self, line: bytes) -> bool:
+        try:
+            if not self._out.gone():
+                self._out.write([line])
+                return True
+        except BrokenPipeError:
+            pass
+        self._stop.set()
+        return False

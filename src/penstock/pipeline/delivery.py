@@ -1,0 +1,76 @@
+"""What delivery a pipeline asks for, and what each of its hops gives. No I/O.
+
+Each hop reads a log that stays and writes where a record is known by its number or its version; so most give more than
+is asked for. What gives less is told, with the way out.
+"""
+
+from dataclasses import dataclass
+
+from penstock.contracts import Guarantee
+from penstock.pipeline.description import Delivery, SourceSpec
+
+_ENOUGH = {
+    Delivery.EXACTLY_ONCE: {Delivery.EXACTLY_ONCE},
+    Delivery.AT_LEAST_ONCE: {Delivery.EXACTLY_ONCE, Delivery.AT_LEAST_ONCE},
+    Delivery.AT_MOST_ONCE: {Delivery.EXACTLY_ONCE, Delivery.AT_MOST_ONCE},
+}
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a hop gives of what was wanted, and why; where that is weaker, how it would give more."""
+
+    wanted: Delivery
+    guarantee: str
+    why: str
+    way_out: str = ""
+
+    @property
+    def weaker(self) -> bool:
+        return self.guarantee not in _ENOUGH[self.wanted]
+
+
+def resumes(source: SourceSpec, wanted: Delivery) -> bool:
+    """Whether a source is asked to go on after what was taken; otherwise it begins with what is new."""
+    return source.resume and source.numbered is not None and wanted is not Delivery.AT_MOST_ONCE
+
+
+def of_source(source: SourceSpec, wanted: Delivery) -> Given:
+    if wanted is Delivery.AT_MOST_ONCE:
+        why = "it begins with what is new at each connection, and is asked for nothing again"
+        return Given(wanted, Delivery.AT_MOST_ONCE, why)
+    if resumes(source, wanted):
+        return Given(wanted, Delivery.EXACTLY_ONCE, "it resumes after the last number that the channel holds")
+    return Given(
+        wanted,
+        Guarantee.BEST_EFFORT,
+        "what it sends while nobody listens is unknown",
+        'hear a feed that numbers its records and can resume: numbered="…", resume=True',
+    )
+
+
+def of_query(identified: bool, gives_up: bool, wanted: Delivery) -> Given:
+    """`identified`: its rows carry a version or an origin. `gives_up`: what a crash leaves unfinished is not done."""
+    if identified:
+        why = "rows may be written again after a crash; their version tells which is newer"
+        return Given(wanted, Delivery.EXACTLY_ONCE, why)
+    if gives_up:
+        why = "a batch that a crash left unfinished is given up; the audit counts its records as missing"
+        return Given(wanted, Delivery.AT_MOST_ONCE, why)
+    return Given(
+        wanted,
+        Delivery.AT_LEAST_ONCE,
+        "rows may be written again after a crash, and nothing tells them apart",
+        "add seen() to its aggregation, or keep the column origin",
+    )
+
+
+def of_store(wanted: Delivery) -> Given:
+    """The same whatever is wanted: one transaction neither drops a row nor applies it twice."""
+    why = "rows and positions are written in one transaction, older versions never win"
+    return Given(wanted, Delivery.EXACTLY_ONCE, why)
+
+
+def of_page(wanted: Delivery) -> Given:
+    why = "a snapshot, then the changes; whoever comes back gets what it missed"
+    return Given(wanted, Delivery.EXACTLY_ONCE, why)

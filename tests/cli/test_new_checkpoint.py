@@ -1,0 +1,59 @@
+"""`penstock run --new-checkpoint`: what a person may write. What it does is in tests/analysis/test_new_life.py."""
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli import app
+from penstock.cli.run import beginning
+from penstock.errors import Misconfigured
+from penstock.pipeline.renewal import Begin
+
+
+def test_a_place_to_begin_is_a_word_a_moment_or_offsets() -> None:
+    assert beginning("beginning") == Begin()
+    assert beginning("end") == Begin(end=True)
+    assert beginning("2026-11-15T10:00+00:00") == Begin(moment=1_794_736_800_000_000)
+    assert beginning("2026-11-15 10:00+00:00") == beginning("2026-11-15T10:00+00:00")
+    assert beginning("10m").moment is not None
+    assert beginning("rsvps:0=120, rsvps:1=80,venues:0=0") == Begin(
+        offsets={"rsvps": {0: 120, 1: 80}, "venues": {0: 0}}
+    )
+
+
+@pytest.mark.parametrize("text", ["rsvps=3", "rsvps:0=", "rsvps:0=-1", "rsvps:0=1,", "=", "rsvps:0=1;rsvps:1=2"])
+def test_what_is_no_offset_is_told(text: str) -> None:
+    with pytest.raises(Misconfigured, match=r"--from: .* is no offset; write CHANNEL:PARTITION=OFFSET"):
+        beginning(text)
+
+
+def test_what_is_no_place_is_told() -> None:
+    with pytest.raises(Misconfigured, match='--from: "middle" is no moment'):
+        beginning("middle")
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--from", "beginning"], "--from: it is not said for which query"),
+        (["--new-checkpoint", "by_city"], "--new-checkpoint: it is not said where the new one begins"),
+        (["--new-checkpoint", "by_contry", "--from", "end"], 'it has no query "by_contry"; did you mean "by_city"?'),
+        (["--new-checkpoint", "by_city", "--from", "x:0=1"], "--from: x is read by none of by_city; they read rsvps"),
+    ],
+)
+def test_half_of_it_or_a_stranger_is_refused_before_anything_starts(
+    options: list[str], words: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "small.py"
+    sql = "SELECT city, count(1) AS n, seen() FROM rsvps GROUP BY city"
+    file.write_text(
+        "from penstock import Pipeline\n"
+        'app = Pipeline("small")\n'
+        'app.channel("rsvps", schema="city STRING")\n'
+        f'app.query("by_city", key="city", sql="{sql}")\n'
+    )
+    ran = CliRunner().invoke(app, ["run", str(file), *options])
+    assert isinstance(ran.exception, Misconfigured)
+    assert words in str(ran.exception)
+    assert not (tmp_path / ".penstock").exists()

@@ -1,0 +1,141 @@
+"""SQL over channels by hand: what is refused at once, and one query as a process of its own."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event
+
+import psutil
+import pytest
+from typer.testing import CliRunner
+
+from penstock.analysis.following import Result
+from penstock.channels.kafka import Kafka
+from penstock.cli import app
+from penstock.cli.query import Printed
+from penstock.cli.rows import Shown
+from penstock.cli.standard import Output
+from penstock.contracts import Topic
+from penstock.record import Record
+
+Fresh = Callable[[str], str]
+
+
+def refused(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["query", *arguments])
+    assert result.exit_code == 1
+    return str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a", "b", "c"], '3 arguments are given; write [FILE.py] "SELECT …"'),
+        (["SELECT 1", "SELECT 2"], "2 arguments are given"),
+        (["SELECT * FROM a", "--from", "noon"], '--from: "noon" is no moment'),
+        (["SELECT * FROM a", "--for", "ever"], '--for: "ever" is not a duration'),
+        (["SELECT * FROM a", "--watermark", "x"], '--watermark: "x" is not a duration'),
+        (["DROP VIEW a"], "query SQL: this is no query"),
+        (["nowhere.sql"], "nowhere.sql: there is no such file"),
+        (["nowhere.py", "SELECT * FROM a"], "there is no such file"),
+        (["SELECT * FROM a"], "channel a: there is none of that name"),
+        (["SELECT * FROM a, b", "--schema", "x INT"], "--schema: it reads a and b; say of which: --schema CHANNEL=…"),
+        (["SELECT * FROM a", "--channels", "tcp://127.0.0.1:1"], "is gone for others"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_spark_starts(
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    address = [] if "--channels" in arguments else ["--channels", "file://" + str(tmp_path / "channels")]
+    assert said in refused(*arguments, *address)
+
+
+def printed(rows: list[str], result: Result, most: int | None, capsysbinary: pytest.CaptureFixture[bytes]) -> list[str]:
+    stop = Event()
+    one = Printed(Output(), Shown(), most, stop)
+    for row in rows:
+        one.take(result, iter([row]))
+    assert stop.is_set() is (one.count == most)
+    return capsysbinary.readouterr().out.decode().splitlines()
+
+
+def test_rows_are_printed_up_to_a_limit(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    changing = Result(None, ("a", "n"), ("a",), "update")  # type: ignore[arg-type]
+    rows = [json.dumps({"a": "x", "n": n}) for n in range(3)]
+    assert printed(rows, changing, None, capsysbinary) == ["x → n=0", "x → n=1", "x → n=2"]
+    assert printed(rows, changing, 2, capsysbinary) == ["x → n=0", "x → n=1"]
+
+
+def test_between_two_whole_results_there_is_a_line(capsysbinary: pytest.CaptureFixture[bytes]) -> None:
+    whole = Result(None, ("n",), (), "complete")  # type: ignore[arg-type]
+    assert printed(['{"n":1}', '{"n":2}'], whole, None, capsysbinary) == ["n=1", "", "n=2"]
+
+
+def send(kafka: Kafka, channel: str, *values: bytes) -> None:
+    async def go() -> None:
+        async with kafka.sender() as sender:
+            await sender.send(channel, [Record(value) for value in values])
+
+    asyncio.run(go())
+
+
+@pytest.fixture
+def folder(tmp_path: Path, kafka: Kafka) -> Path:
+    (tmp_path / "penstock.toml").write_text(f'[channels]\naddress = "kafka://{kafka.servers}"\n')
+    return tmp_path
+
+
+def lines(process: subprocess.Popen[str]) -> Iterator[str]:
+    assert process.stdout is not None
+    return iter(process.stdout.readline, "")
+
+
+def test_a_query_is_followed_until_ctrl_c_and_leaves_nothing(
+    folder: Path, kafka: Kafka, fresh: Fresh, tmp_path: Path
+) -> None:
+    """Over the result of a query of the pipeline, and a channel that nobody declared."""
+    rsvps, by_city, cities = fresh("rsvps"), fresh("by_city"), fresh("cities")
+    kafka.ensure([Topic(rsvps), Topic(by_city), Topic(cities)])
+    send(kafka, cities, b'{"city": "Oslo", "land": "no"}', b'{"city": "Wien", "land": "at"}', b"no JSON")
+    send(kafka, by_city, b'{"city": "Wien", "n": 1}', b'{"city": "Oslo", "n": 7}', b'{"n": "x"}')
+    (folder / "pipeline.py").write_text(
+        "from penstock import Pipeline\n"
+        "app = Pipeline('p')\n"
+        f"app.channel('{rsvps}', schema='city STRING')\n"
+        f"app.query('q', into='{by_city}', key='city', sql='SELECT city, count(1) AS n FROM `{rsvps}` GROUP BY city')\n"
+    )
+    sql = f"SELECT c.city, c.land, r.n FROM `{by_city}` r JOIN `{cities}` c ON c.city = r.city"
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    groups = kafka.groups()
+    command = [sys.executable, "-m", "penstock", "query", "pipeline.py", sql, "--from", "beginning", "--json"]
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=folder, stdout=pipe, stderr=pipe, text=True, env=env) as process:
+        try:
+            found = lines(process)
+            assert {json.loads(next(found))["city"] for _ in range(2)} == {"Oslo", "Wien"}
+            send(kafka, by_city, b'{"city": "Oslo", "n": 8}')
+            assert json.loads(next(found)) == {"city": "Oslo", "land": "no", "n": 8}
+            below = psutil.Process(process.pid).children(recursive=True)
+            assert list(temporary.glob("penstock-query-*/checkpoint/offsets"))
+            process.send_signal(signal.SIGINT)
+            rest, said = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, rest) == (0, "")
+    assert said.splitlines() == [
+        "starting Spark …",
+        f"{cities}: city STRING,land STRING; seen in 3 of its records, --schema says otherwise",
+        f"reading {by_city}, {cities} from the beginning; Ctrl-C ends it",
+        "3 rows; left out: 2 records that did not fit",
+    ]
+    assert not [one for one in below if one.is_running()]
+    assert list(temporary.iterdir()) == []
+    assert kafka.groups() == groups

@@ -1,0 +1,139 @@
+"""`penstock state get` and `scan`, of a pipeline that runs: its analysis is asked, or its page."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from penstock.channels.files import Files
+from penstock.cli import app
+from penstock.contracts import Topic
+from penstock.errors import Misconfigured, PenstockError, Refused, Unavailable
+from penstock.pipeline.running import Running
+from penstock.pipeline.tiers.answering import answering
+from penstock.supervise.folder import StateFolder
+
+PIPELINE = """
+from penstock import Pipeline
+app = Pipeline("shop")
+app.channel("sales", schema="city STRING, n BIGINT")
+app.query("totals", into="by_city", key="city", sql="SELECT city, sum(n) AS n, seen() FROM sales GROUP BY 1")
+"""
+POSITION = {"batch": 7, "at": 1_000_000, "watermark": None, "reads": {"sales": {"0": 12, "1": 9}}}
+TOLD = {"query": "totals", "into": "by_city", "position": POSITION, "note": None}
+
+
+class Analysis:
+    """Who remembers two cities."""
+
+    def get(self, query: str, key: str) -> dict[str, Any]:
+        if key == "late":
+            raise Unavailable("the state", "other questions are being answered")
+        if key == "[1, 2]":
+            raise Refused("the key", "the state is kept by city")
+        state = {"nl": {"sum": 3}, "ñ/☃": {"sum": 4}}.get(key)
+        # A page adds the row; whoever is none says nothing of it.
+        return {**TOLD, "key": [key], "state": state, "row": None, "keys": [["nl"], ["ñ/☃"]]}
+
+    def scan(self, query: str, prefix: str, limit: int) -> dict[str, Any]:
+        entries = [
+            {"key": ["nl"], "value": {"sum": 3}},
+            {"key": ["nl"], "variable": "cities", "of": {"c": "\x1b[31m"}, "value": {"n": 1}},
+        ]
+        return {**TOLD, "entries": entries[:limit], "more": limit < 2}
+
+    def give_up(self) -> None: ...
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """In which a pipeline runs without a page; its channels are files."""
+    (tmp_path / "shop.py").write_text(PIPELINE)
+    channels = Files(tmp_path / "channels")
+    channels.ensure([Topic("penstock.shop.status", compacted=True), Topic("by_city", compacted=True)])
+    with ExitStack() as stack:
+        address = stack.enter_context(answering(Analysis(), "127.0.0.1:0"))
+        held = stack.enter_context(StateFolder(tmp_path / ".penstock").held())
+        said = {"at": time.time_ns() // 1_000, "nodes": {}, "answers": address}
+        with channels.poster() as post:
+            post("penstock.shop.status", b"analyse", json.dumps(said).encode())
+            post("by_city", b'["nl"]', b'{"city": "nl", "n": 3}')
+            post("by_city", b'["de"]', b'{"city": "de", "n": 8}')
+            post("by_city", b'["nl"]', b'{"city": "nl", "n": 5}')
+        running(held.path, channels, None)
+        yield tmp_path
+
+
+def running(state: Path, channels: Files, page: str | None) -> None:
+    where = channels.where
+    Running(os.getpid(), "shop", "penstock.shop.status", where, page, None, "", where).write(state)
+
+
+def state(folder: Path, command: str, *arguments: str) -> Result:
+    return CliRunner().invoke(app, ["state", command, str(folder / "shop.py"), *arguments])
+
+
+def test_a_key_is_told_with_its_newest_row_and_its_position(folder: Path) -> None:
+    told = state(folder, "get", "totals", "nl", "--json")
+    assert told.exit_code == 0, told.output
+    found = json.loads(told.stdout)
+    assert found["state"] == {"sum": 3}
+    assert found["position"] == POSITION
+    assert found["row"]["row"] == {"city": "nl", "n": 5}
+    assert found["row"]["position"]["offset"] == 2
+    lines = state(folder, "get", "totals", "nl").stdout.splitlines()
+    assert lines[0] == 'totals ["nl"]'
+    assert lines[1] == 'row    {"city":"nl","n":5}'
+    assert lines[3] == 'state  {"sum":3}'
+    assert "as of batch 7, 1970-01-01 00:00:01 UTC; sales up to 0:12, 1:9" in lines[4]
+
+
+def test_a_row_or_a_state_alone_is_enough(folder: Path) -> None:
+    assert json.loads(state(folder, "get", "by_city", "de", "--json").stdout)["state"] is None
+    assert json.loads(state(folder, "get", "totals", "ñ/☃", "--json").stdout)["row"] is None
+
+
+def test_a_key_that_is_not_there_is_told_with_some_that_are(folder: Path) -> None:
+    told = state(folder, "get", "totals", "fr")
+    assert told.exit_code == 1
+    assert 'totals has nothing under ["fr"]; its keys look like ["nl"], ["ñ/☃"]' in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "words"),
+    [
+        (("totls", "nl"), Misconfigured, 'did you mean "totals"'),
+        (("totals", "[1, 2]"), Refused, "the state is kept by city"),
+        (("totals", "late"), Unavailable, "other questions are being answered"),
+        (("totals", "\udcff"), Refused, "it is not UTF-8"),
+    ],
+)
+def test_what_cannot_be_asked_is_told_as_a_sentence(
+    folder: Path, arguments: tuple[str, str], kind: type[PenstockError], words: str
+) -> None:
+    told = state(folder, "get", *arguments)
+    assert isinstance(told.exception, kind)
+    assert words in str(told.exception)
+
+
+def test_a_scan_is_a_line_for_each_entry(folder: Path) -> None:
+    told = state(folder, "scan", "totals")
+    assert told.stdout == '["nl"]\t{"sum":3}\n["nl"]\tcities\t{"c":"\\u001b[31m"}\t{"n":1}\n'
+    assert "2 entries; as of batch 7" in told.stderr
+    assert "1 entry, and there are more: --limit" in state(folder, "scan", "totals", "--limit", "1").stderr
+    assert json.loads(state(folder, "scan", "totals", "--json").stdout)["more"] is False
+
+
+def test_where_there_is_a_page_it_is_asked(folder: Path) -> None:
+    with answering(Analysis(), "127.0.0.1:0") as page:
+        running(folder / ".penstock", Files(folder / "channels"), page)
+        # It answers for the row as well: the channel is not read.
+        assert json.loads(state(folder, "get", "totals", "nl", "--json").stdout)["row"] is None
+    told = state(folder, "get", "totals", "nl")
+    assert isinstance(told.exception, Unavailable)

@@ -1,0 +1,117 @@
+"""What a query remembers, asked for at the page: the analysis is somebody else, with a port of its own."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import pytest
+
+from penstock.deliver.app import build
+from penstock.deliver.outlet import FeedSpec
+from penstock.deliver.states import together
+from penstock.errors import Misconfigured
+from penstock.pipeline.tiers.answering import answering
+from penstock.testing.channels import MemoryChannels
+
+Served = Callable[..., AbstractContextManager[str]]
+POSITION = {"batch": 7, "at": 1, "watermark": None, "reads": {"things": {"0": 12}}}
+
+
+class Analysis:
+    """Who remembers one key."""
+
+    def get(self, query: str, key: str) -> dict[str, Any]:
+        if query != "count":
+            raise Misconfigured("pipeline app", f'it has no query "{query}"', 'did you mean "count"?')
+        told = {"query": query, "into": "counts", "key": [key], "position": POSITION, "note": None}
+        return {**told, "state": {"count": 3} if key == "a/b" else None, "keys": [["a/b"]]}
+
+    def scan(self, query: str, prefix: str, limit: int) -> dict[str, Any]:
+        entries = [{"key": ["a/b"], "value": {"count": 3}}]
+        return {"query": query, "entries": entries, "more": False, "asked": [prefix, limit]}
+
+    def give_up(self) -> None: ...
+
+
+@pytest.fixture
+def channels() -> MemoryChannels:
+    return MemoryChannels(partitions=2)
+
+
+@pytest.fixture
+def address(channels: MemoryChannels, vega_cache: Path, served: Served) -> Iterator[str]:
+    app = build(channels, [FeedSpec("counts", "counts", "id")], [], {}, "status", "A page", cache=vega_cache)
+    with served(app) as at:
+        yield at
+
+
+def says(channels: MemoryChannels, address: str | None, at: int | None = None) -> None:
+    told = {"at": time.time_ns() // 1_000 if at is None else at, "nodes": {}, "answers": address}
+    channels.append("status", json.dumps(told).encode(), b"analyse")
+
+
+def ask(address: str, path: str, **more: Any) -> httpx.Response:
+    """Once the page has heard of the analysis."""
+    until = time.monotonic() + 20
+    while (answer := httpx.get(address + path, **more)).status_code == 503 and time.monotonic() < until:
+        time.sleep(0.02)
+    return answer
+
+
+def test_the_state_of_a_key_comes_with_its_newest_row(channels: MemoryChannels, address: str) -> None:
+    channels.append("counts", b'{"n": 4}', b'["a/b"]', [("version", b"4"), ("time", b"9")])
+    with answering(Analysis(), "127.0.0.1:0") as analysis:
+        says(channels, analysis)
+        answer = ask(address, f"/state/count/{quote('a/b', safe='')}")
+        while answer.json()["row"] is None:
+            answer = ask(address, "/state/count/a/b")
+    found = answer.json()
+    assert found["key"] == ["a/b"]
+    assert found["state"] == {"count": 3}
+    assert found["position"] == POSITION
+    row = found["row"]
+    assert (row["row"], row["version"], row["time"]) == ({"n": 4}, 4, 9)
+    assert row["position"].keys() == {"partition", "offset", "at"}
+
+
+def test_what_is_not_there_is_told_with_what_is(channels: MemoryChannels, address: str) -> None:
+    with answering(Analysis(), "127.0.0.1:0") as analysis:
+        says(channels, analysis)
+        nothing = ask(address, "/state/count/" + quote("ñ\n", safe=""))
+        unknown = ask(address, "/state/cont/a")
+        scanned = ask(address, "/state/count", params={"limit": 3, "prefix": "a&b"})
+        refused = ask(address, "/state/count?limit=0x1")
+        foreign = ask(address, "/state/count", headers={"origin": "http://elsewhere"})
+    assert (nothing.status_code, nothing.json()["keys"]) == (404, [["a/b"]])
+    assert nothing.json()["error"] == 'count has nothing under ["ñ\\n"]'
+    assert nothing.json()["way_out"] == 'its keys look like ["a/b"]'
+    assert (unknown.status_code, unknown.json()["way_out"]) == (404, 'did you mean "count"?')
+    assert scanned.json()["asked"] == ["a&b", 3]
+    assert (refused.status_code, refused.json()["place"]) == (400, "the limit")
+    assert foreign.status_code == 403
+
+
+def test_an_analysis_that_is_away_is_named(channels: MemoryChannels, address: str) -> None:
+    silent = httpx.get(f"{address}/state/count/a")
+    assert silent.status_code == 503
+    assert "the analysis is away: it has said nothing for ten seconds" in silent.json()["error"]
+    with answering(Analysis(), "127.0.0.1:0") as analysis:
+        pass
+    says(channels, analysis)
+    while "said nothing" in (gone := httpx.get(f"{address}/state/count/a")).json()["error"]:
+        pass
+    assert gone.status_code == 503
+    assert "the analysis is away" in gone.json()["error"]
+    assert gone.headers["retry-after"]
+
+
+def test_a_row_alone_is_an_answer() -> None:
+    told = {"query": "q", "key": ["k"], "state": None, "position": None, "note": "it keeps no state", "keys": []}
+    assert together(told, {"row": {}})[0] == 200
+    status, document = together(told, None)
+    assert (status, document["way_out"]) == (404, "it keeps no state")

@@ -1,0 +1,52 @@
+"""What each hop gives of what is asked for."""
+
+import pytest
+
+from penstock.errors import Misconfigured
+from penstock.pipeline.delivery import Given, of_page, of_query, of_source, of_store, resumes
+from penstock.pipeline.description import Delivery, Pipeline, SourceSpec
+
+RESUMED = SourceSpec("rsvps", "ws://feed", "rsvps", (), "feed", True)
+DEAF = SourceSpec("rsvps", "ws://feed", "rsvps", (), None, True)
+EXACTLY, LEAST, MOST = Delivery.EXACTLY_ONCE, Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE
+
+
+@pytest.mark.parametrize(
+    ("given", "guarantee", "weaker"),
+    [
+        (of_source(RESUMED, EXACTLY), "exactly once", False),
+        (of_source(DEAF, EXACTLY), "best effort", True),
+        (of_source(DEAF, LEAST), "best effort", True),
+        (of_source(RESUMED, MOST), "at most once", False),
+        (of_source(DEAF, MOST), "at most once", False),
+        (of_query(True, False, EXACTLY), "exactly once", False),
+        (of_query(True, False, MOST), "exactly once", False),
+        (of_query(False, False, EXACTLY), "at least once", True),
+        (of_query(False, False, LEAST), "at least once", False),
+        (of_query(False, True, MOST), "at most once", False),
+        (of_query(False, False, MOST), "at least once", True),
+        (of_store(MOST), "exactly once", False),
+        (of_page(LEAST), "exactly once", False),
+    ],
+)
+def test_what_is_weaker_than_asked_for_has_a_way_out(given: Given, guarantee: str, weaker: bool) -> None:
+    assert (given.guarantee, given.weaker) == (guarantee, weaker)
+    assert given.why
+    assert bool(given.way_out) or not weaker
+
+
+def test_who_wants_nothing_twice_does_not_ask_for_it_again() -> None:
+    assert resumes(RESUMED, EXACTLY)
+    assert not resumes(RESUMED, MOST)
+    assert not resumes(DEAF, LEAST)
+
+
+def test_a_pipeline_asks_for_one_of_three() -> None:
+    app = Pipeline("rsvps", delivery="at most once")
+    app.channel("rsvps")
+    app.query("all", key="value", sql="SELECT value FROM rsvps")
+    assert app.describe().delivery is MOST
+    assert [query.once for query in app.describe().queries] == [True]
+    assert Pipeline("rsvps").describe().delivery is EXACTLY
+    with pytest.raises(Misconfigured, match='delivery is "twice"; the choices are exactly once, at least once'):
+        Pipeline("rsvps", delivery="twice")
