@@ -49,6 +49,7 @@ def test_a_random_walk_is_its_steps(spark: SparkSession) -> None:
         ("exactly_once/consumer.py", ["payments", "balances.db"], "no binder knows this address"),
         ("updates/producer.py", ["--channels", "file:///dev/null/there"], "/dev/null/there"),
         ("updates/verifier.py", ["--channels", "nonsense"], "no binder knows this address"),
+        ("ads/visitors.py", [], "nothing runs here"),
     ],
 )
 def test_what_cannot_work_is_told_in_a_sentence(tmp_path: Path, program: str, arguments: list[str], said: str) -> None:

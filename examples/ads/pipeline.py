@@ -1,0 +1,53 @@
+from pyspark.sql import functions as F
+
+from penstock import Pipeline, joined
+
+app = Pipeline("ads")
+
+# Filled from outside: python visitors.py
+app.channel(
+    "impressions",
+    schema="impression STRING NOT NULL, ad STRING NOT NULL, at BIGINT NOT NULL",
+    event_time="timestamp_millis(at)",
+    keep="1 day",
+)
+app.channel(
+    "clicks",
+    schema="impression STRING NOT NULL, at BIGINT NOT NULL",
+    event_time="timestamp_millis(at)",
+    keep="1 day",
+)
+app.static(
+    "campaigns", "campaigns.csv", schema="ad STRING NOT NULL, campaign STRING, price DOUBLE", refresh="5 seconds"
+)
+
+
+@app.query(key="impression", watermark="10 seconds", every="1 second", keep="1 hour")
+def outcomes(impressions, clicks, campaigns):
+    """Each ad that was shown: with its click as soon as that comes, without one when a minute has passed."""
+    found = joined(shown=impressions, click=clicks, on="impression", within="1 minute", how="left")
+    lag = F.unix_millis("click.event_time") - F.unix_millis("shown.event_time")
+    return found.join(campaigns, F.col("shown.ad") == campaigns.ad, "left").select(
+        "impression",
+        "shown.ad",
+        F.coalesce("campaign", F.lit("unknown")).alias("campaign"),
+        F.col("click").isNotNull().alias("clicked"),
+        lag.alias("lag"),
+        F.when(F.col("click").isNotNull(), F.col("price")).alias("earned"),
+        "seen",
+    )
+
+
+app.store("outcomes", "redis://", ttl="1 hour")
+app.page(
+    "outcomes",
+    title="What became of each ad",
+    chart={
+        "mark": "bar",
+        "encoding": {
+            "y": {"field": "campaign", "type": "nominal", "title": None},
+            "x": {"aggregate": "count", "type": "quantitative", "title": "ads shown"},
+            "color": {"field": "clicked", "type": "nominal"},
+        },
+    },
+)

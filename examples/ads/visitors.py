@@ -1,0 +1,68 @@
+"""Visitors of a site: they see ads, and click on some of them seconds or minutes later."""
+
+import argparse
+import asyncio
+import heapq
+import json
+import random
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from penstock import Origin, Record, bind
+from penstock.clock import SystemClock
+from penstock.contracts import Channels
+from penstock.errors import PenstockError
+from penstock.pipeline.running import Running
+from penstock.pipeline.wiring import Wiring
+
+ADS = ("a1", "a2", "a3", "a4", "a5")
+Visit = tuple[float, str, dict[str, object]]
+"""When, in seconds from the beginning; the channel; and the record."""
+
+
+def visits(chance: random.Random, life: int, every: float = 0.2) -> Iterator[Visit]:
+    """An ad is shown every so often; one in three is clicked, after 10 seconds on average, and some after a minute."""
+    coming: list[tuple[float, str]] = []
+    shown, now = 0, 0.0
+    while True:
+        while coming and coming[0][0] <= now:
+            at, impression = heapq.heappop(coming)
+            yield at, "clicks", {"impression": impression}
+        shown += 1
+        impression = f"{life}-{shown}"
+        yield now, "impressions", {"impression": impression, "ad": chance.choice(ADS)}
+        if chance.random() < 1 / 3:
+            heapq.heappush(coming, (now + chance.expovariate(1 / 10), impression))
+        now += every
+
+
+async def send(channels: Channels, limit: int | None) -> None:
+    clock = SystemClock()
+    began, life = clock.elapsed(), clock.now()
+    numbers = {"impressions": 0, "clicks": 0}
+    async with channels.sender() as sender:
+        for at, channel, record in visits(random.Random(life), life):
+            if sum(numbers.values()) == limit:
+                return
+            await asyncio.sleep(max(0.0, began + at - clock.elapsed()))
+            numbers[channel] += 1
+            value = json.dumps({**record, "at": (life + round(at * 1e6)) // 1_000}).encode()
+            origin = Origin("visitors", life, numbers[channel], clock.now())
+            await sender.send(channel, [Record(value, origin, str(record["impression"]).encode())])
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description="Show ads to visitors who click on some of them.")
+    options.add_argument("--channels", metavar="ADDRESS", help="those of the pipeline that runs here, if not said")
+    options.add_argument("--limit", type=int, help="stop after so many records")
+    given = options.parse_args()
+    try:
+        with suppress(KeyboardInterrupt):
+            asyncio.run(send(bind(given.channels or Running.find(Wiring.read(Path())).address), given.limit))
+    except PenstockError as error:
+        options.exit(2, f"{error}\n")
+
+
+if __name__ == "__main__":
+    main()

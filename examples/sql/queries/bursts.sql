@@ -1,0 +1,10 @@
+-- Bursts of answers: per country, with no pause of more than two seconds. They come when they are over.
+-- key: session, country
+-- watermark: 10 seconds
+SELECT
+    session_window(event_time, '2 seconds') AS session,
+    `group`.group_country AS country,
+    count(1) AS answers,
+    seen()
+FROM rsvps
+GROUP BY 1, 2
