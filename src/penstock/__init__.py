@@ -7,12 +7,12 @@ from penstock.pipeline.description import Pipeline
 from penstock.record import Origin, Record
 
 if TYPE_CHECKING:
-    from penstock.analysis import tables
     from penstock.analysis.frames import seen
-    from penstock.analysis.joins import joined
-    from penstock.analysis.keyed import Keyed
-    from penstock.analysis.variables import List, Map, Value
-    from penstock.analysis.windows import average, by_count, total
+    from penstock.analysis.operators import tables
+    from penstock.analysis.operators.joins import joined
+    from penstock.analysis.operators.windows import average, by_count, total
+    from penstock.analysis.state.keyed import Keyed
+    from penstock.analysis.state.variables import List, Map, Value
     from penstock.channels.binders import bind
 
 __all__ = [
@@ -41,23 +41,23 @@ def __getattr__(name: str) -> Any:
 
         return seen
     if name == "joined":
-        from penstock.analysis.joins import joined
+        from penstock.analysis.operators.joins import joined
 
         return joined
     if name == "Keyed":
-        from penstock.analysis.keyed import Keyed
+        from penstock.analysis.state.keyed import Keyed
 
         return Keyed
     if name in ("List", "Map", "Value"):
-        from penstock.analysis import variables
+        from penstock.analysis.state import variables
 
         return getattr(variables, name)
     if name == "tables":
-        from penstock.analysis import tables
+        from penstock.analysis.operators import tables
 
         return tables
     if name in ("average", "by_count", "total"):
-        from penstock.analysis import windows
+        from penstock.analysis.operators import windows
 
         return getattr(windows, name)
     if name == "bind":

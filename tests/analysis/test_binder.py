@@ -10,9 +10,10 @@ from pyspark.sql import functions as F
 from tests.channels.traffic import send
 
 from penstock.analysis.binder import BinderWire
-from penstock.analysis.checkpoint import covered
-from penstock.analysis.engine import Engine, failed
+from penstock.analysis.checkpoints.batches import covered
+from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
+from penstock.analysis.launching import failed, launch, sift
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.binders import bind
@@ -97,8 +98,8 @@ def test_a_query_runs_over_history_goes_on_live_and_from_its_checkpoint(
     ids = {"things": channels.topic_id("things")}
     send(channels, "things", things(1, 500))
     for last in (500, 1_000):
-        running, verdict = engine.launch(query, 1, ids)
-        sifting = engine.sift(shape, "things.dead", ids)
+        running, verdict = launch(engine, query, 1, ids)
+        sifting = sift(engine, shape, "things.dead", ids)
         assert verdict.mode is Mode.MICRO_BATCH
         assert "reads only Kafka in real time" in verdict.why
         send(channels, "things", [*things(last + 1, last + 500), Record(b"no JSON", Origin("t", 1, last, 0), b"x")])

@@ -15,6 +15,7 @@ from penstock.analysis.books import Books, standing
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
 from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.launching import launch
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome
@@ -71,7 +72,7 @@ def each_record_has_one_outcome(
 
     def launched(before: Account | None) -> Books:
         stood = standing(engine, query, kafka.bounds)
-        running, verdict = engine.launch(query, 1, ids)
+        running, verdict = launch(engine, query, 1, ids)
         assert verdict.mode is mode
         return Books(engine, query, running, before, stood, kafka, SystemClock())
 
@@ -143,7 +144,7 @@ def test_what_an_earlier_life_has_guessed_says_nothing_about_a_new_one(
 
     def told(before: Account | None, seq: int) -> Account:
         stood = standing(engine, query, kafka.bounds)
-        running, _ = engine.launch(query, 1, {things: kafka.topic_id(things)})
+        running, _ = launch(engine, query, 1, {things: kafka.topic_id(things)})
         books = Books(engine, query, running, before, stood, kafka, SystemClock())
         send(kafka, things, [thing(seq, seq)])
         eventually(lambda: books.look() is not None and books.account.shares[things].taken == seq, 60)

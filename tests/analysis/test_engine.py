@@ -9,9 +9,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.analysis.engine import Engine, failed, in_order
+from penstock.analysis.engine import Engine, in_order
 from penstock.analysis.frames import seen
 from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.launching import failed, launch, sift
 from penstock.analysis.progress import progress
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
@@ -76,8 +77,8 @@ def test_a_query_goes_on_where_its_checkpoint_stands(
 
     send(kafka, things, 1, 500)
     for last in (500, 1_000):
-        running, verdict = engine.launch(query, 1, ids)
-        sifting = engine.sift(shape, f"{things}.dead", ids)
+        running, verdict = launch(engine, query, 1, ids)
+        sifting = sift(engine, shape, f"{things}.dead", ids)
         assert verdict.mode is mode
         send(kafka, things, last + 1, last + 500)
         eventually(lambda last=last: newest(kafka, into) == expected(last + 500))
@@ -105,14 +106,14 @@ def test_a_query_that_spark_refuses_in_real_time_runs_in_batches(
         "loud", (things,), into, ("n",), lambda frame: frame.select("n", shout("name").alias("name"), "origin")
     )
     send(kafka, things, 1, 10)
-    running, verdict = engine.launch(query, 1, {})
+    running, verdict = launch(engine, query, 1, {})
     assert verdict.mode is Mode.MICRO_BATCH
     assert "Python" in verdict.why
     eventually(lambda: kafka.bounds(into)[0][1] == 10)
     running.stop()
     forced = Query("forced", (things,), into, ("n",), query.build, Mode.REAL_TIME)
     with pytest.raises(Misconfigured, match="query forced: it cannot run in real time"):
-        engine.launch(forced, 1, {})
+        launch(engine, forced, 1, {})
 
 
 def test_a_checkpoint_of_another_topic_is_refused(
@@ -123,9 +124,9 @@ def test_a_checkpoint_of_another_topic_is_refused(
     shapes = {things: Shape(things, "name STRING, n BIGINT")}
     engine = Engine(spark, SparkSettings(), KafkaWire(kafka.servers), str(tmp_path), shapes)
     query = Query("totals", (things,), into, ("name",), totals, Mode.MICRO_BATCH)
-    engine.launch(query, 0, {things: "one"})[0].stop()
+    launch(engine, query, 0, {things: "one"})[0].stop()
     with pytest.raises(Misconfigured, match=f"it belongs to another topic {things} .*; begin anew: .*"):
-        engine.launch(query, 0, {things: "another"})
+        launch(engine, query, 0, {things: "another"})
 
 
 def test_a_query_can_read_the_result_of_another(spark: SparkSession, tmp_path: Path) -> None:

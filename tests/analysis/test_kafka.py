@@ -8,9 +8,10 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.analysis.checkpoint import covered
-from penstock.analysis.engine import Engine, failed
+from penstock.analysis.checkpoints.batches import covered
+from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.launching import failed, launch
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
@@ -46,15 +47,15 @@ def test_a_query_ends_at_what_retention_took_or_goes_on_behind_it(
         return covered(f"{tmp_path}/kept") == {things: {0: end}}
 
     send(0, 10)
-    running, _ = engine(False).launch(query, 0, {})
+    running, _ = launch(engine(False), query, 0, {})
     eventually(lambda: reaches(10))
     running.stop()
     send(10, 10)
     admin = AdminClient({"bootstrap.servers": kafka.servers})
     admin.delete_records([TopicPartition(things, 0, 15)])[TopicPartition(things, 0)].result(10)
-    strict, _ = engine(False).launch(query, 0, {})
+    strict, _ = launch(engine(False), query, 0, {})
     eventually(lambda: failed([strict]))
-    lenient, _ = engine(True).launch(query, 0, {})
+    lenient, _ = launch(engine(True), query, 0, {})
     eventually(lambda: reaches(20))
     assert failed([lenient]) is None
     lenient.stop()

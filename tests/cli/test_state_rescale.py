@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock.analysis.rescale import Rescaled
+from penstock.analysis.checkpoints.rescale import Rescaled
 from penstock.cli.state import app
 from penstock.cli.state_rescale import told
 from penstock.errors import Misconfigured

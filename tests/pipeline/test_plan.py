@@ -5,7 +5,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.statics import table
+from penstock.analysis.operators.statics import table
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.plan import Plan, plan

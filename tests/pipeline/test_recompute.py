@@ -14,10 +14,11 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from penstock.analysis.checkpoint import covered
+from penstock.analysis.checkpoints.batches import covered
 from penstock.analysis.compare import How, Verdict
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.launching import launch
 from penstock.analysis.query import Query
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome, Share
@@ -81,7 +82,7 @@ class Case:
 
     def run(self) -> None:
         """Run the query until it has covered all, and stop it."""
-        running, _ = self.engine.launch(self.query, 0, {})
+        running, _ = launch(self.engine, self.query, 0, {})
         try:
             self.eventually(lambda: (covered(str(self.checkpoint)) or {}).get(self.things) == self.ends())
         finally:
@@ -320,7 +321,7 @@ def test_records_that_came_too_late_explain_what_is_lacking(case: Case) -> None:
 def test_a_query_in_real_time_is_waited_for_until_it_commits(case: Case) -> None:
     case.send(*SOME)
     case = replace(case, description=replace(case.description, stores=()))
-    running, _ = case.engine.launch(case.query, 1, {})
+    running, _ = launch(case.engine, case.query, 1, {})
     case.eventually(lambda: covered(str(case.checkpoint)) is not None)
     case.send((7, "a"))
     report = case.report(wait=60)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.analysis.note import LAST, Note, note_of
+from penstock.analysis.checkpoints.note import LAST, Note, note_of
 from penstock.audit.account import Account
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Description, Pipeline

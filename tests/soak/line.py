@@ -14,9 +14,10 @@ from tests.soak.sizes import PATIENCE
 from tests.soak.things import PARTITIONS, SCHEMA, WINDOW
 
 from penstock.analysis.books import Books, standing
-from penstock.analysis.checkpoint import covered
+from penstock.analysis.checkpoints.batches import covered
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.launching import launch, sift
 from penstock.analysis.query import Query
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account
@@ -74,7 +75,7 @@ class Line:
     def start_query(self) -> None:
         """Launch the query, as the analysis does when it begins and when it comes back."""
         stood = standing(self.engine, self.query, self.kafka.bounds)
-        running, _ = self.engine.launch(self.query, 0, {})
+        running, _ = launch(self.engine, self.query, 0, {})
         before = last_accounts(self.kafka, self.description.bookmarks).get(f"query:{self.query.name}")
         self._books = Books(self.engine, self.query, running, before, stood, self.kafka, SystemClock())
 
@@ -178,7 +179,7 @@ def line(
         stack.enter_context(accounting(kafka, description.bookmarks, accounts, every=0.5))
         for loader in loaders.values():
             _work(stack, loader.run)
-        sifting = engine.sift(shapes[things], f"{things}.dead", {})
+        sifting = sift(engine, shapes[things], f"{things}.dead", {})
         stack.callback(sifting.stop)
         made.start_query()
         stack.callback(made.stop_query)

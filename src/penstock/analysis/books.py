@@ -15,12 +15,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.analysis.abandoning import given_up
 from penstock.analysis.belated import Belated
-from penstock.analysis.checkpoint import batches
+from penstock.analysis.checkpoints.abandoning import given_up
+from penstock.analysis.checkpoints.batches import batches
+from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import counts, words
-from penstock.analysis.note import note_of
 from penstock.analysis.query import Query
 from penstock.analysis.recount import NAMED, Late, Log, Recount, Stretch
 from penstock.audit.account import Account, Outcome, Share

@@ -1,54 +1,35 @@
-"""The running of queries: each reads channels and writes one, in its mode, from its checkpoint."""
+"""What Spark makes of the queries of a pipeline: their frames, their columns, what speaks against them."""
 
-import logging
-import re
-import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from graphlib import TopologicalSorter
-from pathlib import Path
 from typing import Self
 
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
-from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.analysis.abandoning import give_up
 from penstock.analysis.belated import of_sessions, untold
-from penstock.analysis.checkpoint import on_disk
+from penstock.analysis.checkpoints.batches import on_disk
+from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.conserving import against, stateless
 from penstock.analysis.cost import Cost, cost, shuffles
-from penstock.analysis.doctor import Diagnosis, Known, begin_anew, examine
-from penstock.analysis.fingerprint import Fingerprint, fingerprint
 from penstock.analysis.frames import (
     ADDED,
     RAW,
     boundaries,
     built,
-    dead_letters,
     encoded,
     sorted_out,
     told_of_seen,
     typed,
 )
-from penstock.analysis.keyed import keeps_state, waits
-from penstock.analysis.modes import Verdict, accepts_update, decide, empty_stream, objection, plainly, refusal, refused
-from penstock.analysis.note import NAME, Note, note_of
-from penstock.analysis.planning import objection as objection_to_state
+from penstock.analysis.modes import Verdict, accepts_update, decide, empty_stream, objection, refused
+from penstock.analysis.operators.statics import Table
 from penstock.analysis.query import Emit, Late, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.analysis.statics import Table
-from penstock.analysis.wholeness import Written
+from penstock.analysis.state.keyed import keeps_state, waits
 from penstock.analysis.wire import Wire
 from penstock.contracts import Positions
-from penstock.errors import Misconfigured, Unavailable
-
-log = logging.getLogger(__name__)
-
-_WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+from penstock.errors import Misconfigured
 
 
 @dataclass(frozen=True)
@@ -134,7 +115,7 @@ class Engine:
         """The columns of a query's result; Misconfigured when it cannot work."""
         result = self._over_nothing(query)
         encoded(result, query)
-        self._require_told(query)
+        self.require_told(query)
         return result.columns
 
     def result(self, query: Query) -> Shape:
@@ -161,7 +142,7 @@ class Engine:
         """How often a query shuffles its records."""
         return shuffles(self._over_empty(query))
 
-    def _require_streamable(self, query: Query, result: DataFrame) -> None:
+    def require_streamable(self, query: Query, result: DataFrame) -> None:
         """Refuse a query that Spark can run over tables only."""
         if query.emit is Emit.CHANGE and accepts_update(result):
             return
@@ -169,7 +150,7 @@ class Engine:
             way_out = 'say how late a record may be: watermark="…"' if "without watermark" in why else ""
             raise Misconfigured(f"query {query.name}", f"Spark cannot run it over streams: {why}", way_out)
 
-    def _require_told(self, query: Query) -> None:
+    def require_told(self, query: Query) -> None:
         """Refuse a query whose late records are to be kept, when nobody can tell which these are."""
         if query.late is not Late.DEAD or self.gated(query):
             return
@@ -196,17 +177,17 @@ class Engine:
         places = self.settings.real_time_queries
         found: dict[str, Verdict] = {}
         for query in queries:
-            self._require_streamable(query, self._over_empty(query))
+            self.require_streamable(query, self._over_empty(query))
             found[query.name] = decide(query, self.objection(query), places)
             places -= found[query.name].mode is Mode.REAL_TIME
         return found
 
     def objection(self, query: Query) -> str | None:
-        return self._against(query, self._over_nothing(query)) or objection(
+        return self.foreseen(query, self._over_nothing(query)) or objection(
             self.spark, lambda raw: encoded(self.frame(query, lambda _: raw()), query)
         )
 
-    def _against(self, query: Query, result: DataFrame) -> str | None:
+    def foreseen(self, query: Query, result: DataFrame) -> str | None:
         """What speaks against real time before Spark is asked."""
         if query.emit is Emit.FINAL:
             return "its rows come when they are final"
@@ -219,101 +200,8 @@ class Engine:
             return "a batch in real time leaves no note by which it could be given up"
         return self.wire.objection
 
-    def examined(self, query: Query, known: Known | None = None, result: DataFrame | None = None) -> Diagnosis:
-        """Whether a query, and its result over streams, fits the checkpoint that it has; Spark is asked as well."""
-        over = self.frame(query, self.stream) if result is None else result
-        output = "update" if query.emit is Emit.CHANGE and accepts_update(over) else "append"
-
-        def planned(path: Path, found: Written) -> str | None:
-            return objection_to_state(self.spark, encoded(over, query), output, path, found)
-
-        now = fingerprint(over, query.into, output)
-        return examine(query.name, self.checkpoint(query.name), now, self._knowing(known or Known()), planned)
-
-    def _knowing(self, known: Known) -> Known:
-        return replace(known, setting=self._setting, skip_lost=self.wire.skip_lost)
-
-    def _setting(self, name: str) -> str | None:
-        try:
-            return self.spark.conf.get(name)
-        except PySparkException:
-            return None
-
-    def launch(
-        self, query: Query, places: int, topics: Mapping[str, str], turn: int = 0, known: Known | None = None
-    ) -> tuple[StreamingQuery, Verdict]:
-        """Start a query where its checkpoint stands, in the best mode that Spark accepts.
-
-        A checkpoint that does not fit is refused. Beyond that nothing is rehearsed here: real time is tried, and an
-        objection comes before the first record is read. `topics` are the ids of the topics that the query touches.
-        Queries with different turns do not all run at once.
-        """
-        self._require_told(query)
-        before = note_of(self.checkpoint(query.name))
-        since = before.since or {}
-        result = self.frame(query, lambda name: self.stream(name, since.get(name)))
-        self._require_streamable(query, result)
-        diagnosis = self.examined(query, replace(known or Known(), topics=topics), result)
-        note = diagnosis.require()
-        for remark in diagnosis.remarks:
-            log.info("query %s: %s", query.name, remark)
-        if note.life > before.life:
-            # Spark would hold the query to what it planned as it was.
-            _forget_if_unused(self.checkpoint(query.name))
-        if self.gives_up(query) and (number := give_up(self.checkpoint(query.name))) is not None:
-            log.warning("query %s: its batch %d was left unfinished, and is given up", query.name, number)
-        foreseen = self._against(query, result) or diagnosis.in_batches_only
-        verdict = decide(query, foreseen, places)
-        if verdict.mode is Mode.REAL_TIME:
-            try:
-                started = self._start(query, result, verdict.mode, note, turn)
-                against = refusal(self.spark, started)
-            except (PySparkException, Py4JJavaError) as error:
-                against = plainly(error)
-            if against is None:
-                return started, verdict
-            against = foreseen or against
-            verdict = decide(query, against, places)
-            if verdict.mode is Mode.REAL_TIME:
-                way_out = "leave mode= out" + (f", or {begin_anew(query.name)}" if diagnosis.in_batches_only else "")
-                raise Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", way_out)
-            _forget_if_unused(self.checkpoint(query.name))
-        return self._start(query, result, verdict.mode, note, turn), verdict
-
-    def _start(self, query: Query, result: DataFrame, mode: Mode, note: Note, turn: int) -> StreamingQuery:
-        update = mode is Mode.REAL_TIME or (query.emit is Emit.CHANGE and accepts_update(result))
-        writer = self._into(encoded(result, query, note.life), query.into, query.name, note)
-        writer = writer.outputMode("update" if update else "append")
-        if mode is Mode.REAL_TIME:
-            length = self.settings.real_time_batch.total_seconds()
-            # PySpark's own overloads do not know this trigger yet.
-            return writer.trigger(realTime=f"{length:g} seconds").start()  # type: ignore[call-overload,no-any-return]
-        # A row may become final without another record: by what the last batch has done to the watermark. Timers, too.
-        self.spark.conf.set(_WITHOUT_DATA, str(not update or waits(result)).lower())
-        return writer.trigger(processingTime=_every(query.every or self.settings.every, turn)).start()
-
-    def sift(self, shape: Shape, into: str, topics: Mapping[str, str], turn: int = 0) -> StreamingQuery:
-        """Bring what does not fit a channel's schema to its dead letters."""
-        name = f"{shape.channel}.dead"
-        now = Fingerprint((shape.channel,), into, "append")
-        note = examine(name, self.checkpoint(name), now, self._knowing(Known(topics))).require()
-        refused = dead_letters(self.stream(shape.channel, (note.since or {}).get(shape.channel)), shape)
-        writer = self._into(refused, into, name, note).outputMode("append")
-        return writer.trigger(processingTime=_every(self.settings.every, turn)).start()
-
     def checkpoint(self, name: str) -> str:
         return f"{self.checkpoints}/{name}"
-
-    def _into(self, records: DataFrame, channel: str, name: str, note: Note) -> DataStreamWriter:
-        folder = self.checkpoint(name)
-        note.write(folder)
-        writer = self.wire.into(records, channel)
-        return writer.queryName(name).option("checkpointLocation", folder)
-
-
-def _every(interval: timedelta, turn: int) -> str:
-    """Spark begins batches at multiples of their interval; slightly different ones keep queries out of step."""
-    return f"{int(interval.total_seconds() * 1000) + 130 * turn} milliseconds"
 
 
 def in_order(queries: Sequence[Query]) -> list[Query]:
@@ -321,32 +209,3 @@ def in_order(queries: Sequence[Query]) -> list[Query]:
     made_by = {query.into: query for query in queries}
     needs = {query.into: [name for name in query.inputs if name in made_by] for query in queries}
     return [made_by[name] for name in TopologicalSorter(needs).static_order()]
-
-
-def failed(queries: Iterable[StreamingQuery]) -> Unavailable | None:
-    """The first query that ended, with its reason."""
-    for query in queries:
-        if not query.isActive:
-            error: StreamingQueryException | None = query.exception()
-            return Unavailable(f"query {query.name}", _telling(error) if error else "it ended")
-    return None
-
-
-def _telling(error: StreamingQueryException) -> str:
-    """The line that tells most: of a Python function's failure the end of its trace, otherwise the first."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "PYTHON_EXCEPTION" in lines[0]:
-        traced = [line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception|Misconfigured)\b", line)]
-        return (traced or lines)[-1].removeprefix("penstock.errors.Misconfigured: ")
-    return lines[0]
-
-
-def _forget_if_unused(folder: str) -> None:
-    """Remove what an attempt left behind that Spark refused; a checkpoint that holds a batch is kept, and each note."""
-    path = on_disk(folder)
-    if path is not None and path.is_dir() and not any(path.glob("commits/[0-9]*")):
-        for left in path.iterdir():
-            if left.is_dir():
-                shutil.rmtree(left, ignore_errors=True)
-            elif left.name != NAME:
-                left.unlink()

@@ -12,8 +12,9 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import ArrayType, StructType
 
-from penstock.analysis.engine import Engine, failed
+from penstock.analysis.engine import Engine
 from penstock.analysis.frames import ADDED, counts
+from penstock.analysis.launching import failed
 from penstock.analysis.modes import accepts_update, plainly, refused
 from penstock.analysis.query import Query
 from penstock.contracts import Positions

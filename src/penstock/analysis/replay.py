@@ -7,12 +7,12 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
+from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.compare import Row, key_of, put
 from penstock.analysis.conserving import by_arrival
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import MARK, encoded, typed, words
 from penstock.analysis.modes import accepts_update
-from penstock.analysis.note import note_of
 from penstock.analysis.query import Query
 from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Unavailable

@@ -23,7 +23,9 @@ class SparkSettings(Section):
     jit: Literal["quick", "thorough"] = Field(
         "quick", description="quick: the JVM is at speed at once; thorough: at full speed, after minutes of compiling"
     )
-    shuffle_partitions: int = Field(2, ge=1, description="partitions of state; fixed for the life of a checkpoint")
+    shuffle_partitions: int = Field(
+        2, ge=1, description="partitions of state; a checkpoint keeps its own, until penstock state rescale changes it"
+    )
     real_time_queries: int = Field(1, ge=0, description="how many queries may run in real time at once")
     answers: str = Field(
         "127.0.0.1:0",

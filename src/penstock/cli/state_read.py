@@ -150,7 +150,7 @@ class _Asked:
 
     def _read(self, ask: Any) -> dict[str, Any]:
         # Spark is imported for those who need it.
-        from penstock.analysis import asking
+        from penstock.analysis.state import asking
         from penstock.pipeline.tiers.analyse import engine
 
         typer.echo("the pipeline does not run; starting Spark to read its checkpoint …", err=True)

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.analysis.rescale import Rescaled, ready
-from penstock.analysis.rescale import rescale as spread_anew
+from penstock.analysis.checkpoints.rescale import Rescaled, ready
+from penstock.analysis.checkpoints.rescale import rescale as spread_anew
 from penstock.analysis.session import session
 from penstock.cli.options import AsJson, File, Profile
 from penstock.pipeline.chosen import find_query

@@ -14,9 +14,9 @@ from penstock.analysis.binder import BinderWire
 from penstock.analysis.engine import Engine
 from penstock.analysis.following import Following, Result, inferred, result
 from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.operators.statics import table
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.session import session
-from penstock.analysis.statics import table
 from penstock.analysis.wire import Wire
 from penstock.audit.held import held
 from penstock.channels.kafka import Kafka

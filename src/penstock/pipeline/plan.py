@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from penstock.analysis.checkpoints.rescale import spread
 from penstock.analysis.engine import Engine
+from penstock.analysis.launching import examined
 from penstock.analysis.modes import Verdict
 from penstock.analysis.query import Mode, Query, Static
-from penstock.analysis.rescale import spread
 from penstock.analysis.session import wait_for_slots
 from penstock.analysis.slots import Need, guessed, need
 from penstock.pipeline.delivery import Given, of_page, of_query, of_source, of_store
@@ -101,7 +102,7 @@ def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
         queries.append(
             QueryPlan(
                 query.name, verdict.mode, verdict.why, query.inputs, query.into, query.key, identity, query.doc,
-                cost, cost.words, str(engine.examined(query)),
+                cost, cost.words, str(examined(engine, query)),
             )
         )  # fmt: skip
     remarks += [

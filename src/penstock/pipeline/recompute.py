@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from penstock.analysis.checkpoint import covered
+from penstock.analysis.checkpoints.batches import covered
+from penstock.analysis.checkpoints.doctor import begin_anew
+from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.compare import Comparison, Excuse, Expected, How, Row, Verdict, bare, compare
-from penstock.analysis.doctor import begin_anew
 from penstock.analysis.engine import Engine
-from penstock.analysis.note import note_of
 from penstock.analysis.query import Query
 from penstock.analysis.replay import Until, comes_when_final, kept, named, recomputed, require_repeatable
 from penstock.audit.account import Account, Outcome

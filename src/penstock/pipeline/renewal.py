@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.analysis.checkpoint import on_disk
-from penstock.analysis.note import LAST, Note, last_life, set_aside
+from penstock.analysis.checkpoints.batches import on_disk
+from penstock.analysis.checkpoints.note import LAST, Note, last_life, set_aside
 from penstock.clock import Micros
 from penstock.contracts import Channels, Positions
 from penstock.errors import Misconfigured

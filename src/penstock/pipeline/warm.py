@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from penstock.analysis.classpath import classpath
+from penstock.analysis.launching import launch, sift
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
@@ -83,8 +84,8 @@ def _go_through_the_paces(engine: "Engine", kafka: Kafka) -> None:
             await sender.send("in", records)
 
     for query in _QUERIES:
-        engine.launch(query, 1, {})
-    engine.sift(_SHAPES["in"], "in.dead", {})
+        launch(engine, query, 1, {})
+    sift(engine, _SHAPES["in"], "in.dead", {})
     asyncio.run(send())
     for name in ("live", "slow", "in.dead"):
         until = time.monotonic() + PATIENCE

@@ -14,8 +14,8 @@ import orjson
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.analysis.frames import RAW, built, dead_letters, typed, wanted
+from penstock.analysis.operators.statics import table
 from penstock.analysis.query import Shape, Static
-from penstock.analysis.statics import table
 from penstock.clock import Micros
 from penstock.errors import Misconfigured, Refused
 from penstock.pipeline.description import Channel, Pipeline

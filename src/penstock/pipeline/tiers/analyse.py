@@ -5,37 +5,32 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import IO
 
-from penstock.analysis.belated import Belated
 from penstock.analysis.binder import BinderWire
-from penstock.analysis.books import Books, standing
-from penstock.analysis.doctor import Known
-from penstock.analysis.engine import Engine, failed
+from penstock.analysis.checkpoints.rescale import recover
+from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.progress import Progress, StreamingQuery
-from penstock.analysis.query import Late, Mode, Query
-from penstock.analysis.rescale import recover
+from penstock.analysis.operators.statics import Watch, table
+from penstock.analysis.query import Late
 from penstock.analysis.session import session, wait_for_slots
-from penstock.analysis.statics import Watch, table
 from penstock.analysis.wire import Wire
-from penstock.audit.account import Account, Outcome
-from penstock.audit.rate import Rate
 from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
 from penstock.contracts import Channels
 from penstock.errors import Misconfigured, Unavailable
-from penstock.pipeline.accounts import accounting, last_accounts
+from penstock.pipeline.accounts import accounting
 from penstock.pipeline.beside import beside
 from penstock.pipeline.description import Description
 from penstock.pipeline.plan import slots_needed, standing_in
-from penstock.pipeline.pulse import Figures, pulse
+from penstock.pipeline.pulse import pulse
 from penstock.pipeline.tiers import Ready, Tier
 from penstock.pipeline.tiers.answering import SLOTS, StateAnswers, answering
+from penstock.pipeline.tiers.queries import Queries
 from penstock.pipeline.tiers.refreshing import Refreshing
 from penstock.pipeline.tiers.topics import bring_about
 from penstock.pipeline.warm import spark_archive
@@ -48,8 +43,6 @@ log = logging.getLogger(__name__)
 _LOOK_EVERY = 0.5
 _BOUNDARY = 0.05
 _PATIENCE = 120.0
-_FIRST = 20.0
-_SOURCES = 60.0
 _ALL_OF_THEM = 20.0
 
 
@@ -78,95 +71,25 @@ def _run(description: Description, wiring: Wiring, stop: threading.Event, ready:
         bring_about(channels, description, log.info)
         ids = {topic.name: channels.topic_id(topic.name) for topic in topics(description)}
         started.set()
-        running: dict[str, StreamingQuery] = {}
-        notes: dict[str, str] = {}
-        places = wiring.spark.real_time_queries
         partitions = {name: len(channels.bounds(name)) for name in description.channels}
         _require_slots(description, wiring, partitions, spark, there)
-        sizes = {query.into: _size(channels, query.into) for query in description.queries}
-        until = time.monotonic() + _FIRST
-        stood = {query.name: standing(spark, query, channels.bounds) for query in description.queries}
-        before = last_accounts(channels, description.bookmarks)
-
-        def known(query: Query) -> Known:
-            bounds = {name: channels.bounds(name) for name in query.inputs}
-            return Known(bounds=bounds, account=before.get(f"query:{query.name}"))
-
-        for turn, query in enumerate(description.queries):
-            touched = {name: ids[name] for name in (*query.inputs, query.into)}
-            running[f"query:{query.name}"], verdict = spark.launch(query, places, touched, turn, known(query))
-            notes[f"query:{query.name}"] = f"{verdict.mode}: {verdict.why}"
-            places -= verdict.mode is Mode.REAL_TIME
-            log.info("query %s runs, %s: %s", query.name, verdict.mode, verdict.why)
-            # One after the other: all at once would keep the one that people watch from its first rows.
-            _first_rows(running[f"query:{query.name}"], partial(_grown, channels, query.into, sizes[query.into]), until)
-        sifting = [
-            spark.sift(channel.shape, channel.dead, {channel.name: ids[channel.name]}, len(running) + turn)
-            for turn, channel in enumerate(description.sifted)
-        ]
-        books = [
-            Books(
-                spark,
-                query,
-                running[node],
-                before.get(node),
-                stood[query.name],
-                channels,
-                SystemClock(),
-                _belated(query, channels, before.get(node), running[node]),
-            )
-            for query in description.queries
-            if (node := f"query:{query.name}")
-        ]
-
-        def accounts() -> list[Account]:
-            for one in books:
-                try:
-                    one.look()
-                except Exception:
-                    # One that cannot be kept must not hold up the others; its hop stands still, which is an alarm.
-                    log.exception("the account of a query cannot be kept")
-            return [one.account for one in books]
-
-        rates = {f"query:{query.name}": (query.into, Rate(SystemClock())) for query in description.queries}
-
-        progress = {node: Progress() for node in running}
-
-        def figures() -> Figures:
-            told = {node: {**progress[node].look(query), "note": notes[node]} for node, query in running.items()}
-            for node, one in zip(running, books, strict=True):
-                told[node] |= {"mode": notes[node].partition(":")[0], **_counted(one.account)}
-            for node, (into, rate) in rates.items():
-                # Spark tells the rate of a batch when it has ended, which in real time is a minute later.
-                rate.reach(_size(channels, into))
-                told[node]["rate"] = rate.per_second()
-            return {"nodes": told}
-
-        def launched_again(renewed: Engine, query: Query) -> None:
-            node, turn = f"query:{query.name}", description.queries.index(query)
-            touched = {name: ids[name] for name in (*query.inputs, query.into)}
-            place = notes[node].startswith(Mode.REAL_TIME)
-            running[node], _ = renewed.launch(query, int(place), touched, turn)
-            books[turn].follow(renewed, running[node])
-
+        queries = Queries(spark, description, channels, ids)
+        queries.start()
         watch = Watch(description.statics, spark.tables, partial(table, spark.spark), SystemClock())
-        refreshing = Refreshing(
-            watch, spark, description.queries, lambda name: running[f"query:{name}"], launched_again
-        )
+        refreshing = Refreshing(watch, spark, description.queries, queries.running, queries.again)
         with (
             answering(StateAnswers(spark, description), wiring.spark.answers) as address,
-            pulse(channels, description.status, Tier.ANALYSE, lambda: {**figures(), "answers": address}),
-            accounting(channels, description.bookmarks, accounts),
+            pulse(channels, description.status, Tier.ANALYSE, lambda: {**queries.figures(), "answers": address}),
+            accounting(channels, description.bookmarks, queries.accounts),
             beside("the reading of static tables", watch.run),
         ):
             ready()
             while not stop.wait(_BOUNDARY if refreshing.waits else _LOOK_EVERY):
                 refreshing.look()
-                if error := failed([*running.values(), *sifting]):
+                if error := queries.failed():
                     raise error
             # Before the accounts are told for the last time.
-            for query_ in (*running.values(), *sifting):
-                query_.stop()
+            queries.stop()
 
 
 @contextmanager
@@ -195,22 +118,6 @@ def _require_letters(description: Description) -> None:
         if query.late is Late.DEAD and any(description.channels[name].result_of for name in query.inputs):
             problem = "its late records are to lie in dead letters, and it reads a result, which has none"
             raise Misconfigured(f"query {query.name}", problem, "leave late= out, or read what the result is made of")
-
-
-def _counted(account: Account) -> dict[str, int]:
-    """The records that a query has taken since its account began, and how many of them came too late."""
-    shares = account.shares.values()
-    late = sum(share.outcomes.get(Outcome.LATE, 0) for share in shares)
-    return {"count": sum(share.taken for share in shares), "late": late}
-
-
-def _belated(query: Query, channels: Channels, before: Account | None, running: StreamingQuery) -> Belated | None:
-    """What brings the late records of a query to the dead letters; None when they are to be dropped."""
-    if query.late is not Late.DEAD:
-        return None
-    # A query that begins anew finds the same records late: what an earlier life has written is looked through whole.
-    at = before.at if before is not None and before.life == str(running.id) else 0
-    return Belated(query.name, channels, at)
 
 
 class _Short(Exception):
@@ -253,24 +160,6 @@ def _leave_at_once(stop: threading.Event, started: threading.Event) -> None:
     stop.wait()
     if not started.is_set():
         os._exit(0)
-
-
-def _first_rows(query: StreamingQuery, written: Callable[[], bool], until: float) -> None:
-    """Wait until a query has its sources, and for a while until it has written its first rows: there may be none."""
-    # A source in Python is a process; a machine that starts many at once may keep each of them from being in time.
-    latest = time.monotonic() + _SOURCES
-    while query.isActive and query.status["message"] == "Initializing sources" and time.monotonic() < latest:
-        time.sleep(0.1)
-    while query.isActive and not query.lastProgress and not written() and time.monotonic() < until:
-        time.sleep(0.1)
-
-
-def _grown(channels: Channels, channel: str, size: int) -> bool:
-    return _size(channels, channel) > size
-
-
-def _size(channels: Channels, channel: str) -> int:
-    return sum(end for _, end in channels.bounds(channel).values())
 
 
 def _arrived(channels: Channels) -> None:

@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.analysis import asking
 from penstock.analysis.engine import Engine
+from penstock.analysis.state import asking
 from penstock.errors import Misconfigured, PenstockError, Refused, Unavailable
 from penstock.pipeline.beside import beside
 from penstock.pipeline.chosen import find_query

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.analysis.engine import Engine
+from penstock.analysis.operators.statics import Watch
 from penstock.analysis.progress import StreamingQuery
 from penstock.analysis.query import Query
-from penstock.analysis.statics import Watch
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,39 @@
+"""Batches that a crash left unfinished, given up instead of run again: nothing is written twice, and some never.
+
+Spark notes what a batch will read before it reads it, and that it has finished it afterwards. A batch with the first
+note alone may have written some of its rows. To give it up is to write the second note for it.
+"""
+
+from penstock.analysis.checkpoints.batches import on_disk
+
+_FOLDER = "given-up"
+_FIRST = 'v1\n{"nextBatchWatermarkMs":0}'
+
+
+def give_up(folder: str) -> int | None:
+    """Give the unfinished batch of a checkpoint up, if there is one: its number. Only for a query without state."""
+    path = on_disk(folder)
+    if path is None or not (begun := _numbers(folder, "offsets")):
+        return None
+    finished = _numbers(folder, "commits")
+    if finished and finished[-1] >= begun[-1]:
+        return None
+    (path / _FOLDER).mkdir(exist_ok=True)
+    # First that it is given up, then that it is over: otherwise a crash in between would pass for a batch well done.
+    (path / _FOLDER / str(begun[-1])).touch()
+    note = (path / "commits" / str(finished[-1])).read_text(encoding="utf-8") if finished else _FIRST
+    (path / "commits").mkdir(exist_ok=True)
+    written = path / _FOLDER / "commit"
+    written.write_text(note, encoding="utf-8")
+    written.replace(path / "commits" / str(begun[-1]))
+    return begun[-1]
+
+
+def given_up(folder: str) -> frozenset[int]:
+    """The batches of a checkpoint that were given up."""
+    return frozenset(_numbers(folder, _FOLDER))
+
+
+def _numbers(folder: str, kind: str) -> list[int]:
+    path = on_disk(folder)
+    return [] if path is None else sorted(int(one.name) for one in (path / kind).glob("[0-9]*") if one.name.isdigit())

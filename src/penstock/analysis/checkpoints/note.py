@@ -1,0 +1,99 @@
+"""The note beside a checkpoint, penstock.json: what Spark does not remember of the query that it belongs to."""
+
+import json
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from penstock.analysis.checkpoints.batches import on_disk
+from penstock.analysis.checkpoints.fingerprint import Fingerprint
+from penstock.contracts import Positions
+from penstock.errors import Misconfigured
+
+NAME = "penstock.json"
+FORMAT = 2
+LAST = 2**9 - 1
+"""The last life that a version can tell: stores compare versions as numbers of 53 bits."""
+
+
+@dataclass(frozen=True)
+class Note:
+    topics: Mapping[str, str] = field(default_factory=dict)
+    """The ids of the topics that the query touches."""
+    life: int = 0
+    """How many checkpoints it had before this one."""
+    since: Mapping[str, Positions] | None = None
+    """Per channel, where this life began; None: where the channels began."""
+    query: Fingerprint | None = None
+    """The query as it was when it last started; None in notes that are older than this."""
+
+    @classmethod
+    def read(cls, folder: str) -> Self | None:
+        """None when there is none, or it cannot be looked for; Misconfigured when it cannot be read."""
+        path = on_disk(folder)
+        if path is None or not (path / NAME).exists():
+            return None
+        try:
+            told = json.loads((path / NAME).read_text(encoding="utf-8"))
+            if not isinstance(told.get("format"), int):
+                # The first of their kind held nothing but the topics.
+                return cls({str(name): str(topic) for name, topic in told.items()})
+            return cls(
+                told["topics"],
+                int(told["life"]),
+                None if told["since"] is None else {name: _positions(at) for name, at in told["since"].items()},
+                None if told["query"] is None else Fingerprint.of(told["query"]),
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            problem = f"its note {NAME} cannot be read: {error!r}"
+            raise Misconfigured(f"checkpoint {folder}", problem, "bring it back from a copy") from error
+
+    def write(self, folder: str) -> None:
+        """Nothing is written where this machine cannot look."""
+        if (path := on_disk(folder)) is None:
+            return
+        path.mkdir(parents=True, exist_ok=True)
+        written = (path / NAME).with_suffix(".new")
+        written.write_text(json.dumps({"format": FORMAT, **asdict(self)}), encoding="utf-8")
+        written.replace(path / NAME)
+
+    def touching(self, topics: Mapping[str, str], query: Fingerprint) -> Self:
+        """The same life, of the query as it is now."""
+        return replace(self, topics={**self.topics, **topics}, query=query)
+
+
+def note_of(folder: str) -> Note:
+    """The note of a checkpoint; that of a first life where there is none yet."""
+    return Note.read(folder) or Note()
+
+
+def last_life(folder: str) -> int:
+    """The highest life that a checkpoint, or one that was set aside for it, tells of; 0 when none does."""
+    path, lives = on_disk(folder), [0]
+    for one in [] if path is None else [path, *_aside(path).values()]:
+        with suppress(Misconfigured):
+            lives.append(note_of(str(one)).life)
+    return max(lives)
+
+
+def set_aside(path: Path) -> Path | None:
+    """Give a checkpoint another name, with a number that no other has; None when there is nothing to set aside."""
+    if not path.exists():
+        return None
+    aside = path.with_name(f"{path.name}.{1 + max(_aside(path), default=0)}")
+    path.rename(aside)
+    return aside
+
+
+def _aside(path: Path) -> dict[int, Path]:
+    """Those that were set aside, by their numbers."""
+    pattern = re.compile(re.escape(path.name) + r"\.(\d+)")
+    others = path.parent.iterdir() if path.parent.is_dir() else ()
+    return {int(match[1]): other for other in others if (match := pattern.fullmatch(other.name))}
+
+
+def _positions(told: Mapping[str, Any]) -> Positions:
+    return {int(partition): int(offset) for partition, offset in told.items()}

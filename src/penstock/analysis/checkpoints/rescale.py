@@ -1,0 +1,195 @@
+"""The state of a query, spread over another number of partitions: by Spark, on a checkpoint that nobody uses.
+
+A copy is kept beside the checkpoint until all is well. It is whole once it has its name; whoever finds one knows that
+the work was cut short, and puts it back.
+"""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from penstock.analysis.checkpoints.batches import on_disk
+from penstock.analysis.frames import words
+from penstock.errors import Misconfigured, Unaccounted, Unavailable
+
+Say = Callable[[str], None]
+
+_PARTITIONS = "spark.sql.shuffle.partitions"
+_BEFORE, _COPYING = ".before-rescale", ".being-copied"
+_REFUSALS = {
+    "UNSUPPORTED_PROVIDER": "its state is not kept by RocksDB; leave [spark] conf as it is, and begin a new checkpoint",
+    "UNSUPPORTED_STATEFUL_OPERATOR": "Spark cannot spread the state of one of its operators anew",
+    "UNSUPPORTED_TRANSFORM_WITH_STATE_VARIABLE_TYPE": "Spark cannot spread the state of one of its variables anew",
+    "OFFSET_SEQ_NOT_FOUND": "a note of its offsets is gone: files of the checkpoint were removed",
+    "MISSING_OFFSET_SEQ_METADATA": "it was made by a Spark that is too old",
+    "UNSUPPORTED_OFFSET_SEQ_VERSION": "it was made by a Spark that is too old",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Rescaled:
+    """What was done: the number of partitions before and after, the rows of the state, and the seconds it took."""
+
+    query: str
+    before: int
+    after: int
+    rows: int
+    seconds: float
+    unfinished: bool
+    """Its last batch was not finished: it is read again, and what it has written is written again."""
+
+
+def spread(folder: str) -> int | None:
+    """Over how many partitions the state of a checkpoint is spread; None when that is not settled, or unknown."""
+    path = on_disk(folder)
+    # Of a batch that never finished, the number counts as well: Spark goes on with that batch.
+    if path is None or not (begun := _numbers(path / "offsets")):
+        return None
+    try:
+        _, metadata, *_ = (path / "offsets" / str(begun[-1])).read_text(encoding="utf-8").splitlines()
+        return int(json.loads(metadata)["conf"][_PARTITIONS])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def recover(folder: str) -> bool:
+    """Put a checkpoint back as it was before a rescaling that was cut short; whether there was one.
+
+    Only while nobody uses the checkpoint.
+    """
+    if (path := on_disk(folder)) is None:
+        return False
+    shutil.rmtree(_beside(path, _COPYING), ignore_errors=True)
+    if not (copy := _beside(path, _BEFORE)).exists():
+        return False
+    if path.exists():
+        shutil.rmtree(path)
+    copy.rename(path)
+    return True
+
+
+def rescale(spark: SparkSession, query: str, folder: str, partitions: int, say: Say = lambda _: None) -> Rescaled:
+    """Spread the state of a query over so many partitions. The query must not run.
+
+    Misconfigured when it cannot be done; then, and whenever this raises, the checkpoint is as it was.
+    """
+    path, before = ready(query, folder, partitions, say)
+    unfinished = _numbers(path / "offsets") != _numbers(path / "commits")
+    began = time.monotonic()
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    say(f"keeping a copy of the checkpoint, {size / 2**20:,.1f} MiB")
+    with _kept(path):
+        with _explained(query):
+            rows = _rows(spark, folder)
+            if not rows:
+                raise Misconfigured(f"query {query}", "it keeps no state", "there is nothing to be spread")
+            say(f"spreading {sum(rows.values()):,} rows from {before} over {partitions} partitions")
+            # Our sinks may get rows twice at any time, and readers know them: a batch may be begun again.
+            spark._streamingCheckpointManager.repartition(folder, partitions, enforce_exactly_once_sink=False)
+            say("comparing what is there now with what was")
+            found = _rows(spark, folder)
+        if found != rows or spread(folder) != partitions:
+            raise Unaccounted(f"query {query}", (), f"its state had {_told(rows)}, and now {_told(found)}")
+        _remove_beyond(path, partitions)
+    return Rescaled(query, before, partitions, sum(rows.values()), time.monotonic() - began, unfinished)
+
+
+def ready(query: str, folder: str, partitions: int, say: Say = lambda _: None) -> tuple[Path, int]:
+    """The checkpoint, and over how many partitions its state is spread now; Misconfigured when nothing can be done.
+
+    What an earlier attempt has left half done is undone first.
+    """
+    if partitions < 1:
+        raise Misconfigured(f"query {query}", f"{partitions} partitions are asked for", "ask for one or more")
+    if (path := on_disk(folder)) is None:
+        problem = f"its checkpoint lies at {folder}, where no copy of it can be kept"
+        raise Misconfigured(f"query {query}", problem, "bring it to a local folder ([spark] checkpoints), and back")
+    if not path.exists() and not _beside(path, _BEFORE).exists():
+        problem = f"it has no checkpoint at {folder}"
+        raise Misconfigured(f"query {query}", problem, "set [spark] shuffle_partitions before its first run")
+    if recover(folder):
+        say("an earlier attempt was cut short; the checkpoint was put back as it was")
+    before = spread(folder)
+    if before is None or not _numbers(path / "commits"):
+        problem = "it has not finished a batch yet"
+        raise Misconfigured(f"query {query}", problem, "run it for a while; or set [spark] shuffle_partitions")
+    if before == partitions:
+        raise Misconfigured(f"query {query}", f"its state has {partitions} partitions already")
+    return path, before
+
+
+@contextmanager
+def _kept(path: Path) -> Iterator[None]:
+    """A copy of the folder while the body works on it; put back if that fails."""
+    copying, copy = _beside(path, _COPYING), _beside(path, _BEFORE)
+    shutil.copytree(path, copying)
+    copying.rename(copy)
+    try:
+        yield
+    except BaseException:
+        recover(str(path))
+        raise
+    # Renamed first: what is half removed must not pass for a copy.
+    copy.rename(copying)
+    shutil.rmtree(copying)
+
+
+def _remove_beyond(path: Path, partitions: int) -> None:
+    """Remove the folders of partitions that are no more: Spark leaves them, and they would pass for damaged ones."""
+    for folder in path.glob("state/[0-9]*/[0-9]*"):
+        if folder.name.isdigit() and int(folder.name) >= partitions:
+            shutil.rmtree(folder)
+
+
+def _rows(spark: SparkSession, folder: str) -> dict[str, int]:
+    """How many rows each store of each stateful operator holds."""
+    found: dict[str, int] = {}
+    for one in spark.read.format("state-metadata").load(folder).collect():
+        place = {"operatorId": str(one["operatorId"]), "storeName": one["stateStoreName"]}
+        properties = json.loads(one["operatorProperties"] or "{}")
+        for variable in properties.get("stateVariables", [{"stateName": ""}]):
+            name = str(variable["stateName"])
+            reader = spark.read.format("statestore").options(**place, **_reading(name))
+            found[f"{one['operatorName']}/{one['stateStoreName']}/{name}"] = reader.load(folder).count()
+    return found
+
+
+def _reading(variable: str) -> dict[str, str]:
+    """How Spark is asked for a variable of an operator, for its timers, or for an operator that has no variables."""
+    if variable.startswith("$"):
+        return {"readRegisteredTimers": "true"}
+    return {"stateVarName": variable} if variable else {}
+
+
+@contextmanager
+def _explained(query: str) -> Iterator[None]:
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        told = str(error)
+        for condition, problem in _REFUSALS.items():
+            if f".{condition}]" in told:
+                raise Misconfigured(f"query {query}", problem) from None
+        said = next((line for line in told.splitlines() if re.search(r"\[[A-Z_.]+\]", line)), told)
+        raise Unavailable(f"the state of {query}", words(Exception(said)) or type(error).__name__) from None
+
+
+def _told(rows: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} in {name}" for name, count in sorted(rows.items()))
+
+
+def _numbers(folder: Path) -> list[int]:
+    return sorted(int(file.name) for file in folder.glob("[0-9]*") if file.name.isdigit())
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    return path.with_name(path.name + suffix)

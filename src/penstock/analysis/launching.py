@@ -1,0 +1,163 @@
+"""The start of queries: each where its checkpoint stands, in the best mode that Spark accepts."""
+
+import logging
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.analysis.checkpoints.abandoning import give_up
+from penstock.analysis.checkpoints.batches import on_disk
+from penstock.analysis.checkpoints.doctor import Diagnosis, Known, begin_anew, examine
+from penstock.analysis.checkpoints.fingerprint import Fingerprint, fingerprint
+from penstock.analysis.checkpoints.note import NAME, Note, note_of
+from penstock.analysis.checkpoints.planning import objection as objection_to_state
+from penstock.analysis.checkpoints.wholeness import Written
+from penstock.analysis.engine import Engine
+from penstock.analysis.frames import dead_letters, encoded
+from penstock.analysis.modes import Verdict, accepts_update, decide, plainly, refusal
+from penstock.analysis.query import Emit, Mode, Query, Shape
+from penstock.analysis.state.keyed import waits
+from penstock.errors import Misconfigured, Unavailable
+
+log = logging.getLogger(__name__)
+
+_WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+
+
+def examined(engine: Engine, query: Query, known: Known | None = None, result: DataFrame | None = None) -> Diagnosis:
+    """Whether a query, and its result over streams, fits the checkpoint that it has; Spark is asked as well."""
+    over = engine.frame(query, engine.stream) if result is None else result
+    output = "update" if query.emit is Emit.CHANGE and accepts_update(over) else "append"
+
+    def planned(path: Path, found: Written) -> str | None:
+        return objection_to_state(engine.spark, encoded(over, query), output, path, found)
+
+    now = fingerprint(over, query.into, output)
+    return examine(query.name, engine.checkpoint(query.name), now, _knowing(engine, known or Known()), planned)
+
+
+def _knowing(engine: Engine, known: Known) -> Known:
+    return replace(known, setting=partial(_setting, engine), skip_lost=engine.wire.skip_lost)
+
+
+def _setting(engine: Engine, name: str) -> str | None:
+    try:
+        return engine.spark.conf.get(name)
+    except PySparkException:
+        return None
+
+
+def launch(
+    engine: Engine, query: Query, places: int, topics: Mapping[str, str], turn: int = 0, known: Known | None = None
+) -> tuple[StreamingQuery, Verdict]:
+    """Start a query where its checkpoint stands, in the best mode that Spark accepts.
+
+    A checkpoint that does not fit is refused. Beyond that nothing is rehearsed here: real time is tried, and an
+    objection comes before the first record is read. `topics` are the ids of the topics that the query touches.
+    Queries with different turns do not all run at once.
+    """
+    engine.require_told(query)
+    before = note_of(engine.checkpoint(query.name))
+    since = before.since or {}
+    result = engine.frame(query, lambda name: engine.stream(name, since.get(name)))
+    engine.require_streamable(query, result)
+    diagnosis = examined(engine, query, replace(known or Known(), topics=topics), result)
+    note = diagnosis.require()
+    for remark in diagnosis.remarks:
+        log.info("query %s: %s", query.name, remark)
+    if note.life > before.life:
+        # Spark would hold the query to what it planned as it was.
+        _forget_if_unused(engine.checkpoint(query.name))
+    if engine.gives_up(query) and (number := give_up(engine.checkpoint(query.name))) is not None:
+        log.warning("query %s: its batch %d was left unfinished, and is given up", query.name, number)
+    foreseen = engine.foreseen(query, result) or diagnosis.in_batches_only
+    verdict = decide(query, foreseen, places)
+    if verdict.mode is Mode.REAL_TIME:
+        try:
+            started = _start(engine, query, result, verdict.mode, note, turn)
+            against = refusal(engine.spark, started)
+        except (PySparkException, Py4JJavaError) as error:
+            against = plainly(error)
+        if against is None:
+            return started, verdict
+        against = foreseen or against
+        verdict = decide(query, against, places)
+        if verdict.mode is Mode.REAL_TIME:
+            way_out = "leave mode= out" + (f", or {begin_anew(query.name)}" if diagnosis.in_batches_only else "")
+            raise Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", way_out)
+        _forget_if_unused(engine.checkpoint(query.name))
+    return _start(engine, query, result, verdict.mode, note, turn), verdict
+
+
+def _start(engine: Engine, query: Query, result: DataFrame, mode: Mode, note: Note, turn: int) -> StreamingQuery:
+    update = mode is Mode.REAL_TIME or (query.emit is Emit.CHANGE and accepts_update(result))
+    writer = _into(engine, encoded(result, query, note.life), query.into, query.name, note)
+    writer = writer.outputMode("update" if update else "append")
+    if mode is Mode.REAL_TIME:
+        length = engine.settings.real_time_batch.total_seconds()
+        # PySpark's own overloads do not know this trigger yet.
+        return writer.trigger(realTime=f"{length:g} seconds").start()  # type: ignore[call-overload,no-any-return]
+    # A row may become final without another record: by what the last batch has done to the watermark. Timers, too.
+    engine.spark.conf.set(_WITHOUT_DATA, str(not update or waits(result)).lower())
+    return writer.trigger(processingTime=_every(query.every or engine.settings.every, turn)).start()
+
+
+def sift(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str], turn: int = 0) -> StreamingQuery:
+    """Bring what does not fit a channel's schema to its dead letters."""
+    name = f"{shape.channel}.dead"
+    now = Fingerprint((shape.channel,), into, "append")
+    note = examine(name, engine.checkpoint(name), now, _knowing(engine, Known(topics))).require()
+    refused = dead_letters(engine.stream(shape.channel, (note.since or {}).get(shape.channel)), shape)
+    writer = _into(engine, refused, into, name, note).outputMode("append")
+    return writer.trigger(processingTime=_every(engine.settings.every, turn)).start()
+
+
+def _into(engine: Engine, records: DataFrame, channel: str, name: str, note: Note) -> DataStreamWriter:
+    folder = engine.checkpoint(name)
+    note.write(folder)
+    writer = engine.wire.into(records, channel)
+    return writer.queryName(name).option("checkpointLocation", folder)
+
+
+def _every(interval: timedelta, turn: int) -> str:
+    """Spark begins batches at multiples of their interval; slightly different ones keep queries out of step."""
+    return f"{int(interval.total_seconds() * 1000) + 130 * turn} milliseconds"
+
+
+def failed(queries: Iterable[StreamingQuery]) -> Unavailable | None:
+    """The first query that ended, with its reason."""
+    for query in queries:
+        if not query.isActive:
+            error: StreamingQueryException | None = query.exception()
+            return Unavailable(f"query {query.name}", _telling(error) if error else "it ended")
+    return None
+
+
+def _telling(error: StreamingQueryException) -> str:
+    """The line that tells most: of a Python function's failure the end of its trace, otherwise the first."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if "PYTHON_EXCEPTION" in lines[0]:
+        traced = [line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception|Misconfigured)\b", line)]
+        return (traced or lines)[-1].removeprefix("penstock.errors.Misconfigured: ")
+    return lines[0]
+
+
+def _forget_if_unused(folder: str) -> None:
+    """Remove what an attempt left behind that Spark refused; a checkpoint that holds a batch is kept, and each note."""
+    path = on_disk(folder)
+    if path is not None and path.is_dir() and not any(path.glob("commits/[0-9]*")):
+        for left in path.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            elif left.name != NAME:
+                left.unlink()

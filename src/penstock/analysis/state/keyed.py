@@ -1,0 +1,266 @@
+"""State of the user's own, per key, in plain Python; Spark keeps it, restores it and calls.
+
+class Approve(Keyed):
+    last = Value("city STRING, at TIMESTAMP", ttl="1 hour")
+    gives = "card STRING, verdict STRING"
+
+    def row(self, key, row):
+        before = self.last.get()
+        self.last.set(city=row.city, at=row.event_time)
+        yield {"verdict": "declined" if before and before.city != row.city else "approved"}
+"""
+
+import math
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor
+from pyspark.sql.types import StructType
+
+from penstock.analysis.frames import words
+from penstock.analysis.state.variables import Columns, Read, Schema, Variable
+from penstock.errors import Misconfigured
+
+EVENT_TIME, CLOCK, NO_TIME = "EventTime", "ProcessingTime", "None"
+"""By which time timers are due and values are forgotten, in Spark's words."""
+
+_ORIGIN = "origin"
+_TIMED = "penstock_timers"
+_WATERMARK = "spark.watermarkDelayMs"
+_OPERATOR = "TransformWithStateInPySpark"
+
+
+class Keyed:
+    """What is done with each record of a key, and what is remembered between them.
+
+    Variables are declared in the class: `Value`, `List`, `Map`. They hold what belongs to the key that is handled now;
+    any other attribute may be gone with the next record. `gives` are the columns of its rows, as DDL.
+    """
+
+    gives: ClassVar[str] = ""
+    clock: ClassVar[bool] = False
+    """Timers go by the clock, even where the query has a watermark; without one they always do."""
+
+    def row(self, key: Any, row: Any) -> Any:
+        """Called with each record, in the order of a key's records in their channel; yields rows, or returns one.
+
+        A row is a mapping, or a tuple of all columns. The columns of the key need not be said. The first row of a
+        record keeps its `origin`. `key` is the value of the key's column, or a tuple of them.
+        """
+        raise NotImplementedError
+
+    def timer(self, key: Any, at: datetime) -> Any:
+        """Called when a timer is due, once, with the time that it was set to; yields rows as `row` does."""
+        raise NotImplementedError
+
+    @property
+    def now(self) -> datetime:
+        """The time by which timers go, as of this batch: the watermark, or the clock."""
+        return _moment(_timers(self).now)
+
+    def wake(self, at: datetime) -> None:
+        """Have `timer` called for this key at this time, or as soon after it as there is a batch."""
+        _timers(self).handle.registerTimer(_milliseconds(at))
+
+    def sleep(self, at: datetime | None = None) -> None:
+        """Remove a timer of this key, or all of them."""
+        handle = _timers(self).handle
+        for one in [_milliseconds(at)] if at is not None else list(handle.listTimers()):
+            handle.deleteTimer(one)
+
+    @classmethod
+    def over(cls, frame: DataFrame, by: str | Sequence[str]) -> DataFrame:
+        """The rows that the records of a frame give, key by key: the columns of `gives`, and `origin`.
+
+        Misconfigured when the class, or the frame, is not as it has to be.
+        """
+        names = (by,) if isinstance(by, str) else tuple(by)
+        for name in (*names, _ORIGIN):
+            if name not in frame.columns:
+                problem = f'the frame has no column "{name}", only {", ".join(frame.columns)}'
+                way_out = "keep origin: it tells the order of records" if name == _ORIGIN else "group by columns of it"
+                raise Misconfigured(cls.__name__, problem, way_out)
+        mode = _time(cls, any(_WATERMARK in field.metadata for field in frame.schema.fields))
+        processor = Processor(cls, names, mode, _read)
+        assert isinstance(processor.gives, StructType)
+        schema = StructType([*processor.gives.fields, frame.schema[_ORIGIN]])
+        result = frame.groupBy(*names).transformWithState(processor, schema, "update", mode)
+        return result.alias(_TIMED) if has_timers(cls) else result
+
+
+def declared(kind: type[Keyed]) -> dict[str, Variable]:
+    """The variables of a class, and of those that it is made from."""
+    found: dict[str, Variable] = {}
+    for one in reversed(kind.__mro__):
+        found |= {name: variable for name, variable in vars(one).items() if isinstance(variable, Variable)}
+    return found
+
+
+def has_timers(kind: type[Keyed]) -> bool:
+    return kind.timer is not Keyed.timer
+
+
+def keeps_state(frame: DataFrame) -> bool:
+    """Whether a result comes from state in Python: then what its records are taken for matters, each once."""
+    return _OPERATOR in _plan(frame)
+
+
+def waits(frame: DataFrame) -> bool:
+    """Whether timers may give rows without any record: then batches have to go on without."""
+    return f"SubqueryAlias {_TIMED}" in _plan(frame)
+
+
+def _plan(frame: DataFrame) -> str:
+    return str(frame._jdf.queryExecution().analyzed().toString())
+
+
+def _time(kind: type[Keyed], watermark: bool) -> str:
+    """By which time Spark calls timers and forgets values. It keeps one for both."""
+    mortal = [name for name, variable in declared(kind).items() if variable.ttl is not None]
+    if has_timers(kind) and watermark and not kind.clock:
+        if mortal:
+            raise Misconfigured(
+                f"{kind.__name__}.{mortal[0]}",
+                "its time to live goes by the clock, and the timers by event time, because the query has a watermark; "
+                "Spark has one time for both",
+                "leave ttl= out and clear it in timer(); or say clock = True in the class, for timers by the clock",
+            )
+        return EVENT_TIME
+    return CLOCK if mortal or has_timers(kind) else NO_TIME
+
+
+class Processor(StatefulProcessor):
+    """A class of the user's in the shape that Spark calls; a test calls it, too."""
+
+    def __init__(self, kind: type[Keyed], by: Sequence[str], time: str, read: Read) -> None:
+        """`read` makes a schema of a DDL; Misconfigured, with the place, when the class is not as it has to be."""
+        self._kind, self._by, self._time = kind, tuple(by), time
+        if kind.row is Keyed.row:
+            raise Misconfigured(kind.__name__, "it does nothing with a record", "write def row(self, key, row)")
+        self._schemas = {}
+        for name, variable in declared(kind).items():
+            if name.startswith("_"):
+                raise Misconfigured(f"{kind.__name__}.{name}", "Spark keeps no state under this name", "drop the _")
+            self._schemas[name] = tuple(column.schema for column in variable.read(kind.__name__, read))
+        if not kind.gives:
+            raise Misconfigured(kind.__name__, "it does not say what it gives", 'write gives = "card STRING, …"')
+        try:
+            given = Columns(kind.__name__, read(kind.gives))
+        except ValueError as error:
+            raise Misconfigured(f"{kind.__name__}.gives", str(error)) from error
+        if _ORIGIN in given.names:
+            raise Misconfigured(f"{kind.__name__}.gives", "origin is added by itself", "leave it out")
+        self.gives = given.schema
+
+    def init(self, handle: Any) -> None:
+        self._user = self._kind()
+        self._columns = Columns(f"{self._kind.__name__}.gives", self.gives)
+        self._row = Row(*self._columns.names, _ORIGIN)
+        self._timers = _Timers(handle) if has_timers(self._kind) else None
+        self._user.__dict__["_timers"] = self._timers
+        for name, variable in declared(self._kind).items():
+            columns = tuple(Columns(f"{self._kind.__name__}.{name}", schema) for schema in self._schemas[name])
+            self._user.__dict__[f"_{name}"] = variable.open(handle, columns)
+
+    def handleInputRows(self, key: Any, rows: Iterable[Any], timerValues: Any) -> Iterator[Any]:
+        self._set_time(timerValues)
+        # All of a key in this batch are held at once: only their places tell which came first.
+        for record in sorted(rows, key=_place):
+            origin = record[_ORIGIN]
+            for made in self._called("row", key, record):
+                yield self._made(key, made, origin)
+                origin = None
+
+    def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
+        self._set_time(timerValues)
+        for made in self._called("timer", key, _moment(expiredTimerInfo.getExpiryTimeInMs())):
+            yield self._made(key, made, None)
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    def _set_time(self, told: Any) -> None:
+        if self._timers is not None:
+            by_event = self._time == EVENT_TIME
+            self._timers.now = told.getCurrentWatermarkInMs() if by_event else told.getCurrentProcessingTimeInMs()
+
+    def _called(self, method: str, key: Any, argument: Any) -> Iterator[Any]:
+        """The rows that the user's own code gives; what goes wrong in it is told with its place and its key."""
+        try:
+            yield from _each(getattr(self._user, method)(key[0] if len(key) == 1 else tuple(key), argument))
+        except Exception as error:
+            raise self._wrong(method, key, error) from error
+
+    def _made(self, key: Any, made: Any, origin: Any) -> Any:
+        try:
+            if isinstance(made, Mapping):
+                made = {**dict(self._of_key(key)), **made}
+            return self._row(*self._columns.taken(made), origin)
+        except (TypeError, ValueError) as error:
+            raise self._wrong("gives", key, error) from error
+
+    def _of_key(self, key: Any) -> Iterator[tuple[str, Any]]:
+        return ((name, value) for name, value in zip(self._by, key, strict=True) if name in self._columns.names)
+
+    def _wrong(self, method: str, key: Any, error: Exception) -> Misconfigured:
+        own = getattr(getattr(self._kind, method, None), "__code__", None)
+        lines = [
+            one.lineno for one in traceback.extract_tb(error.__traceback__) if own and one.filename == own.co_filename
+        ]
+        place = f"{Path(own.co_filename).name}:{lines[-1]}, " if own and lines else ""
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        return Misconfigured(f"{place}{self._kind.__name__}.{method} for the key {_shown(key)}", said)
+
+
+class _Timers:
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+        self.now = 0
+
+
+def _timers(keyed: Keyed) -> _Timers:
+    found: _Timers | None = keyed.__dict__.get("_timers")
+    if found is None:
+        raise AttributeError(f"{type(keyed).__name__} has no timers: write def timer(self, key, at)")
+    return found
+
+
+def _each(given: Any) -> Iterable[Any]:
+    """The rows of what a method has given: nothing, one row, or several."""
+    if given is None:
+        return ()
+    return (given,) if isinstance(given, Mapping | tuple) else given
+
+
+def _place(record: Any) -> tuple[int, int]:
+    origin = record[_ORIGIN]
+    return origin["partition"], origin["offset"]
+
+
+def _moment(milliseconds: int) -> datetime:
+    return datetime.fromtimestamp(milliseconds / 1_000, UTC)
+
+
+def _milliseconds(at: datetime) -> int:
+    """Not before that time: Spark counts in whole ones."""
+    if at.tzinfo is None:
+        raise ValueError(f"{at} has no time zone; the times of rows have one, and datetime.now(UTC)")
+    return math.ceil((at - datetime.fromtimestamp(0, UTC)) / timedelta(milliseconds=1))
+
+
+def _shown(key: Sequence[Any]) -> str:
+    text = repr(key[0] if len(key) == 1 else tuple(key))
+    return text if len(text) <= 80 else f"{text[:79]}…"
+
+
+def _read(ddl: str) -> Schema:
+    try:
+        schema = StructType.fromDDL(ddl)
+    except PySparkException as error:
+        raise ValueError(f'"{ddl}" cannot be read as columns: {words(error)}') from None
+    return schema if isinstance(schema, StructType) else StructType().add("value", schema)

@@ -1,0 +1,191 @@
+"""State in Python, kept by a real Spark: as a batch, as a stream, and after a kill -9."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from pyspark import cloudpickle
+from pyspark.sql import SparkSession
+from tests.analysis.state import cards
+from tests.analysis.state.cards import Approve
+
+from penstock import Keyed, List, Value
+from penstock.analysis.engine import Engine
+from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.launching import failed, launch
+from penstock.analysis.query import Mode, Query
+from penstock.analysis.replay import recomputed
+from penstock.analysis.settings import SparkSettings
+from penstock.audit.account import Outcome
+from penstock.audit.held import held
+from penstock.channels.kafka import Kafka
+from penstock.contracts import Entry, Topic
+from penstock.errors import Misconfigured
+from penstock.record import Origin
+from penstock.stores.lake import LakeStore
+from penstock.testing.frames import frame, rows
+
+Fresh = Callable[[str], str]
+Eventually = Callable[..., None]
+
+# Workers cannot import the modules of tests.
+cloudpickle.register_pickle_by_value(cards)  # type: ignore[no-untyped-call]  # it has no types
+cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]  # it has no types
+
+
+class Patient(Approve):
+    """Tells of a card when it was not used for an hour, by event time."""
+
+    def row(self, key: str, row: Any) -> Iterator[dict[str, Any]]:
+        if row.amount == 1_000:
+            raise LookupError(f"nobody has {row.amount}")
+        yield from super().row(key, row)
+        self.sleep()
+        self.wake(row.event_time + timedelta(hours=1))
+
+    def timer(self, key: str, at: datetime) -> Iterator[dict[str, Any]]:
+        yield {"n": -1, "verdict": f"unused since {at - timedelta(hours=1):%H:%M}", "total": float(len(self.recent))}
+
+
+def table(entries: list[Entry]) -> dict[int, tuple[Any, ...]]:
+    """Of each number the last row."""
+    return by_number(entry.value for entry in entries)
+
+
+def by_number(values: Iterable[bytes | None]) -> dict[int, tuple[Any, ...]]:
+    found = (orjson.loads(value or b"") for value in values)
+    return {row["n"]: (row["card"], row["verdict"], row["total"], row["times"]) for row in found}
+
+
+def test_as_a_batch_it_gives_what_a_loop_over_the_records_gives(spark: SparkSession) -> None:
+    uses = cards.used(1, 60)
+    names = ("n", "card", "city", "amount", "at")
+    # However they are shuffled on their way, each card's records come in the order of their channel.
+    made = frame(spark, cards.shape("uses"), *(dict(zip(names, use, strict=True)) for use in uses)).repartition(5)
+    given = Approve.over(made, by="card").where("origin.seq = n")
+    assert {n: tuple(rest) for n, *rest in rows(given, "n", "card", "verdict", "total", "times")} == cards.verdicts(
+        uses
+    )
+
+
+def test_only_the_first_row_of_a_record_keeps_its_origin(spark: SparkSession) -> None:
+    class Twice(Keyed):
+        at = Value("at TIMESTAMP, nested STRUCT<at: TIMESTAMP>")
+        gives = "name STRING, at TIMESTAMP, nested STRUCT<at: TIMESTAMP>"
+
+        def row(self, key: str, row: Any) -> Iterator[Any]:
+            self.at.set(at=row.event_time, nested={"at": row.event_time})
+            kept = self.at.get()
+            assert kept.at == kept.nested["at"] == row.event_time
+            yield {"at": kept.at, "nested": kept.nested}
+            yield {"at": row.event_time}
+
+    made = frame(spark, "name STRING", {"name": "a", "origin": Origin("s", 1, 7, 1_700_000_000_000_000)})
+    at = 1_700_000_000_000_000
+    told = ("name", "unix_micros(at)", "unix_micros(nested.at)", "origin.seq")
+    assert rows(Twice.over(made, "name"), *told) == [("a", at, None, None), ("a", at, at, 7)]
+
+
+def test_what_cannot_work_is_told_before_it_starts(spark: SparkSession) -> None:
+    class Wrong(Approve):
+        typed = List("amount DUBLE")
+
+    class Both(Patient):
+        last = Value("city STRING, at TIMESTAMP", ttl="1 hour")
+
+    made = frame(spark, cards.shape("uses"))
+    stream = spark.readStream.format("rate").load().selectExpr("'a' AS card", "timestamp AS event_time", "1 AS origin")
+    for kind, given, by, problem in (
+        (Wrong, made, "card", r"^Wrong\.typed: \"amount DUBLE\" cannot be read as columns"),
+        (Approve, made, "crd", r'^Approve: the frame has no column "crd", only n, card'),
+        (Approve, made.drop("origin"), "card", 'no column "origin".*keep origin'),
+        (
+            Both,
+            stream.withWatermark("event_time", "1 minute"),
+            "card",
+            r"^Both\.last: its time to live goes by the clock",
+        ),
+    ):
+        with pytest.raises(Misconfigured, match=problem):
+            kind.over(given, by)
+
+
+def test_timers_by_event_time_give_rows_without_a_record_and_an_error_is_told_with_its_place(
+    spark: SparkSession, kafka: Kafka, fresh: Fresh, eventually: Eventually, tmp_path: Path
+) -> None:
+    uses, into = fresh("uses"), fresh("approved")
+    kafka.ensure([Topic(uses, 2), Topic(into)])
+    settings = SparkSettings(every="100 ms")
+    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path), {uses: cards.shape(uses)})
+    query = Query(
+        "patient", (uses,), into, ("card", "n"), lambda made: Patient.over(made, "card"), Mode.MICRO_BATCH,
+        watermark=timedelta(minutes=1),
+    )  # fmt: skip
+    begin = 1_700_000_000_000
+    cards.send(kafka, uses, [(1, "a", "Oslo", 5, begin), (2, "b", "Rome", 5, begin + 7_200_000)])
+    running, _ = launch(engine, query, 0, {})
+    eventually(lambda: failed([running]) or kafka.bounds(into)[0][1] >= 3)
+    assert failed([running]) is None
+    last = [*held(kafka, into)][-1]
+    since = datetime.fromtimestamp(begin / 1_000, UTC)
+    assert table([last]) == {-1: ("a", f"unused since {since:%H:%M}", 1.0, None)}
+    assert Origin.read(last.headers) is None
+    with pytest.raises(Misconfigured, match="query patient: its timers give rows, and there are no timers in a batch"):
+        engine.recompute(query)
+    cards.send(kafka, uses, [(3, "c", "Oslo", 1_000, begin + 7_300_000)])
+    eventually(lambda: not running.isActive)
+    error = str(failed([running]))
+    assert "test_keyed.py:" in error
+    assert "Patient.row for the key 'c': LookupError: nobody has 1000" in error
+    assert "\n" not in error
+
+
+def test_state_is_restored_elsewhere_after_a_kill(
+    kafka: Kafka, spark: SparkSession, fresh: Fresh, eventually: Eventually, tmp_path: Path
+) -> None:
+    """In a zone that turns its clocks back, on the day when it does: no time is there twice."""
+    channel, into = fresh("uses"), fresh("approved")
+    kafka.ensure([Topic(channel, 2), Topic(into)])
+    uses = cards.used(2, 240)
+    uses = [(n, card, city, amount, at - 1_700_000_000_000 + 1_793_505_600_000) for n, card, city, amount, at in uses]
+    script = str(Path(__file__).with_name("approving.py"))
+
+    def driven(local: str) -> "subprocess.Popen[bytes]":
+        places = (kafka.servers, channel, into, str(tmp_path / "checkpoints"), str(tmp_path / local))
+        (tmp_path / local).mkdir()
+        env = {**os.environ, "TZ": "America/New_York", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        return subprocess.Popen([sys.executable, script, *places], env=env)
+
+    cards.send(kafka, channel, uses[:80])
+    first = driven("here")
+    try:
+        eventually(lambda: kafka.bounds(into)[0][1] >= 80 or first.poll() is not None, 120)
+        cards.send(kafka, channel, uses[80:160])
+        eventually(lambda: kafka.bounds(into)[0][1] > 80 or first.poll() is not None)
+    finally:
+        first.kill()
+        first.wait()
+    cards.send(kafka, channel, uses[160:])
+    second = driven("elsewhere")
+    try:
+        due = cards.verdicts(uses)
+        eventually(lambda: table([*held(kafka, into)]) == due or second.poll() is not None, 120)
+    finally:
+        second.kill()
+        second.wait()
+    entries = [*held(kafka, into)]
+    assert table(entries) == due
+    # What was written twice stands once in a store.
+    lake = LakeStore(str(tmp_path / "lake"), into).open()
+    lake.write([*entries, *entries], {0: len(entries)})
+    assert lake.share().outcomes[Outcome.PASSED] == len(uses)
+    engine = Engine(spark, SparkSettings(), KafkaWire(kafka.servers), "", {channel: cards.shape(channel)})
+    ends = {partition: end for partition, (_, end) in kafka.bounds(channel).items()}
+    again = recomputed(engine, cards.query(channel, into), {channel: ends})
+    assert by_number(row.value for row in again.values()) == due
