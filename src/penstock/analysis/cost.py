@@ -24,7 +24,7 @@ class Cost(StrEnum):
             case Cost.JVM:
                 return "no Python: all of it runs in the JVM"
             case Cost.ARROW:
-                return "records go to Python in columns: some 3 µs each for a function, less than a tenth of one for mapInArrow"
+                return "records go to Python in columns: some 3 µs each for a function, hardly any for mapInArrow"
             case Cost.ROW:
                 return "records go to Python one by one: some 20 µs each; a function made with useArrow=True costs less"
 
