@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from penstock.analysis.compare import Comparison, Expected, How, Row, Verdict, bare, compare
-from penstock.analysis.query import Query
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.balance import balance
 from penstock.audit.content import Content, Numbered, Run, Tally
@@ -76,14 +75,23 @@ def test_an_older_row_does_not_come_back_after_its_deletion() -> None:
     assert (written[b'["k"]'].row.value, written[b'["k"]'].offset) == (None, 2)
 
 
-def test_a_lake_of_a_table_tells_what_was_deleted(tmp_path: Path) -> None:
+def test_a_lake_of_a_table_tells_what_was_deleted_and_which_row_is_newest(tmp_path: Path) -> None:
     typed = LakeStore(str(tmp_path / "typed"), "c", "n BIGINT NOT NULL", keyed=True)
     assert typed.open().write([entry(0, b'{"n": 1}', 1), entry(1, None, 2), entry(2, None, 3, key=None)], {0: 3}) == 2
     assert typed.open().share().outcomes[Outcome.REFUSED] == 1
     result = LakeStore(str(tmp_path / "result"), "c", keyed=True)
     one, other = (b'{"key": "%s", "seen": {"count": 1}}' % key for key in (b"k", b"l"))
-    result.open().write([entry(0, one, 1), entry(1, other, 1, b'["l"]'), entry(2, None, 2)], {0: 3})
-    assert _stored(result, Query("q", ("a",), "c", ("key",), ""), {}).keys() == {b'["l"]'}
+    again = 2**44 + 1
+    some = [entry(0, one, 1), entry(1, other, again, b'["l"]'), entry(2, None, 2), entry(3, one, 1)]
+    result.open().write([*some, entry(4, other, 2, b'["l"]')], {0: 5})
+    assert [(row.key, row.version, row.row is None) for row in result.rows()] == [
+        (b'["k"]', 1, False),
+        (b'["l"]', again, False),
+        (b'["k"]', 2, True),
+        (b'["k"]', 1, False),
+        (b'["l"]', 2, False),
+    ]
+    assert _stored(result, {}) == {b'["l"]': Row(other, again)}
 
 
 def test_a_feed_counts_a_newer_deletion_of_what_is_gone_and_tells_nobody() -> None:
@@ -132,3 +140,12 @@ def test_what_compaction_may_have_taken_is_not_missing() -> None:
     later = 60_000_000
     assert balance(content(records=4, until=5, runs=there), later).channels[0].missing == 0
     assert balance(content(records=4, until=4, runs=there), later).channels[0].missing == 1
+
+
+def test_what_compaction_cannot_have_taken_is_missing_though_nobody_knows_which_it_is() -> None:
+    """Of 2 to 4 none was read, and only two offsets held nothing: one of the three is lost."""
+    found = balance(content(records=2, until=4, runs=(Run(1, 1, 0), Run(5, 5, 0))), 60_000_000)
+    assert (found.channels[0].missing, found.channels[0].gaps) == (1, ())
+    (source,) = (hop for hop in found.hops if hop.writes == "a")
+    assert (source.missing, source.gaps) == (1, ())
+    assert source.note == "2 more may have been outdated before they were read: which are missing cannot be told"

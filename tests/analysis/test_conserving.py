@@ -1,12 +1,14 @@
 """Whether the records of a result can be counted."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from penstock.analysis.conserving import stateless
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
 from penstock.analysis.kafka import KafkaWire
@@ -16,17 +18,28 @@ from penstock.analysis.settings import SparkSettings
 SHAPE = Shape("things", "id BIGINT NOT NULL, name STRING, tags ARRAY<STRING>, at BIGINT", "timestamp_millis(at)")
 
 
-def against(spark: SparkSession, build: Callable[[DataFrame], DataFrame], watermark: int | None = 10) -> str | None:
-    engine = Engine(spark, SparkSettings(), KafkaWire("localhost:1"), "", {"things": SHAPE})
+Build = Callable[[DataFrame], DataFrame]
+
+
+def engine_of(spark: SparkSession, shape: Shape = SHAPE) -> Engine:
+    return Engine(spark, SparkSettings(), KafkaWire("localhost:1"), "", {"things": shape})
+
+
+def against(spark: SparkSession, build: Build, watermark: int | None = 10, shape: Shape = SHAPE) -> str | None:
     delay = None if watermark is None else timedelta(seconds=watermark)
-    return engine.uncounted(Query("q", ("things",), "rows", ("name",), build, watermark=delay))
+    return engine_of(spark, shape).uncounted(Query("q", ("things",), "rows", ("name",), build, watermark=delay))
+
+
+def windowed(things: DataFrame) -> DataFrame:
+    return things.groupBy(F.window("event_time", "5 seconds"), "name").agg(F.count("id").alias("n"), seen())
+
+
+def watched(frame: DataFrame) -> DataFrame:
+    return frame.observe("mine", F.count(F.lit(1)).alias("n"))
 
 
 @pytest.mark.parametrize("watermark", [None, 10])
 def test_groups_and_windows_that_do_not_overlap_conserve(watermark: int | None, spark: SparkSession) -> None:
-    def windowed(things: DataFrame) -> DataFrame:
-        return things.groupBy(F.window("event_time", "5 seconds"), "name").agg(F.count("id").alias("n"), seen())
-
     assert against(spark, lambda things: things.groupBy("name").agg(seen()), watermark) is None
     assert against(spark, windowed, watermark) is None
     assert (
@@ -59,8 +72,26 @@ def test_groups_and_windows_that_do_not_overlap_conserve(watermark: int | None, 
         ),
     ],
 )
-def test_what_stands_against_it_is_told(build: Callable[[DataFrame], DataFrame], why: str, spark: SparkSession) -> None:
+def test_what_stands_against_it_is_told(build: Build, why: str, spark: SparkSession) -> None:
     assert why in (against(spark, build) or "")
+
+
+def test_rows_of_a_table_that_have_no_time_are_in_no_window(spark: SparkSession) -> None:
+    table = replace(SHAPE, table=True)
+    assert against(spark, lambda things: things.groupBy("name").agg(seen()), None, table) is None
+    assert against(spark, windowed, None, table) == "rows of a table may have no time, and are in no window then"
+
+
+@pytest.mark.parametrize(
+    ("build", "without_state"),
+    [
+        (lambda things: watched(things).select("name", "origin"), True),
+        (lambda things: watched(things.groupBy("name").agg(seen())), False),
+    ],
+)
+def test_what_a_query_observes_by_itself_hides_nothing(build: Build, without_state: bool, spark: SparkSession) -> None:
+    engine = engine_of(spark)
+    assert stateless(engine.frame(Query("q", ("things",), "o", ("name",), build), engine.nothing)) is without_state
 
 
 def test_rows_that_come_when_they_are_final_are_not_counted(spark: SparkSession) -> None:

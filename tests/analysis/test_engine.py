@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from penstock.analysis.frames import seen
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.launching import failed, launch, sift
 from penstock.analysis.progress import progress
-from penstock.analysis.query import Mode, Query, Shape
+from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.contracts import Topic
@@ -114,6 +115,13 @@ def test_a_query_that_spark_refuses_in_real_time_runs_in_batches(
     forced = Query("forced", (things,), into, ("n",), query.build, Mode.REAL_TIME)
     with pytest.raises(Misconfigured, match="query forced: it cannot run in real time"):
         launch(engine, forced, 1, {})
+    # Spark would take these two, and not do what they say.
+    for unlike in (
+        replace(forced, build=f"SELECT n, origin FROM `{things}`", emit=Emit.FINAL),
+        replace(forced, build=f"SELECT n FROM `{things}`", once=True),
+    ):
+        with pytest.raises(Misconfigured, match=r"query forced: it cannot run in real time: (its rows|a batch)"):
+            launch(engine, unlike, 1, {})
 
 
 def test_a_checkpoint_of_another_topic_is_refused(

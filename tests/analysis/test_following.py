@@ -123,3 +123,32 @@ def test_rows_are_handed_over_as_they_change_and_what_is_left_out_is_counted(
         following.stop()
     assert following.late == 0
     assert kafka.groups() == groups
+
+
+def test_rows_that_are_final_come_without_another_record(
+    spark: SparkSession,
+    kafka: Kafka,
+    fresh: Callable[[str], str],
+    eventually: Callable[..., None],
+    tmp_path: Path,
+) -> None:
+    channel = fresh("a")
+    kafka.ensure([Topic(channel)])
+
+    async def send() -> None:
+        async with kafka.sender() as sender:
+            value = b'{"city": "x", "n": 1}'
+            times = [1_700_000_000_000_000, 1_700_000_001_000_000, 1_700_000_060_000_000]
+            await sender.send(channel, [Record(value, Origin("s", 1, seq, at)) for seq, at in enumerate(times)])
+
+    asyncio.run(send())
+    sql = f"SELECT city, session_window(event_time, '5 seconds') AS s, count(1) AS n FROM `{channel}` GROUP BY 1, 2"
+    found = asked(spark, sql, late=10, servers=kafka.servers, name=channel)
+    rows: list[dict[str, object]] = []
+    following = Following.start(found, [channel], str(tmp_path), lambda some: rows.extend(map(json.loads, some)))
+    try:
+        eventually(lambda: following.look() or rows)
+        assert following.look() is None
+    finally:
+        following.stop()
+    assert [row["n"] for row in rows] == [2]

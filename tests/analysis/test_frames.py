@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
 import pytest
@@ -300,10 +300,29 @@ def test_a_record_of_a_table_without_a_value_deletes_its_row(spark: SparkSession
     assert (row["_key"], row["_deleted"], row["id"]) == ("x", True, None)
 
 
-def test_a_record_of_a_table_without_a_key_is_refused(spark: SparkSession) -> None:
-    frame = keyed(spark, None, b'{"id": 1}')
+@pytest.mark.parametrize(
+    ("key", "text"),
+    [(b'["a"]', "a"), (b"[7]", "7"), *((same, same.decode()) for same in (b"[null]", b"[]", b"[1,2]", b"["))],
+)
+def test_a_key_is_a_text_whatever_it_holds(spark: SparkSession, key: bytes, text: str) -> None:
+    (row,) = typed(keyed(spark, key, b'{"id": 1}'), TABLE).collect()
+    assert row["_key"] == text
+
+
+def test_rows_of_a_table_are_not_remembered_by_their_time(spark: SparkSession) -> None:
+    query = Query("q", ("things",), "o", ("name",), "", watermark=timedelta(seconds=1))
+    with pytest.raises(Misconfigured, match=r"rows of the table things may have no time, .* leave out its watermark="):
+        sorted_out(keyed(spark, b"1", None), replace(TABLE, unique="number"), query, gated=True)
+
+
+@pytest.mark.parametrize("value", [b'{"id": 1}', None])
+def test_a_record_of_a_table_without_a_key_is_refused_with_the_value_that_it_has(
+    spark: SparkSession, value: bytes | None
+) -> None:
+    frame = keyed(spark, None, value)
     assert typed(frame, TABLE).collect() == []
     (letter,) = dead_letters(frame, TABLE).collect()
+    assert letter["value"] == value
     headers = {header["key"]: bytes(header["value"]).decode() for header in letter["headers"]}
     assert headers["reason"] == "it has no key, and its channel is a table"
 

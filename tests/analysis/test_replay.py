@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from pyspark.sql import functions as F
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.query import Query, Shape
+from penstock.analysis.query import Emit, Query, Shape
 from penstock.analysis.replay import comes_when_final, kept, named, recomputed
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
@@ -47,6 +48,8 @@ def test_a_batch_gives_rows_as_live_ones_are_written(made: Made) -> None:
     assert table[b'["b"]'].value == b'{"name":"b","seen":{"count":1,"newest":2}}'
     assert table[b'["a"]'].mark != table[b'["b"]'].mark
     assert kept(engine, query.inputs[0], {0: 2}) == 2
+    assert kept(engine, query.inputs[0], {0: 2}, {0: 1}) == 1
+    assert recomputed(engine, query, {query.inputs[0]: {0: 2}}, {query.inputs[0]: {0: 1}}).keys() == {b'["b"]'}
 
 
 def test_a_mark_is_traced_to_its_record(made: Made, spark: SparkSession) -> None:
@@ -58,7 +61,9 @@ def test_a_mark_is_traced_to_its_record(made: Made, spark: SparkSession) -> None
 
 
 def test_rows_that_may_be_updated_do_not_wait_until_they_are_final(made: Made) -> None:
-    assert not comes_when_final(*made)
+    engine, query = made
+    assert not comes_when_final(engine, query)
+    assert comes_when_final(engine, replace(query, emit=Emit.FINAL))
 
 
 def test_a_batch_that_fails_says_why(made: Made) -> None:

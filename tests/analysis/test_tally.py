@@ -108,6 +108,8 @@ WHOLE: Sequence[Told] = (
     [*origin("late", 9), ("reason", b"late: its window was closed"), ("query", b"q")],
     [*origin("late", 8), ("reason", None), ("reason", b"late: "), ("redriven", b"1")],
     [*origin("unfit", 9), ("reason", b"it is too late: no")],
+    [*origin("unfit", 8), ("reason", b"late: of its own"), ("reason", b"it is not JSON")],
+    [*origin("unfit", 7), ("reason", b"late: of its own"), ("reason", None)],
 )
 
 

@@ -193,3 +193,11 @@ def test_what_came_too_late_for_a_query_is_not_refused() -> None:
     assert (found.records, found.runs, found.without_identity) == ({"rsvps.dead": 2}, {}, {})
     # Elsewhere, a header of that name is the record's own.
     assert reduced([entry("rsvps", told)], {}, {}, KINDS, "notes").numbered == {("rsvps", "a", 1): 1}
+
+
+def test_the_last_reason_of_a_letter_is_the_one_that_counts() -> None:
+    """A header of that name that the record had before lies in front of it."""
+    told, late, unfit = Origin("a", 1, 7, 1_000).headers(), ("reason", b"late: as ever"), ("reason", b"it is not JSON")
+    for reasons, numbered in (((late, unfit), {("rsvps.dead", "a", 1): 1}), ((unfit, late), {})):
+        found = reduced([entry("rsvps.dead", [*told, *reasons])], {}, {}, {"rsvps.dead": Kind.DEAD}, "notes")
+        assert found.numbered == numbered

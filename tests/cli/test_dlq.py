@@ -161,7 +161,7 @@ def test_a_large_value_is_cut_and_raw_is_all_of_it(kafka: Kafka, channel: str) -
 
 
 def test_a_null_is_shown_as_such(kafka: Kafka, channel: str) -> None:
-    send(kafka, f"{channel}.dead", [letter(1, b"", "the value is null"), Record(None)])
+    send(kafka, f"{channel}.dead", [letter(1, None, "the value is null"), Record(None)])
     assert run(kafka, "show", channel, "0:0").stdout.splitlines()[-1] == "value:    null"
     lines = run(kafka, "show", channel, "0:1").stdout.splitlines()
     assert {"key:      none", "value:    null", "origin:   it carries no identity"} <= set(lines)

@@ -1,4 +1,4 @@
-"""`penstock run --new-checkpoint`: what a person may write. What it does is in tests/analysis/test_new_life.py."""
+"""`penstock run --new-checkpoint`: what one may write. What it does: tests/analysis/checkpoints/test_new_life.py."""
 
 from pathlib import Path
 

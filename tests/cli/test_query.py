@@ -56,6 +56,14 @@ def test_what_cannot_work_is_refused_before_spark_starts(
     assert said in refused(*arguments, *address)
 
 
+def test_the_folder_counts_also_beside_a_file(tmp_path: Path) -> None:
+    (tmp_path / "away").mkdir()
+    (tmp_path / "away" / "penstock.toml").write_text("[spark]\nmemory = 7\n")
+    (tmp_path / "app.py").write_text("from penstock import Pipeline\napp = Pipeline('shop')\n")
+    said = refused(str(tmp_path / "app.py"), "SELECT * FROM a", "--folder", str(tmp_path / "away"))
+    assert "memory" in said
+
+
 def printed(rows: list[str], result: Result, most: int | None, capsysbinary: pytest.CaptureFixture[bytes]) -> list[str]:
     stop = Event()
     one = Printed(Output(), Shown(), most, stop)

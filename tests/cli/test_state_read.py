@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from socketserver import BaseRequestHandler, ThreadingTCPServer
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -128,6 +130,21 @@ def test_a_scan_is_a_line_for_each_entry(folder: Path) -> None:
     assert "2 entries; as of batch 7" in told.stderr
     assert "1 entry, and there are more: --limit" in state(folder, "scan", "totals", "--limit", "1").stderr
     assert json.loads(state(folder, "scan", "totals", "--json").stdout)["more"] is False
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.0 200 OK\r\n\r\n<html>", b"SSH-2.0-OpenSSH\r\n", b""])
+def test_something_else_at_the_address_is_told_as_a_sentence(folder: Path, answer: bytes) -> None:
+    class Other(BaseRequestHandler):
+        def handle(self) -> None:
+            self.request.recv(65_536)
+            self.request.sendall(answer)
+
+    with ThreadingTCPServer(("127.0.0.1", 0), Other) as server:
+        Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        running(folder / ".penstock", Files(folder / "channels"), f"http://127.0.0.1:{server.server_address[1]}")
+        told = state(folder, "get", "totals", "nl")
+        server.shutdown()
+    assert isinstance(told.exception, Unavailable)
 
 
 def test_where_there_is_a_page_it_is_asked(folder: Path) -> None:

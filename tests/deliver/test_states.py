@@ -63,14 +63,14 @@ def ask(address: str, path: str, **more: Any) -> httpx.Response:
     return answer
 
 
-def test_the_state_of_a_key_comes_with_its_newest_row(channels: MemoryChannels, address: str) -> None:
+def test_the_state_of_a_key_comes_with_its_newest_row(
+    channels: MemoryChannels, address: str, eventually: Callable[..., None]
+) -> None:
     channels.append("counts", b'{"n": 4}', b'["a/b"]', [("version", b"4"), ("time", b"9")])
     with answering(Analysis(), "127.0.0.1:0") as analysis:
         says(channels, analysis)
-        answer = ask(address, f"/state/count/{quote('a/b', safe='')}")
-        while answer.json()["row"] is None:
-            answer = ask(address, "/state/count/a/b")
-    found = answer.json()
+        eventually(lambda: ask(address, f"/state/count/{quote('a/b', safe='')}").json()["row"] is not None)
+        found = ask(address, "/state/count/a/b").json()
     assert found["key"] == ["a/b"]
     assert found["state"] == {"count": 3}
     assert found["position"] == POSITION
@@ -96,15 +96,17 @@ def test_what_is_not_there_is_told_with_what_is(channels: MemoryChannels, addres
     assert foreign.status_code == 403
 
 
-def test_an_analysis_that_is_away_is_named(channels: MemoryChannels, address: str) -> None:
+def test_an_analysis_that_is_away_is_named(
+    channels: MemoryChannels, address: str, eventually: Callable[..., None]
+) -> None:
     silent = httpx.get(f"{address}/state/count/a")
     assert silent.status_code == 503
     assert "the analysis is away: it has said nothing for ten seconds" in silent.json()["error"]
     with answering(Analysis(), "127.0.0.1:0") as analysis:
         pass
     says(channels, analysis)
-    while "said nothing" in (gone := httpx.get(f"{address}/state/count/a")).json()["error"]:
-        pass
+    eventually(lambda: "said nothing" not in httpx.get(f"{address}/state/count/a").json()["error"])
+    gone = httpx.get(f"{address}/state/count/a")
     assert gone.status_code == 503
     assert "the analysis is away" in gone.json()["error"]
     assert gone.headers["retry-after"]

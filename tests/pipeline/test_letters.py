@@ -25,9 +25,9 @@ def test_a_letter_of_the_collector_tells_how_large_its_record_was() -> None:
     assert (letter.place, letter.size, letter.cut) == (None, 70_000, True)
 
 
-def test_a_null_that_spark_refused_is_null_and_not_empty() -> None:
+def test_a_null_is_null_and_not_empty_whatever_the_reason() -> None:
     channels = MemoryChannels()
-    assert refused(channels, 1, b"", "the value is null").value is None
+    assert refused(channels, 1, None, "it has no key, and its channel is a table").value is None
     assert refused(channels, 2, b"", "it is not a JSON object").value == b""
 
 

@@ -1,8 +1,11 @@
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock import Keyed
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.operators.statics import table
@@ -93,6 +96,28 @@ def test_a_pipeline_gets_the_delivery_that_it_asks_for_or_is_told(spark: SparkSe
     given, weaker = hops("at least once")
     assert (given, len(weaker)) == (["best effort", "at least once", "exactly once"], 1)
     assert hops("at most once") == (["at most once", "at most once", "exactly once"], [])
+
+
+def test_rows_that_no_record_numbers_are_promised_less(spark: SparkSession, tmp_path: Path) -> None:
+    class Last(Keyed):
+        gives = "line STRING"
+
+        def row(self, key: str, row: Any) -> Any:
+            return {}
+
+    class Waiting(Last):
+        def timer(self, key: str, at: datetime) -> Any:
+            return {}
+
+    app = Pipeline("logs")
+    app.channel("log", schema="line STRING")
+    app.query("last", key="line")(lambda log: Last.over(log, "line"))
+    app.query("waiting", key="line")(lambda log: Waiting.over(log, "line"))
+    found = planned(app, tmp_path, spark)
+    assert [hop.guarantee for hop in found.hops] == ["exactly once", "at least once"]
+    assert "the first row of a record has its number" in found.hops[0].why
+    (weaker,) = [remark for remark in found.remarks if "weaker" in remark]
+    assert weaker.startswith("query waiting: rows may be written again after a crash, and no record numbers the rows")
 
 
 def test_static_tables_are_named(spark: SparkSession, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
 from penstock.analysis.checkpoints.batches import covered
-from penstock.analysis.compare import How, Verdict
+from penstock.analysis.compare import Comparison, Difference, How, Row, Verdict
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.launching import launch
@@ -24,11 +25,12 @@ from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.held import held
 from penstock.channels.kafka import Kafka
+from penstock.contracts import Topic
 from penstock.errors import Misconfigured
 from penstock.pipeline.chosen import find_query
 from penstock.pipeline.comparison import Gone, Judged, Report
 from penstock.pipeline.description import Channel, Description, Pipeline
-from penstock.pipeline.recompute import recompute
+from penstock.pipeline.recompute import _Late, recompute
 from penstock.pipeline.renewal import Begin, Renewal
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.wiring import Wiring, topics
@@ -204,6 +206,16 @@ def test_a_new_life_counts_from_where_it_began_for_everybody(case: Case) -> None
         name = f'penstock:{case.query.into}:row:["c"]'
         assert json.loads(str(client.hget(name, "row"), "utf-8"))["total"] == 7
         assert life_and_count(int(client.hget(name, "version") or 0)) == (2, 1)
+    # Where it began is gone by now, and there are more partitions than there were.
+    admin = AdminClient({"bootstrap.servers": case.kafka.servers})
+    [done] = admin.delete_records([TopicPartition(case.things, busy, 7)]).values()
+    done.result()
+    more = len(case.ends()) + 1
+    case.kafka.ensure([Topic(case.things, more)])
+    case.eventually(lambda: len(case.ends()) == more)
+    report = case.report()
+    assert report.gone == (Gone(case.things, busy, 6, 6),)
+    assert dict(of(report, "channel").counts) == {Verdict.EXACT: 1, Verdict.UNTOLD: 3}
 
 
 def test_a_record_that_the_query_skipped_is_found(case: Case) -> None:
@@ -371,6 +383,14 @@ def test_a_query_over_a_result_that_has_lost_rows_cannot_be_recomputed(case: Cas
     case.eventually(lambda: case.kafka.bounds(first.into)[0][1] == end + 2)
     with pytest.raises(Misconfigured, match=f"channel {first.into}: compaction has removed 2 of"):
         recompute(case.engine, case.kafka, case.description, case.wiring, second, wait=0)
+
+
+@pytest.mark.parametrize(("other", "explained"), [(Verdict.EARLIER, False), (Verdict.PERISHED, True)])
+def test_rows_of_an_earlier_life_hide_no_late_record(other: Verdict, explained: bool) -> None:
+    """Two records came too late, and a row lacks one: the other may belong to a row that is gone, not to an old one."""
+    lacking = Difference(b"k", How.LACKS, Row(b"{}", 2), Row(b"{}", 3))
+    found = Comparison(Counter({Verdict.DIFFERENT: 1, Verdict.EXACT: 4, other: 1}), (lacking,))
+    assert _Late(2, conserved=True).explains(found) is explained
 
 
 def test_a_query_is_found_by_its_name_or_its_result() -> None:

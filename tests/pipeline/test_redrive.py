@@ -43,9 +43,9 @@ def test_a_redriven_record_is_what_it_was_with_two_marks() -> None:
 
 def test_a_null_is_redriven_as_a_null() -> None:
     channels = MemoryChannels()
-    refused(channels, 1, b"", "the value is null")
+    refused(channels, 1, None, "its event time lies in the future", key=b"k")
     redrive(channels, "rsvps.dead", ALL, "rsvps")
-    assert channels.entries("rsvps")[0].value is None
+    assert [(entry.key, entry.value) for entry in channels.entries("rsvps")] == [(b"k", None)]
 
 
 def test_the_order_is_kept_over_many_batches() -> None:
@@ -193,7 +193,8 @@ def sift(spark: SparkSession, channels: MemoryChannels, entries: Sequence[Entry]
     found = dead_letters(spark.createDataFrame(raw, RAW), Shape("rsvps", "guests BIGINT"))
     for row in found.collect():
         headers = [(header["key"], bytes(header["value"])) for header in row["headers"]]
-        channels.append("rsvps.dead", bytes(row["value"]), row["key"] and bytes(row["key"]), headers)
+        value, key = (None if row[part] is None else bytes(row[part]) for part in ("value", "key"))
+        channels.append("rsvps.dead", value, key, headers)
 
 
 def test_what_spark_refuses_is_redriven_as_it_was_and_comes_back_once(spark: SparkSession) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.analysis.checkpoints.note import LAST, Note, note_of
+from penstock.analysis.checkpoints.rescale import recover
 from penstock.audit.account import Account
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Description, Pipeline
@@ -82,6 +83,16 @@ def test_a_life_is_later_than_any_that_was_told_of(
     channels.append(description.bookmarks, told.dumps(), told.key)
     applied(Renewal(("by_city",), Begin()), description, tmp_path, channels)
     assert note_of(f"{tmp_path}/by_city").life == 7
+
+
+def test_what_a_rescaling_left_half_done_does_not_come_back(
+    description: Description, channels: MemoryChannels, tmp_path: Path
+) -> None:
+    folder = f"{tmp_path}/by_city"
+    Note(life=3).write(f"{folder}.before-rescale")
+    applied(Renewal(("by_city",), Begin()), description, tmp_path, channels)
+    assert not recover(folder)
+    assert (note_of(folder).life, note_of(f"{folder}.1").life) == (4, 3)
 
 
 def test_dead_letters_can_be_brought_anew(description: Description, channels: MemoryChannels, tmp_path: Path) -> None:

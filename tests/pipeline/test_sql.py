@@ -75,13 +75,39 @@ def test_a_text_without_tables_or_sense_has_none(sql: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "sql", ["SELECT 1", "-- why\n with x AS (SELECT 1) TABLE x", "(SELECT 1)", "from a", "VALUES (1)"]
+    "sql",
+    [
+        "SELECT 1",
+        "-- why\n with x AS (SELECT 1) TABLE x",
+        "(SELECT 1)",
+        "from a",
+        "VALUES (1)",
+        "WITH x AS (SELECT 1 AS delete) SELECT delete FROM x",
+        "FROM a SELECT update, a.insert, 'x' AS merge, (SELECT max(n) delete FROM b) AS `insert`",
+        "WITH x AS (SELECT 'INSERT INTO b') SELECT * FROM x -- INSERT INTO b",
+    ],
 )
 def test_a_query_is_known_by_its_first_word(sql: str) -> None:
     assert selects(sql)
 
 
-@pytest.mark.parametrize("sql", ["", "DROP VIEW a", "INSERT INTO a SELECT 1", "SET x = 1", "-- SELECT\nCREATE TABLE a"])
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "",
+        "DROP VIEW a",
+        "INSERT INTO a SELECT 1",
+        "SET x = 1",
+        "-- SELECT\nCREATE TABLE a",
+        "WITH x AS (SELECT 1) INSERT OVERWRITE DIRECTORY '/a' SELECT * FROM x",
+        "WITH x AS (SELECT 1), y AS (SELECT 2) /* now */ insert into a TABLE x",
+        "FROM a INSERT INTO b SELECT n INSERT INTO c SELECT n",
+        "FROM a JOIN b ON a.n = b.n INSERT OVERWRITE TABLE c SELECT *",
+        "WITH x AS (SELECT 1) DELETE FROM a WHERE n IN (TABLE x)",
+        "WITH x AS (SELECT 1) UPDATE a SET n = 1",
+        "WITH x AS (SELECT 1) MERGE INTO a USING x ON a.n = x.n WHEN MATCHED THEN DELETE",
+    ],
+)
 def test_what_does_something_is_no_query(sql: str) -> None:
     assert not selects(sql)
 

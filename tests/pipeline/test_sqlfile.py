@@ -72,6 +72,14 @@ def test_the_pipeline_may_say_what_its_file_does_not(tmp_path: Path) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "above", ["/* Ours */\n", "/* Ours,\n   -- key: nobody's\n\n for ever */ ", "/**/ /*/ a */\n", "/* a\n * b\n */\n"]
+)
+def test_what_stands_behind_a_block_comment_is_declared_all_the_same(tmp_path: Path, above: str) -> None:
+    (query,) = described(tmp_path, TAKES_ALL, answers=above + "-- key: city\n" + SELECT).queries
+    assert query.key == ("city",)
+
+
 def test_a_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
     described(tmp_path, TAKES_ALL, answers="-- key: city\n" + SELECT)
     (query,) = described(tmp_path, TAKES_ALL, answers="-- key: town\nSELECT city AS town, origin FROM rsvps").queries
@@ -139,6 +147,16 @@ def test_what_is_said_twice_is_refused(tmp_path: Path) -> None:
     call = 'app.query("a", sql="queries/a.sql", key="city")'
     with pytest.raises(Misconfigured, match=r"queries/a.sql:1: the pipeline says key= as well; say it once"):
         described(tmp_path, call, a="-- key: town\n" + SELECT)
+
+
+@pytest.mark.parametrize(
+    ("said", "word"),
+    [('emit="change"', "emit: final"), ('mode="auto"', "mode: real-time"), ('late="drop"', "late: dead letters")],
+)
+def test_what_is_usual_is_said_as_well_when_it_is_said(tmp_path: Path, said: str, word: str) -> None:
+    call = f'app.query("a", sql="queries/a.sql", key="city", watermark="1 minute", {said})'
+    with pytest.raises(Misconfigured, match=rf"queries/a.sql:1: the pipeline says {said.partition('=')[0]}= as well"):
+        described(tmp_path, call, a=f"-- {word}\n" + SELECT)
 
 
 def test_a_name_of_a_file_that_is_no_name_of_a_query_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Classes that keep state, tested as a user tests them: without Spark."""
 
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -83,6 +83,38 @@ def test_a_row_of_other_columns_is_refused_with_those_it_may_have() -> None:
         odd.feed(1, {"given": {"c": 2}})
     with pytest.raises(ValueError, match=r"Odd\.gives takes 2 columns \(a, b\), not \(1, 2, 3\)"):
         odd.feed(1, {"given": (1, 2, 3)})
+
+
+def test_a_text_is_no_row() -> None:
+    with pytest.raises(TypeError, match=r"'approved' is no row: give a mapping, or a tuple of all columns"):
+        keyed(Odd).feed(1, {"given": "approved"})
+
+
+def test_the_columns_of_a_key_are_filled_in_whatever_their_case() -> None:
+    class Cards(Keyed):
+        gives = "Card STRING, at TIMESTAMP, n INT"
+
+        def row(self, key: Any, row: Any) -> Any:
+            return {"n": len(key)}
+
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    local = at.astimezone(timezone(timedelta(hours=5)))
+    (row,) = keyed(Cards, by=("card", "AT")).feed(("a", local), {})
+    assert row == {"Card": "a", "at": at, "n": 2}
+    assert row["at"].tzinfo is UTC
+
+
+@pytest.mark.parametrize("name", ["row", "timer", "now", "wake", "sleep", "gives", "clock", "over", "timers"])
+def test_a_variable_does_not_take_the_place_of_what_keyed_has(name: str) -> None:
+    kind = type("Mine", (Odd,), {name: Value("INT")})
+    with pytest.raises(Misconfigured, match=rf"Mine\.{name}: Keyed has this name for itself; choose another"):
+        keyed(kind)
+
+
+@pytest.mark.parametrize("name", ["origin", "Origin", "seen", "SEEN"])
+def test_what_tells_rows_apart_is_not_given(name: str) -> None:
+    with pytest.raises(Misconfigured, match=r"Mine\.gives: "):
+        keyed(type("Mine", (Odd,), {"gives": f"a INT, {name} STRING"}))
 
 
 def test_records_are_handled_in_the_order_of_their_places() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from penstock.analysis.query import Query
+from penstock.audit.findings import BELATED
 from penstock.audit.held import held
 from penstock.clock import Micros
 from penstock.contracts import Channels, Positions, Sender
@@ -20,8 +21,6 @@ log = logging.getLogger(__name__)
 _SKEW = 3_600_000_000
 """How far the clocks of those who write into channels may be apart."""
 _SENT_AT_ONCE = 500
-_LATE = "late: "
-"""How the reason of such a letter begins; those who read letters know it by that."""
 
 
 def of_sessions(result: DataFrame) -> bool:
@@ -99,11 +98,11 @@ class Belated:
     def _letter(self, raw: Any) -> Record:
         """The record as it came, and with it the reason, its place, and the query that it came too late for."""
         headers = [(one["key"], bytes(one["value"] or b"")) for one in raw["headers"] or ()]
-        reason = f"{_LATE}its window was closed in query {self._query}"
+        reason = f"{BELATED}its window was closed in query {self._query}"
         told = {"reason": reason, "place": _place(raw), "query": self._query}
-        key = None if raw["key"] is None else bytes(raw["key"])
+        key, value = (None if raw[part] is None else bytes(raw[part]) for part in ("key", "value"))
         extra = (*headers, *((name, text.encode()) for name, text in told.items()))
-        return Record(bytes(raw["value"] or b""), key=key, extra=extra)
+        return Record(value, key=key, extra=extra)
 
 
 async def _send(sender: Sender, dead: str, some: Sequence[tuple[str, Record]]) -> None:

@@ -18,6 +18,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.analysis.belated import Belated
 from penstock.analysis.checkpoints.abandoning import given_up
 from penstock.analysis.checkpoints.batches import batches
+from penstock.analysis.checkpoints.doctor import readable
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import counts, words
@@ -38,8 +39,10 @@ Bounds = Callable[[str], Mapping[int, tuple[int, int]]]
 
 def standing(engine: Engine, query: Query, bounds: Bounds) -> dict[str, Positions]:
     """Where a query will go on that is not launched yet: where its checkpoint stands, or where it is to begin."""
-    known = batches(engine.checkpoint(query.name))
-    since = note_of(engine.checkpoint(query.name)).since or {}
+    folder = engine.checkpoint(query.name)
+    # What is to be given up is read no more.
+    known = batches(folder, begun=engine.gives_up(query))
+    since = readable(query.name, folder).since or {}
     found: dict[str, Positions] = {}
     for channel in query.inputs:
         first = {partition: low for partition, (low, _) in bounds(channel).items()} | dict(since.get(channel, {}))

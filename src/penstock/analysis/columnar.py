@@ -14,7 +14,10 @@ SETTING = "spark.sql.execution.pythonUDF.arrow.enabled"
 
 
 def in_columns(build: Callable[..., Any], spark: SparkSession) -> None:
-    """Let the functions that a query can name run on Arrow, unless the settings of Spark say otherwise."""
+    """Let the functions that a query can name run on Arrow, unless the settings of Spark say otherwise.
+
+    Also those made with useArrow=False: Spark does not keep whether that was said.
+    """
     plain = [one for one in _named(build) if one.evalType == PythonEvalType.SQL_BATCHED_UDF]
     if plain and spark.conf.get(SETTING) == "true":
         for one in plain:

@@ -7,8 +7,10 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
+from penstock.analysis.frames import DELETED, KEY, is_boundary
+
 _HARMLESS = {"Project", "SubqueryAlias", "View", "EventTimeWatermark", "Aggregate", "CollectMetrics", "Union"}
-_STATELESS = {"Project", "SubqueryAlias", "View", "EventTimeWatermark", "Filter", "Generate"}
+_STATELESS = {"Project", "SubqueryAlias", "View", "EventTimeWatermark", "Filter", "Generate", "CollectMetrics"}
 _WORDS = {
     "Filter": "its own where() is not declared: say it as where= instead",
     "Expand": "its windows overlap, so that a record counts in several rows",
@@ -30,17 +32,21 @@ def against(result: DataFrame, boundaries: Sequence[str]) -> str | None:
         return "its rows carry neither seen() nor origin"
     plan = result._jdf.queryExecution().analyzed()
     aggregates = 0
-    met: Counter[str] = Counter()
-    for node, text in _above(plan, boundaries, met):
+    met: list[Any] = []
+    nodes = list(_above(plan, boundaries, met))
+    timed = not any({KEY, DELETED} <= _columns(channel) for channel in met)
+    for node, text in nodes:
         aggregates += node == "Aggregate"
-        if node in _HARMLESS or _not_its_own(node, text):
+        if node in _HARMLESS or _ours(node, text) or (timed and _of_windows(node, text)):
             continue
+        if _of_windows(node, text):
+            return "rows of a table may have no time, and are in no window then"
         return next((words for name, words in _WORDS.items() if name in node), f"it holds a {node}")
     if aggregates > 1:
         return "it aggregates what is aggregated already"
     if "seen" in columns and not aggregates:
         return "it hands on what another query has counted"
-    if any(met[boundary] != 1 for boundary in boundaries):
+    if Counter(str(channel.name()) for channel in met) != Counter(boundaries):
         return "it does not read each of its channels once"
     return None
 
@@ -58,7 +64,7 @@ def stateless(result: DataFrame) -> bool:
 def _joins(plan: Any) -> list[bool]:
     """Of the nodes that may drop what is late: whether each is a join of channels. Below a channel all is our own."""
     name = str(plan.nodeName())
-    if name == "CollectMetrics":
+    if _is_channel(plan):
         return []
     children = [plan.children().apply(index) for index in range(plan.children().size())]
     found = [one for child in children for one in _joins(child)]
@@ -69,21 +75,23 @@ def _joins(plan: Any) -> list[bool]:
 
 def _reads(plan: Any) -> bool:
     """Whether a part of a plan reads a channel."""
-    return str(plan.nodeName()) == "CollectMetrics" or any(
-        _reads(plan.children().apply(index)) for index in range(plan.children().size())
-    )
+    return _is_channel(plan) or any(_reads(plan.children().apply(index)) for index in range(plan.children().size()))
+
+
+def _is_channel(plan: Any) -> bool:
+    return str(plan.nodeName()) == "CollectMetrics" and is_boundary(str(plan.name()))
 
 
 def by_arrival(result: DataFrame) -> bool:
     """Whether rows depend on when their records came, and not on the records alone."""
     plan = result._jdf.queryExecution().analyzed()
-    return any(text.split() == ["SubqueryAlias", AS_IT_CAME] for _, text in _above(plan, (), Counter()))
+    return any(text.split() == ["SubqueryAlias", AS_IT_CAME] for _, text in _above(plan, (), []))
 
 
-def _above(plan: Any, boundaries: Sequence[str], met: Counter[str]) -> Iterator[tuple[str, str]]:
+def _above(plan: Any, boundaries: Sequence[str], met: list[Any]) -> Iterator[tuple[str, str]]:
     name = str(plan.nodeName())
-    if name == "CollectMetrics" and (boundary := str(plan.name())) in boundaries:
-        met[boundary] += 1
+    if name == "CollectMetrics" and str(plan.name()) in boundaries:
+        met.append(plan)
         return
     yield name, str(plan.simpleString(200))
     children = plan.children()
@@ -91,8 +99,16 @@ def _above(plan: Any, boundaries: Sequence[str], met: Counter[str]) -> Iterator[
         yield from _above(children.apply(index), boundaries, met)
 
 
-def _not_its_own(node: str, text: str) -> bool:
-    """A filter that we add, or Spark to each window: its time must not be null, and ours never is."""
-    of_windows = r"Filter isnotnull\(event_time#\d+(-T\d+ms)?\)"
-    ours = r"Filter \(_fits#\d+ AND _wanted#\d+\)"
-    return node == "Filter" and re.fullmatch(f"{of_windows}|{ours}", text) is not None
+def _columns(plan: Any) -> set[str]:
+    output = plan.output()
+    return {str(output.apply(index).name()) for index in range(output.size())}
+
+
+def _ours(node: str, text: str) -> bool:
+    """A filter that we add."""
+    return node == "Filter" and re.fullmatch(r"Filter \(_fits#\d+ AND _wanted#\d+\)", text) is not None
+
+
+def _of_windows(node: str, text: str) -> bool:
+    """A filter that Spark adds to each window: its time must not be null. That of a stream's records never is."""
+    return node == "Filter" and re.fullmatch(r"Filter isnotnull\(event_time#\d+(-T\d+ms)?\)", text) is not None

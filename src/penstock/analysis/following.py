@@ -21,6 +21,7 @@ from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Unavailable
 
 EVERY = "1 second"
+_WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 _PASSED = {"Project", "SubqueryAlias", "Filter", "EventTimeWatermark", "CollectMetrics", "View", "Sort"}
 
 
@@ -75,8 +76,10 @@ class Following:
 
         try:
             lines = found.frame.select(F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}))
-            writer = lines.writeStream.foreachBatch(write).outputMode(found.output)
+            writer = lines.writeStream.queryName("SQL").foreachBatch(write).outputMode(found.output)
             writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=EVERY)
+            # A row may become final without another record: by what the last batch has done to the watermark.
+            found.frame.sparkSession.conf.set(_WITHOUT_DATA, str(found.output == "append").lower())
             return cls(writer.start(), channels)
         except (PySparkException, Py4JJavaError) as error:
             raise Misconfigured("query SQL", f"Spark cannot run it: {plainly(error)}") from None

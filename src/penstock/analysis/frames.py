@@ -44,6 +44,12 @@ _TAKEN, _PASSED = "taken", "passed"
 _FITS, _WANTED = "_fits", "_wanted"
 ONCE = "_once"
 """The column of judged records that two copies of one have in common."""
+EXACT = {
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+    "ignoreNullFields": "false",
+}
+"""How rows travel as JSON, so that what comes back is what went in: to the microsecond, and with nulls."""
 _CORRUPT = "_corrupt"
 _PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
 
@@ -65,7 +71,7 @@ def told_of_seen() -> Column:
 def schema_of(shape: Shape) -> StructType:
     """The payload's columns; Misconfigured when the DDL cannot be read."""
     try:
-        schema = _columns(shape.ddl or "value STRING")
+        schema = columns_of(shape.ddl or "value STRING")
     except PySparkException as error:
         raise Misconfigured(f"channel {shape.channel}", f"its schema cannot be read: {_first_line(error)}") from error
     for name in (*ADDED, _CORRUPT, *((KEY, DELETED) if shape.table else ())):
@@ -134,6 +140,9 @@ def sorted_out(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> DataF
     if query.patience is not None:
         frame = frame.withWatermark("event_time", f"{query.patience.total_seconds()} seconds")
     if gated:
+        if shape.table:
+            problem = f"rows of the table {shape.channel} may have no time, and would be remembered for ever"
+            raise Misconfigured(f"query {query.name}", problem, "leave out its watermark=, or unique= of the channel")
         # Spark drops what is late here, record by record; an aggregation would drop rows, and count those.
         frame = frame.dropDuplicates([ONCE, "event_time"])
         frame = frame.observe(f"{shape.channel} {_PASSED}", F.count(F.lit(1)).alias("passed"))
@@ -143,6 +152,11 @@ def sorted_out(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> DataF
 def boundaries(query: Query, gated: bool) -> list[str]:
     """The names in Spark's plan of the places where our part ends and the query's own begins: one for each input."""
     return [f"{name} {_PASSED if gated else _TAKEN}" for name in query.inputs]
+
+
+def is_boundary(name: str) -> bool:
+    """Whether what is observed under a name is a channel, and nothing that a query observes by itself."""
+    return name.endswith((f" {_TAKEN}", f" {_PASSED}"))
 
 
 def counts(observed: Mapping[str, Any], channel: str) -> dict[str, int] | None:
@@ -186,7 +200,8 @@ def _key() -> Column:
     text = F.col("key").cast("string")
     alone = F.get(F.from_json(text, "array<string>"), F.lit(0))
     single = F.size(F.from_json(text, "array<string>")) == 1
-    return F.when(text.startswith("[") & single, alone).otherwise(text)
+    # The value may be null, and a key is not: `[null]` stays as it is.
+    return F.coalesce(F.when(text.startswith("[") & single, alone), text)
 
 
 def _fits(shape: Shape) -> Column:
@@ -197,7 +212,7 @@ def _fits(shape: Shape) -> Column:
 
 
 def dead_letters(raw: DataFrame, shape: Shape) -> DataFrame:
-    """What does not fit, as records: key, value and headers as they came, and with them the reason and the place."""
+    """What does not fit, as records: key, value (or none) and headers as they came, with the reason and the place."""
     reason = F.lit(None).cast("string")
     for objection, words in reversed(_objections(shape)):
         reason = F.when(objection, words).otherwise(reason)
@@ -205,7 +220,7 @@ def dead_letters(raw: DataFrame, shape: Shape) -> DataFrame:
     added = F.array(_header("reason", F.col("reason")), _header("place", place))
     headers = F.concat(F.coalesce(F.col("headers"), F.array().cast("array<struct<key:string,value:binary>>")), added)
     refused = _parsed(raw, shape).withColumn("reason", reason).where(F.col("reason").isNotNull())
-    return refused.select("key", F.coalesce("value", F.lit(b"")).alias("value"), headers.alias("headers"))
+    return refused.select("key", "value", headers.alias("headers"))
 
 
 def _parsed(raw: DataFrame, shape: Shape) -> DataFrame:
@@ -420,7 +435,8 @@ def _json_array(columns: Sequence[Column]) -> Column:
     return F.concat(F.lit("["), F.concat_ws(",", *bare), F.lit("]"))
 
 
-def _columns(ddl: str) -> StructType:
+def columns_of(ddl: str) -> StructType:
+    """The columns that a DDL names."""
     schema = StructType.fromDDL(ddl)
     assert isinstance(schema, StructType)
     return schema

@@ -15,11 +15,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.analysis.checkpoints.abandoning import give_up
+from penstock.analysis.checkpoints.abandoning import give_up, take_up
 from penstock.analysis.checkpoints.batches import on_disk
-from penstock.analysis.checkpoints.doctor import Diagnosis, Known, begin_anew, examine
+from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, begin_anew, examine, readable
 from penstock.analysis.checkpoints.fingerprint import Fingerprint, fingerprint
-from penstock.analysis.checkpoints.note import NAME, Note, note_of
+from penstock.analysis.checkpoints.note import NAME, Note
 from penstock.analysis.checkpoints.planning import objection as objection_to_state
 from penstock.analysis.checkpoints.wholeness import Written
 from penstock.analysis.engine import Engine
@@ -67,7 +67,8 @@ def launch(
     Queries with different turns do not all run at once.
     """
     engine.require_told(query)
-    before = note_of(engine.checkpoint(query.name))
+    folder = engine.checkpoint(query.name)
+    before = readable(query.name, folder)
     since = before.since or {}
     result = engine.frame(query, lambda name: engine.stream(name, since.get(name)))
     engine.require_streamable(query, result)
@@ -77,12 +78,15 @@ def launch(
         log.info("query %s: %s", query.name, remark)
     if note.life > before.life:
         # Spark would hold the query to what it planned as it was.
-        _forget_if_unused(engine.checkpoint(query.name))
-    if engine.gives_up(query) and (number := give_up(engine.checkpoint(query.name))) is not None:
+        _forget_if_unused(folder)
+    if not engine.gives_up(query):
+        take_up(folder)
+    elif (number := give_up(folder)) is not None:
         log.warning("query %s: its batch %d was left unfinished, and is given up", query.name, number)
-    foreseen = engine.foreseen(query, result) or diagnosis.in_batches_only
-    verdict = decide(query, foreseen, places)
-    if verdict.mode is Mode.REAL_TIME:
+    against = engine.foreseen(query, result) or diagnosis.in_batches_only
+    verdict = decide(query, against, places)
+    tried = verdict.mode is Mode.REAL_TIME and against is None
+    if tried:
         try:
             started = _start(engine, query, result, verdict.mode, note, turn)
             against = refusal(engine.spark, started)
@@ -90,12 +94,13 @@ def launch(
             against = plainly(error)
         if against is None:
             return started, verdict
-        against = foreseen or against
         verdict = decide(query, against, places)
-        if verdict.mode is Mode.REAL_TIME:
-            way_out = "leave mode= out" + (f", or {begin_anew(query.name)}" if diagnosis.in_batches_only else "")
-            raise Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", way_out)
-        _forget_if_unused(engine.checkpoint(query.name))
+    if verdict.mode is Mode.REAL_TIME:
+        way_out = "leave mode= out" + (f", or {begin_anew(query.name)}" if diagnosis.in_batches_only else "")
+        raise Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", way_out)
+    if tried or diagnosis.fit is Fit.NEW:
+        # Real time plans a state before it notes a batch, now or in a run that was stopped in its first one.
+        _forget_if_unused(folder)
     return _start(engine, query, result, verdict.mode, note, turn), verdict
 
 

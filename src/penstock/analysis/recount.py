@@ -104,7 +104,7 @@ class Recount:
         rows = result.select(*bounds, "seen.count").collect()
         closed = [row for row in rows if row["end"] <= stretch.watermark * 1_000]
         still_open = [row for row in rows if row["end"] > stretch.watermark * 1_000]
-        dropped = old.where(_within(closed) & ~_within(still_open))
+        dropped = old.where(within(closed) & ~within(still_open))
         # What the function itself leaves out of its rows was not dropped.
         most = sum(row["count"] for row in closed)
         return Late(min(dropped.count(), most), _named(dropped), dropped)
@@ -135,7 +135,7 @@ def _moment(milliseconds: int) -> Column:
     return F.timestamp_millis(F.lit(milliseconds))
 
 
-def _within(windows: Iterable[Row]) -> Column:
+def within(windows: Iterable[Row]) -> Column:
     """Whether the event time lies in one of these windows; those that touch are asked for together."""
     spans: list[tuple[int, int]] = []
     for start, end in sorted({(row["start"], row["end"]) for row in windows}):
@@ -143,10 +143,12 @@ def _within(windows: Iterable[Row]) -> Column:
             spans[-1] = spans[-1][0], max(end, spans[-1][1])
         else:
             spans.append((start, end))
-    at, found = F.unix_micros("event_time"), F.lit(False)
-    for start, end in spans:
-        found = found | ((at >= start) & (at < end))
-    return found
+    if not spans:
+        return F.lit(False)
+    # One array, and not a condition for each: there may be more than Spark can nest.
+    known = ", ".join(f"struct({start}L AS begin, {end}L AS until)" for start, end in spans)
+    at = "unix_micros(event_time)"
+    return F.expr(f"exists(array({known}), span -> {at} >= span.begin AND {at} < span.until)")
 
 
 def _named(frame: DataFrame) -> list[Number]:

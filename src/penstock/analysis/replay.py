@@ -12,8 +12,8 @@ from penstock.analysis.compare import Row, key_of, put
 from penstock.analysis.conserving import by_arrival
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import MARK, encoded, typed, words
-from penstock.analysis.modes import accepts_update
 from penstock.analysis.query import Query
+from penstock.analysis.state.keyed import waits
 from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Unavailable
 
@@ -21,12 +21,12 @@ Until = Mapping[str, Positions]
 """Per channel, the offsets up to which it is read."""
 
 
-def recomputed(engine: Engine, query: Query, until: Until) -> dict[bytes, Row]:
-    """The rows that the live result has to be equal to, once it has covered these offsets."""
+def recomputed(engine: Engine, query: Query, until: Until, since: Until | None = None) -> dict[bytes, Row]:
+    """The rows that the live result has to be equal to, once it has covered these offsets from those on."""
     table: dict[bytes, Row] = {}
     with _explained():
         life = note_of(engine.checkpoint(query.name)).life
-        for row in encoded(engine.recompute(query, until), query, life).toLocalIterator():
+        for row in encoded(engine.recompute(query, until, since), query, life).toLocalIterator():
             headers = [(header["key"], header["value"]) for header in row["headers"]]
             value = None if row["value"] is None else bytes(row["value"])
             put(table, key_of(bytes(row["key"])), Row.of(value, headers))
@@ -35,24 +35,28 @@ def recomputed(engine: Engine, query: Query, until: Until) -> dict[bytes, Row]:
 
 def require_repeatable(engine: Engine, query: Query) -> None:
     """Refuse a query whose rows a batch cannot find again."""
-    if by_arrival(engine.frame(query, engine.nothing)):
+    result = engine.frame(query, engine.nothing)
+    if by_arrival(result):
         raise Misconfigured(
             f"query {query.name}",
             "it looks up what a table held when each record came, which the log does not tell",
             "recompute the queries that make the table and the stream",
         )
+    if waits(result):
+        problem = "its timers give rows, and there are no timers in a batch over the log"
+        raise Misconfigured(f"query {query.name}", problem, "test what they do: penstock.testing.keyed")
 
 
 def comes_when_final(engine: Engine, query: Query) -> bool:
     """Whether a row is written once, when nothing can change it any more: until then it is rightly absent."""
     with _explained():
-        return not accepts_update(engine.frame(query, engine.stream))
+        return not engine.updates(query)
 
 
-def kept(engine: Engine, channel: str, until: Positions) -> int:
-    """How many records the log still holds up to these offsets."""
+def kept(engine: Engine, channel: str, until: Positions, since: Positions | None = None) -> int:
+    """How many records the log still holds up to these offsets, from those on."""
     with _explained():
-        return engine.batch(channel, until).count()
+        return engine.batch(channel, until, since).count()
 
 
 def named(engine: Engine, query: Query, marks: Collection[int], until: Until) -> dict[int, tuple[str, int, int]]:

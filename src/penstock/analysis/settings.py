@@ -34,6 +34,13 @@ class SparkSettings(Section):
     )
     conf: dict[str, str] = Field(default_factory=dict, description="settings of Spark itself, by their own names")
 
+    @field_validator("answers")
+    @classmethod
+    def _at_a_port(cls, value: str) -> str:
+        if int(value.rpartition(":")[2]) > 65_535:
+            raise ValueError("ports end at 65535")
+        return value
+
     @field_validator("real_time_batch")
     @classmethod
     def _at_least_five_seconds(cls, value: timedelta) -> timedelta:

@@ -127,9 +127,9 @@ def _once(name: str) -> str:
     return f"size(array_remove(headers.key, '{name}')) = size(headers.key) - 1"
 
 
-_BELATED = (
-    f"coalesce(exists(headers, h -> h.key = 'reason' AND startswith(h.value, CAST('{BELATED}' AS BINARY))), false)"
-)
+# The last reason: a record may have had such a header before.
+_REASON = "get(filter(reverse(headers), h -> h.key = 'reason'), 0).value"
+_BELATED = f"coalesce(startswith({_REASON}, CAST('{BELATED}' AS BINARY)), false)"
 
 _HEADERS = (
     "topic",

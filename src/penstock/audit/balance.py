@@ -73,6 +73,8 @@ class ChannelBalance:
     only_dead: int = 0
     """Records that lie in the dead letters alone."""
     by_sender: tuple[SenderBalance, ...] = ()
+    note: str = ""
+    """What cannot be told of what is missing, and why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def balance(
         )
     )
     intakes = [
-        Intake(one.channel, one.records, one.only_dead, one.in_flight, one.missing, one.gaps, one.latency)
+        Intake(one.channel, one.records, one.only_dead, one.in_flight, one.missing, one.gaps, one.latency, one.note)
         for one in channels
         if one.kind is Kind.SOURCE
     ]
@@ -196,9 +198,11 @@ def _channel(
     there = {who: _melted([*runs.get(who, ()), *dead.get(who, ())]) for who in {*runs, *dead}}
     due = list(_due(there, claims, settled)) if kind is Kind.SOURCE else []
     gaps = tuple(gap for gap, missing in due if missing)
-    if content.channels[channel].compacted and sum(gap.size for gap in gaps) <= _outdated(channel, content):
-        gaps = ()
-    distinct, missing = _size(there), sum(gap.size for gap in gaps)
+    distinct, missing, note = _size(there), sum(gap.size for gap in gaps), ""
+    if content.channels[channel].compacted and (outdated := min(missing, _outdated(channel, content))):
+        missing, gaps = missing - outdated, ()
+        if missing:
+            note = f"{outdated:,} more may have been outdated before they were read: which are missing cannot be told"
     # What is unread may be what is due: adding the two up would count it twice.
     in_flight = max(unread, sum(gap.size for gap, missing in due if not missing))
     numbered = {(sender, epoch): one for (name, sender, epoch), one in content.numbered.items() if name == channel}
@@ -223,6 +227,7 @@ def _channel(
         unread=unread,
         only_dead=_size(there) - _size(runs),
         by_sender=tuple(_senders(numbered, runs, there, claims, gaps)) if kind is Kind.SOURCE else (),
+        note=note,
     )
 
 
@@ -252,7 +257,7 @@ def _outdated(channel: str, content: Content) -> int:
     """How many offsets of a channel held nothing: as many records may have been outdated before they were read."""
     since, until = content.since.get(channel, {}), content.until.get(channel, {})
     passed = sum(offset - since.get(partition, 0) for partition, offset in until.items())
-    return passed - content.tallies.get(channel, Tally()).records
+    return max(0, passed - content.tallies.get(channel, Tally()).records)
 
 
 def _doubled(one: Numbered, runs: Sequence[Run]) -> int:

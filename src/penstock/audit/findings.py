@@ -186,7 +186,9 @@ def _told(headers: Headers) -> dict[str, bytes]:
 
 
 def _belated(headers: Headers) -> bool:
-    return any(name == "reason" and value.startswith(BELATED.encode()) for name, value in headers)
+    # The last: a record may have had such a header before.
+    reason = next((value for name, value in reversed(headers) if name == "reason"), b"")
+    return reason.startswith(BELATED.encode())
 
 
 def _order(found: Findings, partition: int, numbering: Numbering, seq: int) -> None:

@@ -78,6 +78,7 @@ class Intake:
     missing: int
     gaps: tuple[Gap, ...]
     latency: Mapping[str, float] | None
+    note: str = ""
 
 
 def hops(content: Content, intakes: Iterable[Intake]) -> tuple[Hop, ...]:
@@ -142,6 +143,7 @@ def _source(content: Content, intake: Intake) -> Hop:
         intake.missing,
         outcomes,
         intake.gaps,
+        note=intake.note,
         latency=intake.latency,
         step=intake.latency,
     )

@@ -13,7 +13,7 @@ from penstock.cli.channels import found
 from penstock.cli.described import counted
 from penstock.cli.moments import moment, span
 from penstock.cli.named import there
-from penstock.cli.options import AsJson, Folder, Profile
+from penstock.cli.options import AsJson, Profile
 from penstock.cli.rows import Shown
 from penstock.cli.standard import Output
 from penstock.clock import Clock, Micros, SystemClock
@@ -68,7 +68,12 @@ def query(
             show_default="what runs in the folder",
         ),
     ] = None,
-    folder: Folder = Path(),
+    folder: Annotated[
+        Path | None,
+        typer.Option(
+            help="Where the pipeline runs: the folder that holds .penstock.", show_default="beside FILE, or here"
+        ),
+    ] = None,
     profile: Profile = None,
 ) -> None:
     """Query channels and results with SQL: print rows as they come, until Ctrl-C.
@@ -105,13 +110,13 @@ def _parted(asked: Sequence[str]) -> tuple[Path | None, str]:
 def _asked(
     sql: str,
     file: Path | None,
-    folder: Path,
+    folder: Path | None,
     profile: str | None,
     servers: str | None,
     schema: Sequence[str],
     watermark: str | None,
 ) -> Asked:
-    home = folder if file is None else file.parent
+    home = folder or (Path() if file is None else file.parent)
     wiring = Wiring.read(home, profile)
     channels = found(home, profile, servers)
     plain = Asked(sql, channels, wiring, _described(file, wiring, servers))

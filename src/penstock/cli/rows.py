@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import orjson
 from rich.cells import cell_len, set_cell_size
 
+from penstock.analysis.exact import exactly
 from penstock.audit.report import printable
 
 
@@ -21,7 +22,7 @@ class Shown:
         """A row, which comes as a JSON object, with its end of line."""
         if self.as_json:
             return row.encode() + b"\n"
-        text = told(orjson.loads(row), keys)
+        text = told(exactly(row), keys)
         if self.terminal and cell_len(text) > (width := shutil.get_terminal_size().columns):
             text = set_cell_size(text, max(1, width - 1)) + "…"
         return text.encode() + b"\n"

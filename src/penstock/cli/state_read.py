@@ -6,6 +6,7 @@ A pipeline that runs is asked, by its page or by its analysis; of one that does 
 import time
 import urllib.request
 from collections.abc import Iterator, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.error import HTTPError, URLError
@@ -174,8 +175,10 @@ def _fetched(address: str, path: str) -> tuple[int, dict[str, Any]]:
             return answer.status, orjson.loads(answer.read())
     except HTTPError as error:
         status, body = error.code, error.read()
-    except (URLError, OSError) as error:
-        raise Unavailable(address, str(getattr(error, "reason", error))) from None
+    except orjson.JSONDecodeError:
+        raise Unavailable(address, "something else answers there: it is no JSON") from None
+    except (URLError, OSError, HTTPException) as error:
+        raise Unavailable(address, str(getattr(error, "reason", error)) or type(error).__name__) from None
     try:
         document = orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -147,13 +147,13 @@ class Feed:
         held = self._held.get(change.key)
         if held is not None:
             self._partitions[held.partition].keys.pop(change.key, None)
-        if held is None or _newer(change, held.change):
+        if held is None or _newer(change, held):
             self.passed += 1
             self._settle(change, entry.partition, entry.offset, partition.mark.appended)
         else:
             if _gone_again(change, held.change):
                 self.passed += 1
-                held.change = change
+                held.change, held.evicted = change, False
             else:
                 self.duplicate += 1
             # The row stays, but lives on from here: after a compaction this entry is the only one that is left.
@@ -273,11 +273,12 @@ class Follower:
 _START = Mark()
 
 
-def _newer(change: Change, held: Change) -> bool:
-    if held.row is None:
-        # A compacted channel remembers no version of what was removed, so neither do we.
+def _newer(change: Change, held: Held) -> bool:
+    known = held.change
+    if known.row is None and (change.row is None or held.evicted):
+        # What was removed for its age is deleted nowhere: any entry brings it back.
         return change.row is not None
-    return change.version is None or held.version is None or change.version > held.version
+    return change.version is None or known.version is None or change.version > known.version
 
 
 def _gone_again(change: Change, held: Change) -> bool:

@@ -49,10 +49,24 @@ def of_source(source: SourceSpec, wanted: Delivery) -> Given:
     )
 
 
-def of_query(identified: bool, gives_up: bool, wanted: Delivery) -> Given:
-    """`identified`: its rows carry a version or an origin. `gives_up`: what a crash leaves unfinished is not done."""
+def of_query(
+    identified: bool, gives_up: bool, wanted: Delivery, *, keyed: bool = False, unnumbered: str | None = None
+) -> Given:
+    """`identified`: its rows carry a version or an origin. `gives_up`: what a crash leaves unfinished is not done.
+
+    `keyed`: they carry an origin, and state in Python gives them; `unnumbered`: why some, or all, have none.
+    """
+    if unnumbered is not None:
+        return Given(
+            wanted,
+            Delivery.AT_LEAST_ONCE,
+            f"rows may be written again after a crash, and {unnumbered}",
+            "keep them in a table, such as redis://…, where the last row of a key stands",
+        )
     if identified:
         why = "rows may be written again after a crash; their version tells which is newer"
+        if keyed:
+            why = "the first row of a record has its number; further ones may be there again after a crash"
         return Given(wanted, Delivery.EXACTLY_ONCE, why)
     if gives_up:
         why = "a batch that a crash left unfinished is given up; the audit counts its records as missing"

@@ -199,12 +199,12 @@ class Pipeline:
         into: str | None = None,
         key: str | Sequence[str] = (),
         sql: str | SqlFile | None = None,
-        mode: str = "auto",
+        mode: str | None = None,
         where: str | Callable[..., Any] | None = None,
         watermark: str | None = None,
-        late: str = "drop",
+        late: str | None = None,
         lateness: str | None = None,
-        emit: str = "change",
+        emit: str | None = None,
         every: str | None = None,
         keep: str | None = None,
         partitions: int = 1,
@@ -234,8 +234,9 @@ class Pipeline:
         ) -> None:
             place = f"query {declared}"
             target = into or declared
-            wanted = _one_of(place, "mode", Mode, mode)
-            when, belated = _one_of(place, "emit", Emit, emit), _one_of(place, "late", Late, late)
+            wanted = _one_of(place, "mode", Mode, Mode.AUTO if mode is None else mode)
+            when = _one_of(place, "emit", Emit, Emit.CHANGE if emit is None else emit)
+            belated = _one_of(place, "late", Late, Late.DROP if late is None else late)
             _timely(place, watermark, when, belated, lateness)
             if target in self._channels:
                 raise Misconfigured(place, f"it writes into {target}, which is there already", "name another channel")

@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-import orjson
-
 from penstock.analysis.compare import Row, Table, key_of
 from penstock.analysis.query import Query
 from penstock.audit.held import held
@@ -17,7 +15,7 @@ from penstock.pipeline.description import Description
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.wiring import Wiring, topics
-from penstock.stores.contents import Contents
+from penstock.stores.contents import Contents, Stored
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ def holders(
         if spec.channel == channel.name:
             store = store_of(spec, description, wiring)
             filled = _filled(store, ends, until)
-            rows = _with_deletions(_stored(store, query, written), written)
+            rows = _with_deletions(_stored(store, written), written)
             found.append(Holder(store_node(spec.url, channel.name), rows, spec.ttl, filled))
     return found, written
 
@@ -107,32 +105,12 @@ def _filled(store: Contents, ends: Positions, until: float) -> Positions:
     return filled
 
 
-def _stored(store: Contents, query: Query, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
-    table: dict[bytes, Row] = {}
+def _stored(store: Contents, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
+    """The newest row of each key in a store, without those that are deleted."""
+    newest: dict[bytes, Stored] = {}
     for one in store.rows():
-        if one.row is None:
-            table.pop(key_of(one.key or b""), None)
-            continue
-        key, version = _identity(one.row, query) if one.key is None or one.version is None else (b"", one.version)
-        if one.key is not None:
-            key = key_of(one.key)
-        if (last := written.get(key)) is not None and last.row.value == one.row:
-            # Its columns do not tell in which life of the query it was written.
-            version = last.row.version
-        row = _row(written, key, one.row, version)
-        known = table.get(key)
-        if known is None or known.version is None or row.version is None or row.version > known.version:
-            table[key] = row
-    return table
-
-
-def _identity(value: bytes, query: Query) -> tuple[bytes, int | None]:
-    """The key and the version of a row that tells them only in its columns."""
-    try:
-        row = orjson.loads(value)
-        key = orjson.dumps([row[name] for name in query.key])
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        return value, None
-    seen = row.get("seen")
-    version = seen.get("count") if isinstance(seen, dict) else None
-    return key, version if isinstance(version, int) else None
+        key = key_of(one.key or b"")
+        known = newest.get(key)
+        if known is None or known.version is None or one.version is None or one.version > known.version:
+            newest[key] = one
+    return {key: _row(written, key, one.row, one.version) for key, one in newest.items() if one.row is not None}

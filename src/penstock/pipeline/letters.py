@@ -7,6 +7,7 @@ that came too late, also the `query` that it came too late for.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from penstock.audit.findings import BELATED
 from penstock.audit.held import held
 from penstock.clock import Micros
 from penstock.contracts import Channels, Entry, Positions
@@ -14,10 +15,6 @@ from penstock.errors import Misconfigured
 from penstock.record import Headers, Origin
 
 DEAD = ".dead"
-_NULL = "the value is null"
-"""Spark's reason for a letter whose value was none; the letter's own is empty."""
-_LATE = "late: "
-"""How the reason begins of what its channel has not refused: a query did not take it any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +28,6 @@ class Letter:
     origin: Origin | None
     came_back: bool
     """It was redriven once, and refused again."""
-    value: bytes | None
     size: int
     """The bytes of the record, which may be more than were kept."""
     late_for: str | None = None
@@ -41,15 +37,18 @@ class Letter:
     def of(cls, entry: Entry) -> "Letter":
         told = {name: value.decode(errors="backslashreplace") for name, value in entry.headers}
         reason, place = told.get("reason", "no reason is told"), told.get("place")
-        value = None if entry.value == b"" and reason == _NULL else entry.value
-        kept = len(value or b"")
+        kept = len(entry.value or b"")
         # The collector keeps the beginning of what is too large, and tells the size. In another's letter, a header of
         # that name is the record's own.
         size = told.get("size", "") if place is None else ""
         whole = int(size) if size.isascii() and size.isdigit() and len(size) < 20 else kept
-        late_for = told.get("query") if reason.startswith(_LATE) else None
+        late_for = told.get("query") if reason.startswith(BELATED) else None
         origin = Origin.read(entry.headers)
-        return cls(entry, reason, place, origin, "redriven" in told, value, max(whole, kept), late_for)
+        return cls(entry, reason, place, origin, "redriven" in told, max(whole, kept), late_for)
+
+    @property
+    def value(self) -> bytes | None:
+        return self.entry.value
 
     @property
     def at(self) -> str:

@@ -11,6 +11,7 @@ from penstock.analysis.modes import Verdict
 from penstock.analysis.query import Mode, Query, Static
 from penstock.analysis.session import wait_for_slots
 from penstock.analysis.slots import Need, guessed, need
+from penstock.analysis.state.keyed import keeps_state, unnumbered
 from penstock.pipeline.delivery import Given, of_page, of_query, of_source, of_store
 from penstock.pipeline.description import Description
 from penstock.pipeline.wiring import LOCAL, LOCALS, Wiring, shown
@@ -96,7 +97,14 @@ def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
     given: dict[str, Given] = {}
     for query in description.queries:
         identity = _identity(engine.columns(query))
-        given[query.name] = of_query(identity != _NONE, engine.gives_up(query), description.delivery)
+        result = engine.frame(query, engine.nothing)
+        given[query.name] = of_query(
+            identity != _NONE,
+            engine.gives_up(query),
+            description.delivery,
+            keyed=identity == _ORIGIN and keeps_state(result),
+            unnumbered=unnumbered(result) if identity == _ORIGIN else None,
+        )
         remarks += _remarks(query, identity, engine, given[query.name])
         verdict, cost = verdicts[query.name], engine.cost(query)
         queries.append(
@@ -140,8 +148,14 @@ def _remarks(query: Query, identity: str, engine: Engine, given: Given) -> Itera
                 "and the audit cannot tell how many records they hold. "
                 f"{given.guarantee.capitalize()} is weaker than {given.wanted}, which is asked for: {given.way_out}."
             )
-    elif (why := engine.uncounted(query)) is not None:
-        yield f"query {query.name}: the audit cannot check that each record is in its rows: {why}."
+    else:
+        if given.weaker:
+            yield (
+                f"query {query.name}: {given.why}. "
+                f"{given.guarantee.capitalize()} is weaker than {given.wanted}, which is asked for: {given.way_out}."
+            )
+        if (why := engine.uncounted(query)) is not None:
+            yield f"query {query.name}: the audit cannot check that each record is in its rows: {why}."
     if identity == _VERSION and query.watermark is None and any(engine.shapes[name].unique for name in query.inputs):
         yield f"query {query.name}: without watermark= it cannot tell what its channel holds twice."
 

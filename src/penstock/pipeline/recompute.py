@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from penstock.analysis.checkpoints.batches import covered
 from penstock.analysis.checkpoints.doctor import begin_anew
-from penstock.analysis.checkpoints.note import note_of
+from penstock.analysis.checkpoints.note import Note, note_of
 from penstock.analysis.compare import Comparison, Excuse, Expected, How, Row, Verdict, bare, compare
 from penstock.analysis.engine import Engine
 from penstock.analysis.query import Query
@@ -35,6 +35,8 @@ _NAMED = 20
 _MARGIN = 5_000_000
 """Clocks of stores and of this machine may differ by this much."""
 _SHORT = (How.MISSING, How.LACKS, How.OTHERS)
+_CLOSED = (Verdict.EXACT, Verdict.DIFFERENT, Verdict.EARLIER)
+"""No late record is hidden by a row of these: it was compared closely, or belongs to an earlier life altogether."""
 
 
 def recompute(
@@ -58,30 +60,35 @@ def recompute(
     begins = {name: {one: begin for one, (begin, _) in bounds[name].items()} for name in query.inputs}
     # What was removed after it was covered is a part that is gone, too.
     until = {name: {one: max(at, begins[name][one]) for one, at in until[name].items()} for name in query.inputs}
-    gone = _gone(query, begins, account)
+    note = note_of(engine.checkpoint(query.name))
+    since = {
+        name: {one: max(at, (note.since or {}).get(name, {}).get(one, at)) for one, at in begins[name].items()}
+        for name in query.inputs
+    }
+    gone = _gone(query, begins, note, account)
     thinned = any(
-        _thinned(engine, query, name, begins[name], until[name])
+        _thinned(engine, query, name, since[name], until[name])
         for name in query.inputs
         if description.channels[name].result_of or description.channels[name].compacted
     )
     say(f"recomputing {query.name} up to the offsets that it has covered")
-    least = recomputed(engine, query, until)
+    least = recomputed(engine, query, until, since)
     most = least
     if ends != until:
         say("recomputing it up to the end of the log")
-        most = recomputed(engine, query, ends)
+        most = recomputed(engine, query, ends, since)
     if thinned:
         say("outdated rows of its tables were compacted away: rows are compared without the counts of their records")
         least, most = bare(least), bare(most)
         found = [replace(holder, rows=bare(holder.rows)) for holder in found]
     expected = Expected(least, most, bool(gone))
-    final, life = comes_when_final(engine, query), note_of(engine.checkpoint(query.name)).life
+    final = comes_when_final(engine, query)
     now, late = (clock or SystemClock()).now(), _Late.of(account)
     judged: list[Judged] = []
     for holder in found:
         # The channel is the first of them: only what it lacks can have come too late.
         lacking = {one.key: one.short for one in judged[0].differences} if judged else None
-        judged.append(_judged(holder, expected, _excuse(holder, written, final, now, life), late, lacking))
+        judged.append(_judged(holder, expected, _excuse(holder, written, final, now, note.life), late, lacking))
     marks = _marks(judged)
     if marks:
         say("looking for the records that make the difference")
@@ -139,25 +146,26 @@ def _account(channels: Channels, description: Description, query: Query) -> Acco
     return last_accounts(channels, description.bookmarks).get(f"query:{query.name}")
 
 
-def _gone(query: Query, begins: Until, account: Account | None) -> tuple[Gone, ...]:
+def _gone(query: Query, begins: Until, note: Note, account: Account | None) -> tuple[Gone, ...]:
     found = []
     for name in query.inputs:
         share = account.shares.get(name) if account else None
+        began = (note.since or {}).get(name) or (share.since if share else {})
         for partition, begin in begins[name].items():
             # What was gone before the query began is in neither of the two.
-            since = share.since.get(partition, 0) if share else 0
+            since = began.get(partition, 0)
             if begin > since:
                 found.append(Gone(name, partition, since, begin - 1))
     return tuple(found)
 
 
-def _thinned(engine: Engine, query: Query, channel: str, begins: Positions, until: Positions) -> bool:
+def _thinned(engine: Engine, query: Query, channel: str, since: Positions, until: Positions) -> bool:
     """Whether some of what the query has read of a compacted channel is there no more.
 
     A table made of tables is still right then: only rows that were outdated are gone. Of anything else it is refused.
     """
-    due = sum(at - begins[partition] for partition, at in until.items())
-    if (there := kept(engine, channel, until)) >= due:
+    due = sum(at - since[partition] for partition, at in until.items())
+    if (there := kept(engine, channel, until, since)) >= due:
         return False
     if engine.shapes[channel].table and engine.result(query).table:
         return True
@@ -199,7 +207,7 @@ class _Late:
         if not self.conserved:
             return max(short) <= self.records
         # Others of them may belong to rows that are not there, or were not compared as closely.
-        elsewhere = sum(found.counts.values()) > found.counts[Verdict.EXACT] + found.counts[Verdict.DIFFERENT]
+        elsewhere = any(count for verdict, count in found.counts.items() if verdict not in _CLOSED)
         return sum(short) == self.records or (elsewhere and sum(short) < self.records)
 
 

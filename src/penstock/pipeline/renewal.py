@@ -3,8 +3,9 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.analysis.checkpoints.batches import on_disk
-from penstock.analysis.checkpoints.note import LAST, Note, last_life, set_aside
+from penstock.analysis.checkpoints.batches import on_disk, told
+from penstock.analysis.checkpoints.note import Note, last_life, next_life, set_aside
+from penstock.analysis.checkpoints.rescale import recover
 from penstock.clock import Micros
 from penstock.contracts import Channels, Positions
 from penstock.errors import Misconfigured
@@ -67,11 +68,10 @@ class Renewal:
         accounts = last_accounts(channels, description.bookmarks)
         notes: dict[str, Note] = {}
         for name, inputs in (_chosen(description, one) for one in self.names):
+            # What a rescaling has left half done would be put back over the new checkpoint.
+            recover(f"{checkpoints}/{name}")
             account = accounts.get(f"query:{name}")
-            life = 1 + max(last_life(f"{checkpoints}/{name}"), account.number if account else 0)
-            if life > LAST:
-                problem = f"it has had {LAST} lives, and versions tell no more"
-                raise Misconfigured(f"query {name}", problem, "give it another name, and its result another channel")
+            life = next_life(name, max(last_life(f"{checkpoints}/{name}"), account.number if account else 0))
             since = {channel: self.begin.positions(channels, channel) for channel in inputs}
             notes[name] = Note({channel: channels.topic_id(channel) for channel in inputs}, life, since)
         for name, note in notes.items():
@@ -85,7 +85,7 @@ def _begun(name: str, folder: str, note: Note) -> str:
         raise Misconfigured(f"query {name}", problem, "move it by hand; without it, the query begins at the beginning")
     aside = set_aside(path)
     note.write(folder)
-    since = "; ".join(f"{channel} at {_at(positions)}" for channel, positions in (note.since or {}).items())
+    since = "; ".join(f"{channel} at {told(positions)}" for channel, positions in (note.since or {}).items())
     old = f"; its checkpoint is kept as {aside}" if aside else ""
     return f"query {name} begins anew: {since}{old}"
 
@@ -97,7 +97,3 @@ def _chosen(description: Description, name: str) -> tuple[str, Sequence[str]]:
         return name, (sifted[name],)
     query = find_query(description, name)
     return query.name, query.inputs
-
-
-def _at(positions: Positions) -> str:
-    return ", ".join(f"{partition}={offset}" for partition, offset in sorted(positions.items()))

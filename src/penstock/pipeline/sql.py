@@ -10,6 +10,7 @@ _TOKEN = re.compile(
 _TAKES_FROM = {"EXTRACT", "TRIM", "SUBSTRING", "SUBSTR", "OVERLAY"}
 """Functions in whose parentheses FROM begins no list of tables."""
 _BEGINS = {"SELECT", "WITH", "FROM", "VALUES", "TABLE", "("}
+_CHANGES: dict[str, tuple[str, ...]] = {"INSERT": ("INTO", "OVERWRITE"), "MERGE": ("INTO",), "UPDATE": (), "DELETE": ()}
 _ENDS_LIST = {
     *("WHERE", "GROUP", "HAVING", "ORDER", "SORT", "CLUSTER", "DISTRIBUTE", "LIMIT", "OFFSET", "WINDOW", "QUALIFY"),
     *("UNION", "EXCEPT", "INTERSECT", "MINUS", "SELECT", "WITH", "LATERAL", "PIVOT", "UNPIVOT", "VALUES", "|"),
@@ -27,7 +28,19 @@ def tables(sql: str) -> tuple[str, ...]:
 
 def selects(sql: str) -> bool:
     """Whether a text is a query. Spark would run any other statement at once, whatever it does."""
-    return next(_tokens(sql), "").upper() in _BEGINS
+    words = [token.upper() for token in _tokens(sql)]
+    return bool(words) and words[0] in _BEGINS and not _writes(words)
+
+
+def _writes(words: list[str]) -> bool:
+    """Whether what begins as a query goes on as a statement: `WITH x AS (…) DELETE …`, `FROM a INSERT INTO …`."""
+    depth = 0
+    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
+        depth += (word == "(") - (word == ")")
+        # A column may have such a name, too; it stands elsewhere.
+        if not depth and word in _CHANGES and (before == ")" or after in _CHANGES[word]):
+            return True
+    return False
 
 
 def line_of(sql: str, name: str) -> int | None:

@@ -97,9 +97,14 @@ def _text(path: Path, shown: str) -> str:
 
 
 def _leading(text: str) -> Iterator[tuple[int, str]]:
-    """The comments before the first word of SQL, with the numbers of their lines."""
+    """The comments before the first word of SQL, with the numbers of their lines; those between /* and */ left out."""
+    within = False
     for number, line in enumerate(text.split("\n"), start=1):
-        if bare := line.strip():
+        bare = line.strip()
+        while bare and (within or bare.startswith("/*")):
+            _, closed, bare = bare[0 if within else 2 :].partition("*/")
+            within, bare = not closed, bare.strip()
+        if bare:
             if not bare.startswith("--"):
                 return
             yield number, bare

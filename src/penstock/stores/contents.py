@@ -9,7 +9,7 @@ from penstock.contracts import Positions
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A row as a store holds it; None when it is deleted. A lake keeps no versions of its own: they are in the row."""
+    """A row as a store holds it; None when it is deleted. Key and version are None where the store keeps none."""
 
     row: bytes | None
     key: bytes | None = None

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from penstock.record import Origin
 from penstock.stores.contents import Stored
 from penstock.stores.ddl import schema_of
 from penstock.stores.fit import fitting
-from penstock.stores.loading import ahead_of, furthest, require_topic
+from penstock.stores.loading import ahead_of, furthest, require_topic, version_of
 from penstock.stores.totals import OUTCOMES, Totals
 
 ADDED = pa.schema(
@@ -37,12 +38,13 @@ ADDED = pa.schema(
 )
 """The columns that stand beside those of the payload: the record's origin and its place in the channel."""
 
-KEYED = pa.schema([("_key", pa.string()), pa.field("_deleted", pa.bool_(), nullable=False)])
-"""Of a table these as well: the key of the row, and whether the record deletes it."""
+KEYED = pa.schema([("_key", pa.string()), pa.field("_deleted", pa.bool_(), nullable=False), ("_version", pa.int64())])
+"""Of a table these as well: the key of the row, whether the record deletes it, and the version that it has there."""
 
 _UNTYPED = pa.schema([pa.field("value", pa.binary())])
 _FILE_SIZE = 64 * 1024 * 1024
 _VACUUM_EVERY = 12
+_READ_AT_ONCE = 1_000
 _SETTINGS = {
     "delta.checkpointInterval": "50",
     "delta.enableExpiredLogCleanup": "true",
@@ -102,15 +104,14 @@ class LakeStore:
     def rows(self) -> Iterator[Stored]:
         if (there := self._there()) is None:
             return
-        columns = ["value", "_partition", "_offset", *(["_key"] if self.keyed else [])]
+        columns = ["value", "_partition", "_offset", *(["_key", "_version"] if self.keyed else [])]
         with _explained(self.who):
             table = there.to_pyarrow_dataset().to_table(columns=columns)
         table = table.sort_by([("_partition", "ascending"), ("_offset", "ascending")])
-        keys = table["_key"] if self.keyed else pa.nulls(table.num_rows)
-        for value, key in zip(table["value"], keys, strict=True):
-            row, name = value.as_py(), key.as_py()
-            if row is not None or name is not None:
-                yield Stored(row, None if name is None else name.encode())
+        for one in chain.from_iterable(batch.to_pylist() for batch in table.to_batches(_READ_AT_ONCE)):
+            row, key = one["value"], one.get("_key")
+            if row is not None or key is not None:
+                yield Stored(row, None if key is None else key.encode(), one.get("_version"))
 
     def numbers(self) -> dict[Numbering, Runs]:
         """Which numbers of which senders it holds; none when it is not there."""
@@ -241,6 +242,7 @@ class LakeTable:
             raise Refused("a record", "it has no key, and its channel is a table")
         row = self._fit(entry.value) if entry.value is not None else dict.fromkeys(self._columns.names)
         row["_key"], row["_deleted"] = entry.key.decode(errors="replace"), entry.value is None
+        row["_version"] = version_of(entry.headers)
         return row
 
     def _arrow(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from penstock.contracts import Entry, Positions, Store
 from penstock.errors import Misconfigured, Unavailable
+from penstock.record import Headers
 
 
 class Loadable(Protocol):
@@ -26,6 +27,16 @@ def ahead_of(stands: Positions, entries: Sequence[Entry]) -> list[Entry]:
 def furthest(stands: Positions, positions: Positions) -> dict[int, int]:
     """Positions never go back."""
     return {**stands, **{partition: max(offset, stands.get(partition, 0)) for partition, offset in positions.items()}}
+
+
+def version_of(headers: Headers) -> int | None:
+    """The version of a result row; None when it has none, or none of 64 bits."""
+    told = next((value for name, value in headers if name == "version"), None)
+    try:
+        version = None if told is None else int(told)
+    except ValueError:
+        return None
+    return version if version is not None and -(2**63) <= version < 2**63 else None
 
 
 def require_kept(who: str, known: Positions, stands: Positions) -> None:

@@ -17,7 +17,7 @@ from penstock.contracts import Entry, Guarantee, Positions
 from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Headers
 from penstock.stores.contents import Stored
-from penstock.stores.loading import furthest, require_kept, require_topic
+from penstock.stores.loading import furthest, require_kept, require_topic, version_of
 from penstock.stores.totals import Totals
 
 _TOMBSTONES = timedelta(days=1)
@@ -260,15 +260,9 @@ class RedisTable:
 
 def _version(headers: Headers) -> int | str:
     """The version of a result row; empty when it has none that can be compared."""
-    for name, value in headers:
-        if name == "version":
-            try:
-                version = int(value)
-            except (TypeError, ValueError):
-                return ""
-            # Lua counts in doubles.
-            return version if abs(version) < 2**53 else ""
-    return ""
+    version = version_of(headers)
+    # Lua counts in doubles.
+    return version if version is not None and abs(version) < 2**53 else ""
 
 
 def _whole(value: bytes | None) -> int | None:

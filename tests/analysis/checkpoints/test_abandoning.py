@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 from pyspark.sql import SparkSession
 from tests.channels.traffic import read, send
 
 from penstock.analysis.books import Books, standing
-from penstock.analysis.checkpoints.abandoning import give_up, given_up
+from penstock.analysis.checkpoints.abandoning import give_up, given_up, take_up
 from penstock.analysis.checkpoints.batches import covered
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
@@ -48,8 +50,24 @@ def test_only_what_was_begun_and_not_finished_is_given_up(tmp_path: Path) -> Non
     assert covered(folder) == {"things": {0: 2}}
 
 
+def test_what_was_to_be_given_up_and_is_done_again_is_not_given_up(tmp_path: Path) -> None:
+    begun(tmp_path, 0, 1)
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "0").touch()
+    # As if a crash had come between the mark and the commit.
+    for number in (0, 1):
+        (tmp_path / "given-up").mkdir(exist_ok=True)
+        (tmp_path / "given-up" / str(number)).touch()
+    take_up(str(tmp_path))
+    assert given_up(str(tmp_path)) == {0}
+    (tmp_path / "commits" / "0").unlink()
+    take_up(str(tmp_path))
+    assert given_up(str(tmp_path)) == frozenset()
+
+
 def test_what_lies_on_a_shared_file_system_is_left_alone() -> None:
     assert give_up("hdfs://somewhere") is None
+    take_up("hdfs://somewhere")
     assert given_up("hdfs://somewhere") == frozenset()
 
 
@@ -91,6 +109,8 @@ def test_what_is_given_up_is_not_written_again_and_counts_as_missing(
     # As if the driver had died in this batch, after it had written: nothing tells that it was finished.
     last = max((tmp_path / "bare" / "commits").glob("[0-9]*"), key=lambda one: int(one.name))
     last.unlink()
+    # It goes on behind what it gives up: that is not in flight.
+    assert standing(engine, query, kafka.bounds) == {things: {0: 5}}
     sent(6, 6)
     account = until(6, account)
     assert given_up(engine.checkpoint("bare")) == {int(last.name)}
@@ -110,4 +130,9 @@ def test_what_has_state_or_can_be_told_apart_is_done_again(spark: SparkSession, 
     ):
         assert not engine.gives_up(Query("q", ("things",), "q", ("n",), sql, once=True))
     assert not engine.gives_up(Query("q", ("things",), "q", ("n",), "SELECT n FROM things"))
+    # What drops duplicates before the query has state as well.
+    gate = {"things": Shape("things", "n BIGINT", unique="n")}
+    behind = Query("q", ("things",), "q", ("n",), "SELECT n FROM things", once=True, watermark=timedelta(seconds=1))
+    assert not replace(engine, shapes=gate).gives_up(behind)
+    assert engine.gives_up(behind)
     assert engine.gives_up(Query("q", ("things",), "q", ("n",), "SELECT n FROM things WHERE n > 1", once=True))

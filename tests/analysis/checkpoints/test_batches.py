@@ -22,6 +22,8 @@ def test_the_last_committed_batch_counts_not_the_one_that_runs(tmp_path: Path) -
     written = {9: '{"a":{"0":5,"1":7}}', 10: '{"a":{"0":8,"1":9}}', 11: '{"a":{"0":10,"1":10}}'}
     folder = checkpoint(tmp_path, written, [9, 10])
     assert covered(folder) == covered(f"file://{folder}") == {"a": {0: 8, 1: 9}}
+    assert [batch.number for batch in batches(folder)] == [9, 10]
+    assert [batch.number for batch in batches(folder, begun=True)] == [9, 10, 11]
 
 
 def test_each_source_has_a_line(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.analysis.checkpoints.folders import checkpoint
 
-from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, examine
+from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, examine, readable
 from penstock.analysis.checkpoints.fingerprint import Fingerprint, Operator
-from penstock.analysis.checkpoints.note import Note
+from penstock.analysis.checkpoints.note import LAST, Note
 from penstock.audit.account import Account, Share
 from penstock.errors import Misconfigured
 
@@ -197,8 +197,21 @@ def test_a_checkpoint_that_is_gone_is_missed(tmp_path: Path) -> None:
 
 
 def test_one_that_was_set_aside_does_not_come_back_unnoticed(tmp_path: Path) -> None:
+    path = kept(tmp_path / "q")
     words = "the query has had another one since, and has covered things up to 0=30 with that"
-    refused(examined(kept(tmp_path / "q"), known=account(30, "another-id", number=1)), words)
+    refused(examined(path, known=account(30, "another-id")), words)
+    # Rows of a life may be there before it has told of a batch.
+    older = "its rows would pass for older than those of life 1, for ever"
+    for step in (0, 2):
+        known = account(30, "another-id", number=1, step=step)
+        refused(examined(path, known=known), f"the query has had another one since: {older}")
+        refused(examined(tmp_path / "none", known=known), f"its checkpoint is gone: {older}")
+
+
+def test_a_checkpoint_that_has_lost_its_note_is_not_taken_for_a_first_life(tmp_path: Path) -> None:
+    path = checkpoint(tmp_path / "q", batches=2)
+    assert examined(path, known=account(20)).fit is Fit.FITS
+    assert examined(path, known=account(20, number=1)).fit is Fit.REFUSED
 
 
 def test_a_new_life_need_not_have_told_of_itself_yet(tmp_path: Path) -> None:
@@ -217,6 +230,8 @@ def test_damage_is_told_with_the_ways_out(tmp_path: Path) -> None:
     assert found.way_out == f"bring the file back from a copy, or {ANEW}"
     (path / "penstock.json").write_text("{")
     assert examined(path).problem.startswith("its note penstock.json cannot be read")
+    with pytest.raises(Misconfigured, match=f"query q, checkpoint {path}: its note .*, or begin anew: "):
+        readable("q", str(path))
 
 
 def test_settings_that_a_checkpoint_keeps_are_told(tmp_path: Path) -> None:
@@ -256,3 +271,5 @@ def test_a_query_that_changed_before_its_first_batch_ended_begins_another_life(t
     found = examined(tmp_path, now)
     assert str(found) == "new; it has changed before it had finished a batch: its rows begin another life"
     assert found.require() == Note({"things": "one"}, 3, {"things": {0: 3}}, now)
+    Note(life=LAST, query=QUERY).write(str(tmp_path))
+    assert refused(examined(tmp_path, now), f"it has had {LAST} lives, and versions tell no more").startswith("give it")

@@ -89,6 +89,9 @@ def test_a_query_goes_on_in_either_mode_and_begins_anew_where_it_is_told(
         return books.account
 
     send(kafka, things, some(1, 100))
+    # Real time is stopped before it has noted a batch: what it has planned is in nobody's way.
+    launched(Mode.REAL_TIME).running.stop()
+    assert covered(folder) is None
     account = until_covered(launched(Mode.MICRO_BATCH), 100)
     send(kafka, things, some(101, 200))
     books = launched(Mode.REAL_TIME)

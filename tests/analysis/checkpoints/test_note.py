@@ -32,7 +32,18 @@ def test_a_note_of_before_tells_the_topics(tmp_path: Path) -> None:
     assert note_of(str(tmp_path)) == Note({"things": "one", "format": "two"})
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"format":2}', '{"format":2,"topics":{},"life":"x"}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"format":2}',
+        '{"format":2,"topics":{},"life":"x"}',
+        '{"format":2,"topics":[],"life":0,"since":null,"query":null}',
+        '{"format":3,"topics":{},"life":0,"since":null,"query":null}',
+    ],
+)
 def test_a_note_that_cannot_be_read_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / "penstock.json").write_text(text)
     with pytest.raises(Misconfigured, match=f"checkpoint {tmp_path}: its note penstock.json cannot be read"):

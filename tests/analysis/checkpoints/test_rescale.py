@@ -112,6 +112,14 @@ def test_what_spark_refuses_leaves_the_checkpoint_as_it_was(spark: SparkSession,
     assert [one.name for one in tmp_path.iterdir()] == ["odd"]
 
 
+def test_where_no_copy_can_be_kept_nothing_is_done(spark: SparkSession, tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path / "odd")
+    (folder / "nowhere").symlink_to(tmp_path / "nothing")
+    with pytest.raises(Misconfigured, match=r"no copy of its checkpoint can be kept: .*; it takes .* MiB beside .*odd"):
+        rescale(spark, "odd", str(folder), 4)
+    assert [one.name for one in tmp_path.iterdir()] == ["odd"]
+
+
 @pytest.mark.parametrize(
     ("folder", "partitions", "problem"),
     [

@@ -204,6 +204,7 @@ def test_what_cannot_be_joined_is_told_with_the_way_out(spark: SparkSession, tmp
         ({"shown": shown, "ad": clicks}, '"ad" is a column of the result already'),
         ({"shown": shown, "click": clicks, "within": "soon"}, "within is 'soon': \"soon\" is not a duration"),
         ({"shown": shown, "click": clicks, "within": ("1 s",)}, "within is"),
+        ({"shown": shown, "click": clicks.withColumn("_deleted", F.lit(True))}, r"click is a table, .* tables\.lookup"),
     ]
     for options, said in wrong:
         with pytest.raises(Misconfigured, match=said):

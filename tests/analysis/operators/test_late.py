@@ -181,7 +181,7 @@ def test_a_query_whose_late_records_cannot_be_told_is_refused(
 # --- letters, without Spark -------------------------------------------------------------------------------------------
 
 
-def raw(offset: int, value: bytes = b"{}") -> dict[str, Any]:
+def raw(offset: int, value: bytes | None = b"{}") -> dict[str, Any]:
     """A record as Spark reads it."""
     told = [{"key": name, "value": value} for name, value in Origin("s", 1, offset, 7).headers()]
     return {"topic": "events", "partition": 0, "offset": offset, "key": None, "value": value, "headers": told}
@@ -207,6 +207,12 @@ def test_a_record_of_a_channel_that_was_made_anew_is_another_one() -> None:
     Belated("q", channels, 0).bury("events", [raw(1)])
     Belated("q", channels, 0).bury("events", [raw(1, b'{"other": 1}')])
     assert places(channels) == ["events:0:1", "events:0:1"]
+
+
+def test_a_late_record_without_a_value_has_a_letter_without_one() -> None:
+    channels = MemoryChannels()
+    Belated("q", channels, 0).bury("events", [raw(1, None), raw(2, b"")])
+    assert [entry.value for entry in channels.entries("events.dead")] == [None, b""]
 
 
 def test_what_is_accounted_for_is_forgotten() -> None:

@@ -80,6 +80,7 @@ def test_a_table_is_the_same_from_wherever_it_is_read(spark: SparkSession, tmp_p
         ("t.csv", "name\nx\n", r"t.csv:1: it has no column id; its first line has to name them; it says name"),
         ("t.csv", "", "t.csv:1: it has no column id and name; .* it says nothing"),
         ("t.csv", "id,name\n1,a\n\n7;b,c\n", "t.csv:4: \"id\" is '7;b', and not bigint"),
+        ("t.csv", "id,name\n1_000,a\n", "t.csv:2: \"id\" is '1_000', and not bigint"),
         ("t.csv", "id,name\n1,a,b\n", "t.csv:2: it has more or fewer fields than the first line"),
         ("t.csv", "id,name\n1\n", "t.csv:2: it has more or fewer fields than the first line"),
         ("t.csv", "id,name\n,a\n", 't.csv:2: the field "id" is missing; its columns are id BIGINT NOT NULL'),
@@ -98,6 +99,56 @@ def test_what_does_not_fit_is_told_with_its_place(
         (tmp_path / name).write_bytes(content.encode() if isinstance(content, str) else content)
     with pytest.raises(Misconfigured, match=said):
         table(spark, Static("t", name, "id BIGINT NOT NULL, name STRING", folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("kind", "cell", "said"),
+    [
+        *(
+            ("DOUBLE", cell, f"\"x\" is '{cell}', and not double")
+            for cell in ("nan", "-inf", "1_0.5", "0x1", "e3", ".")
+        ),
+        ("DOUBLE", "1e999", '"x" holds NaN or an infinite number'),
+        ("DECIMAL(9, 2)", '"1,5"', "\"x\" is '1,5', and not decimal"),
+        ("ARRAY<DOUBLE>", "[NaN]", '"x" holds NaN or an infinite number'),
+        ("ARRAY<DOUBLE>", "[" * 50_000, r'"x" is .*, and not array<double>'),
+    ],
+)
+def test_what_is_no_number_is_told_with_its_place(
+    spark: SparkSession, tmp_path: Path, kind: str, cell: str, said: str
+) -> None:
+    (tmp_path / "t.csv").write_text(f"x\n{cell}\n")
+    with pytest.raises(Misconfigured, match=f"t.csv:2: {said}"):
+        table(spark, Static("t", "t.csv", f"x {kind}", folder=tmp_path))
+
+
+def test_numbers_are_spelled_in_many_ways(spark: SparkSession, tmp_path: Path) -> None:
+    cells = [" 1", "+1.", "-.5", "1E3", "2.5e-1"]
+    (tmp_path / "t.csv").write_text("\n".join(["x", *cells]))
+    made = table(spark, Static("t", "t.csv", "x DOUBLE", folder=tmp_path))
+    assert rows(made.frame) == [(-0.5,), (0.25,), (1.0,), (1.0,), (1000.0,)]
+
+
+def test_parquet_gives_maps_and_no_wild_numbers(spark: SparkSession, tmp_path: Path) -> None:
+    def wrote(ddl: str, kind: Any, value: Any) -> DataFrame:
+        pq.write_table(pa.table({"x": pa.array([value], kind)}), tmp_path / "t.parquet")
+        return table(spark, Static("t", "t.parquet", f"x {ddl}", folder=tmp_path)).frame
+
+    ddl, kind = "MAP<STRING, BIGINT>", pa.map_(pa.string(), pa.int64())
+    assert rows(wrote(ddl, kind, [("a", 1), ("b", None)])) == [({"a": 1, "b": None},)]
+    with pytest.raises(Misconfigured, match=r"t\.parquet: a map in it has a key twice"):
+        wrote(ddl, kind, [("a", 1), ("a", 2)])
+    with pytest.raises(Misconfigured, match=r't\.parquet, row 1: "x" holds NaN or an infinite number'):
+        wrote("DOUBLE", pa.float64(), float("nan"))
+
+
+def test_a_table_changes_with_its_columns_only(spark: SparkSession) -> None:
+    one, same, other = (
+        table(spark, Static("t", [row], "id BIGINT, name STRING"))
+        for row in ({"id": 1, "asked": 1}, {"id": 1, "name": None, "asked": 2}, {"id": 2, "asked": 1})
+    )
+    assert one == same
+    assert one != other
 
 
 def test_a_function_that_fails_is_told_with_its_line(spark: SparkSession) -> None:
@@ -173,10 +224,10 @@ def test_a_table_is_read_again_when_it_is_due_and_stays_when_it_cannot_be(
     caplog.set_level(logging.WARNING)
     clock = ManualClock()
     static = Static("ads", "ads.csv", "id BIGINT", duration("1 minute"))
-    found: list[Table | Misconfigured] = []
+    found: list[Table | Exception] = []
 
     def again(_: Static) -> Table:
-        if isinstance(next_one := found.pop(0), Misconfigured):
+        if isinstance(next_one := found.pop(0), Exception):
             raise next_one
         return next_one
 
@@ -185,7 +236,7 @@ def test_a_table_is_read_again_when_it_is_due_and_stays_when_it_cannot_be(
     watch.look()
     assert watch.changed() == {}
 
-    def minute(told: Table | Misconfigured) -> dict[str, Table]:
+    def minute(told: Table | Exception) -> dict[str, Table]:
         clock.move(60)
         found.append(told)
         watch.look()
@@ -197,11 +248,21 @@ def test_a_table_is_read_again_when_it_is_due_and_stays_when_it_cannot_be(
     assert minute(two) == {"ads": two}
     assert [minute(broken), minute(broken), minute(two)] == [{}, {}, {}]
     assert minute(one) == {"ads": one}
-    assert caplog.messages == ["the table ads stays as it was: ads.csv:3: it is not JSON"]
+    assert minute(RecursionError("too deep")) == {}
+    assert minute(two) == {"ads": two}
+    assert caplog.messages == [
+        "the table ads stays as it was: ads.csv:3: it is not JSON",
+        "the table ads stays as it was: RecursionError: too deep",
+    ]
 
 
 def test_a_query_goes_on_with_new_rows_and_so_does_its_account(
-    spark: SparkSession, kafka: Kafka, fresh: Fresh, eventually: Eventually, tmp_path: Path
+    spark: SparkSession,
+    kafka: Kafka,
+    fresh: Fresh,
+    eventually: Eventually,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     clicks, into = fresh("clicks"), fresh("named")
     kafka.ensure([Topic(clicks), Topic(into)])
@@ -249,7 +310,9 @@ def test_a_query_goes_on_with_new_rows_and_so_does_its_account(
     assert account.shares[clicks].outcomes == {**dict.fromkeys(Outcome, 0), Outcome.PASSED: 3}
     assert not account.guessed
     file.unlink()
-    eventually(lambda: taken(3) and running[-1].isActive)
+    gone = "the table ads stays as it was: table ads: there is no file ads.csv"
+    eventually(lambda: taken(3) and any(message.startswith(gone) for message in caplog.messages))
+    assert running[-1].isActive
     assert len(running) == 3
     running[-1].stop()
 

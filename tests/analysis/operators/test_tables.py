@@ -9,6 +9,7 @@ from zlib import crc32
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.analysis.operators.table_oracles import Change, counted, flat, generate, joined, latest, looked_up, related
 from tests.channels.traffic import send
@@ -153,6 +154,16 @@ def test_what_is_no_table_or_no_choice_is_refused(
     by_name = frames(spark, [])
     with pytest.raises(Misconfigured, match=why):
         build(by_name["a"], by_name["b"], by_name["a"].drop("_key", "_deleted"))
+
+
+def test_rows_come_through_python_as_they_are(spark: SparkSession) -> None:
+    ddl = "at TIMESTAMP_NTZ, counts MAP<STRING, INT>"
+    value = b'{"at": "2026-01-02T03:04:05.678901", "counts": {"x": null}}'
+    record: tuple[Any, ...] = (b"1", value, "a", 0, 0, NOW, 0, [])
+    a = typed(spark.createDataFrame([record], RAW), Shape("a", ddl, table=True))
+    [row] = tables.lookup(a.drop("_key", "_deleted").withColumn("to", F.lit("1")), a, on="to").collect()
+    expected = datetime(2026, 1, 2, 3, 4, 5, 678901), {"x": None}
+    assert (row["at"], row["counts"]) == tuple(row["found"]) == expected
 
 
 def engine_of(spark: SparkSession, folder: Path, channels: Mapping[str, Shape], servers: str = "localhost:1") -> Engine:

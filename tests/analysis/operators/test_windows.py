@@ -310,3 +310,5 @@ def test_windows_by_count_that_cannot_be_are_refused(spark: SparkSession, argume
 def test_windows_by_count_need_to_know_the_place_of_records(spark: SparkSession) -> None:
     with pytest.raises(Misconfigured, match="its frame lacks origin and event_time; give it the frame of a channel"):
         by_count(frame(spark, "name STRING").select("name"), 2)
+    with pytest.raises(Misconfigured, match=r"its frame is a table, .* may have no time; .* tables\.latest"):
+        by_count(frame(spark, "name STRING").withColumn("_deleted", F.lit(False)), 2)

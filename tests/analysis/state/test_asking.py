@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import orjson
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
@@ -30,11 +31,18 @@ ODD = 'a/b "c" ñ☃'
 """A key that has to be quoted everywhere."""
 DAY = 1_700_000_000_000_000
 WINDOW = {"start": "2023-11-14T22:13:20.000Z", "end": "2023-11-14T22:13:30.000Z"}
+LONG = 10**29
 LATER = 4_000_000_000_000
 
 
 def windowed(things: DataFrame) -> DataFrame:
-    return things.groupBy(F.window("event_time", "10 seconds"), "name").agg(F.sum("n").alias("total"), seen())
+    long = F.max(F.expr(f"CAST(n AS DECIMAL(30, 0)) + {LONG}")).alias("long")
+    return things.groupBy(F.window("event_time", "10 seconds"), "name").agg(F.sum("n").alias("total"), long, seen())
+
+
+def sessions(things: DataFrame) -> DataFrame:
+    who = F.struct("name").alias("who")
+    return things.groupBy(who, F.session_window("event_time", "10 seconds").alias("session")).agg(seen())
 
 
 def remembering(things: DataFrame) -> DataFrame:
@@ -73,7 +81,8 @@ SWAPPED = "SELECT n % 2 AS odd, upper(name) AS name, sum(n) AS t, max(n) AS a, m
 def started(engine: Engine, query: Query) -> StreamingQuery:
     rows = encoded(engine.frame(query, engine.stream), query)
     writer = engine.wire.into(rows, query.into).option("checkpointLocation", engine.checkpoint(query.name))
-    running = writer.outputMode("update").trigger(processingTime="1 second").start()
+    mode = "append" if query.name == "sessions" else "update"
+    running = writer.outputMode(mode).trigger(processingTime="1 second").start()
     running.processAllAvailable()
     return running
 
@@ -88,6 +97,7 @@ def asked(
         "windowed": Query("windowed", (things,), "asked-a", ("window", "name"), windowed, watermark=timedelta(hours=1)),
         "swapped": Query("swapped", (things,), "asked-b", ("name", "odd"), SWAPPED.format("`asked-things`")),
         "remembering": Query("remembering", (things,), "asked-c", ("name",), remembering),
+        "sessions": Query("sessions", (things,), "asked-g", ("who", "session"), sessions, watermark=timedelta(hours=1)),
         "once": Query("once", (things,), "asked-d", ("name",), once),
         "plain": Query("plain", (things,), "asked-e", ("n",), lambda frame: frame.select("n", "origin")),
     }
@@ -119,11 +129,22 @@ def test_the_state_of_a_key_comes_with_the_position_that_it_reflects(asked: Aske
     assert found["key"] == [WINDOW, ODD]
     assert found["state"]["sum"] == 2 + 5 + 8 + 11
     assert found["state"]["count"] == 4
+    # To the last digit, which numbers in JSON would lose.
+    assert found["state"]["max"] == str(LONG + 11)
+    assert orjson.dumps(found)
     position = found["position"]
     told = {name: {int(part): end for part, end in ends.items()} for name, ends in position["reads"].items()}
     assert told == covered(engine.checkpoint("windowed"))
     assert sum(told["asked-things"].values()) == 12
     assert position["at"] > DAY
+
+
+def test_a_session_is_found_by_its_window_and_its_keys(asked: Asked) -> None:
+    engine, queries = asked
+    (entry,) = scan(engine, queries["sessions"], '{"name":"ann"', 10)["entries"]
+    who, session = entry["key"]
+    assert (who, session.keys()) == ({"name": "ann"}, {"start", "end"})
+    assert get(engine, queries["sessions"], json.dumps(entry["key"]))["state"]["count"] == 4
 
 
 def test_a_question_takes_one_slot(asked: Asked) -> None:
@@ -140,7 +161,7 @@ def test_an_expression_is_known_by_the_name_that_the_result_gives_it(asked: Aske
 
 def test_variables_of_ones_own_are_told_by_their_names(asked: Asked) -> None:
     engine, queries = asked
-    expected = {
+    expected: dict[str, Any] = {
         "last": {"n": 9},
         "brief": {"n": 9},
         "recent": [{"n": 0}, {"n": 3}, {"n": 6}, {"n": 9}],
@@ -148,6 +169,9 @@ def test_variables_of_ones_own_are_told_by_their_names(asked: Asked) -> None:
         "times": [{"key": {"odd": odd}, "value": {"n": 2}} for odd in (False, True)],
     }
     assert get(engine, queries["remembering"], "ann")["state"] == expected
+    some = get(engine, queries["remembering"], "ann", most=3)
+    assert some["state"] == {**expected, "recent": expected["recent"][:3]}
+    assert some["note"] == "recent has more entries than the 3 that are told of"
 
 
 def test_where_there_is_nothing_some_keys_are_named(asked: Asked) -> None:

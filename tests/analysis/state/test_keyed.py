@@ -12,6 +12,7 @@ import orjson
 import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from tests.analysis.state import cards
 from tests.analysis.state.cards import Approve
 
@@ -20,8 +21,9 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.launching import failed, launch
 from penstock.analysis.query import Mode, Query
-from penstock.analysis.replay import recomputed
+from penstock.analysis.replay import recomputed, require_repeatable
 from penstock.analysis.settings import SparkSettings
+from penstock.analysis.state.keyed import unnumbered
 from penstock.audit.account import Outcome
 from penstock.audit.held import held
 from penstock.channels.kafka import Kafka
@@ -92,6 +94,33 @@ def test_only_the_first_row_of_a_record_keeps_its_origin(spark: SparkSession) ->
     assert rows(Twice.over(made, "name"), *told) == [("a", at, None, None), ("a", at, at, 7)]
 
 
+def test_what_is_made_of_one_record_has_no_number_that_would_stand_for_several(spark: SparkSession) -> None:
+    class Items(Keyed):
+        seen_of = Value("counts MAP<STRING, INT>")
+        gives = "item STRING, n INT"
+
+        def row(self, key: str, row: Any) -> Any:
+            self.seen_of.set({**self.seen_of.get({}), **row.counts})
+            return {"n": sum(self.seen_of.get().values())}
+
+    made = frame(
+        spark,
+        "items ARRAY<STRING>, counts MAP<STRING, INT>",
+        {"items": ["a", "b"], "counts": {"x": 1, "y": 2}},
+        {"items": ["a"], "counts": {"x": 5}},
+    )
+    made = made.observe("orders taken", F.count(F.lit(1)).alias("taken"))
+    several = Items.over(made.select("*", F.explode("items").alias("item")), "item")
+    assert rows(several, "item", "n", "origin.seq") == [("a", 3, None), ("a", 7, None), ("b", 3, None)]
+    assert unnumbered(several) is not None
+    joined = Items.over(made.join(spark.sql("SELECT 'a' AS item"), F.col("items")[0] == F.col("item")), "item")
+    twice = made.select("origin", "counts", F.expr("items[0]").alias("item"))
+    assert unnumbered(joined) is not None
+    assert unnumbered(Items.over(twice.union(twice), "item")) is not None
+    assert unnumbered(Items.over(twice, "item")) is None
+    assert rows(Items.over(twice, "item"), "item", "n", "origin.seq") == [("a", 3, 1), ("a", 7, 2)]
+
+
 def test_what_cannot_work_is_told_before_it_starts(spark: SparkSession) -> None:
     class Wrong(Approve):
         typed = List("amount DUBLE")
@@ -110,6 +139,12 @@ def test_what_cannot_work_is_told_before_it_starts(spark: SparkSession) -> None:
             stream.withWatermark("event_time", "1 minute"),
             "card",
             r"^Both\.last: its time to live goes by the clock",
+        ),
+        (
+            Patient,
+            stream.withWatermark("event_time", "1 minute").drop("event_time"),
+            "card",
+            r"^Patient: its timers go by event time, .* lost it; keep event_time",
         ),
     ):
         with pytest.raises(Misconfigured, match=problem):
@@ -137,7 +172,7 @@ def test_timers_by_event_time_give_rows_without_a_record_and_an_error_is_told_wi
     assert table([last]) == {-1: ("a", f"unused since {since:%H:%M}", 1.0, None)}
     assert Origin.read(last.headers) is None
     with pytest.raises(Misconfigured, match="query patient: its timers give rows, and there are no timers in a batch"):
-        engine.recompute(query)
+        require_repeatable(engine, query)
     cards.send(kafka, uses, [(3, "c", "Oslo", 1_000, begin + 7_300_000)])
     eventually(lambda: not running.isActive)
     error = str(failed([running]))

@@ -2,10 +2,10 @@ from typing import Any
 
 import pytest
 from pyspark.sql import Row
-from pyspark.sql.types import DoubleType, IntegerType, StringType, StructType
+from pyspark.sql.types import ArrayType, DoubleType, IntegerType, MapType, StringType, StructType
 
 from penstock import Keyed, List, Map, Value
-from penstock.analysis.state.variables import Columns, names
+from penstock.analysis.state.variables import Columns, Maps, names
 from penstock.testing.keyed import keyed
 
 KNOWN = StructType().add("city", StringType()).add("times", IntegerType()).add("share", DoubleType())
@@ -100,6 +100,34 @@ def test_a_value_of_another_type_is_refused_with_its_place() -> None:
     assert columns.taken({"city": "Oslo", "times": 1, "share": 2}) == ("Oslo", 1, 2.0)
     with pytest.raises(ValueError, match=r"^Approve\.last: .*times.*'x'"):
         columns.taken(("Oslo", "x", 0.5))
+
+
+def test_a_map_or_a_struct_that_stands_alone_is_set_by_its_value() -> None:
+    counts = StructType().add("counts", MapType(StringType(), IntegerType()))
+    columns = Columns("Keyed.counts", counts)
+    for value, row in (
+        ({"a": 1}, ({"a": 1},)),
+        ({"a": 1, "b": 2}, ({"a": 1, "b": 2},)),
+        ({}, ({},)),
+        ({"counts": {"a": 1}}, ({"a": 1},)),
+        ({"counts": None}, (None,)),
+    ):
+        assert columns.taken(value) == row
+    assert columns.given(({"a": 1},)) == {"a": 1}
+    assert Columns("Keyed.known", StructType().add("known", KNOWN)).taken({"city": "Oslo"}) == ({"city": "Oslo"},)
+    with pytest.raises(ValueError, match='has no column "a"; it has counts'):
+        columns.named({"a": 1})
+
+
+def test_maps_in_a_record_are_dicts_at_any_depth() -> None:
+    inner = MapType(StringType(), IntegerType())
+    schema = StructType().add("n", IntegerType()).add("counts", inner)
+    schema = schema.add("deep", ArrayType(StructType().add("x", MapType(StringType(), inner)).add("y", StringType())))
+    deep = [{"x": [("k", [("a", 1)])], "y": "z"}, None]
+    read = Maps(schema).read(Row(n=1, counts=[("a", 1), ("b", None)], deep=deep))
+    assert read == Row(n=1, counts={"a": 1, "b": None}, deep=[{"x": {"k": {"a": 1}}, "y": "z"}, None])
+    assert read.counts["a"] == 1
+    assert Maps(schema).read(Row(n=1, counts=None, deep=None)) == Row(n=1, counts=None, deep=None)
 
 
 def test_the_names_of_columns_are_read_without_spark() -> None:

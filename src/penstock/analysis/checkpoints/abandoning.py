@@ -4,7 +4,7 @@ Spark notes what a batch will read before it reads it, and that it has finished 
 note alone may have written some of its rows. To give it up is to write the second note for it.
 """
 
-from penstock.analysis.checkpoints.batches import on_disk
+from penstock.analysis.checkpoints.batches import numbers, on_disk
 
 _FOLDER = "given-up"
 _FIRST = 'v1\n{"nextBatchWatermarkMs":0}'
@@ -13,9 +13,9 @@ _FIRST = 'v1\n{"nextBatchWatermarkMs":0}'
 def give_up(folder: str) -> int | None:
     """Give the unfinished batch of a checkpoint up, if there is one: its number. Only for a query without state."""
     path = on_disk(folder)
-    if path is None or not (begun := _numbers(folder, "offsets")):
+    if path is None or not (begun := numbers(path / "offsets")):
         return None
-    finished = _numbers(folder, "commits")
+    finished = numbers(path / "commits")
     if finished and finished[-1] >= begun[-1]:
         return None
     (path / _FOLDER).mkdir(exist_ok=True)
@@ -29,11 +29,16 @@ def give_up(folder: str) -> int | None:
     return begun[-1]
 
 
+def take_up(folder: str) -> None:
+    """A batch that was to be given up, and is still unfinished, will be done again: it is not given up."""
+    if (path := on_disk(folder)) is not None:
+        finished = numbers(path / "commits")
+        for number in given_up(folder):
+            if not finished or number > finished[-1]:
+                (path / _FOLDER / str(number)).unlink()
+
+
 def given_up(folder: str) -> frozenset[int]:
     """The batches of a checkpoint that were given up."""
-    return frozenset(_numbers(folder, _FOLDER))
-
-
-def _numbers(folder: str, kind: str) -> list[int]:
     path = on_disk(folder)
-    return [] if path is None else sorted(int(one.name) for one in (path / kind).glob("[0-9]*") if one.name.isdigit())
+    return frozenset() if path is None else frozenset(numbers(path / _FOLDER))

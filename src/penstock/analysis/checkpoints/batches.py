@@ -26,33 +26,42 @@ def on_disk(folder: str) -> Path | None:
     return None if "://" in folder and not folder.startswith("file://") else Path(folder.removeprefix("file://"))
 
 
+def numbers(log: Path) -> list[int]:
+    """The batches of which a folder holds a file each, in order."""
+    return sorted(int(file.name) for file in log.glob("[0-9]*") if file.name.isdigit())
+
+
+def told(positions: Positions) -> str:
+    """Positions in words."""
+    return ", ".join(f"{partition}={offset}" for partition, offset in sorted(positions.items()))
+
+
 def covered(folder: str) -> Mapping[str, Positions] | None:
     """Per channel, the offsets up to which the last finished batch has read; None when there is none to be found."""
     path = on_disk(folder)
-    if path is None or not (numbers := _finished(path)):
+    if path is None or not (finished := numbers(path / "commits")):
         return None
     try:
-        return _batch(path, numbers[-1]).ends
+        return _batch(path, finished[-1]).ends
     except (OSError, ValueError, AttributeError) as error:
         problem = f"its offsets cannot be read: {error}"
         raise Misconfigured(f"checkpoint {folder}", problem, "see whether its files are whole") from error
 
 
-def batches(folder: str) -> list[Batch]:
-    """The finished batches that the checkpoint still remembers, in order; none when it cannot be looked into."""
+def batches(folder: str, begun: bool = False) -> list[Batch]:
+    """The finished batches that the checkpoint still remembers, in order; none when it cannot be looked into.
+
+    With `begun`, one that is not finished comes last.
+    """
     if (path := on_disk(folder)) is None:
         return []
     found = []
-    for number in _finished(path):
+    for number in numbers(path / ("offsets" if begun else "commits")):
         try:
             found.append(_batch(path, number))
         except (OSError, ValueError, AttributeError):
             found.clear()  # Spark removes old ones while we look; what lies before a hole is of no use.
     return found
-
-
-def _finished(path: Path) -> list[int]:
-    return sorted(int(file.name) for file in path.glob("commits/[0-9]*") if file.name.isdigit())
 
 
 def _batch(path: Path, number: int) -> Batch:

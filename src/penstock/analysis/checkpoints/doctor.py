@@ -11,9 +11,9 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
-from penstock.analysis.checkpoints.batches import covered, on_disk
+from penstock.analysis.checkpoints.batches import covered, on_disk, told
 from penstock.analysis.checkpoints.fingerprint import Fingerprint, Operator
-from penstock.analysis.checkpoints.note import LAST, Note, note_of
+from penstock.analysis.checkpoints.note import Note, next_life, note_of
 from penstock.analysis.checkpoints.wholeness import Written, written
 from penstock.audit.account import Account
 from penstock.contracts import Positions
@@ -94,10 +94,22 @@ def examine(name: str, folder: str, now: Fingerprint, known: Known, planned: Pla
             return Diagnosis(Fit.NEW, place, kept)
         # In real time, rows are written before the first batch has ended: those of the query as it was are there.
         remark = "it has changed before it had finished a batch: its rows begin another life"
-        return Diagnosis(Fit.NEW, place, replace(kept, life=min(note.life + 1, LAST)), remarks=(remark,))
+        try:
+            return Diagnosis(Fit.NEW, place, replace(kept, life=next_life(name, note.life)), remarks=(remark,))
+        except Misconfigured as ended:
+            return Diagnosis(Fit.REFUSED, place, note, ended.problem, ended.way_out)
     remarks = tuple(_remarks(note.query, now, found, known.setting))
     why = "its checkpoint was begun in a format that Spark takes in micro-batches only" if found.numbered else None
     return Diagnosis(Fit.FITS, place, kept, remarks=remarks, in_batches_only=why)
+
+
+def readable(name: str, folder: str) -> Note:
+    """The note of a query's checkpoint; Misconfigured with the ways out when it cannot be read."""
+    try:
+        return note_of(folder)
+    except Misconfigured as damaged:
+        place = f"query {name}, checkpoint {folder}"
+        raise Misconfigured(place, damaged.problem, _back_or_anew(name, "the file")) from damaged
 
 
 def begin_anew(name: str) -> str:
@@ -146,16 +158,22 @@ class _Case:
     def _of_lives(self, found: Written | None) -> Iterator[Fault]:
         """Whether this is the checkpoint that the query has last told of, and whether it is as far."""
         account = self.known.account
-        if account is None or not account.step or self.note.life > account.number:
+        if account is None or self.note.life > account.number:
             return
         ways = _back_or_anew(self.name, "the one that it had")
-        if found is None:
+        if self.note.life < account.number:
+            # In real time, rows of that one are there before it has told of a batch.
+            what = "its checkpoint is gone" if found is None else "the query has had another one since"
+            yield f"{what}: its rows would pass for older than those of life {account.number}, for ever", ways
+        elif not account.step:
+            return
+        elif found is None:
             yield f"its checkpoint is gone, and it has covered {_told(account)}: all would be counted again", ways
         elif found.id == account.life:
             for channel, share in account.shares.items():
                 stands = self.ends.get(channel, {})
                 if behind := [at for at, until in share.until.items() if stands.get(at, 0) < until]:
-                    covers = f"it stands at {_at(stands)}" if stands else "nothing of it is committed"
+                    covers = f"it stands at {told(stands)}" if stands else "nothing of it is committed"
                     problem = f"it is an older one: {covers} in {channel}, and the query has covered {_told(account)}"
                     yield f"{problem} (partition {_list(map(str, behind))})", ways
         elif self.note.query is not None:
@@ -240,11 +258,7 @@ def _remarks(
 
 
 def _told(account: Account) -> str:
-    return _list(f"{channel} up to {_at(share.until)}" for channel, share in account.shares.items())
-
-
-def _at(positions: Positions) -> str:
-    return _list(f"{partition}={offset}" for partition, offset in sorted(positions.items()))
+    return _list(f"{channel} up to {told(share.until)}" for channel, share in account.shares.items())
 
 
 def _list(some: Iterable[str]) -> str:

@@ -16,8 +16,12 @@ if TYPE_CHECKING:
 _TAKEN = " taken"
 """How Spark's plan names the place where the records of a channel enter a query."""
 _STATEFUL = re.compile(r"Aggregate|Distinct|Deduplicate|WithState|Limit")
-_LAMBDA = re.compile(r"\b(\w+?)_\d+#\d+L?")
-_NUMBERED = re.compile(r"#\d+L?|-T\d+ms|@[0-9a-f]+|\b0x[0-9a-f]+|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+_LAMBDA = re.compile(r"\b(lambda \w+?)_\d+(?=#\d)")
+_NUMBERED = re.compile(
+    # Behind the name of a column, which may be that of an expression. A text that begins so is a literal.
+    r"(?<=[^\s(\[,])#\d+L?\b(-T\d+ms)?|(?<=\w)@[0-9a-f]+\b"
+    r"|\b0x[0-9a-f]+|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
+)
 _MOST = 10_000
 """Of so many fields a line of the plan tells."""
 

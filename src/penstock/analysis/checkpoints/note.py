@@ -40,9 +40,11 @@ class Note:
             told = json.loads((path / NAME).read_text(encoding="utf-8"))
             if not isinstance(told.get("format"), int):
                 # The first of their kind held nothing but the topics.
-                return cls({str(name): str(topic) for name, topic in told.items()})
+                return cls(_topics(told))
+            if told["format"] > FORMAT:
+                raise ValueError(f"a later Penstock has written it, in format {told['format']}")
             return cls(
-                told["topics"],
+                _topics(told["topics"]),
                 int(told["life"]),
                 None if told["since"] is None else {name: _positions(at) for name, at in told["since"].items()},
                 None if told["query"] is None else Fingerprint.of(told["query"]),
@@ -79,6 +81,14 @@ def last_life(folder: str) -> int:
     return max(lives)
 
 
+def next_life(name: str, life: int) -> int:
+    """The life of a query after this one; Misconfigured when there is none."""
+    if life >= LAST:
+        problem = f"it has had {LAST} lives, and versions tell no more"
+        raise Misconfigured(f"query {name}", problem, "give it another name, and its result another channel")
+    return life + 1
+
+
 def set_aside(path: Path) -> Path | None:
     """Give a checkpoint another name, with a number that no other has; None when there is nothing to set aside."""
     if not path.exists():
@@ -93,6 +103,10 @@ def _aside(path: Path) -> dict[int, Path]:
     pattern = re.compile(re.escape(path.name) + r"\.(\d+)")
     others = path.parent.iterdir() if path.parent.is_dir() else ()
     return {int(match[1]): other for other in others if (match := pattern.fullmatch(other.name))}
+
+
+def _topics(told: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(topic) for name, topic in told.items()}
 
 
 def _positions(told: Mapping[str, Any]) -> Positions:

@@ -17,7 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.analysis.checkpoints.batches import on_disk
+from penstock.analysis.checkpoints.batches import numbers, on_disk
 from penstock.analysis.frames import words
 from penstock.errors import Misconfigured, Unaccounted, Unavailable
 
@@ -52,7 +52,7 @@ def spread(folder: str) -> int | None:
     """Over how many partitions the state of a checkpoint is spread; None when that is not settled, or unknown."""
     path = on_disk(folder)
     # Of a batch that never finished, the number counts as well: Spark goes on with that batch.
-    if path is None or not (begun := _numbers(path / "offsets")):
+    if path is None or not (begun := numbers(path / "offsets")):
         return None
     try:
         _, metadata, *_ = (path / "offsets" / str(begun[-1])).read_text(encoding="utf-8").splitlines()
@@ -83,11 +83,11 @@ def rescale(spark: SparkSession, query: str, folder: str, partitions: int, say: 
     Misconfigured when it cannot be done; then, and whenever this raises, the checkpoint is as it was.
     """
     path, before = ready(query, folder, partitions, say)
-    unfinished = _numbers(path / "offsets") != _numbers(path / "commits")
+    unfinished = numbers(path / "offsets")[-1] != numbers(path / "commits")[-1]
     began = time.monotonic()
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     say(f"keeping a copy of the checkpoint, {size / 2**20:,.1f} MiB")
-    with _kept(path):
+    with _kept(query, path, size):
         with _explained(query):
             rows = _rows(spark, folder)
             if not rows:
@@ -119,7 +119,7 @@ def ready(query: str, folder: str, partitions: int, say: Say = lambda _: None) -
     if recover(folder):
         say("an earlier attempt was cut short; the checkpoint was put back as it was")
     before = spread(folder)
-    if before is None or not _numbers(path / "commits"):
+    if before is None or not numbers(path / "commits"):
         problem = "it has not finished a batch yet"
         raise Misconfigured(f"query {query}", problem, "run it for a while; or set [spark] shuffle_partitions")
     if before == partitions:
@@ -128,11 +128,18 @@ def ready(query: str, folder: str, partitions: int, say: Say = lambda _: None) -
 
 
 @contextmanager
-def _kept(path: Path) -> Iterator[None]:
+def _kept(query: str, path: Path, size: int) -> Iterator[None]:
     """A copy of the folder while the body works on it; put back if that fails."""
     copying, copy = _beside(path, _COPYING), _beside(path, _BEFORE)
-    shutil.copytree(path, copying)
-    copying.rename(copy)
+    try:
+        shutil.copytree(path, copying)
+        copying.rename(copy)
+    except OSError as error:
+        shutil.rmtree(copying, ignore_errors=True)
+        # Of the files that could not be copied, each with its reason.
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error
+        way_out = f"it takes {size / 2**20:,.1f} MiB beside {path}"
+        raise Misconfigured(f"query {query}", f"no copy of its checkpoint can be kept: {why}", way_out) from error
     try:
         yield
     except BaseException:
@@ -185,10 +192,6 @@ def _explained(query: str) -> Iterator[None]:
 
 def _told(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} in {name}" for name, count in sorted(rows.items()))
-
-
-def _numbers(folder: Path) -> list[int]:
-    return sorted(int(file.name) for file in folder.glob("[0-9]*") if file.name.isdigit())
 
 
 def _beside(path: Path, suffix: str) -> Path:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from penstock.analysis.checkpoints.batches import numbers
 from penstock.errors import Misconfigured
 
 _STATE = re.compile(r"(\d+)(?:_([^.]*))?\.(changelog|delta|zip|snapshot)")
@@ -33,7 +34,7 @@ class Written:
 
 def written(path: Path) -> Written | None:
     """What lies there; None when no batch was begun; Misconfigured when something is missing or broken."""
-    begun, finished = _numbers(path, "offsets"), _numbers(path, "commits")
+    begun, finished = numbers(path / "offsets"), numbers(path / "commits")
     if not begun and not finished:
         return None
     identity = _identity(path)
@@ -123,10 +124,6 @@ def _stores(path: Path) -> Iterator[Path]:
     for partition in sorted(path.glob("state/[0-9]*/[0-9]*")):
         yield partition
         yield from (named for named in sorted(partition.iterdir()) if named.is_dir() and named.name[0].isalpha())
-
-
-def _numbers(path: Path, log: str) -> list[int]:
-    return sorted(int(file.name) for file in path.glob(f"{log}/[0-9]*") if file.name.isdigit())
 
 
 def _damaged(path: Path, problem: str) -> Misconfigured:

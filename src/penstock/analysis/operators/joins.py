@@ -6,7 +6,7 @@ from datetime import timedelta
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from penstock.analysis.frames import MARK
+from penstock.analysis.frames import DELETED, MARK
 from penstock.clock import duration
 from penstock.errors import Misconfigured
 
@@ -120,6 +120,12 @@ def _check(place: str, keys: Sequence[str], how: str, sides: dict[str, DataFrame
             has = ", ".join(frame.columns)
             raise Misconfigured(
                 place, f"{name} has no column {' and '.join(absent)}", f"it has {has}; give both sides the same names"
+            )
+        if DELETED in frame.columns:
+            raise Misconfigured(
+                place,
+                f"{name} is a table, whose rows change and may have no time",
+                "join tables by tables.join or tables.foreign, a stream with one by tables.lookup",
             )
         if frame.isStreaming and _WATERMARK not in (frame.schema["event_time"].metadata or {}):
             raise Misconfigured(

@@ -1,7 +1,7 @@
 """What Python remembers of tables: which row names which, and the row that a stream finds. By Spark's keyed state.
 
-Rows are texts here: nobody looks into them. Spark hands over the records of a key in no order, and many of them in
-portions, so the one with the highest offset is the last.
+Rows are texts here: nobody looks into them. Spark hands over all records of a key of a batch at once, in no order: the
+one with the highest offset is the last.
 """
 
 from collections.abc import Iterator
@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from penstock.errors import Misconfigured
 
 FOUND = "found"
 """The column of what a stream finds in a table."""
@@ -66,7 +68,7 @@ class Moves(StatefulProcessor):
                 names = row.names
             held = held.then(row)
         if held.offset == offset:
-            # A portion that is older than what was taken before it.
+            # All are older than what was taken before: their key came to another partition.
             self._at.update((before, held.changes, offset))
             return
         own = f"-{key[0]}"
@@ -164,9 +166,11 @@ class Lookup(StatefulProcessor):
 
 def _related(name: str, left: _Held, right: _Held, deleted: bool) -> Row:
     """A row of the result. Its version grows with each change of the left row, and between two with the right one's."""
-    count = min(left.changes, CHANGES - 1) * CHANGES + min(right.changes, CHANGES - 1)
+    if max(left.changes, right.changes) >= CHANGES:
+        problem = f"the row {name}, or the one that it names, has changed {CHANGES} times: its versions are used up"
+        raise Misconfigured("tables.foreign", problem, "let its query begin anew: --new-checkpoint QUERY")
     seen = {
-        "count": count,
+        "count": left.changes * CHANGES + right.changes,
         "newest": _later(left.newest, right.newest),
         "appended": _later(left.appended, right.appended),
         "mark": left.mark ^ right.mark,

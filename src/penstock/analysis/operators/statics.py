@@ -8,6 +8,8 @@ import base64
 import csv
 import json
 import logging
+import math
+import re
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +34,7 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from penstock.analysis.frames import what_is_corrupt, words
+from penstock.analysis.frames import columns_of, what_is_corrupt, words
 from penstock.analysis.query import Static
 from penstock.clock import Clock
 from penstock.errors import Misconfigured
@@ -42,6 +44,8 @@ log = logging.getLogger(__name__)
 _TEXTS = pa.schema([("place", pa.string()), ("text", pa.string())])
 _WRONG = "_wrong"
 _PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _WRONG}
+_WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
+_BROKEN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 Told = tuple[str, Any]
 """A row as it was found, and its place."""
@@ -58,7 +62,7 @@ class Table:
 def table(spark: SparkSession, static: Static) -> Table:
     """Read a static table; Misconfigured with the place of what does not fit."""
     columns = _columns(static)
-    found = [(place, _dumped(static, place, row)) for place, row in _read(static, columns)]
+    found = [(place, _dumped(static, columns, place, row)) for place, row in _read(static, columns)]
     return Table(tuple(sorted(text for _, text in found)), _frame(spark, static, columns, found))
 
 
@@ -89,10 +93,11 @@ class Watch:
                 continue
             try:
                 self._found(static.name, self._read(static))
-            except Misconfigured as error:
-                if str(error) != self._said.get(static.name):
-                    log.warning("the table %s stays as it was: %s", static.name, error)
-                self._said[static.name] = str(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the other tables are still to be read
+                said = str(error) if isinstance(error, Misconfigured) else f"{type(error).__name__}: {words(error)}"
+                if said != self._said.get(static.name):
+                    log.warning("the table %s stays as it was: %s", static.name, said)
+                self._said[static.name] = said
             self._due[static.name] = self._clock.elapsed() + every
 
     def _found(self, name: str, read: Table) -> None:
@@ -112,10 +117,9 @@ class Watch:
 
 def _columns(static: Static) -> StructType:
     try:
-        columns = StructType.fromDDL(static.ddl)
+        columns = columns_of(static.ddl)
     except PySparkException as error:
         raise Misconfigured(f"table {static.name}", f"its schema cannot be read: {words(error)}") from None
-    assert isinstance(columns, StructType)
     if _WRONG in columns.names:
         raise Misconfigured(f"table {static.name}", f'"{_WRONG}" is a name of our own', "name the column otherwise")
     return columns
@@ -148,13 +152,26 @@ def _evaluated(frame: DataFrame) -> DataFrame:
     return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)
 
 
-def _dumped(static: Static, place: str, row: Any) -> bytes:
+def _dumped(static: Static, columns: StructType, place: str, row: Any) -> bytes:
+    """What of a row the table has columns for, as JSON."""
     if not isinstance(row, Mapping):
         raise Misconfigured(place, f"it is a {type(row).__name__}", "a row is a dict: the names of columns and values")
+    known = {name: row.get(name) for name in columns.names}
     try:
-        return orjson.dumps(dict(row), default=_plain, option=orjson.OPT_SORT_KEYS)
-    except TypeError as error:
+        if wild := [name for name, value in known.items() if not _finite(value)]:
+            # JSON has no words for them: they would be null.
+            raise Misconfigured(place, f'"{wild[0]}" holds NaN or an infinite number', "leave it null, or out")
+        return orjson.dumps(known, default=_plain, option=orjson.OPT_SORT_KEYS)
+    except (TypeError, RecursionError) as error:
         raise Misconfigured(place, f"it cannot be written as JSON: {error}", f"its columns are {static.ddl}") from None
+
+
+def _finite(value: Any) -> bool:
+    """Whether every number in a value is one."""
+    if isinstance(value, float):
+        return math.isfinite(value)
+    inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    return all(map(_finite, inner))
 
 
 def _plain(value: Any) -> str:
@@ -219,15 +236,23 @@ def _cell(place: str, column: StructField, text: str) -> Any:
         if isinstance(kind, BooleanType):
             return {"true": True, "false": False}[text.strip().lower()]
         if isinstance(kind, IntegralType):
-            return int(text)
+            return int(_spelled(_WHOLE, text))
         if isinstance(kind, FractionalType):
-            return float(text) if kind.typeName() != "decimal" else text.strip()
+            number = _spelled(_BROKEN, text)
+            return float(number) if kind.typeName() != "decimal" else number
         if isinstance(kind, StructType | ArrayType | MapType):
             return json.loads(text)
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, RecursionError):
         said = f'"{column.name}" is {text[:60]!r}, and not {kind.simpleString()[:60]}'
         raise Misconfigured(place, said, "put it right, or leave the field empty") from None
     return text
+
+
+def _spelled(number: re.Pattern[str], text: str) -> str:
+    """A number as others spell it, too; Python would take 1_000 and nan as well."""
+    if number.fullmatch(bare := text.strip()) is None:
+        raise ValueError(text)
+    return bare
 
 
 def _json_lines(path: Path, columns: StructType) -> Iterator[Told]:
@@ -245,5 +270,8 @@ def _parquet(path: Path, columns: StructType) -> Iterator[Told]:
     there = pq.read_schema(path).names
     if absent := [name for name in columns.names if name not in there]:
         raise Misconfigured(path.name, f"it has no column {' and '.join(absent)}", f"it has {', '.join(there)}")
-    for number, row in enumerate(pq.read_table(path, columns=columns.names).to_pylist(), start=1):
-        yield f"{path.name}, row {number}", row
+    try:
+        found = pq.read_table(path, columns=columns.names).to_pylist(maps_as_pydicts="strict")
+    except KeyError as error:
+        raise Misconfigured(path.name, f"a map in it has a key twice: {error}", "leave one of them") from None
+    yield from ((f"{path.name}, row {number}", row) for number, row in enumerate(found, start=1))

@@ -13,13 +13,12 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from penstock.analysis.conserving import AS_IT_CAME
-from penstock.analysis.frames import ADDED, DELETED, KEY, MARK
+from penstock.analysis.frames import ADDED, DELETED, EXACT, KEY, MARK
 from penstock.analysis.operators.related import FOUND, LOOKED_UP, MOVED, RELATED, Lookup, Moves, Relation
 from penstock.errors import Misconfigured
 
 _OWN = ("key", "seen")
 _TAG, _DELETED, _ORIGIN = "_tag", "_gone", "_origin"
-_EXACT = {"timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX", "ignoreNullFields": "true"}
 
 
 def latest(table: DataFrame) -> DataFrame:
@@ -112,7 +111,7 @@ def lookup(stream: DataFrame, table: DataFrame, *, on: str, how: Literal["inner"
     )
     looked = rows.unionByName(records).groupBy("place")
     result = looked.transformWithState(Lookup(how == "left"), LOOKED_UP, "update", "none")
-    own = F.from_json("row", _shape(stream, stream.columns), _EXACT)
+    own = F.from_json("row", _shape(stream, stream.columns), EXACT)
     read = result.select(own.alias("own"), _read(FOUND, table, known).alias(FOUND))
     return read.select("own.*", FOUND).alias(AS_IT_CAME)
 
@@ -204,11 +203,11 @@ def _shape(frame: DataFrame, columns: Sequence[str]) -> StructType:
 
 def _text(frame: DataFrame, columns: Sequence[str]) -> Column:
     """A row on its way through Python, which need not know what is in it."""
-    return F.to_json(F.struct(*(F.col(f"`{name}`") for name in columns)), _EXACT)
+    return F.to_json(F.struct(*(F.col(f"`{name}`") for name in columns)), EXACT)
 
 
 def _read(column: str, frame: DataFrame, columns: Sequence[str]) -> Column:
-    return F.from_json(column, _shape(frame, columns), _EXACT)
+    return F.from_json(column, _shape(frame, columns), EXACT)
 
 
 def _place() -> list[Column]:

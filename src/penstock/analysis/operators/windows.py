@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 from pyspark.sql.types import ArrayType, StructField, StructType
 
-from penstock.analysis.frames import ADDED, MARK
+from penstock.analysis.frames import ADDED, DELETED, EXACT, MARK, columns_of
 from penstock.errors import Misconfigured
 
 _GIVEN = (
@@ -23,12 +23,6 @@ _GIVEN = (
     "seen STRUCT<count: BIGINT, newest: BIGINT, appended: BIGINT, mark: BIGINT>"
 )
 _ALL, _RECORD = "_all", "_record"
-# To the microsecond, and with nulls: what comes back is what went in.
-_EXACTLY = {
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-    "ignoreNullFields": "false",
-}
 
 
 def by_count(
@@ -51,7 +45,7 @@ def by_count(
     kept = [name for name in frame.columns if name != "origin" and name not in keys]
     # Records travel and are kept as JSON: Spark loses maps in the state of a Python function.
     record = F.struct(
-        F.to_json(F.struct(*(F.col(f"`{name}`") for name in kept)), _EXACTLY).alias("row"),
+        F.to_json(F.struct(*(F.col(f"`{name}`") for name in kept)), EXACT).alias("row"),
         F.unix_micros("event_time").alias("at"),
         F.col("origin.partition").alias("partition"),
         F.col("origin.offset").alias("offset"),
@@ -62,13 +56,13 @@ def by_count(
     columns = [F.col(f"`{name}`") for name in keys] or [F.lit(True).alias(_ALL)]
     records = frame.select(*columns, record.alias(_RECORD))
     by = StructType([field for field in records.schema.fields if field.name != _RECORD])
-    given = StructType([*by.fields, *_columns(_GIVEN).fields])
+    given = StructType([*by.fields, *columns_of(_GIVEN).fields])
     made = records.groupBy(*(f"`{name}`" for name in by.names)).transformWithState(
         _Counting(size, step, partial, given.names), given, "update", "none"
     )
     shape = ArrayType(StructType([StructField(name, frame.schema[name].dataType) for name in kept]), False)
     # A generator keeps the optimizer from parsing anew in every expression over the rows.
-    parsed = F.explode(F.array(F.from_json("rows", shape, _EXACTLY)))
+    parsed = F.explode(F.array(F.from_json("rows", shape, EXACT)))
     return made.select(*(f"`{name}`" for name in keys), "window", parsed.alias("rows"), "seen")
 
 
@@ -165,12 +159,6 @@ class _Counting(StatefulProcessor):
         pass
 
 
-def _columns(ddl: str) -> StructType:
-    schema = StructType.fromDDL(ddl)
-    assert isinstance(schema, StructType)
-    return schema
-
-
 def _told(window: Window) -> tuple[Row, str, Row]:
     """window, rows and seen."""
     records = window.records
@@ -195,6 +183,9 @@ def _check(frame: DataFrame, size: int, slide: int, per: Sequence[str]) -> None:
     if lacking := [name for name in ADDED if name not in columns]:
         way_out = "give it the frame of a channel, or keep these columns in what you select"
         raise Misconfigured(place, f"its frame lacks {' and '.join(lacking)}", way_out)
+    if DELETED in columns:
+        way_out = "ask for what it holds by tables.latest, join or foreign"
+        raise Misconfigured(place, "its frame is a table, whose rows change and may have no time", way_out)
     if unknown := [name for name in per if name not in columns or name == "origin"]:
         others = ", ".join(name for name in columns if name != "origin")
         raise Misconfigured(place, f"per= names {' and '.join(unknown)}", f"name columns of its frame: {others}")

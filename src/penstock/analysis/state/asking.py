@@ -12,9 +12,10 @@ from typing import Any
 import orjson
 from pyspark.sql import Column
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StringType, StructField, StructType
+from pyspark.sql.types import DataType, DecimalType, StringType, StructField, StructType
 
 from penstock.analysis.engine import Engine
+from penstock.analysis.exact import exactly
 from penstock.analysis.query import Query
 from penstock.analysis.state.kept import Columns, Part, opened, told_by_spark
 from penstock.clock import Clock, SystemClock
@@ -29,11 +30,12 @@ _EXAMPLES = 5
 _ALL = {"ignoreNullFields": "false"}
 
 
-def get(engine: Engine, query: Query, key: str, clock: Clock | None = None) -> dict[str, Any]:
+def get(engine: Engine, query: Query, key: str, clock: Clock | None = None, most: int = MOST) -> dict[str, Any]:
     """What a query remembers of a key, and the position that this reflects; where there is nothing, some other keys.
 
     `key` is the JSON array of the values of its columns, as in the key of the result; of a single column, also the bare
-    value. Raises Refused when it cannot be one, Unavailable when the state cannot be read.
+    value. Of a list or a map, `most` entries are told. Raises Refused when it cannot be one, Unavailable when the state
+    cannot be read.
     """
     if len(key) > LONGEST:
         raise Refused("the key", f"it has {len(key):,} characters, and {LONGEST:,} are the most")
@@ -50,9 +52,11 @@ def get(engine: Engine, query: Query, key: str, clock: Clock | None = None) -> d
                 found["note"] = f"its state is kept by {_names(columns)}, not by the key of its rows"
                 continue
             found["key"], wanted = _asked(engine, columns, values)
-            entries = _taken(part, columns, _equal(columns, wanted), MOST)
+            entries = _taken(part, columns, _equal(columns, wanted), most + 1 if part.several else 1)
+            if len(entries) > most:
+                found["note"] = f"{part.variable} has more entries than the {most:,} that are told of"
             if entries:
-                found["state"] = {**(found["state"] or {}), **_gathered(part, entries)}
+                found["state"] = {**(found["state"] or {}), **_gathered(part, entries[:most])}
         if parts and found["state"] is None:
             # Of lists and maps, all entries may be of one key.
             first = min(parts, key=lambda part: part.several)
@@ -129,7 +133,7 @@ def _asked(engine: Engine, columns: Columns, values: Sequence[Any] | None) -> tu
     asked = {str(at): _spelt(value, columns[at][2]) for at, value in enumerate(values)}
     schema = StructType([StructField(str(at), kind) for at, (_, _, kind) in enumerate(columns)])
     row = engine.spark.sql("SELECT * FROM VALUES (:asked) AS v(asked)", {"asked": json.dumps(asked)})
-    read: dict[str, Any] = json.loads(row.select(F.to_json(F.from_json("asked", schema), _ALL)).collect()[0][0])
+    read: dict[str, Any] = exactly(row.select(F.to_json(F.from_json("asked", schema), _ALL)).collect()[0][0])
     for at, (name, _, kind) in enumerate(columns):
         if read[str(at)] is None and asked[str(at)] is not None:
             problem = f"{json.dumps(asked[str(at)], ensure_ascii=False)[:80]} is no {kind.simpleString()}"
@@ -139,7 +143,8 @@ def _asked(engine: Engine, columns: Columns, values: Sequence[Any] | None) -> tu
 
 def _spelt(value: Any, kind: DataType) -> Any:
     """A bare value is text; what is no text by its type may be the JSON of it."""
-    if isinstance(value, str) and not isinstance(kind, StringType):
+    # Decimals Spark reads from a text as well, to the last digit.
+    if isinstance(value, str) and not isinstance(kind, StringType | DecimalType):
         with suppress(orjson.JSONDecodeError):
             return orjson.loads(value)
     return value
@@ -180,7 +185,7 @@ def _taken(part: Part, columns: Columns, which: Column, most: int) -> list[dict[
     rows = part.frame.where(which).limit(most).select(F.to_json(F.struct(*told), _ALL)).collect()
     found = []
     for (text,) in rows:
-        entry = json.loads(text)
+        entry = exactly(text)
         key = list(entry.get("key", {}).values())
         named = {"variable": part.variable} if part.variable else {}
         found.append({"key": key, **named, **{name: entry[name] for name in ("of", "value") if name in entry}})

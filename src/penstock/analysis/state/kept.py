@@ -120,7 +120,7 @@ def _sessions(frame: DataFrame) -> Part:
     """Sessions are kept by their beginning, and hold their own window and keys beside what they fold."""
     value = _struct(frame, "value")
     kept = [field.name for field in _struct(frame, "key")][:-1]
-    window = next(field.name for field in value if isinstance(field.dataType, StructType))
+    window = next(field.name for field in value if getattr(field.dataType, "names", None) == ["start", "end"])
     own = [name for name in value.names if name == window or name in kept]
     renamed = _renamed("value", value, _told_apart(value.names))
     return Part(frame, [(name, renamed.getField(name), value[name].dataType) for name in own], renamed)

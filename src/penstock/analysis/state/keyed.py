@@ -23,16 +23,18 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
 from penstock.analysis.frames import words
-from penstock.analysis.state.variables import Columns, Read, Schema, Variable
+from penstock.analysis.state.variables import Columns, Maps, Read, Schema, Variable, plain
 from penstock.errors import Misconfigured
 
 EVENT_TIME, CLOCK, NO_TIME = "EventTime", "ProcessingTime", "None"
 """By which time timers are due and values are forgotten, in Spark's words."""
 
 _ORIGIN = "origin"
-_TIMED = "penstock_timers"
+_VERSION = "seen"
+_TIMED, _UNNUMBERED = "penstock_timers", "penstock_unnumbered"
 _WATERMARK = "spark.watermarkDelayMs"
 _OPERATOR = "TransformWithStateInPySpark"
+_MULTIPLIES = {"Generate", "Expand", "Join"}
 
 
 class Keyed:
@@ -50,7 +52,8 @@ class Keyed:
         """Called with each record, in the order of a key's records in their channel; yields rows, or returns one.
 
         A row is a mapping, or a tuple of all columns. The columns of the key need not be said. The first row of a
-        record keeps its `origin`. `key` is the value of the key's column, or a tuple of them.
+        record keeps its `origin`, if the frame holds each record once. `key` is the value of the key's column, or a
+        tuple of them.
         """
         raise NotImplementedError
 
@@ -86,10 +89,17 @@ class Keyed:
                 way_out = "keep origin: it tells the order of records" if name == _ORIGIN else "group by columns of it"
                 raise Misconfigured(cls.__name__, problem, way_out)
         mode = _time(cls, any(_WATERMARK in field.metadata for field in frame.schema.fields))
-        processor = Processor(cls, names, mode, _read)
+        if has_timers(cls) and not cls.clock and mode != EVENT_TIME and "EventTimeWatermark" in _plan(frame):
+            problem = "its timers go by event time, because the query has a watermark, and the frame has lost it"
+            raise Misconfigured(
+                cls.__name__, problem, "keep event_time; or say clock = True in the class, for timers by the clock"
+            )
+        numbered = not _multiplied(frame._jdf.queryExecution().analyzed())
+        processor = Processor(cls, names, mode, _read, Maps(frame.schema), numbered)
         assert isinstance(processor.gives, StructType)
         schema = StructType([*processor.gives.fields, frame.schema[_ORIGIN]])
         result = frame.groupBy(*names).transformWithState(processor, schema, "update", mode)
+        result = result if numbered else result.alias(_UNNUMBERED)
         return result.alias(_TIMED) if has_timers(cls) else result
 
 
@@ -115,8 +125,34 @@ def waits(frame: DataFrame) -> bool:
     return f"SubqueryAlias {_TIMED}" in _plan(frame)
 
 
+def unnumbered(frame: DataFrame) -> str | None:
+    """Why rows from state in Python carry no origin; None when the first row of each record does."""
+    if waits(frame):
+        return "no record numbers the rows of its timers"
+    if f"SubqueryAlias {_UNNUMBERED}" in _plan(frame):
+        return "several rows of one record come to its state, so that no number tells what they give apart"
+    return None
+
+
 def _plan(frame: DataFrame) -> str:
     return str(frame._jdf.queryExecution().analyzed().toString())
+
+
+def _multiplied(plan: Any) -> bool:
+    """Whether several rows may stem from one record of a channel. Below a channel all is our own."""
+    met: set[str] = set()
+    waiting = [(plan, False)]
+    while waiting:
+        node, several = waiting.pop()
+        if str(node.nodeName()) == "CollectMetrics":
+            if several or str(node.name()) in met:
+                return True
+            met.add(str(node.name()))
+            continue
+        several = several or str(node.nodeName()) in _MULTIPLIES
+        children = node.children()
+        waiting += [(children.apply(index), several) for index in range(children.size())]
+    return False
 
 
 def _time(kind: type[Keyed], watermark: bool) -> str:
@@ -134,18 +170,36 @@ def _time(kind: type[Keyed], watermark: bool) -> str:
     return CLOCK if mortal or has_timers(kind) else NO_TIME
 
 
+_OWN = {name for name in vars(Keyed) if not name.startswith("_")} | {"timers"}
+"""Names that a variable may not have."""
+
+
 class Processor(StatefulProcessor):
     """A class of the user's in the shape that Spark calls; a test calls it, too."""
 
-    def __init__(self, kind: type[Keyed], by: Sequence[str], time: str, read: Read) -> None:
-        """`read` makes a schema of a DDL; Misconfigured, with the place, when the class is not as it has to be."""
+    def __init__(
+        self,
+        kind: type[Keyed],
+        by: Sequence[str],
+        time: str,
+        read: Read,
+        maps: Maps | None = None,
+        numbered: bool = True,
+    ) -> None:
+        """`read` makes a schema of a DDL; Misconfigured, with the place, when the class is not as it has to be.
+
+        `maps` makes dicts of those in its records. `numbered`: each record comes once, and its origin may be given.
+        """
         self._kind, self._by, self._time = kind, tuple(by), time
+        self._maps, self._numbered = maps or Maps(StructType()), numbered
         if kind.row is Keyed.row:
             raise Misconfigured(kind.__name__, "it does nothing with a record", "write def row(self, key, row)")
         self._schemas = {}
         for name, variable in declared(kind).items():
             if name.startswith("_"):
                 raise Misconfigured(f"{kind.__name__}.{name}", "Spark keeps no state under this name", "drop the _")
+            if name in _OWN:
+                raise Misconfigured(f"{kind.__name__}.{name}", "Keyed has this name for itself", "choose another")
             self._schemas[name] = tuple(column.schema for column in variable.read(kind.__name__, read))
         if not kind.gives:
             raise Misconfigured(kind.__name__, "it does not say what it gives", 'write gives = "card STRING, …"')
@@ -153,14 +207,20 @@ class Processor(StatefulProcessor):
             given = Columns(kind.__name__, read(kind.gives))
         except ValueError as error:
             raise Misconfigured(f"{kind.__name__}.gives", str(error)) from error
-        if _ORIGIN in given.names:
-            raise Misconfigured(f"{kind.__name__}.gives", "origin is added by itself", "leave it out")
+        for name in given.names:
+            if name.lower() == _ORIGIN:
+                raise Misconfigured(f"{kind.__name__}.gives", "origin is added by itself", "leave it out")
+            if name.lower() == _VERSION:
+                raise Misconfigured(f"{kind.__name__}.gives", "seen is what seen() counts", "choose another name")
         self.gives = given.schema
 
     def init(self, handle: Any) -> None:
         self._user = self._kind()
         self._columns = Columns(f"{self._kind.__name__}.gives", self.gives)
         self._row = Row(*self._columns.names, _ORIGIN)
+        # As everywhere in Spark, the case of a name is of no matter.
+        named = {name.lower(): name for name in self._columns.names}
+        self._filled_in = [named.get(name.lower()) for name in self._by]
         self._timers = _Timers(handle) if has_timers(self._kind) else None
         self._user.__dict__["_timers"] = self._timers
         for name, variable in declared(self._kind).items():
@@ -169,15 +229,17 @@ class Processor(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterable[Any], timerValues: Any) -> Iterator[Any]:
         self._set_time(timerValues)
+        key = tuple(map(plain, key))
         # All of a key in this batch are held at once: only their places tell which came first.
         for record in sorted(rows, key=_place):
-            origin = record[_ORIGIN]
-            for made in self._called("row", key, record):
+            origin = record[_ORIGIN] if self._numbered else None
+            for made in self._called("row", key, self._maps.read(record)):
                 yield self._made(key, made, origin)
                 origin = None
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         self._set_time(timerValues)
+        key = tuple(map(plain, key))
         for made in self._called("timer", key, _moment(expiredTimerInfo.getExpiryTimeInMs())):
             yield self._made(key, made, None)
 
@@ -199,13 +261,13 @@ class Processor(StatefulProcessor):
     def _made(self, key: Any, made: Any, origin: Any) -> Any:
         try:
             if isinstance(made, Mapping):
-                made = {**dict(self._of_key(key)), **made}
+                return self._row(*self._columns.named({**self._of_key(key), **made}), origin)
             return self._row(*self._columns.taken(made), origin)
         except (TypeError, ValueError) as error:
             raise self._wrong("gives", key, error) from error
 
-    def _of_key(self, key: Any) -> Iterator[tuple[str, Any]]:
-        return ((name, value) for name, value in zip(self._by, key, strict=True) if name in self._columns.names)
+    def _of_key(self, key: Any) -> dict[str, Any]:
+        return {name: value for name, value in zip(self._filled_in, key, strict=True) if name is not None}
 
     def _wrong(self, method: str, key: Any, error: Exception) -> Misconfigured:
         own = getattr(getattr(self._kind, method, None), "__code__", None)
@@ -234,6 +296,8 @@ def _each(given: Any) -> Iterable[Any]:
     """The rows of what a method has given: nothing, one row, or several."""
     if given is None:
         return ()
+    if isinstance(given, str | bytes):
+        raise TypeError(f"{given!r} is no row: give a mapping, or a tuple of all columns")
     return (given,) if isinstance(given, Mapping | tuple) else given
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, Self, overload
 
 from pyspark.sql import Row
-from pyspark.sql.types import DoubleType, FloatType, StructType, _make_type_verifier
+from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructType, _make_type_verifier
 
 from penstock.clock import duration
 from penstock.errors import Misconfigured
@@ -143,7 +143,7 @@ class KeptValue:
 
     def set(self, value: Any = None, /, **columns: Any) -> None:
         """Keep a value; of several columns a tuple or a mapping, or each by its name."""
-        self._state.update(self._columns.taken(columns or value))
+        self._state.update(self._columns.named(columns) if columns else self._columns.taken(value))
 
     def clear(self) -> None:
         self._state.clear()
@@ -167,7 +167,7 @@ class KeptList:
 
     def append(self, value: Any = None, /, **columns: Any) -> None:
         """Add a value; of several columns a tuple or a mapping, or each by its name."""
-        self._state.appendValue(self._columns.taken(columns or value))
+        self._state.appendValue(self._columns.named(columns) if columns else self._columns.taken(value))
 
     def extend(self, values: Iterable[Any]) -> None:
         if taken := [self._columns.taken(value) for value in values]:
@@ -252,12 +252,24 @@ class Columns:
 
     def taken(self, value: Any) -> tuple[Any, ...]:
         """A value or a row as Spark takes it; ValueError with the place when it does not fit."""
-        if isinstance(value, Mapping):
-            row = self._by_name(value)
-        elif len(self.names) == 1 and not isinstance(value, tuple):
-            row = (value,)
-        else:
-            row = self._by_place(value)
+        alone = len(self.names) == 1
+        # A mapping may be the value itself, of a map or a struct that stands alone.
+        if isinstance(value, Mapping) and (not alone or tuple(value) == self.names):
+            return self.named(value)
+        return self._fitting((value,) if alone and not isinstance(value, tuple) else self._by_place(value))
+
+    def named(self, value: Mapping[str, Any]) -> tuple[Any, ...]:
+        """A row by the names of its columns as Spark takes it; ValueError with the place when it does not fit."""
+        if strange := [name for name in value if name not in self.names]:
+            raise ValueError(f'{self.place} has no column "{strange[0]}"; it has {", ".join(self.names)}')
+        return self._fitting(tuple(value.get(name) for name in self.names))
+
+    def given(self, kept: Any) -> Any:
+        """What Spark has kept, as people have it."""
+        values = [plain(value) for value in kept]
+        return values[0] if len(values) == 1 else self._row(*values)
+
+    def _fitting(self, row: tuple[Any, ...]) -> tuple[Any, ...]:
         if self._fractions:
             row = tuple(
                 float(one) if fraction and type(one) is int else one
@@ -268,16 +280,6 @@ class Columns:
         except (TypeError, ValueError) as error:
             raise ValueError(f"{self.place}: {_said(error)}") from None
         return row
-
-    def given(self, kept: Any) -> Any:
-        """What Spark has kept, as people have it."""
-        values = [plain(value) for value in kept]
-        return values[0] if len(values) == 1 else self._row(*values)
-
-    def _by_name(self, value: Mapping[str, Any]) -> tuple[Any, ...]:
-        if strange := [name for name in value if name not in self.names]:
-            raise ValueError(f'{self.place} has no column "{strange[0]}"; it has {", ".join(self.names)}')
-        return tuple(value.get(name) for name in self.names)
 
     def _by_place(self, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, tuple | list) or len(value) != len(self.names):
@@ -295,6 +297,42 @@ def plain(value: Any) -> Any:
         return [plain(inner) for inner in value]
     if isinstance(value, dict):
         return {plain(key): plain(inner) for key, inner in value.items()}
+    return value
+
+
+class Maps:
+    """The maps in the records of a frame: Spark hands them over as lists of pairs, and people have dicts."""
+
+    def __init__(self, schema: StructType) -> None:
+        self._kinds = {field.name: field.dataType for field in schema if _holds_map(field.dataType)}
+
+    def read(self, record: Any) -> Any:
+        if not self._kinds:
+            return record
+        told = zip(record.__fields__, record, strict=True)
+        return Row(*record.__fields__)(*(_with_dicts(value, self._kinds.get(name)) for name, value in told))
+
+
+def _holds_map(kind: DataType) -> bool:
+    match kind:
+        case ArrayType():
+            return _holds_map(kind.elementType)
+        case StructType():
+            return any(_holds_map(field.dataType) for field in kind)
+    return isinstance(kind, MapType)
+
+
+def _with_dicts(value: Any, kind: DataType | None) -> Any:
+    if value is None:
+        return None
+    match kind:
+        case MapType():
+            pairs = value.items() if isinstance(value, Mapping) else value
+            return {_with_dicts(key, kind.keyType): _with_dicts(one, kind.valueType) for key, one in pairs}
+        case ArrayType():
+            return [_with_dicts(one, kind.elementType) for one in value]
+        case StructType():
+            return {field.name: _with_dicts(value[field.name], field.dataType) for field in kind}
     return value
 
 

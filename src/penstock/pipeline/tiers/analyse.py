@@ -73,23 +73,24 @@ def _run(description: Description, wiring: Wiring, stop: threading.Event, ready:
         started.set()
         partitions = {name: len(channels.bounds(name)) for name in description.channels}
         _require_slots(description, wiring, partitions, spark, there)
-        queries = Queries(spark, description, channels, ids)
-        queries.start()
-        watch = Watch(description.statics, spark.tables, partial(table, spark.spark), SystemClock())
-        refreshing = Refreshing(watch, spark, description.queries, queries.running, queries.again)
-        with (
-            answering(StateAnswers(spark, description), wiring.spark.answers) as address,
-            pulse(channels, description.status, Tier.ANALYSE, lambda: {**queries.figures(), "answers": address}),
-            accounting(channels, description.bookmarks, queries.accounts),
-            beside("the reading of static tables", watch.run),
-        ):
-            ready()
-            while not stop.wait(_BOUNDARY if refreshing.waits else _LOOK_EVERY):
-                refreshing.look()
-                if error := queries.failed():
-                    raise error
-            # Before the accounts are told for the last time.
-            queries.stop()
+        # An address that is taken ends all this before a query has begun.
+        with answering(StateAnswers(spark, description), wiring.spark.answers) as address:
+            queries = Queries(spark, description, channels, ids)
+            queries.start()
+            watch = Watch(description.statics, spark.tables, partial(table, spark.spark), SystemClock())
+            refreshing = Refreshing(watch, spark, description.queries, queries.running, queries.again)
+            with (
+                pulse(channels, description.status, Tier.ANALYSE, lambda: {**queries.figures(), "answers": address}),
+                accounting(channels, description.bookmarks, queries.accounts),
+                beside("the reading of static tables", watch.run),
+            ):
+                ready()
+                while not stop.wait(_BOUNDARY if refreshing.waits else _LOOK_EVERY):
+                    refreshing.look()
+                    if error := queries.failed():
+                        raise error
+                # Before the accounts are told for the last time.
+                queries.stop()
 
 
 @contextmanager

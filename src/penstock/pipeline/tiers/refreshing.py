@@ -1,8 +1,9 @@
 """Queries over static tables: when one of those has changed, they go on from their checkpoints with its new rows."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.operators.statics import Watch
@@ -48,19 +49,32 @@ class Refreshing:
                     self._waiting.setdefault(query.name, _last(self._running(query.name)))
         for query in (one for one in self._queries if one.name in self._waiting):
             running = self._running(query.name)
-            if _between(running, self._waiting[query.name]):
+            if between(running, self._waiting[query.name], query.once):
                 running.stop()
                 self._launch(self._engine, query)
                 del self._waiting[query.name]
                 log.info("query %s goes on with the new rows of %s", query.name, ", ".join(query.statics))
 
 
-def _between(running: StreamingQuery, last: int) -> bool:
-    """Whether a query has no batch under way, or has just ended the one that it was in."""
-    return not running.status["isTriggerActive"] or _last(running) > last
+class Telling(Protocol):
+    """What is asked of a query."""
+
+    @property
+    def status(self) -> Mapping[str, Any]: ...
+
+    @property
+    def lastProgress(self) -> Any: ...
 
 
-def _last(running: StreamingQuery) -> int:
+def between(running: Telling, last: int, once: bool) -> bool:
+    """Whether a query has no batch under way, or has just ended the one that it was in.
+
+    By then the next one may have begun. It is done again, unless each is to be done once: it would be given up.
+    """
+    return not running.status["isTriggerActive"] or (not once and _last(running) > last)
+
+
+def _last(running: Telling) -> int:
     """The number of the last batch that has ended."""
     progress = running.lastProgress
     return -1 if progress is None else int(progress.batchId)
