@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.channels.traffic import send
 
-from penstock.analysis.binder import BinderWire
-from penstock.analysis.checkpoints.batches import covered
+from penstock.analysis.binder import BinderWire, ChannelStream, up_to
+from penstock.analysis.checkpoints.batches import batches, covered
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
 from penstock.analysis.launching import failed, launch, sift
@@ -64,6 +66,24 @@ def test_a_batch_has_the_bounds_that_were_asked_for(channels: Channels, spark: S
     assert sorted(row["offset"] for row in rows) == list(range(10, 20))
 
 
+def test_a_limited_stream_takes_from_each_partition_by_what_it_has(channels: Channels) -> None:
+    channels.ensure([Topic("limited", 3)])
+    stream = ChannelStream(channels, "limited", False, most=10)
+    start, limit = stream.initialOffset(), stream.getDefaultReadLimit()
+    assert stream.latestOffset(start, limit) == start
+    send(channels, "limited", things(1, 100))
+    whole = stream.reportLatestOffset()
+    assert stream.latestOffset(start, ReadAllAvailable()) == whole
+    steps = [start]
+    while steps[-1] != whole:
+        assert len(steps) <= 100, "it does not get on"
+        steps.append(stream.latestOffset(steps[-1], limit))
+    took = [sum(b["limited"].values()) - sum(a["limited"].values()) for a, b in pairwise(steps)]
+    assert sum(took) == 100
+    assert max(took) <= 10
+    assert up_to({0: 0, 1: 5, 2: 0}, {0: 1_000, 1: 5, 2: 1}, 10) == {0: 9, 1: 5, 2: 1}
+
+
 def totals(things: DataFrame) -> DataFrame:
     return things.groupBy("name").agg(F.sum("n").alias("total"), seen())
 
@@ -93,7 +113,8 @@ def test_a_query_runs_over_history_goes_on_live_and_from_its_checkpoint(
 ) -> None:
     channels.ensure([Topic("things", 2), Topic("totals", compacted=True), Topic("things.dead")])
     shape = Shape("things", "name STRING NOT NULL, n BIGINT")
-    engine = Engine(spark, SETTINGS, BinderWire(channels), str(tmp_path / "checkpoints"), {"things": shape})
+    wire = BinderWire(channels).limited(300)
+    engine = Engine(spark, SETTINGS, wire, str(tmp_path / "checkpoints"), {"things": shape})
     query = Query("totals", ("things",), "totals", ("name",), totals)
     ids = {"things": channels.topic_id("things")}
     send(channels, "things", things(1, 500))
@@ -109,5 +130,7 @@ def test_a_query_runs_over_history_goes_on_live_and_from_its_checkpoint(
         assert failed([running, sifting]) is None
         for one in (running, sifting):
             one.stop()
+    reached = [sum(batch.ends["things"].values()) for batch in batches(engine.checkpoint("totals"))]
+    assert max(after - before for before, after in pairwise([0, *reached])) <= 300
     recomputed = {row["name"]: row["total"] for row in engine.recompute(query).collect()}
     assert recomputed == expected(1_500)

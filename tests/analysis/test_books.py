@@ -1,16 +1,22 @@
 """What became of each record of a query: a real broker, a real Spark."""
 
 import json
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from tests.analysis.still import StillWire
 from tests.channels.traffic import send
 
+from penstock.analysis.belated import Belated
 from penstock.analysis.books import Books, standing
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
@@ -18,11 +24,12 @@ from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.launching import launch
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.audit.account import Account, Outcome
+from penstock.audit.account import Account, Outcome, Share
 from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
 from penstock.contracts import Topic
 from penstock.record import Origin, Record
+from penstock.testing.channels import MemoryChannels
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]
@@ -114,12 +121,12 @@ def each_record_has_one_outcome(
     expected[Outcome.LATE] += 1
     expected[again] += 1
     assert second.shares[things].outcomes == expected
-    assert second.late == {"s": {"1": [(103, 103)]}}
+    assert second.shares[things].late == {"s": {"1": [(103, 103)]}}
     assert Account.of(second.key, second.dumps()) == second
 
     # The driver dies before it has told of its last batches: the next one counts them from the log.
     books.running.stop()
-    next_life = launched(replace(first, late={}))
+    next_life = launched(first)
     # At once: there may be no further batch.
     assert next_life.look() is not None
     assert next_life.account.shares[things].outcomes == expected
@@ -129,7 +136,7 @@ def each_record_has_one_outcome(
     expected[again] += 1
     assert third.shares[things].outcomes == expected
     assert third.conserved
-    assert third.late == {"s": {"1": [(103, 103)]}}
+    assert third.shares[things].late == {"s": {"1": [(103, 103)]}}
     next_life.running.stop()
 
 
@@ -157,3 +164,90 @@ def test_what_an_earlier_life_has_guessed_says_nothing_about_a_new_one(
     second = told(replace(first, guessed=True, conserved=False), 2)
     assert second.life == first.life
     assert (second.guessed, second.conserved) == (True, False)
+
+
+class Counted(Engine):
+    """One of which Spark need not be asked whether records can be counted."""
+
+    def uncounted(self, query: Query) -> str | None:
+        return None
+
+
+def ended(number: int, start: int, end: int) -> Any:
+    """What Spark tells of a batch."""
+    source = SimpleNamespace(startOffset=f'{{"things": {{"0": {start}}}}}', endOffset=f'{{"things": {{"0": {end}}}}}')
+    observed = {"things taken": Row(taken=end - start, refused=0, filtered=0)}
+    told = {"batchId": number, "timestamp": str(number), "sources": [source], "observedMetrics": observed}
+    return SimpleNamespace(**told, stateOperators=[], eventTime={})
+
+
+class Run:
+    """A query as it runs, until it is stopped."""
+
+    id = "life"
+
+    def __init__(self, *told: Any) -> None:
+        self.recentProgress = list(told)
+        self.then: Callable[[], None] = lambda: None
+
+    @property
+    def lastProgress(self) -> Any:
+        """What comes true right after somebody has asked is `then`."""
+        last, then = self.recentProgress[-1] if self.recentProgress else None, self.then
+        self.then = lambda: None
+        then()
+        return last
+
+
+def test_a_batch_that_ends_while_somebody_looks_is_in_the_account_of_the_next_run(tmp_path: Path) -> None:
+    shapes = {"things": Shape("things")}
+    engine = Counted(cast(SparkSession, None), SparkSettings(), StillWire(), str(tmp_path), shapes)
+    query = Query("q", ("things",), "q", ("value",), "")
+    one, *others = Run(ended(0, 0, 2)), Run(ended(2, 5, 6)), Run()
+    books = Books(engine, query, cast(Any, one), None, {"things": {0: 0}}, MemoryChannels(), SystemClock())
+
+    def stopped() -> None:
+        one.recentProgress.append(ended(1, 2, 5))
+        for other in others:
+            books.follow(engine, cast(Any, other))
+
+    one.then = stopped
+    books.look()
+    books.look()
+    assert books.account.shares["things"] == Share({0: 0}, {0: 6}, 6, {**dict.fromkeys(Outcome, 0), Outcome.PASSED: 6})
+    assert books.running is cast(Any, others[-1])
+
+
+@pytest.mark.parametrize(
+    ("first", "watermark", "guessed"),
+    [
+        (0, 0, False),
+        (5, 0, False),
+        # Batches before it are forgotten, and some of what they took may have been late.
+        (5, BEGIN + 50_000, True),
+    ],
+)
+def test_what_was_late_in_forgotten_batches_is_a_guess(
+    first: int, watermark: int, guessed: bool, spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    held = [thing(seq, second).value or b"" for seq, second in enumerate((60, 10, 61, 12))]
+    shape = Shape("things", "name STRING NOT NULL, n BIGINT, at BIGINT NOT NULL", "timestamp_millis(at)")
+    engine = Engine(spark, SparkSettings(), StillWire(holds={"things": held}), str(tmp_path), {"things": shape})
+    query = Query("q", ("things",), "q", ("window", "name"), per_name, Mode.MICRO_BATCH, timedelta(seconds=10))
+    for number, end in ((first, 3), (first + 1, 4)):
+        for name, note in (("offsets", f'{{"things": {{"0": {end}}}}}'), ("commits", "")):
+            (tmp_path / "q" / name).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "q" / name / str(number)).write_text(f'v1\n{{"batchWatermarkMs": {watermark}}}\n{note}')
+    nothing = Share({0: 0}, {0: 0}, 0, dict.fromkeys(Outcome, 0))
+    before = Account("query:q", "life", 0, {"things": nothing})
+    channels = MemoryChannels()
+    belated = Belated("q", channels, 0)
+    books = Books(engine, query, cast(Any, Run()), before, {"things": {0: 4}}, channels, SystemClock(), belated)
+    account = books.look()
+    assert account is not None
+    assert (account.guessed, account.conserved) == (guessed, not guessed)
+    # That of the last batch is known: the one before it tells the watermark.
+    assert account.shares["things"].outcomes[Outcome.LATE] == len(channels.entries("things.dead")) == int(guessed)
+    assert account.shares["things"].taken == 4
+    assert any("up to {0: 3} is not in the dead letters" in message for message in caplog.messages) is guessed

@@ -2,16 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import timedelta
+from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.analysis.conserving import stateless
+from penstock import Keyed
+from penstock.analysis.conserving import judges, multiplied, stateless
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
 from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.modes import empty_stream
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
 
@@ -99,3 +102,53 @@ def test_rows_that_come_when_they_are_final_are_not_counted(spark: SparkSession)
         return things.groupBy(F.session_window("event_time", "5 seconds"), "name").agg(seen())
 
     assert "when they are final" in (against(spark, sessions) or "")
+
+
+class Told(Keyed):
+    gives = "name STRING"
+
+    def row(self, key: str, row: Any) -> Any:
+        return {}
+
+
+class Waiting(Told):
+    def timer(self, key: str, at: datetime) -> Any:
+        return {}
+
+
+class Hurried(Waiting):
+    clock = True
+
+
+@pytest.mark.parametrize(
+    ("build", "found"),
+    [
+        (lambda things: things.select("name", "origin"), []),
+        (lambda things: Told.over(things, "name"), []),
+        (lambda things: Hurried.over(things, "name"), []),
+        (lambda things: Waiting.over(things, "name"), [True]),
+        (lambda things: Waiting.over(things.where("id > 1").union(things), "name"), [True]),
+        (windowed, [False]),
+        (lambda things: Waiting.over(things.dropDuplicates(["id", "event_time"]), "name"), [True, False]),
+    ],
+)
+def test_who_drops_late_records_and_whether_each_is_judged_by_itself(
+    build: Build, found: list[bool], spark: SparkSession
+) -> None:
+    query = Query("q", ("things",), "rows", ("name",), build, watermark=timedelta(seconds=10))
+    assert judges(engine_of(spark).frame(query, lambda _: empty_stream(spark))) == found
+
+
+@pytest.mark.parametrize(
+    ("build", "several"),
+    [
+        (lambda things: watched(things.where("id > 1")), False),
+        (lambda things: things.select("name", F.explode("tags").alias("tag")), True),
+        (lambda things: watched(things.select("name", F.explode("tags").alias("tag"))), True),
+        (lambda things: things.union(things), True),
+        (lambda things: things.join(things.sparkSession.range(3), "id"), True),
+    ],
+)
+def test_whether_several_rows_may_stem_from_one_record(build: Build, several: bool, spark: SparkSession) -> None:
+    engine = engine_of(spark)
+    assert multiplied(engine.frame(Query("q", ("things",), "rows", ("name",), build), engine.nothing)) is several

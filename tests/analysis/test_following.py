@@ -1,13 +1,14 @@
 """Queries that somebody looks at: what their rows look like, how they come, and that they come."""
 
-import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from tests.channels.traffic import send
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.following import Following, Result, inferred, result
@@ -90,65 +91,55 @@ def test_a_schema_is_seen_in_records(spark: SparkSession) -> None:
         assert inferred(spark, none) is None
 
 
-def test_rows_are_handed_over_as_they_change_and_what_is_left_out_is_counted(
-    spark: SparkSession,
-    kafka: Kafka,
-    fresh: Callable[[str], str],
-    eventually: Callable[..., None],
-    tmp_path: Path,
-) -> None:
-    channel = fresh("a")
-    kafka.ensure([Topic(channel)])
-    groups = kafka.groups()
+@pytest.fixture
+def channel(kafka: Kafka, fresh: Callable[[str], str]) -> str:
+    name = fresh("a")
+    kafka.ensure([Topic(name)])
+    return name
 
-    def send(*values: bytes) -> None:
-        async def go() -> None:
-            async with kafka.sender() as sender:
-                await sender.send(channel, [Record(value, Origin("s", 1, seq, 1)) for seq, value in enumerate(values)])
 
-        asyncio.run(go())
-
-    send(b'{"city": "skipped", "n": 1}', b'{"city": "x", "n": 1}', b'{"n": 1}', b'{"city": "x\\n", "n": 2}')
-    found = asked(
-        spark, f"SELECT city, sum(n) AS n FROM `{channel}` GROUP BY city", servers=kafka.servers, name=channel
-    )
+@contextmanager
+def followed(
+    spark: SparkSession, kafka: Kafka, channel: str, sql: str, folder: Path, late: int | None = None
+) -> Iterator[tuple[Following, list[dict[str, object]]]]:
+    """A query that runs, and the rows that it has handed over so far."""
+    found = asked(spark, sql.format(channel=f"`{channel}`"), late, kafka.servers, channel)
     rows: list[dict[str, object]] = []
-    following = Following.start(found, [channel], str(tmp_path), lambda some: rows.extend(map(json.loads, some)))
+    following = Following.start(found, [channel], str(folder), lambda some: rows.extend(map(json.loads, some)))
     try:
-        eventually(lambda: len(rows) == 3)
-        send(b'{"city": "x", "n": 41}')
-        eventually(lambda: rows[3:] == [{"city": "x", "n": 42}])
-        eventually(lambda: following.look() is None and following.reads and following.refused == 1)
+        yield following, rows
     finally:
         following.stop()
-    assert following.late == 0
+
+
+def records(*values: bytes) -> list[Record]:
+    return [Record(value, Origin("s", 1, seq, 1)) for seq, value in enumerate(values)]
+
+
+def test_rows_are_handed_over_as_they_change_and_what_is_left_out_is_counted(
+    spark: SparkSession, kafka: Kafka, channel: str, eventually: Callable[..., None], tmp_path: Path
+) -> None:
+    groups = kafka.groups()
+    some = records(b'{"city": "skipped", "n": 1}', b'{"city": "x", "n": 1}', b'{"n": 1}', b'{"city": "x\\n", "n": 2}')
+    send(kafka, channel, some)
+    sql = "SELECT city, sum(n) AS n FROM {channel} GROUP BY city"
+    with followed(spark, kafka, channel, sql, tmp_path) as (it, rows):
+        eventually(lambda: len(rows) == 3)
+        send(kafka, channel, records(b'{"city": "x", "n": 41}'))
+        eventually(lambda: rows[3:] == [{"city": "x", "n": 42}])
+        eventually(lambda: it.look() is None and it.reads and it.refused == 1)
+    assert it.late == 0
     assert kafka.groups() == groups
 
 
 def test_rows_that_are_final_come_without_another_record(
-    spark: SparkSession,
-    kafka: Kafka,
-    fresh: Callable[[str], str],
-    eventually: Callable[..., None],
-    tmp_path: Path,
+    spark: SparkSession, kafka: Kafka, channel: str, eventually: Callable[..., None], tmp_path: Path
 ) -> None:
-    channel = fresh("a")
-    kafka.ensure([Topic(channel)])
-
-    async def send() -> None:
-        async with kafka.sender() as sender:
-            value = b'{"city": "x", "n": 1}'
-            times = [1_700_000_000_000_000, 1_700_000_001_000_000, 1_700_000_060_000_000]
-            await sender.send(channel, [Record(value, Origin("s", 1, seq, at)) for seq, at in enumerate(times)])
-
-    asyncio.run(send())
-    sql = f"SELECT city, session_window(event_time, '5 seconds') AS s, count(1) AS n FROM `{channel}` GROUP BY 1, 2"
-    found = asked(spark, sql, late=10, servers=kafka.servers, name=channel)
-    rows: list[dict[str, object]] = []
-    following = Following.start(found, [channel], str(tmp_path), lambda some: rows.extend(map(json.loads, some)))
-    try:
-        eventually(lambda: following.look() or rows)
-        assert following.look() is None
-    finally:
-        following.stop()
+    times = [1_700_000_000_000_000, 1_700_000_001_000_000, 1_700_000_060_000_000]
+    value = b'{"city": "x", "n": 1}'
+    send(kafka, channel, [Record(value, Origin("s", 1, seq, at)) for seq, at in enumerate(times)])
+    sql = "SELECT city, session_window(event_time, '5 seconds') AS s, count(1) AS n FROM {channel} GROUP BY 1, 2"
+    with followed(spark, kafka, channel, sql, tmp_path, late=10) as (it, rows):
+        eventually(lambda: it.look() or rows)
+        assert it.look() is None
     assert [row["n"] for row in rows] == [2]

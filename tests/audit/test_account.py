@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from penstock.audit.account import Account, Outcome, Share, is_account
@@ -7,11 +9,14 @@ ACCOUNT = Account(
     "query:by_country",
     "life 1",
     5,
-    {"rsvps": Share({0: 1, 1: 0}, {0: 9, 1: 3}, 11, {Outcome.PASSED: 10, Outcome.LATE: 1})},
+    {
+        "rsvps": Share(
+            {0: 1, 1: 0}, {0: 9, 1: 3}, 12, {Outcome.PASSED: 10, Outcome.LATE: 2}, {"kiosk 7": {"2": [(5, 6)]}}
+        )
+    },
     3,
     {"by_country": {0: 7}},
     True,
-    {"kiosk 7": {"2": [(5, 6)]}},
     True,
     {"count": 3.0, "mean": 1.5},
     2,
@@ -20,6 +25,14 @@ ACCOUNT = Account(
 
 def test_what_is_told_is_understood() -> None:
     assert Account.of(ACCOUNT.key, ACCOUNT.dumps()) == ACCOUNT
+
+
+def test_what_nobody_named_late_is_not_needed() -> None:
+    """As in accounts that name none."""
+    told = json.loads(ACCOUNT.dumps())
+    del told["shares"]["rsvps"]["late"]
+    (share,) = Account.of(ACCOUNT.key, json.dumps(told).encode()).shares.values()
+    assert (share.late, share.outcomes[Outcome.LATE]) == ({}, 2)
 
 
 @pytest.mark.parametrize(

@@ -175,9 +175,11 @@ def test_end_to_end_the_outcomes_of_both_hops_add_up() -> None:
     assert (path.outcomes[Outcome.REFUSED], path.in_flight, path.missing) == (3, 13, 1)
 
 
-def test_late_records_are_named() -> None:
-    late = replace(QUERY, late={"kiosk": {"2": [(5, 6)]}})
-    assert of(content(late)).late == (Gap("kiosk", 2, 5, 6),)
+def test_late_records_are_named_under_their_channel() -> None:
+    late = replace(QUERY.shares["rsvps"], late={"kiosk": {"2": [(5, 6)]}})
+    joined = replace(QUERY, shares={"rsvps": late, "clicks": Share({0: 0}, {0: 4}, 4, {Outcome.PASSED: 4})})
+    found = {hop.reads: hop.late for hop in hops(content(joined), [])}
+    assert found == {"rsvps": (Gap("kiosk", 2, 5, 6),), "clicks": ()}
 
 
 def test_a_gap_is_told_as_people_read_it() -> None:

@@ -76,6 +76,21 @@ def test_rows_without_an_identity_and_channels_without_a_schema_are_remarked(
     ]
 
 
+def test_what_would_count_twice_is_remarked(spark: SparkSession, tmp_path: Path) -> None:
+    app = Pipeline("meetups")
+    app.channel("rsvps", schema="city STRING", unique="number")
+    app.channel("more", schema="city STRING")
+    both = "(SELECT city, origin FROM rsvps UNION ALL SELECT city, origin FROM more)"
+    app.query("gated", key="city", watermark="1 second", sql=COUNTS)
+    app.query("counted", key="city", sql=COUNTS)
+    app.query("both", key="city", watermark="1 second", sql=COUNTS.replace("rsvps", both))
+    found = planned(app, tmp_path, spark)
+    assert [remark for remark in found.remarks if "twice" in remark] == [
+        "query counted: without watermark= it cannot tell what its channel holds twice.",
+        "query both: it reads several channels; what these hold twice comes to it twice.",
+    ]
+
+
 def test_a_pipeline_gets_the_delivery_that_it_asks_for_or_is_told(spark: SparkSession, tmp_path: Path) -> None:
     def hops(delivery: str) -> tuple[list[str], list[str]]:
         app = Pipeline("logs", delivery=delivery)

@@ -118,9 +118,8 @@ class Case:
 
     def tell(self, late: int, conserved: bool = True) -> None:
         """What the query would say of itself."""
-        share = Share({}, self.ends(), 0, {Outcome.LATE: late})
-        runs = {"kiosk": {"1": [(8, 8)]}}
-        account = Account(f"query:{self.query.name}", "one", 0, {self.things: share}, late=runs, conserved=conserved)
+        share = Share({}, self.ends(), 0, {Outcome.LATE: late}, {"kiosk": {"1": [(8, 8)]}})
+        account = Account(f"query:{self.query.name}", "one", 0, {self.things: share}, conserved=conserved)
         self._post(self.description.bookmarks, [Record(account.dumps(), key=account.key)])
 
     def report(self, wait: float = 0.0, at: int | None = None) -> Report:

@@ -57,10 +57,11 @@ def test_a_file_says_all_of_its_query(tmp_path: Path) -> None:
 
 
 def test_a_folder_is_taken_in_the_order_of_its_names(tmp_path: Path) -> None:
-    key = "-- key: city\n"
-    found = described(tmp_path, TAKES_ALL, b=key + SELECT, a=key + SELECT.replace("\n", "\r\n"), c="﻿" + key + SELECT)
+    (tmp_path / "queries").mkdir()
     (tmp_path / "queries" / ".c.sql").write_text("what an editor keeps")
     (tmp_path / "queries" / "notes.txt").write_text("no query")
+    key = "-- key: city\n"
+    found = described(tmp_path, TAKES_ALL, b=key + SELECT, a=key + SELECT.replace("\n", "\r\n"), c="﻿" + key + SELECT)
     assert [query.name for query in found.queries] == ["a", "b", "c"]
 
 

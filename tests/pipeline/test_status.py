@@ -44,7 +44,7 @@ def test_all_is_well_while_everybody_speaks_and_nothing_is_missing() -> None:
     def well(late: int, whole: bool) -> bool:
         said = {"load": {"at": 60 * SECOND - late, "nodes": {}}}
         audit = {"audit": {"at": 60 * SECOND, "nodes": {}, "balance": {"whole": whole}}}
-        return Status({**said, **audit}).well(now=60 * SECOND, late=10 * SECOND)
+        return Status({**said, **audit}).well(now=60 * SECOND)
 
     assert well(late=10 * SECOND, whole=True)
     assert not well(late=10 * SECOND + 1, whole=True)
@@ -52,18 +52,18 @@ def test_all_is_well_while_everybody_speaks_and_nothing_is_missing() -> None:
 
 
 def test_nothing_is_well_where_nobody_spoke() -> None:
-    assert not Status({}).well(now=0, late=10)
+    assert not Status({}).well(now=0)
 
 
 def test_before_the_first_balance_nothing_is_missing() -> None:
-    assert Status({"load": {"at": 0, "nodes": {}}}).well(now=0, late=10)
+    assert Status({"load": {"at": 0, "nodes": {}}}).well(now=0)
 
 
 def test_a_process_that_is_no_part_of_the_run_any_more_is_not_waited_for() -> None:
     run = {"at": 60 * SECOND, "nodes": {}, "usage": {"load": {"memory": 1}}}
     said = {"run": run, "load": {"at": 60 * SECOND, "nodes": {}}, "deliver": {"at": 0, "nodes": {}}}
-    assert Status(said).well(now=60 * SECOND, late=10 * SECOND)
-    assert not Status({**said, "load": {"at": 0, "nodes": {}}}).well(now=60 * SECOND, late=10 * SECOND)
+    assert Status(said).well(now=60 * SECOND)
+    assert not Status({**said, "load": {"at": 0, "nodes": {}}}).well(now=60 * SECOND)
 
 
 def test_who_listens_hears_the_last_word_of_each(eventually: Callable[..., None]) -> None:
@@ -79,5 +79,5 @@ def test_alarms_are_told_and_a_slow_stage_is_well() -> None:
     alarm = {"level": "alarm", "text": "it is slow"}
     found = Status({"audit": {"at": 5, "nodes": {}, "balance": {"whole": True, "alarms": [alarm]}}})
     assert found.alarms == [alarm]
-    assert found.well(5, SECOND)
+    assert found.well(5)
     assert Status({"audit": {"at": 5, "nodes": {}}}).alarms == []

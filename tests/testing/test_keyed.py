@@ -124,6 +124,12 @@ def test_records_are_handled_in_the_order_of_their_places() -> None:
     assert rows == [{"a": 0, "b": 2}, {"a": 0, "b": 9}, {"a": 1, "b": 0}]
 
 
+def test_a_row_that_has_no_place_is_not_handled() -> None:
+    problem = r"Odd for the key 'k': a row has no origin, so that nothing tells its place among the others; let each"
+    with pytest.raises(Misconfigured, match=problem):
+        keyed(Odd).feed("k", {"given": None}, {"given": None, "origin": None})
+
+
 def test_a_key_of_several_columns_is_a_tuple() -> None:
     class Both(Keyed):
         gives = "a INT, b INT, key STRING"

@@ -5,7 +5,7 @@ import base64
 import json
 import pickle
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamReader,
     InputPartition,
 )
-from pyspark.sql.streaming.datasource import ReadLimit
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.analysis.frames import RAW
@@ -41,20 +41,29 @@ class BinderWire:
     channels: Channels
     skip_lost: bool = False
     """Go on behind what was removed unread, instead of ending there."""
-    _streams: dict[tuple[str, str], DataFrame] = field(default_factory=dict, compare=False)
+    most: int | None = None
+    """How many records a batch takes; None: all that there are."""
+    _streams: dict[tuple[str, str, int | None], DataFrame] = field(default_factory=dict, compare=False)
     """Frames of streams: to make one, Spark starts a process; any number of queries can use it."""
 
     @property
     def objection(self) -> str | None:
         return "it reads only Kafka in real time, and the channels are at " + self.channels.where
 
+    def limited(self, most: int) -> "BinderWire":
+        return replace(self, most=most)
+
     def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:
         begin = "" if since is None else json.dumps(told(channel, since))
-        if (channel, begin) not in self._streams:
+        if (of := (channel, begin, self.most)) not in self._streams:
             _register(spark)
             reader = spark.readStream.format(FORMAT).options(**self._options(channel))
-            self._streams[channel, begin] = (reader.option("since", begin) if begin else reader).load()
-        return self._streams[channel, begin]
+            if begin:
+                reader = reader.option("since", begin)
+            if self.most is not None:
+                reader = reader.option("most", self.most)
+            self._streams[of] = reader.load()
+        return self._streams[of]
 
     def batch(
         self, spark: SparkSession, channel: str, since: Positions | None = None, until: Positions | None = None
@@ -107,7 +116,9 @@ class ChannelSource(DataSource):
         return ChannelReader(self._channels, self._channel, since, until, self._skip_lost)
 
     def streamReader(self, schema: "StructType") -> "ChannelStream":
-        return ChannelStream(self._channels, self._channel, self._skip_lost, self._offsets("since"))
+        most = self.options.get("most")
+        since = self._offsets("since")
+        return ChannelStream(self._channels, self._channel, self._skip_lost, since, None if most is None else int(most))
 
     @property
     def _skip_lost(self) -> bool:
@@ -167,31 +178,58 @@ class ChannelReader(DataSourceReader):
 class ChannelStream(DataSourceStreamReader):
     """A channel as a stream. Its offsets have the form that those of Kafka have in a checkpoint."""
 
-    def __init__(self, channels: Channels, channel: str, skip_lost: bool, since: dict[int, int] | None = None) -> None:
-        self._channels, self._channel, self._skip_lost, self._since = channels, channel, skip_lost, since or {}
+    def __init__(
+        self,
+        channels: Channels,
+        channel: str,
+        skip_lost: bool,
+        since: dict[int, int] | None = None,
+        most: int | None = None,
+    ) -> None:
+        self._channels, self._channel, self._skip_lost = channels, channel, skip_lost
+        self._since, self._most = since or {}, most
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
         bounds = self._channels.bounds(self._channel)
         return told(self._channel, {partition: low for partition, (low, _) in bounds.items()} | self._since)
 
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
+
     def latestOffset(self, start: dict[str, dict[str, int]], limit: ReadLimit) -> dict[str, dict[str, int]]:
-        return self.reportLatestOffset()
+        latest = self.reportLatestOffset()
+        if not isinstance(limit, ReadMaxRows):
+            return latest
+        starts, ends = self._span(start, latest)
+        return told(self._channel, up_to(starts, ends, limit.max_rows))
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]]:
         bounds = self._channels.bounds(self._channel)
         return told(self._channel, {partition: end for partition, (_, end) in bounds.items()})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        return _stretches(*self._span(start, end))
+
+    def _span(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[dict[int, int], dict[int, int]]:
+        """From where to where there is something to be read."""
         ends = {int(partition): offset for partition, offset in end[self._channel].items()}
         # A partition that was not there yet begins at its beginning.
         starts = {partition: start[self._channel].get(str(partition), 0) for partition in ends}
         if self._skip_lost:
             starts = from_what_is_kept(starts, self._channels.bounds(self._channel))
-        return _stretches(starts, ends)
+        return starts, ends
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, Stretch)
         return _batches(self._channels, self._channel, partition)
+
+
+def up_to(starts: Positions, ends: Positions, most: int) -> dict[int, int]:
+    """How far to read if it is to be so many entries: of each partition by what it has, and one at least."""
+    left = {partition: end - starts[partition] for partition, end in ends.items() if end > starts[partition]}
+    if (total := sum(left.values())) <= most:
+        return dict(ends)
+    return {**ends, **{one: starts[one] + max(1, there * most // total) for one, there in left.items()}}
 
 
 def _stretches(starts: dict[int, int], ends: dict[int, int]) -> list[Stretch]:

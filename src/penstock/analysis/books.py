@@ -6,6 +6,7 @@ ends before the checkpoint does, and counts that stretch of the log anew. So the
 
 import json
 import logging
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -68,9 +69,8 @@ class Books:
 
         `belated` brings its late records to the dead letters.
         """
-        self._engine = engine
         self._query = query
-        self.running = running
+        self._runs = deque([(engine, running)])
         self._stood = stood
         self._log = channels
         self._recount = Recount(engine, query, channels)
@@ -78,17 +78,16 @@ class Books:
         self._watermarks: dict[int, int] = {}
         self._clock = clock
         self._gated = engine.gated(query)
-        self._late: dict[tuple[str, int], Runs] = {}
+        self._late: dict[str, dict[tuple[str, int], Runs]] = {channel: {} for channel in query.inputs}
         self._looked = ""
-        self._successor: tuple[Engine, StreamingQuery] | None = None
         self._conserved: bool | None = None
         self._guessed = False
         life = str(running.id)
         if before is not None and before.life == life:
             self._account, self._guessed = before, before.guessed
-            for sender, epochs in before.late.items():
-                for epoch, runs in epochs.items():
-                    self._late[sender, int(epoch)] = Runs(runs)
+            for channel, late in self._late.items():
+                for sender, epochs in before.shares[channel].late.items():
+                    late.update({(sender, int(epoch)): Runs(runs) for epoch, runs in epochs.items()})
         else:
             # An account that begins later than its query, because there was none before, begins where that stood.
             fresh = {channel: Share(at, at, 0, dict.fromkeys(Outcome, 0)) for channel, at in stood.items()}
@@ -99,26 +98,36 @@ class Books:
     def account(self) -> Account:
         return self._account
 
+    @property
+    def running(self) -> StreamingQuery:
+        """The query as it is looked at now."""
+        return self._runs[0][1]
+
     def follow(self, engine: Engine, running: StreamingQuery) -> None:
-        """The query was stopped, and goes on as this one: so does its account, when all is taken that was told."""
-        self._successor = engine, running
+        """The query was stopped, and goes on as this one: so does its account, when all is taken that was told.
+
+        Another thread may look meanwhile.
+        """
+        self._runs.append((engine, running))
 
     def look(self) -> Account | None:
         """The account with all batches that have ended by now; None when there is nothing new."""
-        found = self._look()
-        if self._successor is not None:
-            (self._engine, self.running), self._successor = self._successor, None
-            self._recount = replace(self._recount, engine=self._engine)
-            self._looked = ""
-        return found
-
-    def _look(self) -> Account | None:
         before = self._account
+        # Asked before each look: when one follows, the query has told all that it ever will.
+        while len(self._runs) > 1:
+            self._look()
+            self._runs.popleft()
+            self._recount = replace(self._recount, engine=self._runs[0][0])
+            self._looked = ""
+        self._look()
+        return None if self._account is before else self._account
+
+    def _look(self) -> None:
         if self._stood:
             self._catch_up()
         last = self.running.lastProgress
         if last is None or last.timestamp == self._looked:
-            return None if self._account is before else self._account
+            return
         # What lies between two looks is asked for only if there is something: each progress is a long text.
         stands = {channel: share.until for channel, share in self._account.shares.items()}
         follows = _offsets(last.sources, "startOffset") == stands
@@ -126,7 +135,6 @@ class Books:
             if self._told(progress):
                 self._take(progress)
         self._looked = last.timestamp
-        return None if self._account is before else self._account
 
     def _catch_up(self) -> None:
         """Take what an earlier life had finished and not told: there may be no further batch that would show it."""
@@ -201,7 +209,7 @@ class Books:
         """That of the batch before, by which Spark judges what is late; in milliseconds."""
         number, told = progress.batchId, _moment(progress.eventTime.get("watermark"))
         if number - 1 not in self._watermarks:
-            known = {batch.number: batch.watermark for batch in batches(self._engine.checkpoint(self._query.name))}
+            known = {batch.number: batch.watermark for batch in batches(self._checkpoint)}
             self._watermarks[number - 1] = known.get(number - 1, told)
         self._watermarks = {number - 1: self._watermarks[number - 1], number: told}
         return self._watermarks[number - 1]
@@ -209,8 +217,7 @@ class Books:
     def _made_up(self, channel: str, share: Share, until: Positions) -> Share:
         """Count the batches that ended, and that nobody was told of."""
         log.info("query %s: its account is made up from the log, from %s to %s", self._query.name, share.until, until)
-        known = batches(self._engine.checkpoint(self._query.name))
-        lost = given_up(self._engine.checkpoint(self._query.name))
+        known, lost = batches(self._checkpoint), given_up(self._checkpoint)
         for before, batch in zip([None, *known], known, strict=False):
             end = batch.ends.get(channel, {})
             if not _ahead(share.until, end) and _ahead(until, end):
@@ -218,14 +225,20 @@ class Books:
                     # It has read on without taking anything: what lies there is missing, and the audit says so.
                     share = _added(share, {}, end)
                     continue
+                if before is None and batch.number and batch.watermark:
+                    # Of those before it, it tells no watermark, and there was one: none ever falls.
+                    self._guess(end)
                 share = self._counted(Stretch(channel, share.until, end, before.watermark if before else 0), share)
         if share.until != until:
-            # Beyond what the checkpoint remembers: what was late then passes for taken, and nothing is proved by it.
-            self._guessed = True
-            if self._belated is not None:
-                log.warning("query %s: what was late up to %s is not in the dead letters", self._query.name, until)
+            self._guess(until)
             share = self._counted(Stretch(channel, share.until, until, 0), share)
         return share
+
+    def _guess(self, until: Positions) -> None:
+        """Beyond what the checkpoint remembers: what was late then passes for taken, and nothing is proved by it."""
+        self._guessed = True
+        if self._belated is not None:
+            log.warning("query %s: what was late up to %s is not in the dead letters", self._query.name, until)
 
     def _counted(self, stretch: Stretch, share: Share) -> Share:
         outcomes, late = self._recount.outcomes(stretch, share.since)
@@ -237,38 +250,45 @@ class Books:
         if self._belated is not None and late.count:
             self._belated.bury(stretch.channel, self._recount.raw(stretch, late))
         for sender, epoch, seq in late.numbers:
-            if sum(len(list(runs)) for runs in self._late.values()) < NAMED:
-                self._late.setdefault((sender[:LONGEST], epoch), Runs()).add(seq)
+            if sum(len(list(runs)) for some in self._late.values() for runs in some.values()) < NAMED:
+                self._late[stretch.channel].setdefault((sender[:LONGEST], epoch), Runs()).add(seq)
 
     def _conserves(self) -> bool:
         if self._conserved is None:
             # Asked when it is first needed: Spark takes a while to plan, and has better to do when queries start.
-            self._conserved = self._engine.uncounted(self._query) is None
+            self._conserved = self._recount.engine.uncounted(self._query) is None
         return self._conserved and not self._guessed
 
     def _publish(self, shares: Mapping[str, Share], batch: int) -> None:
         into = self._query.into
-        late: dict[str, dict[str, list[tuple[int, int]]]] = {}
-        for (sender, epoch), runs in self._late.items():
-            late.setdefault(sender, {})[str(epoch)] = list(runs)
         self._account = replace(
             self._account,
             at=self._clock.now(),
-            shares=shares,
+            shares={channel: replace(share, late=self._named(channel)) for channel, share in shares.items()},
             conserved=self._conserves(),
             step=batch + 1,
             guessed=self._guessed,
             wrote={into: {partition: end for partition, (_, end) in self._log.bounds(into).items()}},
-            late=late,
         )
         if self._belated is not None:
             (share,) = shares.values()
             self._belated.accounted(share.until)
 
+    def _named(self, channel: str) -> dict[str, dict[str, list[tuple[int, int]]]]:
+        """The first late records of a channel, as shares tell them."""
+        named: dict[str, dict[str, list[tuple[int, int]]]] = {}
+        for (sender, epoch), runs in self._late[channel].items():
+            named.setdefault(sender, {})[str(epoch)] = list(runs)
+        return named
+
+    @property
+    def _checkpoint(self) -> str:
+        return self._recount.engine.checkpoint(self._query.name)
+
 
 def _added(share: Share, outcomes: Mapping[Outcome, int], until: Positions) -> Share:
     total = {outcome: share.outcomes.get(outcome, 0) + outcomes.get(outcome, 0) for outcome in Outcome}
-    return Share(share.since, {**share.until, **until}, sum(total.values()), total)
+    return replace(share, until={**share.until, **until}, taken=sum(total.values()), outcomes=total)
 
 
 def _ahead(stands: Positions, other: Positions) -> bool:

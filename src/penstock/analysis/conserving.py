@@ -8,9 +8,11 @@ from typing import Any
 from pyspark.sql import DataFrame
 
 from penstock.analysis.frames import DELETED, KEY, is_boundary
+from penstock.analysis.plans import EVENT_TIME, STATE_IN_PYTHON, analyzed, columns, each, kind_of, nodes, time_of
 
 _HARMLESS = {"Project", "SubqueryAlias", "View", "EventTimeWatermark", "Aggregate", "CollectMetrics", "Union"}
 _STATELESS = {"Project", "SubqueryAlias", "View", "EventTimeWatermark", "Filter", "Generate", "CollectMetrics"}
+_MULTIPLIES = {"Generate", "Expand", "Join"}
 _WORDS = {
     "Filter": "its own where() is not declared: say it as where= instead",
     "Expand": "its windows overlap, so that a record counts in several rows",
@@ -27,81 +29,87 @@ AS_IT_CAME = "as_it_came"
 
 def against(result: DataFrame, boundaries: Sequence[str]) -> str | None:
     """Why the records of a result cannot be counted; None when they can. Below the boundaries all is our own."""
-    columns = result.columns
-    if "seen" not in columns and "origin" not in columns:
+    if "seen" not in result.columns and "origin" not in result.columns:
         return "its rows carry neither seen() nor origin"
-    plan = result._jdf.queryExecution().analyzed()
-    aggregates = 0
     met: list[Any] = []
-    nodes = list(_above(plan, boundaries, met))
-    timed = not any({KEY, DELETED} <= _columns(channel) for channel in met)
-    for node, text in nodes:
-        aggregates += node == "Aggregate"
+    above = list(_above(result, boundaries, met))
+    timed = not any({KEY, DELETED} <= columns(channel) for channel in met)
+    for node, text in above:
         if node in _HARMLESS or _ours(node, text) or (timed and _of_windows(node, text)):
             continue
         if _of_windows(node, text):
             return "rows of a table may have no time, and are in no window then"
         return next((words for name, words in _WORDS.items() if name in node), f"it holds a {node}")
+    aggregates = sum(node == "Aggregate" for node, _ in above)
     if aggregates > 1:
         return "it aggregates what is aggregated already"
-    if "seen" in columns and not aggregates:
+    if "seen" in result.columns and not aggregates:
         return "it hands on what another query has counted"
     if Counter(str(channel.name()) for channel in met) != Counter(boundaries):
         return "it does not read each of its channels once"
     return None
 
 
-def joins_streams(result: DataFrame) -> bool:
-    """Whether all that a result has of state is one join of channels, which judges each record by itself."""
-    return _joins(result._jdf.queryExecution().analyzed()) == [True]
-
-
 def stateless(result: DataFrame) -> bool:
     """Whether a result needs no state: each batch stands for itself."""
-    return not _joins(result._jdf.queryExecution().analyzed())
+    return next(_stateful(result), None) is None
 
 
-def _joins(plan: Any) -> list[bool]:
-    """Of the nodes that may drop what is late: whether each is a join of channels. Below a channel all is our own."""
-    name = str(plan.nodeName())
-    if _is_channel(plan):
-        return []
-    children = [plan.children().apply(index) for index in range(plan.children().size())]
-    found = [one for child in children for one in _joins(child)]
-    if name == "Join":
-        return [*found, True] if all(map(_reads, children)) else found
-    return found if name in _STATELESS or not children else [*found, False]
+def judges(result: DataFrame) -> list[bool]:
+    """Of what may drop late records in a result over streams: whether each judges every record by itself.
+
+    So do joins of channels, and state in Python that goes by event time.
+    """
+    return [kind_of(node) in ("Join", STATE_IN_PYTHON) for node in _stateful(result) if not _timeless(node)]
+
+
+def multiplied(frame: DataFrame) -> bool:
+    """Whether several rows may stem from one record of a channel."""
+    above = list(nodes(analyzed(frame), until=_is_channel))
+    met = [str(node.name()) for node in above if _is_channel(node)]
+    return len(met) > len(set(met)) or any(kind_of(node) in _MULTIPLIES and _reads(node) for node in above)
+
+
+def _stateful(result: DataFrame) -> Iterator[Any]:
+    """The nodes of a result that keep state, or may do so. Below a channel all is our own."""
+    for node in nodes(analyzed(result), until=_is_channel):
+        if kind_of(node) == "Join":
+            if all(map(_reads, each(node.children()))):
+                yield node
+        elif kind_of(node) not in _STATELESS and node.children().size():
+            yield node
+
+
+def _timeless(node: Any) -> bool:
+    """Whether nothing is late for it: state in Python may go by the clock, or by no time."""
+    return kind_of(node) == "Union" or (kind_of(node) == STATE_IN_PYTHON and time_of(node) != EVENT_TIME)
 
 
 def _reads(plan: Any) -> bool:
     """Whether a part of a plan reads a channel."""
-    return _is_channel(plan) or any(_reads(plan.children().apply(index)) for index in range(plan.children().size()))
+    return any(map(_is_channel, nodes(plan)))
 
 
-def _is_channel(plan: Any) -> bool:
-    return str(plan.nodeName()) == "CollectMetrics" and is_boundary(str(plan.name()))
+def _is_channel(node: Any) -> bool:
+    return kind_of(node) == "CollectMetrics" and is_boundary(str(node.name()))
 
 
 def by_arrival(result: DataFrame) -> bool:
     """Whether rows depend on when their records came, and not on the records alone."""
-    plan = result._jdf.queryExecution().analyzed()
-    return any(text.split() == ["SubqueryAlias", AS_IT_CAME] for _, text in _above(plan, (), []))
+    return any(text.split() == ["SubqueryAlias", AS_IT_CAME] for _, text in _above(result, (), []))
 
 
-def _above(plan: Any, boundaries: Sequence[str], met: list[Any]) -> Iterator[tuple[str, str]]:
-    name = str(plan.nodeName())
-    if name == "CollectMetrics" and str(plan.name()) in boundaries:
-        met.append(plan)
-        return
-    yield name, str(plan.simpleString(200))
-    children = plan.children()
-    for index in range(children.size()):
-        yield from _above(children.apply(index), boundaries, met)
+def _above(result: DataFrame, boundaries: Sequence[str], met: list[Any]) -> Iterator[tuple[str, str]]:
+    """What is done with records behind the boundaries, which are met: the kind of each node, and its text."""
 
+    def ends(node: Any) -> bool:
+        return kind_of(node) == "CollectMetrics" and str(node.name()) in boundaries
 
-def _columns(plan: Any) -> set[str]:
-    output = plan.output()
-    return {str(output.apply(index).name()) for index in range(output.size())}
+    for node in nodes(analyzed(result), until=ends):
+        if ends(node):
+            met.append(node)
+        else:
+            yield kind_of(node), str(node.simpleString(200))
 
 
 def _ours(node: str, text: str) -> bool:

@@ -198,7 +198,7 @@ class Engine:
         # Spark would object to these as well, after a start in vain.
         if of_sessions(result):
             return "sessions are written when they are final"
-        if "TransformWithState" in str(result._jdf.queryExecution().analyzed().toString()):
+        if keeps_state(result):
             return "it keeps state in Python"
         if self.gives_up(query):
             return "a batch in real time leaves no note by which it could be given up"

@@ -1,6 +1,6 @@
 """A query that somebody looks at: its rows are handed over as they come, and nothing of it is kept."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.frames import ADDED, counts
 from penstock.analysis.launching import failed
 from penstock.analysis.modes import accepts_update, plainly, refused
+from penstock.analysis.plans import analyzed, each, grouped, kind_of
 from penstock.analysis.query import Query
 from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Unavailable
@@ -46,7 +47,7 @@ def result(engine: Engine, query: Query, start: Mapping[str, Positions]) -> Resu
     """A query over channels from these positions on; Misconfigured when it cannot be run."""
     frame = engine.frame(query, lambda name: engine.stream(name, start[name]))
     columns = _distinct(frame.columns)
-    keys = _keys(frame._jdf.queryExecution().analyzed(), frame.columns)
+    keys = _keys(analyzed(frame))
     named = tuple(column for column, key in zip(columns, keys, strict=True) if key)
     return Result(frame.toDF(*columns), columns, named, _output(frame))
 
@@ -154,22 +155,15 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _keys(plan: Any, columns: Sequence[str]) -> list[bool]:
+def _keys(plan: Any) -> list[bool]:
     """Which columns are those that an aggregation groups by; none where it is no aggregation."""
     above: list[dict[int, int]] = []
-    output = _ids(plan.output())
-    while str(plan.nodeName()) in _PASSED:
-        if str(plan.nodeName()) == "Project":
+    output = _ids(each(plan.output()))
+    while kind_of(plan) in _PASSED:
+        if kind_of(plan) == "Project":
             above.append(dict(_passed_on(plan.projectList())))
         plan = plan.children().apply(0)
-    if str(plan.nodeName()) != "Aggregate":
-        return [False] * len(columns)
-    grouping = [plan.groupingExpressions().apply(index) for index in range(plan.groupingExpressions().size())]
-    keys = set()
-    for expression in _each(plan.aggregateExpressions()):
-        meant = expression.child() if str(expression.nodeName()) == "Alias" else expression
-        if any(meant.semanticEquals(one) for one in grouping):
-            keys.add(int(expression.exprId().id()))
+    keys = {one for held in grouped(plan) for one in _ids(held)} if kind_of(plan) == "Aggregate" else set()
     for passed in reversed(above):
         keys |= {new for new, old in passed.items() if old in keys}
     return [one in keys for one in output]
@@ -177,14 +171,10 @@ def _keys(plan: Any, columns: Sequence[str]) -> list[bool]:
 
 def _passed_on(projected: Any) -> Iterator[tuple[int, int]]:
     """The ids of columns that a projection only names anew, and what they were."""
-    for expression in _each(projected):
-        if str(expression.nodeName()) == "Alias" and str(expression.child().nodeName()) == "AttributeReference":
+    for expression in each(projected):
+        if kind_of(expression) == "Alias" and kind_of(expression.child()) == "AttributeReference":
             yield int(expression.exprId().id()), int(expression.child().exprId().id())
 
 
-def _ids(attributes: Any) -> list[int]:
-    return [int(one.exprId().id()) for one in _each(attributes)]
-
-
-def _each(sequence: Any) -> Iterator[Any]:
-    return (sequence.apply(index) for index in range(sequence.size()))
+def _ids(named: Iterable[Any]) -> list[int]:
+    return [int(one.exprId().id()) for one in named]

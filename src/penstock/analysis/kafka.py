@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -26,6 +26,9 @@ class KafkaWire:
     @property
     def objection(self) -> str | None:
         return None
+
+    def limited(self, most: int) -> "KafkaWire":
+        return replace(self, most=most)
 
     def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:
         reader = spark.readStream.format("kafka").options(**self._source(channel))

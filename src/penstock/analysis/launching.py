@@ -4,7 +4,7 @@ import logging
 import re
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -22,11 +22,13 @@ from penstock.analysis.checkpoints.fingerprint import Fingerprint, fingerprint
 from penstock.analysis.checkpoints.note import NAME, Note
 from penstock.analysis.checkpoints.planning import objection as objection_to_state
 from penstock.analysis.checkpoints.wholeness import Written
+from penstock.analysis.conserving import by_arrival
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import dead_letters, encoded
 from penstock.analysis.modes import Verdict, accepts_update, decide, plainly, refusal
 from penstock.analysis.query import Emit, Mode, Query, Shape
-from penstock.analysis.state.keyed import waits
+from penstock.analysis.state.keyed import keeps_state, waits
+from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Unavailable
 
 log = logging.getLogger(__name__)
@@ -62,30 +64,76 @@ def launch(
 ) -> tuple[StreamingQuery, Verdict]:
     """Start a query where its checkpoint stands, in the best mode that Spark accepts.
 
-    A checkpoint that does not fit is refused. Beyond that nothing is rehearsed here: real time is tried, and an
-    objection comes before the first record is read. `topics` are the ids of the topics that the query touches.
-    Queries with different turns do not all run at once.
+    What `fitting` refuses is refused. Beyond that nothing is rehearsed here: real time is tried, and an objection comes
+    before the first record is read. Queries with different turns do not all run at once.
+    """
+    return begin(engine, query, fitting(engine, query, topics, known), places, turn)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A query that may start: its result over streams, what its checkpoint says to it, what is against real time."""
+
+    result: DataFrame
+    before: Note
+    diagnosis: Diagnosis
+    against: str | None
+
+
+def fitting(engine: Engine, query: Query, topics: Mapping[str, str], known: Known | None = None) -> Fitting:
+    """Misconfigured when a query cannot run, or not where its checkpoint stands. Nothing is changed by asking.
+
+    `topics` are the ids of the topics that the query touches.
     """
     engine.require_told(query)
-    folder = engine.checkpoint(query.name)
-    before = readable(query.name, folder)
-    since = before.since or {}
-    result = engine.frame(query, lambda name: engine.stream(name, since.get(name)))
+    before = readable(query.name, engine.checkpoint(query.name))
+    result = _over_streams(engine, query, before.since or {})
     engine.require_streamable(query, result)
     diagnosis = examined(engine, query, replace(known or Known(), topics=topics), result)
+    diagnosis.require()
+    against = engine.foreseen(query, result) or diagnosis.in_batches_only
+    if against is not None and query.mode is Mode.REAL_TIME:
+        raise _not_in_real_time(query, against, diagnosis)
+    return Fitting(result, before, diagnosis, against)
+
+
+def _over_streams(engine: Engine, query: Query, since: Mapping[str, Positions]) -> DataFrame:
+    """The result of a query over its channels.
+
+    Spark hands all records that a key has in a batch to Python at once, and the first batch is the whole log. So what
+    keeps state there takes a limited number with each.
+    """
+    result = engine.frame(query, lambda name: engine.stream(name, since.get(name)))
+    if not keeps_state(result):
+        return result
+    limited = engine.wire.limited(engine.settings.state_batch)
+    whole = {name for name in query.inputs if engine.shapes[name].table}
+    if whole and not by_arrival(engine.frame(query, engine.nothing)):
+        # Only what a stream finds in a table depends on how much of that was read before it.
+        whole = set()
+
+    def stream(name: str) -> DataFrame:
+        return (engine.wire if name in whole else limited).stream(engine.spark, name, since.get(name))
+
+    return engine.frame(query, stream)
+
+
+def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 0) -> tuple[StreamingQuery, Verdict]:
+    """Start a query that was found to fit, see `launch`."""
+    folder, result, diagnosis = engine.checkpoint(query.name), fits.result, fits.diagnosis
     note = diagnosis.require()
     for remark in diagnosis.remarks:
         log.info("query %s: %s", query.name, remark)
-    if note.life > before.life:
+    if note.life > fits.before.life:
         # Spark would hold the query to what it planned as it was.
         _forget_if_unused(folder)
     if not engine.gives_up(query):
         take_up(folder)
     elif (number := give_up(folder)) is not None:
         log.warning("query %s: its batch %d was left unfinished, and is given up", query.name, number)
-    against = engine.foreseen(query, result) or diagnosis.in_batches_only
+    against = fits.against
     verdict = decide(query, against, places)
-    tried = verdict.mode is Mode.REAL_TIME and against is None
+    tried = verdict.mode is Mode.REAL_TIME
     if tried:
         try:
             started = _start(engine, query, result, verdict.mode, note, turn)
@@ -96,12 +144,16 @@ def launch(
             return started, verdict
         verdict = decide(query, against, places)
     if verdict.mode is Mode.REAL_TIME:
-        way_out = "leave mode= out" + (f", or {begin_anew(query.name)}" if diagnosis.in_batches_only else "")
-        raise Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", way_out)
+        raise _not_in_real_time(query, str(against), diagnosis)
     if tried or diagnosis.fit is Fit.NEW:
         # Real time plans a state before it notes a batch, now or in a run that was stopped in its first one.
         _forget_if_unused(folder)
     return _start(engine, query, result, verdict.mode, note, turn), verdict
+
+
+def _not_in_real_time(query: Query, against: str, diagnosis: Diagnosis) -> Misconfigured:
+    way_out = "leave mode= out" + (f", or {begin_anew(query.name)}" if diagnosis.in_batches_only else "")
+    return Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", way_out)
 
 
 def _start(engine: Engine, query: Query, result: DataFrame, mode: Mode, note: Note, turn: int) -> StreamingQuery:
@@ -119,12 +171,16 @@ def _start(engine: Engine, query: Query, result: DataFrame, mode: Mode, note: No
 
 def sift(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str], turn: int = 0) -> StreamingQuery:
     """Bring what does not fit a channel's schema to its dead letters."""
-    name = f"{shape.channel}.dead"
-    now = Fingerprint((shape.channel,), into, "append")
-    note = examine(name, engine.checkpoint(name), now, _knowing(engine, Known(topics))).require()
+    name, note = f"{shape.channel}.dead", require_sifting(engine, shape, into, topics)
     refused = dead_letters(engine.stream(shape.channel, (note.since or {}).get(shape.channel)), shape)
     writer = _into(engine, refused, into, name, note).outputMode("append")
     return writer.trigger(processingTime=_every(engine.settings.every, turn)).start()
+
+
+def require_sifting(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str]) -> Note:
+    """The note for the checkpoint of `sift`; Misconfigured when this does not fit. Nothing is changed by asking."""
+    name, now = f"{shape.channel}.dead", Fingerprint((shape.channel,), into, "append")
+    return examine(name, engine.checkpoint(name), now, _knowing(engine, Known(topics))).require()
 
 
 def _into(engine: Engine, records: DataFrame, channel: str, name: str, note: Note) -> DataStreamWriter:

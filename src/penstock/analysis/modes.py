@@ -13,6 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.analysis.frames import RAW, words
+from penstock.analysis.plans import analyzed
 from penstock.analysis.query import Mode, Query
 
 _PATIENCE = 60.0
@@ -88,7 +89,7 @@ def refused(frame: DataFrame, output: str) -> str | None:
     checker = getattr(jvm, "org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker$")
     mode = getattr(jvm.org.apache.spark.sql.streaming.OutputMode, output)()
     try:
-        getattr(checker, "MODULE$").checkForStreaming(frame._jdf.queryExecution().analyzed(), mode)
+        getattr(checker, "MODULE$").checkForStreaming(analyzed(frame), mode)
     except (PySparkException, Py4JJavaError) as error:
         return plainly(error)
     return None

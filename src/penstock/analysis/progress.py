@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["Progress", "StreamingQuery", "progress"]
+__all__ = ["Progress", "StreamingQuery", "ended", "progress"]
 
 _COMMIT = ("walCommit", "commitOffsets", "commitBatch")
 _HITS, _MISSES = "rocksdbReadBlockCacheHitCount", "rocksdbReadBlockCacheMissCount"
@@ -68,10 +68,14 @@ def progress(query: Telling) -> dict[str, Any]:
     return said if last is None else {**said, **told(last)}
 
 
+def ended(last: StreamingQueryProgress) -> int:
+    """When a batch has ended, in microseconds since 1970."""
+    return _moment(last.timestamp) + int(last.durationMs.get("triggerExecution", 0)) * 1_000
+
+
 def told(last: StreamingQueryProgress) -> dict[str, Any]:
     """The figures in what Spark tells of a batch."""
-    took = last.durationMs
-    at = _moment(last.timestamp) + int(took.get("triggerExecution", 0)) * 1_000
+    took, at = last.durationMs, ended(last)
     found: dict[str, Any] = {
         "batch": last.batchId,
         "at": at,

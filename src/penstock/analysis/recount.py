@@ -3,15 +3,17 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import cached_property
 from typing import Protocol
 
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from penstock.analysis.belated import by_time, of_sessions
-from penstock.analysis.conserving import joins_streams
+from penstock.analysis.conserving import judges
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import ONCE, judged, names_of, taken, welcome
+from penstock.analysis.modes import empty_stream
 from penstock.analysis.query import Query
 from penstock.audit.account import Outcome
 from penstock.clock import Micros
@@ -62,7 +64,7 @@ class Recount:
         left = told["taken"] - told["refused"] - told["filtered"]
         late = self.late(stretch)
         passed = left - (late.count or 0)
-        if self.engine.gated(self.query):
+        if self._gated:
             keys = [ONCE, "event_time"]
             fresh = welcome(frame).where(F.col("event_time") > _moment(stretch.watermark)).dropDuplicates(keys)
             known = self._frame(Stretch(stretch.channel, self._remembered(stretch, begin), stretch.start, 0))
@@ -78,22 +80,21 @@ class Recount:
     def late(self, stretch: Stretch) -> Late:
         """What Spark has dropped of a stretch as late, by the rule that it goes by.
 
-        A gate drops each record that is not after the watermark. A query without one drops rows of windows that were
-        closed: the query itself, over the records in question, says which rows those are. Where windows overlap, a
-        record is late when all of its own were closed.
+        A gate drops each record that is not after the watermark; so do a join of streams, and state in Python with
+        timers by event time. A query of windows drops rows of those that were closed: the query itself, over the
+        records in question, says which rows those are. Where windows overlap, a record is late when all of its own
+        were closed.
         """
-        if not stretch.watermark:
+        if not stretch.watermark or not (self._gated or self._judges):
             return Late(0)
         moment = _moment(stretch.watermark)
         old = welcome(self._frame(stretch)).where(F.col("event_time") <= moment)
         if not (count := old.count()):
             return Late(0)
-        if self.engine.gated(self.query):
+        if self._gated or self._judges == [True]:
             return Late(count, _named(old), old)
         if len(self.query.inputs) > 1:
-            # A join of streams drops each record that is not after the watermark, as a gate does.
-            by_record = joins_streams(self.engine.frame(self.query, self.engine.nothing))
-            return Late(count, _named(old), old) if by_record else Late(None)
+            return Late(None)
         result = self.engine.built(self.query, [old.select(*names_of(self.engine.shapes[stretch.channel]))])
         if not {"window", "seen"} <= set(result.columns) or of_sessions(result):
             # Which of these were dropped, only Spark knows.
@@ -117,6 +118,15 @@ class Recount:
         places = late.records.select("origin.partition", "origin.offset")
         found = records.join(places, ["partition", "offset"], "left_semi").orderBy("partition", "offset")
         return found.toLocalIterator()
+
+    @property
+    def _gated(self) -> bool:
+        return self.engine.gated(self.query)
+
+    @cached_property
+    def _judges(self) -> list[bool]:
+        # Over streams: in a batch no time passes, and nothing goes by it.
+        return judges(self.engine.frame(self.query, lambda _: empty_stream(self.engine.spark)))
 
     def _frame(self, stretch: Stretch) -> DataFrame:
         raw = self.engine.batch(stretch.channel, stretch.end, stretch.start)

@@ -26,6 +26,12 @@ class SparkSettings(Section):
     shuffle_partitions: int = Field(
         2, ge=1, description="partitions of state; a checkpoint keeps its own, until penstock state rescale changes it"
     )
+    state_batch: int = Field(
+        100_000,
+        ge=1,
+        description="how many records of a channel a query with state in Python takes at once: those of a key are held "
+        "in memory together",
+    )
     real_time_queries: int = Field(1, ge=0, description="how many queries may run in real time at once")
     answers: str = Field(
         "127.0.0.1:0",

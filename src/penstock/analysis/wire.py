@@ -20,6 +20,9 @@ class Wire(Protocol):
     def skip_lost(self) -> bool:
         """Whether queries go on behind what was removed unread."""
 
+    def limited(self, most: int) -> "Wire":
+        """The same, but of each stream a batch takes so many records at most."""
+
     def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:
         """The records of a channel, on and on. Where its query has a checkpoint, that tells the offsets; otherwise they
         begin at `since`, or at the beginning."""

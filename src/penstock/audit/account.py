@@ -6,7 +6,7 @@ of bookmarks under the stage's name: the last one says it all. No I/O.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -39,6 +39,8 @@ class Share:
     until: Positions
     taken: int
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
+    late: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
+    """The first late records, by sender, epoch (as text) and runs of numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,6 @@ class Account:
     """The ends of the channels that it writes, looked up after what is told here was written."""
     conserved: bool = False
     """Each record that passed is counted in exactly one row of the result."""
-    late: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
-    """The first late records, by sender, epoch (as text) and runs of numbers."""
     guessed: bool = False
     """Some of it was counted from the log without knowing what was late then."""
     latency: Mapping[str, float] | None = None
@@ -79,14 +79,10 @@ class Account:
                 "step": self.step,
                 "conserved": self.conserved,
                 "wrote": self.wrote,
-                "late": self.late,
                 "guessed": self.guessed,
                 "latency": self.latency,
                 "number": self.number,
-                "shares": {
-                    channel: {"since": one.since, "until": one.until, "taken": one.taken, "outcomes": one.outcomes}
-                    for channel, one in self.shares.items()
-                },
+                "shares": {channel: asdict(one) for channel, one in self.shares.items()},
             },
             ensure_ascii=False,
         ).encode()
@@ -104,13 +100,6 @@ class Account:
                 int(told["step"]),
                 {str(channel): _positions(ends) for channel, ends in told["wrote"].items()},
                 bool(told["conserved"]),
-                {
-                    str(sender): {
-                        str(int(epoch)): [(int(first), int(last)) for first, last in runs]
-                        for epoch, runs in epochs.items()
-                    }
-                    for sender, epochs in told["late"].items()
-                },
                 bool(told.get("guessed", False)),
                 {str(name): float(value) for name, value in (told.get("latency") or {}).items()} or None,
                 int(told.get("number", 0)),
@@ -126,7 +115,13 @@ def is_account(key: bytes | None) -> bool:
 
 def _share(told: Mapping[str, Any]) -> Share:
     outcomes = {Outcome(name): int(number) for name, number in told["outcomes"].items()}
-    return Share(_positions(told["since"]), _positions(told["until"]), int(told["taken"]), outcomes)
+    late = {
+        str(sender): {
+            str(int(epoch)): [(int(first), int(last)) for first, last in runs] for epoch, runs in epochs.items()
+        }
+        for sender, epochs in told.get("late", {}).items()
+    }
+    return Share(_positions(told["since"]), _positions(told["until"]), int(told["taken"]), outcomes, late)
 
 
 def _positions(told: Mapping[str, Any]) -> Positions:

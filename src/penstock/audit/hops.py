@@ -184,7 +184,7 @@ def _hop(content: Content, account: Account, channel: str, share: Share, into: s
         outcomes,
         late=tuple(
             Gap(sender, int(epoch), first, last)
-            for sender, epochs in account.late.items()
+            for sender, epochs in share.late.items()
             for epoch, runs in epochs.items()
             for first, last in runs
         ),

@@ -16,6 +16,7 @@ import orjson
 import typer
 
 from penstock.analysis.query import Query
+from penstock.audit.alive import alive
 from penstock.audit.held import held
 from penstock.audit.report import printable
 from penstock.cli.options import AsJson, File, Profile
@@ -33,7 +34,6 @@ from penstock.pipeline.status import Status
 from penstock.pipeline.wiring import Wiring
 
 _PATIENCE = 50.0
-_LATE = 10_000_000
 _NOWHERE = ("127.0.0.1:1", "redis://127.0.0.1:1")
 """Where channels are that nobody will read."""
 
@@ -146,8 +146,7 @@ class _Asked:
         if channels is None or self._description.status not in channels.names():
             return None
         said = Status.read(channels, self._description.status).processes.get(PROCESS, {})
-        lately = SystemClock().now() - said.get("at", 0) <= _LATE
-        return said.get(ADDRESS) if lately else None
+        return said.get(ADDRESS) if alive(said.get("at"), SystemClock().now()) else None
 
     def _read(self, ask: Any) -> dict[str, Any]:
         # Spark is imported for those who need it.

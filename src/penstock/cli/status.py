@@ -19,7 +19,6 @@ from penstock.pipeline.status import Status
 from penstock.pipeline.wiring import Wiring
 from penstock.supervise.folder import StateFolder
 
-_LATE = 10_000_000
 _TROUBLED = {"waiting", "ended", "missing", "reading"}
 
 
@@ -38,7 +37,7 @@ def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
         typer.echo(json.dumps({"run": running.to_json(), **found.to_json()}, ensure_ascii=False))
     else:
         show(running, found)
-    raise typer.Exit(0 if found.well(SystemClock().now(), _LATE) else 1)
+    raise typer.Exit(0 if found.well(SystemClock().now()) else 1)
 
 
 def show_services(services: Services, as_json: bool) -> None:

@@ -7,11 +7,10 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from penstock.clock import Micros
+from penstock.audit.alive import alive
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
-_SILENT_AFTER: Micros = 10_000_000
 _QUANTILES = {"0": "min", "0.5": "p50", "0.95": "p95", "0.99": "p99", "1": "max"}
 _QUERY = "query:"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
@@ -172,7 +171,7 @@ def _processes(status: _Document) -> Iterator[_Family]:
 def _spoke(status: _Document, process: str) -> bool:
     now = _number(status.get("now"))
     at = _number(_document(_document(status.get("processes")).get(process)).get("at"))
-    return now is not None and at is not None and now - at <= _SILENT_AFTER
+    return now is not None and alive(at, now)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -10,7 +10,8 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.clock import Clock, Micros
+from penstock.audit.alive import alive
+from penstock.clock import Clock
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.feed import Feed
 from penstock.serve.replies import problem, reply
@@ -19,7 +20,6 @@ from penstock.serve.visitors import own_page
 PROCESS, ADDRESS = "analyse", "answers"
 """The process that knows, and under what it says where it can be asked."""
 
-_SILENT_AFTER: Micros = 10_000_000
 _PATIENCE = 45.0
 _MOST = 64 << 20
 _TOGETHER = 32
@@ -71,9 +71,8 @@ class States:
 
     def _address(self) -> str | None:
         said = self._delivery.said(PROCESS)
-        at, address = said.get("at"), said.get(ADDRESS)
-        lately = isinstance(at, int) and self._clock.now() - at <= _SILENT_AFTER
-        return address if lately and isinstance(address, str) and address.startswith("http://") else None
+        address = said.get(ADDRESS) if alive(said.get("at"), self._clock.now()) else None
+        return address if isinstance(address, str) and address.startswith("http://") else None
 
 
 def together(answer: Mapping[str, Any], row: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:

@@ -1,20 +1,13 @@
 """The gateway on a port."""
 
 import asyncio
-import math
 from collections.abc import Callable
-
-import uvicorn
-from starlette.types import ASGIApp
 
 from penstock.gateway.app import build
 from penstock.gateway.gateway import Gateway
-from penstock.gateway.settings import GatewaySettings
 from penstock.serve import address, first, listening, served
-from penstock.serve.patient import Patient
+from penstock.serve.patient import http_alone
 from penstock.serve.visitors import Addressed
-
-_LONGEST_HEAD = 64 << 10
 
 
 async def serve(
@@ -24,28 +17,15 @@ async def serve(
 
     At the end long polls are answered with what there is, what is being sent is acknowledged, members leave.
     """
-    with listening("the gateway's", host, port, gateway.settings.patience.total_seconds()) as listener:
+    settings, patience = gateway.settings, gateway.settings.patience.total_seconds()
+    with listening("the gateway's", host, port, patience) as listener:
         app = Addressed(build(gateway), listener, host)
-        async with gateway.running(), served(_config(app, gateway.settings), listener) as serving:
+        farewell = round(settings.acknowledged.total_seconds()) + 2
+        config = http_alone(app, settings.connections, patience, farewell)
+        async with gateway.running(), served(config, listener) as serving:
             try:
                 if ready and not serving.done():
                     ready(address(host, listener))
                 await first(serving, stop.wait())
             finally:
                 gateway.closing.set()
-
-
-def _config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=Patient,
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        limit_concurrency=settings.connections,
-        timeout_keep_alive=math.ceil(settings.patience.total_seconds()),
-        h11_max_incomplete_event_size=_LONGEST_HEAD,
-        timeout_graceful_shutdown=round(settings.acknowledged.total_seconds()) + 2,
-    )

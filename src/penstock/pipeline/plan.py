@@ -156,8 +156,11 @@ def _remarks(query: Query, identity: str, engine: Engine, given: Given) -> Itera
             )
         if (why := engine.uncounted(query)) is not None:
             yield f"query {query.name}: the audit cannot check that each record is in its rows: {why}."
-    if identity == _VERSION and query.watermark is None and any(engine.shapes[name].unique for name in query.inputs):
-        yield f"query {query.name}: without watermark= it cannot tell what its channel holds twice."
+    if identity == _VERSION and any(engine.shapes[name].unique for name in query.inputs):
+        if len(query.inputs) > 1:
+            yield f"query {query.name}: it reads several channels; what these hold twice comes to it twice."
+        elif query.watermark is None:
+            yield f"query {query.name}: without watermark= it cannot tell what its channel holds twice."
 
 
 def _identity(columns: list[str]) -> str:

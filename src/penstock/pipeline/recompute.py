@@ -6,7 +6,7 @@ query has committed, then the rows, then the ends of the log. A row has to lie b
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from penstock.analysis.checkpoints.batches import covered
 from penstock.analysis.checkpoints.doctor import begin_anew
@@ -93,8 +93,7 @@ def recompute(
     if marks:
         say("looking for the records that make the difference")
     records = named(engine, query, marks, ends)
-    runs = account.late if account else {}
-    return Report(query.name, query.into, until, ends, gone, tuple(judged), records, late.records, runs)
+    return Report(query.name, query.into, until, ends, gone, tuple(judged), records, late.records, late.runs)
 
 
 def _covered(
@@ -192,12 +191,19 @@ class _Late:
 
     records: int
     conserved: bool
+    runs: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
+    """Those that are named, by sender and epoch."""
 
     @classmethod
     def of(cls, account: Account | None) -> "_Late":
         if account is None:
             return cls(0, False)
-        return cls(sum(share.outcomes.get(Outcome.LATE, 0) for share in account.shares.values()), account.conserved)
+        shares = account.shares.values()
+        named: dict[str, dict[str, list[tuple[int, int]]]] = {}
+        for sender, epochs in (one for share in shares for one in share.late.items()):
+            for epoch, runs in epochs.items():
+                named.setdefault(sender, {}).setdefault(epoch, []).extend(runs)
+        return cls(sum(share.outcomes.get(Outcome.LATE, 0) for share in shares), account.conserved, named)
 
     def explains(self, found: Comparison) -> bool:
         """Whether rows lack as much as came too late, and nothing else is wrong with them."""

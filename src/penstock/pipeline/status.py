@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from penstock.audit.alive import alive
 from penstock.audit.held import held
 from penstock.audit.patience import patiently
 from penstock.clock import Micros
@@ -49,11 +50,11 @@ class Status:
     def alarms(self) -> list[Mapping[str, Any]]:
         return list((self.balance or {}).get("alarms", ()))
 
-    def well(self, now: Micros, late: Micros) -> bool:
+    def well(self, now: Micros) -> bool:
         """Every process spoke lately, and nothing is missing. Other alarms are told, and are for people to judge."""
         # A process of an earlier run that is none of this one any more said its last word long ago.
         ours = {"run", *self.usage} if self.usage else self.processes.keys()
-        spoke = all(now - said["at"] <= late for name, said in self.processes.items() if name in ours)
+        spoke = all(alive(said["at"], now) for name, said in self.processes.items() if name in ours)
         return bool(self.processes) and spoke and bool((self.balance or {}).get("whole", True))
 
     def to_json(self) -> dict[str, Any]:

@@ -1,14 +1,37 @@
 """Connections that ask for nothing, and those that are too many."""
 
 import asyncio
+import math
 from typing import Any
 
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from penstock.serve.replies import problem
+
+_LONGEST_HEAD = 64 << 10
+
+
+def http_alone(app: ASGIApp, connections: int, patience: float, farewell: int) -> Config:
+    """An app that speaks HTTP alone, to so many at once, who may be silent for so many seconds.
+
+    At the end those who are being answered have `farewell` seconds.
+    """
+    return Config(
+        app,
+        http=Patient,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        limit_concurrency=connections,
+        timeout_keep_alive=math.ceil(patience),
+        h11_max_incomplete_event_size=_LONGEST_HEAD,
+        timeout_graceful_shutdown=farewell,
+    )
 
 
 class Patient(H11Protocol):

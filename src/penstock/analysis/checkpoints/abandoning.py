@@ -4,7 +4,7 @@ Spark notes what a batch will read before it reads it, and that it has finished 
 note alone may have written some of its rows. To give it up is to write the second note for it.
 """
 
-from penstock.analysis.checkpoints.batches import numbers, on_disk
+from penstock.analysis.checkpoints.batches import numbers, on_disk, unfinished
 
 _FOLDER = "given-up"
 _FIRST = 'v1\n{"nextBatchWatermarkMs":0}'
@@ -12,21 +12,19 @@ _FIRST = 'v1\n{"nextBatchWatermarkMs":0}'
 
 def give_up(folder: str) -> int | None:
     """Give the unfinished batch of a checkpoint up, if there is one: its number. Only for a query without state."""
-    path = on_disk(folder)
-    if path is None or not (begun := numbers(path / "offsets")):
-        return None
-    finished = numbers(path / "commits")
-    if finished and finished[-1] >= begun[-1]:
+    path, left = on_disk(folder), unfinished(folder)
+    if path is None or left is None:
         return None
     (path / _FOLDER).mkdir(exist_ok=True)
     # First that it is given up, then that it is over: otherwise a crash in between would pass for a batch well done.
-    (path / _FOLDER / str(begun[-1])).touch()
+    (path / _FOLDER / str(left)).touch()
+    finished = numbers(path / "commits")
     note = (path / "commits" / str(finished[-1])).read_text(encoding="utf-8") if finished else _FIRST
     (path / "commits").mkdir(exist_ok=True)
     written = path / _FOLDER / "commit"
     written.write_text(note, encoding="utf-8")
-    written.replace(path / "commits" / str(begun[-1]))
-    return begun[-1]
+    written.replace(path / "commits" / str(left))
+    return left
 
 
 def take_up(folder: str) -> None:

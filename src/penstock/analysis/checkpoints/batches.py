@@ -36,6 +36,16 @@ def told(positions: Positions) -> str:
     return ", ".join(f"{partition}={offset}" for partition, offset in sorted(positions.items()))
 
 
+def unfinished(folder: str) -> int | None:
+    """The batch that was begun and has not ended; None when there is none, or this machine cannot look there."""
+    path = on_disk(folder)
+    if path is None or not (begun := numbers(path / "offsets")):
+        return None
+    # Looked up after those that were begun: one that ends meanwhile has ended.
+    finished = numbers(path / "commits")
+    return begun[-1] if not finished or finished[-1] < begun[-1] else None
+
+
 def covered(folder: str) -> Mapping[str, Positions] | None:
     """Per channel, the offsets up to which the last finished batch has read; None when there is none to be found."""
     path = on_disk(folder)

@@ -10,6 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from penstock.analysis.plans import analyzed, bare, each, kind_of, nodes
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
@@ -56,8 +58,8 @@ class Fingerprint:
 def fingerprint(result: "DataFrame", into: str, output: str) -> Fingerprint:
     """That of a result over streams."""
     sources, operators, lines = list[str](), list[Operator](), list[str]()
-    for node in _nodes(result._jdf.queryExecution().analyzed()):
-        kind = str(node.nodeName())
+    for node in nodes(analyzed(result)):
+        kind = kind_of(node)
         if _stateful(node, kind):
             operators.append(_operator(node, kind))
         if kind == "CollectMetrics":
@@ -75,13 +77,6 @@ def plain(expression: str) -> str:
     return _NUMBERED.sub("", _LAMBDA.sub(r"\1", expression))
 
 
-def _nodes(plan: Any) -> Iterator[Any]:
-    yield plan
-    children = plan.children()
-    for index in range(children.size()):
-        yield from _nodes(children.apply(index))
-
-
 def _stateful(node: Any, kind: str) -> bool:
     if kind == "Join":
         return bool(node.left().isStreaming() and node.right().isStreaming())
@@ -90,38 +85,29 @@ def _stateful(node: Any, kind: str) -> bool:
 
 def _operator(node: Any, kind: str) -> Operator:
     if kind == "Aggregate":
-        keys = tuple(_text(_bare(one)) for one in _seq(node.groupingExpressions()))
-        found = (one for named in _seq(node.aggregateExpressions()) for one in _aggregated(named))
+        keys = tuple(_text(bare(one)) for one in each(node.groupingExpressions()))
+        found = (one for named in each(node.aggregateExpressions()) for one in _aggregated(named))
         # The same function twice is kept once.
         return Operator(kind, keys, tuple(dict.fromkeys(map(_text, found))))
     if kind.startswith("Deduplicate"):
-        return Operator(kind, tuple(sorted(_text(one) for one in _seq(node.keys()))))
+        return Operator(kind, tuple(sorted(_text(one) for one in each(node.keys()))))
     if kind == "Join":
         condition = node.condition()
         return Operator(f"{node.joinType()} Join", (_text(condition.get()),) if condition.isDefined() else ())
     if "WithState" in kind:
         own = node.leftAttributes if kind.startswith("TransformWithStateInP") else node.groupingAttributes
-        return Operator(kind, tuple(_text(one) for one in _seq(own())))
+        return Operator(kind, tuple(_text(one) for one in each(own())))
     return Operator(kind)
 
 
 def _aggregated(expression: Any) -> Iterator[Any]:
     """The functions that fold records, wherever they stand in an expression."""
-    if str(expression.nodeName()) == "AggregateExpression":
-        yield expression
-        return
-    for child in _seq(expression.children()):
-        yield from _aggregated(child)
+    return filter(_folds, nodes(expression, until=_folds))
 
 
-def _bare(expression: Any) -> Any:
-    return expression.child() if str(expression.nodeName()) == "Alias" else expression
+def _folds(expression: Any) -> bool:
+    return kind_of(expression) == "AggregateExpression"
 
 
 def _text(expression: Any) -> str:
     return f"{plain(str(expression.toString()))} {expression.dataType().catalogString()}"
-
-
-def _seq(sequence: Any) -> Iterator[Any]:
-    for index in range(sequence.size()):
-        yield sequence.apply(index)

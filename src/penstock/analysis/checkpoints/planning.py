@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.analysis.checkpoints.wholeness import Written
 from penstock.analysis.frames import words
+from penstock.analysis.plans import analyzed
 
 _OPERATORS = {
     "stateStoreSave": "an aggregation",
@@ -65,7 +66,7 @@ def _plan(spark: SparkSession, result: DataFrame, output: str, folder: Path, fou
     _, noted, *_ = (folder / "offsets" / str(found.begun)).read_text(encoding="utf-8").splitlines()
     execution(
         spark._jsparkSession,
-        result._jdf.queryExecution().analyzed(),
+        analyzed(result),
         modes.Update() if output == "update" else modes.Append(),
         str(folder / "state"),
         someone,

@@ -7,13 +7,13 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from penstock.analysis.frames import DELETED, MARK
+from penstock.analysis.plans import watermarked
 from penstock.clock import duration
 from penstock.errors import Misconfigured
 
 _SEMI = "semi"
 _HOWS = ("inner", "left", "right", "full", _SEMI)
 _RESERVED = ("event_time", "origin", "seen")
-_WATERMARK = "spark.watermarkDelayMs"
 
 
 def joined(
@@ -127,7 +127,7 @@ def _check(place: str, keys: Sequence[str], how: str, sides: dict[str, DataFrame
                 f"{name} is a table, whose rows change and may have no time",
                 "join tables by tables.join or tables.foreign, a stream with one by tables.lookup",
             )
-        if frame.isStreaming and _WATERMARK not in (frame.schema["event_time"].metadata or {}):
+        if frame.isStreaming and not watermarked(frame.schema["event_time"]):
             raise Misconfigured(
                 place,
                 "nothing says how late its records may be, so that all of them would have to be remembered for ever",

@@ -59,20 +59,30 @@ class Table:
     frame: DataFrame = field(compare=False, repr=False)
 
 
-def table(spark: SparkSession, static: Static) -> Table:
-    """Read a static table; Misconfigured with the place of what does not fit."""
+def table(spark: SparkSession, static: Static, before: Table | None = None) -> Table:
+    """Read a static table; Misconfigured with the place of what does not fit.
+
+    It is the one `before` if that holds the same rows: then Spark need not be asked.
+    """
     columns = _columns(static)
     found = [(place, _dumped(static, columns, place, row)) for place, row in _read(static, columns)]
-    return Table(tuple(sorted(text for _, text in found)), _frame(spark, static, columns, found))
+    rows = tuple(sorted(text for _, text in found))
+    if before is not None and before.rows == rows:
+        return before
+    return Table(rows, _frame(spark, static, columns, found))
 
 
 class Watch:
     """Reads tables again, each as often as it wants it; in a thread of its own, because a function may take long."""
 
     def __init__(
-        self, statics: Iterable[Static], tables: Mapping[str, Table], read: Callable[[Static], Table], clock: Clock
+        self,
+        statics: Iterable[Static],
+        tables: Mapping[str, Table],
+        read: Callable[[Static, Table], Table],
+        clock: Clock,
     ) -> None:
-        """`tables` are those that were read at the start, by their names."""
+        """`tables` are those that were read at the start, by their names; `read` gets one as it was read last."""
         self._every = [(one, one.refresh.total_seconds()) for one in statics if one.refresh is not None]
         self._tables = dict(tables)
         self._read = read
@@ -92,7 +102,7 @@ class Watch:
             if self._clock.elapsed() < self._due[static.name]:
                 continue
             try:
-                self._found(static.name, self._read(static))
+                self._found(static.name, self._read(static, self._tables[static.name]))
             except Exception as error:  # noqa: BLE001 - whatever it is, the other tables are still to be read
                 said = str(error) if isinstance(error, Misconfigured) else f"{type(error).__name__}: {words(error)}"
                 if said != self._said.get(static.name):

@@ -15,6 +15,7 @@ from pyspark.sql.types import DataType, StructField, StructType
 from penstock.analysis.checkpoints.batches import Batch, batches, on_disk
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import words
+from penstock.analysis.plans import analyzed, grouped, kind_of, nodes
 from penstock.analysis.query import Query
 from penstock.clock import Clock
 from penstock.errors import Unavailable
@@ -175,28 +176,12 @@ def _grouped_by(engine: Engine, query: Query, columns: int) -> list[str] | None:
 
     State knows an expression, such as `upper(name) AS name`, by no name.
     """
-    aggregates = [node for node in _nodes(engine.frame(query, engine.nothing)) if str(node.nodeName()) == "Aggregate"]
+    plan = analyzed(engine.frame(query, engine.nothing))
+    aggregates = [node for node in nodes(plan) if kind_of(node) == "Aggregate"]
     if len(aggregates) != 1:
         return None
-    grouping, given = aggregates[0].groupingExpressions(), aggregates[0].aggregateExpressions()
-    names: list[str] = []
-    for at in range(grouping.size()):
-        by = grouping.apply(at)
-        for one in (given.apply(index) for index in range(given.size())):
-            inner = one.child() if str(one.nodeName()) == "Alias" else one
-            if by.semanticEquals(inner):
-                names.append(str(one.name()))
-                break
+    names = [str(held[0].name()) for held in grouped(aggregates[0]) if held]
     return names if len(names) == columns else None
-
-
-def _nodes(frame: DataFrame) -> Iterator[Any]:
-    waiting = [frame._jdf.queryExecution().analyzed()]
-    while waiting:
-        node = waiting.pop()
-        yield node
-        children = node.children()
-        waiting += [children.apply(index) for index in range(children.size())]
 
 
 @contextmanager

@@ -22,19 +22,15 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
+from penstock.analysis.conserving import multiplied
 from penstock.analysis.frames import words
+from penstock.analysis.plans import CLOCK, EVENT_TIME, NO_TIME, STATE_IN_PYTHON, from_state, text, watermarked
 from penstock.analysis.state.variables import Columns, Maps, Read, Schema, Variable, plain
 from penstock.errors import Misconfigured
-
-EVENT_TIME, CLOCK, NO_TIME = "EventTime", "ProcessingTime", "None"
-"""By which time timers are due and values are forgotten, in Spark's words."""
 
 _ORIGIN = "origin"
 _VERSION = "seen"
 _TIMED, _UNNUMBERED = "penstock_timers", "penstock_unnumbered"
-_WATERMARK = "spark.watermarkDelayMs"
-_OPERATOR = "TransformWithStateInPySpark"
-_MULTIPLIES = {"Generate", "Expand", "Join"}
 
 
 class Keyed:
@@ -53,13 +49,14 @@ class Keyed:
 
         A row is a mapping, or a tuple of all columns. The columns of the key need not be said. The first row of a
         record keeps its `origin`, if the frame holds each record once. `key` is the value of the key's column, or a
-        tuple of them.
+        tuple of them. A class has to have it.
         """
-        raise NotImplementedError
 
     def timer(self, key: Any, at: datetime) -> Any:
-        """Called when a timer is due, once, with the time that it was set to; yields rows as `row` does."""
-        raise NotImplementedError
+        """Called when a timer is due, once, with the time that it was set to; yields rows as `row` does.
+
+        Only a class that has it may set timers.
+        """
 
     @property
     def now(self) -> datetime:
@@ -88,13 +85,20 @@ class Keyed:
                 problem = f'the frame has no column "{name}", only {", ".join(frame.columns)}'
                 way_out = "keep origin: it tells the order of records" if name == _ORIGIN else "group by columns of it"
                 raise Misconfigured(cls.__name__, problem, way_out)
-        mode = _time(cls, any(_WATERMARK in field.metadata for field in frame.schema.fields))
-        if has_timers(cls) and not cls.clock and mode != EVENT_TIME and "EventTimeWatermark" in _plan(frame):
+        # Of all that keeps state in Python, a class alone gives origins.
+        if _ORIGIN in from_state(frame):
+            problem = "its frame has rows from another Keyed, and nothing tells the order of those without a record"
+            way_out = (
+                "do both in one class; or, if each row is that of a record, let a query read the result of the first"
+            )
+            raise Misconfigured(cls.__name__, problem, way_out)
+        mode = _time(cls, any(map(watermarked, frame.schema.fields)))
+        if has_timers(cls) and not cls.clock and mode != EVENT_TIME and "EventTimeWatermark" in text(frame):
             problem = "its timers go by event time, because the query has a watermark, and the frame has lost it"
             raise Misconfigured(
                 cls.__name__, problem, "keep event_time; or say clock = True in the class, for timers by the clock"
             )
-        numbered = not _multiplied(frame._jdf.queryExecution().analyzed())
+        numbered = not multiplied(frame)
         processor = Processor(cls, names, mode, _read, Maps(frame.schema), numbered)
         assert isinstance(processor.gives, StructType)
         schema = StructType([*processor.gives.fields, frame.schema[_ORIGIN]])
@@ -117,42 +121,21 @@ def has_timers(kind: type[Keyed]) -> bool:
 
 def keeps_state(frame: DataFrame) -> bool:
     """Whether a result comes from state in Python: then what its records are taken for matters, each once."""
-    return _OPERATOR in _plan(frame)
+    return STATE_IN_PYTHON in text(frame)
 
 
 def waits(frame: DataFrame) -> bool:
     """Whether timers may give rows without any record: then batches have to go on without."""
-    return f"SubqueryAlias {_TIMED}" in _plan(frame)
+    return f"SubqueryAlias {_TIMED}" in text(frame)
 
 
 def unnumbered(frame: DataFrame) -> str | None:
     """Why rows from state in Python carry no origin; None when the first row of each record does."""
     if waits(frame):
         return "no record numbers the rows of its timers"
-    if f"SubqueryAlias {_UNNUMBERED}" in _plan(frame):
+    if f"SubqueryAlias {_UNNUMBERED}" in text(frame):
         return "several rows of one record come to its state, so that no number tells what they give apart"
     return None
-
-
-def _plan(frame: DataFrame) -> str:
-    return str(frame._jdf.queryExecution().analyzed().toString())
-
-
-def _multiplied(plan: Any) -> bool:
-    """Whether several rows may stem from one record of a channel. Below a channel all is our own."""
-    met: set[str] = set()
-    waiting = [(plan, False)]
-    while waiting:
-        node, several = waiting.pop()
-        if str(node.nodeName()) == "CollectMetrics":
-            if several or str(node.name()) in met:
-                return True
-            met.add(str(node.name()))
-            continue
-        several = several or str(node.nodeName()) in _MULTIPLIES
-        children = node.children()
-        waiting += [(children.apply(index), several) for index in range(children.size())]
-    return False
 
 
 def _time(kind: type[Keyed], watermark: bool) -> str:
@@ -231,7 +214,7 @@ class Processor(StatefulProcessor):
         self._set_time(timerValues)
         key = tuple(map(plain, key))
         # All of a key in this batch are held at once: only their places tell which came first.
-        for record in sorted(rows, key=_place):
+        for record in self._in_order(key, rows):
             origin = record[_ORIGIN] if self._numbered else None
             for made in self._called("row", key, self._maps.read(record)):
                 yield self._made(key, made, origin)
@@ -245,6 +228,14 @@ class Processor(StatefulProcessor):
 
     def close(self) -> None:
         """There is nothing to let go of."""
+
+    def _in_order(self, key: Any, rows: Iterable[Any]) -> list[Any]:
+        records = list(rows)
+        if any(record[_ORIGIN] is None for record in records):
+            place = f"{self._kind.__name__} for the key {_shown(key)}"
+            problem = "a row has no origin, so that nothing tells its place among the others"
+            raise Misconfigured(place, problem, "let each row of the frame have that of a record")
+        return sorted(records, key=_place)
 
     def _set_time(self, told: Any) -> None:
         if self._timers is not None:

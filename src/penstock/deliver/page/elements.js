@@ -21,6 +21,16 @@ export function set(made, attributes) {
   }
 }
 
+// A row of a table that begins with a name, and a line below it.
+export function namedRow() {
+  const row = element("tr");
+  const name = element("th", "stage-name");
+  name.scope = "row";
+  name.append(element("span"), element("small"));
+  row.append(name);
+  return row;
+}
+
 // Written only when it changes, or it would be read aloud again and again.
 export function write(made, text) {
   if (made.textContent !== text) made.textContent = text;

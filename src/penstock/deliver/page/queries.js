@@ -1,6 +1,6 @@
 // The queries: what Spark tells of the last batch of each, and how old that is.
 
-import { element, keep, write } from "./elements.js";
+import { element, keep, namedRow, write } from "./elements.js";
 import { count, durationText, known, lapse, rate, size } from "./format.js";
 
 const QUERY = "query:";
@@ -10,18 +10,9 @@ export function showQueries(card, table, { nodes, now }) {
   card.hidden = !queries.length;
   keep(table.tBodies[0], queries.sort(([a], [b]) => a.localeCompare(b)), {
     key: ([id]) => id,
-    make: nameRow,
+    make: namedRow,
     show: (row, [id, figures]) => showRow(row, id.slice(QUERY.length), figures, now),
   });
-}
-
-function nameRow() {
-  const row = element("tr");
-  const name = element("th", "stage-name");
-  name.scope = "row";
-  name.append(element("span"), element("small"));
-  row.append(name);
-  return row;
 }
 
 function showRow(row, name, figures, now) {

@@ -1,6 +1,6 @@
 // The balance sheet: each hop and each way through the pipeline, in numbers; and what has to be said beside them.
 
-import { element, keep, write } from "./elements.js";
+import { element, keep, namedRow, write } from "./elements.js";
 import { count, durationText, known, rate } from "./format.js";
 import { OUTCOMES } from "./sankey.js";
 
@@ -30,7 +30,7 @@ function showRows(table, hops, paths, cells) {
     const rows = some.map((hop) => ({ hop, cells: cells(hop) }));
     keep(body, [{ title: ["Each hop", "End to end"][at] }, ...rows], {
       key: ({ hop, title }) => (hop ? JSON.stringify([hop.stage, hop.reads, hop.writes]) : title),
-      make: ({ title }) => (title ? heading(title, table) : hopRow()),
+      make: ({ title }) => (title ? heading(title, table) : namedRow()),
       show: (row, item) => item.hop && showRow(row, item),
     });
     body.hidden = !some.length;
@@ -43,15 +43,6 @@ function heading(title, table) {
   cell.scope = "rowgroup";
   cell.colSpan = [...table.tHead.rows].at(-1).cells.length;
   row.append(cell);
-  return row;
-}
-
-function hopRow() {
-  const row = element("tr");
-  const name = element("th", "stage-name");
-  name.scope = "row";
-  name.append(element("span"), element("small"));
-  row.append(name);
   return row;
 }
 

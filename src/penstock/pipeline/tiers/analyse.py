@@ -78,7 +78,7 @@ def _run(description: Description, wiring: Wiring, stop: threading.Event, ready:
             queries = Queries(spark, description, channels, ids)
             queries.start()
             watch = Watch(description.statics, spark.tables, partial(table, spark.spark), SystemClock())
-            refreshing = Refreshing(watch, spark, description.queries, queries.running, queries.again)
+            refreshing = Refreshing(watch, spark, description.queries, queries, SystemClock())
             with (
                 pulse(channels, description.status, Tier.ANALYSE, lambda: {**queries.figures(), "answers": address}),
                 accounting(channels, description.bookmarks, queries.accounts),

@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from ipaddress import ip_address
 from typing import Any, Protocol
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -28,7 +27,7 @@ from penstock.pipeline.description import Description
 from penstock.pipeline.tiers.waiting import until_set
 from penstock.serve import authority, first, listening, served
 from penstock.serve.paths import allow_anything
-from penstock.serve.patient import Patient
+from penstock.serve.patient import http_alone
 from penstock.serve.replies import Guarded, problem, reply
 from penstock.serve.visitors import Addressed, OwnPages
 
@@ -42,6 +41,7 @@ USUAL = 100
 _TURN, _READING = 10.0, 30.0
 _WAITING = 16
 _PATIENCE = 10.0
+_TOGETHER = 64
 _POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
@@ -99,7 +99,7 @@ def answering(answers: Answers, where: str, reading: float = _READING) -> Iterat
         app = Addressed(_build(answers, reading), listener, host)
 
         async def serve(stop: threading.Event) -> None:
-            async with served(_config(app), listener) as serving:
+            async with served(http_alone(app, _TOGETHER, _PATIENCE, 1), listener) as serving:
                 await first(serving, until_set(stop))
 
         with beside("the answering of questions", lambda stop: asyncio.run(serve(stop))):
@@ -202,18 +202,3 @@ async def _on_fault(request: Request, error: Exception) -> Response:
     """An error of our own: the trace is for the log, not for who asked."""
     log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return problem(500, "the analysis has a fault of its own", {"place": request.url.path, "way_out": ""})
-
-
-def _config(app: Addressed) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=Patient,
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        limit_concurrency=64,
-        timeout_keep_alive=math.ceil(_PATIENCE),
-        timeout_graceful_shutdown=1,
-    )

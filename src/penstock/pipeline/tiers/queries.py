@@ -3,13 +3,16 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 
 from penstock.analysis.belated import Belated
 from penstock.analysis.books import Books, standing
 from penstock.analysis.checkpoints.doctor import Known
 from penstock.analysis.engine import Engine
-from penstock.analysis.launching import failed, launch, sift
+from penstock.analysis.launching import Fitting, begin, failed, fitting, launch, require_sifting, sift
+from penstock.analysis.modes import Verdict
 from penstock.analysis.progress import Progress, StreamingQuery
 from penstock.analysis.query import Late, Mode, Query
 from penstock.audit.account import Account, Outcome
@@ -20,11 +23,16 @@ from penstock.errors import Unavailable
 from penstock.pipeline.accounts import last_accounts
 from penstock.pipeline.description import Description
 from penstock.pipeline.pulse import Figures
+from penstock.pipeline.tiers.refreshing import Telling
 
 log = logging.getLogger(__name__)
 
 _FIRST = 20.0
 _SOURCES = 60.0
+_TICK = 0.01
+_LAST_BATCH = 2.0
+"""How long a batch is waited for that would be given up; who stops a pipeline does not wait much longer."""
+_LONG = timedelta(hours=1)
 
 
 class Queries:
@@ -37,39 +45,52 @@ class Queries:
         self._channels = channels
         self._ids = ids
         self._running: dict[str, StreamingQuery] = {}
-        self._notes: dict[str, str] = {}
+        self._verdicts: dict[str, Verdict] = {}
+        self._giving_up: set[str] = set()
         self._books: dict[str, Books] = {}
         self._sifting: list[StreamingQuery] = []
         self._progress = {query.name: Progress() for query in description.queries}
         self._rates = {query.name: Rate(SystemClock()) for query in description.queries}
 
     def start(self) -> None:
-        """Start all; Misconfigured when a checkpoint does not fit, or a query cannot run."""
+        """Start all; Misconfigured, before the first one starts, when a checkpoint does not fit or one cannot run."""
         queries, channels = self._description.queries, self._channels
+        before = last_accounts(channels, self._description.bookmarks)
+        fits = {query.name: self._fitting(query, before.get(_node(query))) for query in queries}
+        for channel in self._description.sifted:
+            require_sifting(self._engine, channel.shape, channel.dead, self._ids_of(channel.name))
+        self._giving_up = {query.name for query in queries if self._engine.gives_up(query)}
         places, until = self._engine.settings.real_time_queries, time.monotonic() + _FIRST
         sizes = {query.name: _size(channels, query.into) for query in queries}
         stood = {query.name: standing(self._engine, query, channels.bounds) for query in queries}
-        before = last_accounts(channels, self._description.bookmarks)
         for turn, query in enumerate(queries):
-            bounds = {name: channels.bounds(name) for name in query.inputs}
-            known = Known(bounds=bounds, account=before.get(_node(query)))
-            running, verdict = launch(self._engine, query, places, self._touched(query), turn, known)
-            self._running[query.name], self._notes[query.name] = running, f"{verdict.mode}: {verdict.why}"
+            running, verdict = begin(self._engine, query, fits[query.name], places, turn)
+            self._running[query.name], self._verdicts[query.name] = running, verdict
             places -= verdict.mode is Mode.REAL_TIME
             log.info("query %s runs, %s: %s", query.name, verdict.mode, verdict.why)
             # One after the other: all at once would keep the one that people watch from its first rows.
             _first_rows(running, partial(_grown, channels, query.into, sizes[query.name]), until)
         for turn, channel in enumerate(self._description.sifted, start=len(queries)):
-            ids = {channel.name: self._ids[channel.name]}
+            ids = self._ids_of(channel.name)
             self._sifting.append(sift(self._engine, channel.shape, channel.dead, ids, turn))
         for query in queries:
             self._books[query.name] = self._opened(query, before.get(_node(query)), stood[query.name])
 
     def again(self, engine: Engine, query: Query) -> None:
         """Start one again that was stopped, from its checkpoint and in its mode."""
-        place, turn = self._notes[query.name].startswith(Mode.REAL_TIME), self._description.queries.index(query)
-        self._running[query.name], _ = launch(engine, query, int(place), self._touched(query), turn)
-        self._books[query.name].follow(engine, self._running[query.name])
+        self._verdicts[query.name] = self._launched(engine, query)
+
+    def finish(self, engine: Engine, query: Query) -> None:
+        """Start one again that was stopped in a batch: this one is done at once, and there is no other for long."""
+        self._launched(engine, replace(query, mode=Mode.MICRO_BATCH, every=_LONG))
+
+    def _launched(self, engine: Engine, query: Query) -> Verdict:
+        turn = [one.name for one in self._description.queries].index(query.name)
+        place = self._verdicts[query.name].mode is Mode.REAL_TIME
+        running, verdict = launch(engine, query, int(place), self._ids_of(*query.inputs, query.into), turn)
+        self._running[query.name] = running
+        self._books[query.name].follow(engine, running)
+        return verdict
 
     def running(self, name: str) -> StreamingQuery:
         return self._running[name]
@@ -78,8 +99,11 @@ class Queries:
         return failed([*self._running.values(), *self._sifting])
 
     def stop(self) -> None:
-        for query in (*self._running.values(), *self._sifting):
+        """Stop all; those that would give their batches up when these have ended, if they do soon."""
+        careful = {name: query for name, query in self._running.items() if name in self._giving_up}
+        for query in (*(one for name, one in self._running.items() if name not in careful), *self._sifting):
             query.stop()
+        stop_between(careful, _LAST_BATCH)
 
     def accounts(self) -> list[Account]:
         """The account of each, with all batches that have ended by now."""
@@ -101,14 +125,19 @@ class Queries:
         rate.reach(_size(self._channels, query.into))
         return {
             **self._progress[name].look(self._running[name]),
-            "note": self._notes[name],
-            "mode": self._notes[name].partition(":")[0],
+            "note": f"{self._verdicts[name].mode}: {self._verdicts[name].why}",
+            "mode": self._verdicts[name].mode,
             **_counted(self._books[name].account),
             "rate": rate.per_second(),
         }
 
-    def _touched(self, query: Query) -> dict[str, str]:
-        return {name: self._ids[name] for name in (*query.inputs, query.into)}
+    def _fitting(self, query: Query, before: Account | None) -> Fitting:
+        bounds = {name: self._channels.bounds(name) for name in query.inputs}
+        known = Known(bounds=bounds, account=before)
+        return fitting(self._engine, query, self._ids_of(*query.inputs, query.into), known)
+
+    def _ids_of(self, *channels: str) -> dict[str, str]:
+        return {name: self._ids[name] for name in channels}
 
     def _opened(self, query: Query, before: Account | None, stood: Mapping[str, Mapping[int, int]]) -> Books:
         running, belated = self._running[query.name], None
@@ -117,6 +146,18 @@ class Queries:
             at = before.at if before is not None and before.life == str(running.id) else 0
             belated = Belated(query.name, self._channels, at)
         return Books(self._engine, query, running, before, stood, self._channels, SystemClock(), belated)
+
+
+def stop_between(running: Mapping[str, Telling], within: float) -> None:
+    """Stop queries when they have no batch under way; after so many seconds in any case."""
+    left, until = dict(running), time.monotonic() + within
+    while left and time.monotonic() < until:
+        for name in [name for name, query in left.items() if not query.status["isTriggerActive"]]:
+            left.pop(name).stop()
+        time.sleep(_TICK)
+    for name, query in left.items():
+        log.warning("query %s: its batch lasts too long to be waited for; it is stopped, and will be given up", name)
+        query.stop()
 
 
 def _node(query: Query) -> str:

@@ -1,0 +1,76 @@
+"""What is asked of a query and of its channels before it starts. How it starts and goes on: test_engine."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from tests.analysis.still import StillWire
+
+from penstock import Keyed, by_count, tables
+from penstock.analysis.engine import Engine
+from penstock.analysis.launching import fitting
+from penstock.analysis.query import Mode, Query, Shape
+from penstock.analysis.settings import SparkSettings
+from penstock.errors import Misconfigured
+
+SHAPES = {
+    "uses": Shape("uses", "card STRING, at BIGINT"),
+    "cards": Shape("cards", "owner STRING", table=True),
+    "owners": Shape("owners", "name STRING", table=True),
+}
+
+
+class Last(Keyed):
+    gives = "card STRING"
+
+    def row(self, key: str, row: Any) -> Any:
+        return {}
+
+
+def counted(uses: DataFrame) -> DataFrame:
+    return by_count(uses, 10)
+
+
+def remembered(uses: DataFrame) -> DataFrame:
+    return Last.over(uses, "card")
+
+
+def found(uses: DataFrame, cards: DataFrame) -> DataFrame:
+    return tables.lookup(uses, cards, on="card")
+
+
+def related(cards: DataFrame, owners: DataFrame) -> DataFrame:
+    return tables.foreign(cards, owners, on="owner")
+
+
+def plain(uses: DataFrame) -> DataFrame:
+    return uses.select("card", "origin")
+
+
+@pytest.mark.parametrize(
+    ("build", "takes"),
+    [
+        (counted, {"uses": 50}),
+        (remembered, {"uses": 50}),
+        (related, {"cards": 50, "owners": 50}),
+        # What a record finds may not depend on how much of the table there was time to read.
+        (found, {"uses": 50, "cards": None}),
+        (plain, {"uses": None}),
+    ],
+)
+def test_what_keeps_state_in_python_takes_a_part_of_the_log_at_a_time(
+    build: Any, takes: dict[str, int | None], spark: SparkSession, tmp_path: Path
+) -> None:
+    wire = StillWire()
+    engine = Engine(spark, SparkSettings(state_batch=50), wire, str(tmp_path), SHAPES)
+    key = {counted: "window", related: "key"}.get(build, "card")
+    fitting(engine, Query("q", tuple(takes), "q", (key,), build), {})
+    assert dict(wire.asked) == takes
+
+
+def test_real_time_that_cannot_be_is_refused_before_it_is_tried(spark: SparkSession, tmp_path: Path) -> None:
+    engine = Engine(spark, SparkSettings(), StillWire("these are still waters"), str(tmp_path), SHAPES)
+    forced = Query("q", ("uses",), "q", ("card",), plain, Mode.REAL_TIME)
+    with pytest.raises(Misconfigured, match="query q: it cannot run in real time: these are still waters; leave mode="):
+        fitting(engine, forced, {})
