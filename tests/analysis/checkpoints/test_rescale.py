@@ -1,36 +1,19 @@
-"""State that is spread over another number of partitions: a real Spark, on checkpoints of real queries."""
+"""State that is spread over another number of partitions: what is refused, what is undone.
+
+On checkpoints of real queries it is done in tests/analysis/killed.
+"""
 
 import json
 import shutil
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
-import orjson
 import pytest
-from pyspark import cloudpickle
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
-from tests.analysis.state import cards
+from pyspark.sql import SparkSession
 
-from penstock import seen
 from penstock.analysis.checkpoints.rescale import recover, rescale, spread
-from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import failed, launch
-from penstock.analysis.query import Mode, Query
-from penstock.analysis.settings import SparkSettings
+from penstock.analysis.query import Query
 from penstock.analysis.slots import need
-from penstock.audit.held import held
-from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
 from penstock.errors import Misconfigured
-
-cloudpickle.register_pickle_by_value(cards)  # type: ignore[no-untyped-call]  # it has no types
-
-
-def counted(uses: DataFrame) -> DataFrame:
-    return uses.groupBy("city").agg(seen())
 
 
 def checkpoint(folder: Path, batch: int = 3, partitions: int = 2) -> Path:
@@ -41,66 +24,6 @@ def checkpoint(folder: Path, batch: int = 3, partitions: int = 2) -> Path:
             conf = {"conf": {"spark.sql.shuffle.partitions": str(partitions)}}
             (folder / kind / str(number)).write_text(f"v1\n{json.dumps(conf)}\n{{}}")
     return folder
-
-
-def test_state_is_whole_after_it_was_spread_anew_though_the_last_batch_was_not_finished(
-    spark: SparkSession, kafka: Kafka, fresh: Callable[[str], str], eventually: Callable[..., None], tmp_path: Path
-) -> None:
-    channel, into, cities = fresh("uses"), fresh("approved"), fresh("cities")
-    kafka.ensure([Topic(channel, 2), Topic(into), Topic(cities)])
-    settings = SparkSettings(every="100 ms")
-    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path), {channel: cards.shape(channel)})
-    queries = [
-        cards.query(channel, into),
-        Query("cities", (channel,), cities, ("city",), counted, Mode.MICRO_BATCH),
-    ]
-    uses = cards.used(3, 200)
-
-    def verdicts() -> dict[int, tuple[object, ...]]:
-        found = (orjson.loads(entry.value or b"") for entry in held(kafka, into))
-        return {row["n"]: (row["card"], row["verdict"], row["total"], row["times"]) for row in found}
-
-    def totals() -> dict[str, int]:
-        newest: Counter[str] = Counter()
-        for entry in held(kafka, cities):
-            row = orjson.loads(entry.value or b"")
-            newest[row["city"]] = max(newest[row["city"]], row["seen"]["count"])
-        return newest
-
-    def numbers(query: Query, kind: str) -> list[int]:
-        return sorted(int(file.name) for file in (tmp_path / query.name / kind).glob("[0-9]*"))
-
-    def go_on(*rounds: tuple[int, int]) -> list[StreamingQuery]:
-        running = [launch(engine, query, 0, {})[0] for query in queries]
-        for first, last in rounds:
-            cards.send(kafka, channel, uses[first:last])
-            due = cards.verdicts(uses[:last]), Counter(city for _, _, city, *_ in uses[:last])
-            eventually(lambda due=due: failed(running) or (verdicts(), totals()) == due, 120)
-            assert failed(running) is None
-            # Its rows are there before its note that it has finished the batch.
-            eventually(lambda: all(numbers(query, "offsets") == numbers(query, "commits") for query in queries))
-        for one in running:
-            one.stop()
-        return running
-
-    go_on((0, 50), (50, 100))
-    # As if it was killed between its last row and its note of that.
-    for query in queries:
-        (tmp_path / query.name / "commits" / str(numbers(query, "commits")[-1])).unlink()
-    said: list[str] = []
-    done = rescale(spark, "approved", str(tmp_path / "approved"), 5, said.append)
-    # Fewer, and then more than ever.
-    assert rescale(spark, "cities", str(tmp_path / "cities"), 1).rows == 3
-    assert rescale(spark, "cities", str(tmp_path / "cities"), 4).rows == 3
-    assert (done.before, done.after, done.unfinished) == (2, 5, True)
-    assert [line.split()[0] for line in said] == ["keeping", "spreading", "comparing"]
-    assert not list(tmp_path.glob("*.*"))
-    with pytest.raises(Misconfigured, match="query approved: its state has 5 partitions already"):
-        rescale(spark, "approved", str(tmp_path / "approved"), 5)
-    # Each by its own number, in one session.
-    told = [running.lastProgress for running in go_on((100, 200))]
-    assert [one and one.stateOperators[0].numShufflePartitions for one in told] == [5, 4]
-    assert [spread(engine.checkpoint(query.name)) for query in queries] == [5, 4]
 
 
 def test_what_spark_refuses_leaves_the_checkpoint_as_it_was(spark: SparkSession, tmp_path: Path) -> None:

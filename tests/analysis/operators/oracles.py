@@ -8,9 +8,10 @@ watermark of the batch before; a row is final by that of its own.
 
 import json
 import random
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from penstock.analysis.checkpoints.batches import Batch
 from penstock.contracts import Entry
@@ -44,6 +45,10 @@ class Placed:
     partition: int
     offset: int
     event: Event
+
+
+Lying = TypeVar("Lying", Placed, Entry)
+"""What has a partition and an offset."""
 
 
 @dataclass(frozen=True)
@@ -106,14 +111,22 @@ def placed(entries: Iterable[Entry]) -> list[Placed]:
 def in_batches(channel: str, lying: Iterable[Placed], batches: Sequence[Batch]) -> list[Taken]:
     """What each of the batches took. They have to be all that there were, from the first."""
     assert [batch.number for batch in batches] == list(range(len(batches))), "the checkpoint has forgotten some"
+    taken, late_by = [], 0
+    for batch, some in zip(batches, portions(channel, lying, batches), strict=True):
+        taken.append(Taken(late_by, batch.watermark, [one.event for one in some]))
+        late_by = batch.watermark
+    return taken
+
+
+def portions(channel: str, lying: Iterable[Lying], batches: Sequence[Batch]) -> list[list[Lying]]:
+    """What lies in a channel, by the batches that took it: in each, partition by partition."""
     lying = sorted(lying, key=lambda one: (one.partition, one.offset))
-    taken, before, late_by = [], dict[int, int](), 0
+    found, before = [], dict[int, int]()
     for batch in batches:
         ends = batch.ends.get(channel, before)
-        events = [one.event for one in lying if before.get(one.partition, 0) <= one.offset < ends.get(one.partition, 0)]
-        taken.append(Taken(late_by, batch.watermark, events))
-        before, late_by = {**before, **ends}, batch.watermark
-    return taken
+        found.append([one for one in lying if before.get(one.partition, 0) <= one.offset < ends.get(one.partition, 0)])
+        before = {**before, **ends}
+    return found
 
 
 def tumbling(taken: Iterable[Taken], size: int, per: Callable[[Event], str] = lambda event: event.name) -> Folded:
@@ -170,21 +183,30 @@ def sessions(taken: Iterable[Taken], gap: int, per: Callable[[Event], str] = lam
     return found
 
 
-def deduplicated(taken: Iterable[Taken]) -> tuple[list[Taken], list[Event], list[Event]]:
-    """What the gate of `unique="number"` lets through, batch by batch; what came twice; and what came too late."""
+def by_number(event: Event) -> object:
+    return event.seq, event.at
+
+
+def deduplicated(
+    taken: Iterable[Taken], same: Callable[[Event], object] = by_number
+) -> tuple[list[Taken], list[Event], list[Event]]:
+    """What a gate lets through, batch by batch; what came twice; and what came too late.
+
+    `same` gives what two copies have in common; with it, they have to have the time.
+    """
     passed: list[Taken] = []
     doubled: list[Event] = []
     late: list[Event] = []
-    known: set[Event] = set()
+    known: set[object] = set()
     for batch in taken:
         through = []
         for event in batch.events:
             if event.at <= batch.late_by:
                 late.append(event)
-            elif event in known:
+            elif same(event) in known:
                 doubled.append(event)
             else:
-                known.add(event)
+                known.add(same(event))
                 through.append(event)
         passed.append(Taken(batch.late_by, batch.closed_by, through))
     return passed, doubled, late
@@ -198,13 +220,49 @@ def by_count(
     per: Callable[[Event], str] = lambda event: event.name,
 ) -> dict[tuple[str, int], list[Event]]:
     """Windows of `size` records, each a list, by key and number. Each key has to lie in one partition."""
-    step = slide or size
     keys: defaultdict[str, list[Event]] = defaultdict(list)
     for one in sorted(lying, key=lambda one: (one.partition, one.offset)):
         keys[per(one.event)].append(one.event)
-    found = {}
-    for name, events in keys.items():
-        for number, first in enumerate(range(0, len(events), step), start=1):
-            if partial or first + size <= len(events):
-                found[name, number] = events[first : first + size]
-    return found
+    return {
+        (name, number): window
+        for name, events in keys.items()
+        for number, window in _windows(events, size, slide or size, partial)
+    }
+
+
+def by_count_of_all(portions: Iterable[Iterable[Placed]], size: int, slide: int) -> dict[tuple[str, int], list[Event]]:
+    """Windows over all records: in each batch, the partition goes on whose next one is oldest."""
+    events = []
+    for portion in portions:
+        queues: defaultdict[int, list[Event]] = defaultdict(list)
+        for one in sorted(portion, key=lambda one: (one.partition, one.offset)):
+            queues[one.partition].append(one.event)
+        while queues:
+            first = min(queues, key=lambda partition: (queues[partition][0].at, partition))
+            events.append(queues[first].pop(0))
+            if not queues[first]:
+                del queues[first]
+    return {("", number): window for number, window in _windows(events, size, slide, partial=False)}
+
+
+def _windows(events: Sequence[Event], size: int, slide: int, partial: bool) -> Iterator[tuple[int, list[Event]]]:
+    for number, first in enumerate(range(0, len(events), slide), start=1):
+        if partial or first + size <= len(events):
+            yield number, list(events[first : first + size])
+
+
+def idle(taken: Iterable[Taken], gap: int) -> dict[tuple[str, int], int]:
+    """What a timer tells that every record of a key sets anew, by key and time: how many had come before."""
+    times: Counter[str] = Counter()
+    due: dict[str, int] = {}
+    told = {}
+    for batch in taken:
+        for event in batch.events:
+            if event.at > batch.late_by:
+                times[event.name] += 1
+                due[event.name] = event.at + gap
+        for name, at in list(due.items()):
+            if at <= batch.closed_by:
+                told[name, at] = times.pop(name)
+                del due[name]
+    return told

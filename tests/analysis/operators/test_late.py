@@ -12,23 +12,16 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tests.analysis.operators import oracles
-from tests.analysis.operators.oracles import DDL, EVENT_TIME, generate, in_batches, placed
-from tests.channels.traffic import send
+from tests.analysis.operators.oracles import DDL, EVENT_TIME, generate
 
 from penstock import Pipeline, by_count, seen
 from penstock.analysis.belated import Belated
-from penstock.analysis.books import Books, standing
-from penstock.analysis.checkpoints.batches import batches
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.launching import launch
-from penstock.analysis.query import Late, Mode, Query, Shape
+from penstock.analysis.query import Late, Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.audit.account import Account, Outcome
-from penstock.audit.held import held
-from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
-from penstock.contracts import Topic
 from penstock.errors import Misconfigured, Refused, Unavailable
 from penstock.pipeline.letters import Letter, Selection
 from penstock.pipeline.redrive import Verdict, redrive
@@ -37,8 +30,6 @@ from penstock.pipeline.wiring import Wiring
 from penstock.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
 
-Fresh = Callable[[str], str]
-Eventually = Callable[..., None]
 WATERMARK = timedelta(seconds=10)
 
 
@@ -64,89 +55,6 @@ def anyhow(events: DataFrame) -> DataFrame:
 
 def fours(events: DataFrame) -> DataFrame:
     return by_count(events, 4)
-
-
-class Kept:
-    """A query whose late records lie in the dead letters, and its books."""
-
-    def __init__(self, engine: Engine, kafka: Kafka, channel: str, into: str, build: Any) -> None:
-        self.engine, self.kafka, self.channel = engine, kafka, channel
-        kafka.ensure([Topic(into, compacted=True)])
-        key = ("window", "name")
-        self.query = Query(into, (channel,), into, key, build, Mode.MICRO_BATCH, WATERMARK, late=Late.DEAD)
-        self.books = self.launched(None)
-
-    def launched(self, before: Account | None) -> Books:
-        stood = standing(self.engine, self.query, self.kafka.bounds)
-        running, _ = launch(self.engine, self.query, 0, {})
-        belated = Belated(self.query.name, self.kafka, before.at if before else 0)
-        return Books(self.engine, self.query, running, before, stood, self.kafka, SystemClock(), belated)
-
-    def crash(self, before: Account) -> None:
-        """The driver dies after it has brought the letters, and before it has told of them."""
-        self.books.running.stop()
-        self.books = self.launched(before)
-        assert self.books.look() is not None
-
-    def until_taken(self, number: int, eventually: Eventually) -> None:
-        def enough() -> bool:
-            self.books.look()
-            return self.books.account.shares[self.channel].taken >= number
-
-        eventually(enough)
-
-    def letters(self) -> list[Letter]:
-        found = map(Letter.of, held(self.kafka, f"{self.channel}.dead"))
-        return [letter for letter in found if letter.late_for == self.query.name]
-
-    def taken(self) -> list[oracles.Taken]:
-        lying = placed(held(self.kafka, self.channel))
-        return in_batches(self.channel, lying, batches(self.engine.checkpoint(self.query.name)))
-
-
-def test_each_late_record_lies_in_the_dead_letters_once(
-    spark: SparkSession, kafka: Kafka, fresh: Fresh, eventually: Eventually, tmp_path: Path
-) -> None:
-    channel = fresh("events")
-    kafka.ensure([Topic(channel, 2), Topic(f"{channel}.dead")])
-
-    def kept(build: Any, unique: str | None) -> Kept:
-        shapes = {channel: Shape(channel, DDL, EVENT_TIME, unique=unique)}
-        engine = Engine(spark, SparkSettings(every="100 ms"), KafkaWire(kafka.servers), str(tmp_path), shapes)
-        return Kept(engine, kafka, channel, fresh(build.__name__), build)
-
-    # One that drops rows of closed windows, and one with a gate, which drops each record by its own time.
-    overlapping, gated = both = kept(sliding, None), kept(sessions, "number")
-    events = generate(seed=8, n=200, late=0.15)
-    before: dict[str, Account] = {}
-    sent = 0
-    for part in (events[:80], events[80:120], events[120:]):
-        before = {one.query.name: one.books.account for one in both}
-        send(kafka, channel, [event.record() for event in part])
-        sent += len(part)
-        for one in both:
-            one.until_taken(sent, eventually)
-    for one in both:
-        one.crash(before[one.query.name])
-        one.books.running.stop()
-
-    due = {
-        overlapping.query.name: oracles.sliding(overlapping.taken(), 10_000, 5_000).late,
-        gated.query.name: oracles.deduplicated(gated.taken())[2],
-    }
-    for one in both:
-        late, letters = due[one.query.name], one.letters()
-        assert late
-        assert sorted(letter.origin.seq for letter in letters if letter.origin) == sorted(event.seq for event in late)
-        assert one.books.account.shares[channel].outcomes[Outcome.LATE] == len(late)
-        assert one.books.account.shares[channel].outcomes[Outcome.REFUSED] == 0
-        # The letter is the record as it came, and what was added to it can be told apart.
-        by_place = {f"{e.channel}:{e.partition}:{e.offset}": e for e in held(kafka, channel)}
-        for letter in letters:
-            record = by_place[letter.place or ""]
-            assert (letter.value, letter.entry.key) == (record.value, record.key)
-            assert list(letter.headers) == list(record.headers)
-            assert letter.reason == f"late: its window was closed in query {one.query.name}"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""Tables: latest, joins by key and by foreign key, lookups; against plain Python, on a real Spark and a real broker."""
+"""Tables: latest, joins by key and by foreign key, lookups; over whole histories, and what is refused.
+
+As streams they run in tests/analysis/killed.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -10,27 +13,16 @@ from zlib import crc32
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming.query import StreamingQuery
-from tests.analysis.operators.table_oracles import Change, counted, flat, generate, joined, latest, looked_up, related
-from tests.channels.traffic import send
+from tests.analysis.operators.table_oracles import Change, flat, generate, looked_up, related
 
 from penstock import tables
-from penstock.analysis.compare import Expected, Row, Verdict, compare, key_of
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import RAW, encoded, typed
 from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import launch
-from penstock.analysis.query import Mode, Query, Shape
-from penstock.analysis.replay import recomputed, require_repeatable
+from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.audit.held import held
-from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
 from penstock.errors import Misconfigured
-from penstock.record import Origin, Record
-
-Fresh = Callable[[str], str]
-Eventually = Callable[..., None]
+from penstock.record import Origin
 
 DDL = "n BIGINT NOT NULL, text STRING, to BIGINT"
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -69,7 +61,7 @@ def frames(spark: SparkSession, changes: Sequence[Change]) -> dict[str, DataFram
 
 
 def test_a_whole_history_at_once_gives_what_plain_python_gives(spark: SparkSession) -> None:
-    """What the streams below do not do: rows without a match, records that find nothing, tables before the stream."""
+    """What the streams do not do: rows without a match, records that find nothing, tables before the stream."""
     history = flat(generate(1, ALL, names=NAMES))
     by_name = frames(spark, history)
     a, b = by_name["a"], by_name["b"]
@@ -166,17 +158,13 @@ def test_rows_come_through_python_as_they_are(spark: SparkSession) -> None:
     assert (row["at"], row["counts"]) == tuple(row["found"]) == expected
 
 
-def engine_of(spark: SparkSession, folder: Path, channels: Mapping[str, Shape], servers: str = "localhost:1") -> Engine:
-    settings = SparkSettings(real_time_batch="5 seconds", every="100 ms")
-    return Engine(spark, settings, KafkaWire(servers), str(folder), channels)
-
-
 def test_the_result_is_a_table_again_whose_records_are_counted(spark: SparkSession, tmp_path: Path) -> None:
     known = {name: shape(name) for name in ALL}
     first = Query("first", ALL, "all", ("key",), lambda a, b, c: tables.join(a=a, b=b, c=c))
     second = Query("second", ("b", "all"), "more", ("key",), lambda b, all: tables.foreign(b, all, on="to"))
     third = Query("third", ("more", "all"), "most", ("key",), lambda more, all: tables.join(more=more, all=all))
-    engine = engine_of(spark, tmp_path, {**known, "all": Shape("all"), "more": Shape("more")})
+    shapes = {**known, "all": Shape("all"), "more": Shape("more")}
+    engine = Engine(spark, SparkSettings(), KafkaWire("127.0.0.1:1"), str(tmp_path), shapes)
     engine = engine.knowing([third, second, first])
     assert (engine.shapes["all"].table, engine.shapes["more"].table) == (True, True)
     assert engine.result(third).table
@@ -199,135 +187,3 @@ def test_the_result_is_a_table_again_whose_records_are_counted(spark: SparkSessi
 
 
 STRUCT = "STRUCT<n: BIGINT, text: STRING, to: BIGINT>"
-
-
-def written(kafka: Kafka, channel: str) -> dict[bytes, Row]:
-    """The last record of each key. Versions only grow, so it is the newest as well."""
-    rows: dict[bytes, Row] = {}
-    for entry in held(kafka, channel):
-        key, row = key_of(entry.key or b""), Row.of(entry.value, entry.headers)
-        before = rows.get(key)
-        assert row.version is not None
-        assert before is None or row.version > (before.version or 0), f"{channel}: {key!r} steps back"
-        rows[key] = row
-    return rows
-
-
-def there(kafka: Kafka, channel: str) -> dict[str, dict[str, Any]]:
-    """The rows that are there, by key."""
-    rows = written(kafka, channel)
-    return {json.loads(key)[0]: json.loads(row.value) for key, row in rows.items() if row.value is not None}
-
-
-class Sending:
-    """Changes into the channels of their tables, numbered."""
-
-    def __init__(self, kafka: Kafka, channels: Mapping[str, str]) -> None:
-        self._kafka, self._channels, self._seq = kafka, channels, dict.fromkeys(channels, 0)
-
-    def __call__(self, changes: Sequence[Change], table: str, channel: str | None = None) -> None:
-        name = channel or table
-        records = []
-        for change in changes:
-            if change.table == table and (channel is None or change.value is not None):
-                self._seq[name] += 1
-                text = None if change.value is None else json.dumps(change.value).encode()
-                origin = Origin(name, 1, self._seq[name], self._seq[name])
-                records.append(Record(text, origin, change.key.encode()))
-        send(self._kafka, self._channels[name], records)
-
-
-def started(engine: Engine, query: Query, kafka: Kafka) -> StreamingQuery:
-    """One after the other: Python workers that start all at once keep each other from being in time."""
-    running, _ = launch(engine, query, 0, {name: kafka.topic_id(name) for name in query.inputs})
-    running.processAllAvailable()
-    return running
-
-
-def test_operators_follow_their_tables_batch_by_batch(
-    spark: SparkSession, kafka: Kafka, fresh: Fresh, tmp_path: Path
-) -> None:
-    channels = {name: fresh(name) for name in (*ALL, "stream")}
-    kafka.ensure([Topic(name, 2, compacted=table != "stream") for table, name in channels.items()])
-    shapes = {channels[name]: shape(channels[name]) for name in ALL}
-    engine = engine_of(spark, tmp_path, {**shapes, channels["stream"]: Shape(channels["stream"], DDL)}, kafka.servers)
-
-    def query(name: str, build: Callable[..., DataFrame], *inputs: str, key: str = "key") -> Query:
-        into = fresh(name)
-        kafka.ensure([Topic(into, compacted=True)])
-        return Query(into, tuple(channels[one] for one in inputs), into, (key,), build, Mode.MICRO_BATCH)
-
-    queries = {
-        "latest": query("latest", tables.latest, "a"),
-        "inner": query("inner", lambda a, b, c: tables.join(a=a, b=b, c=c), *ALL),
-        "outer": query("outer", lambda a, b, c: tables.join(how="outer", a=a, b=b, c=c), *ALL),
-        "named": query("named", lambda a, b: tables.foreign(a, b, on="to"), "a", "b"),
-        "found": query("found", lambda s, b: tables.lookup(s, b, on="to", how="left"), "stream", "b", key="n"),
-    }
-    running = {name: started(engine, one, kafka) for name, one in queries.items()}
-    batches = generate(3, ALL, keys=30, batches=3, size=90, names=NAMES)
-    sending = Sending(kafka, channels)
-    for number, batch in enumerate(batches, start=1):
-        for name in ALL:
-            sending(batch, name)
-        for one in running.values():
-            one.processAllAvailable()
-        sending(batch, "a", "stream")
-        running["found"].processAllAvailable()
-        so_far = flat(batches[:number])
-        rows = there(kafka, queries["latest"].into)
-        assert {key: value({name: row[name] for name in ("n", "text", "to")}) for key, row in rows.items()} == {
-            key: value(row) for key, row in latest(so_far, "a").items()
-        }
-        for how in ("inner", "outer"):
-            rows = there(kafka, queries[how].into)
-            assert {key: {name: value(row[name]) for name in ALL} for key, row in rows.items()} == {
-                key: {name: value(row) for name, row in some.items()} for key, some in joined(so_far, ALL, how).items()
-            }
-            versions = (row.version or 0 for row in written(kafka, queries[how].into).values())
-            assert sum(versions) == counted(so_far, ALL)
-        rows = there(kafka, queries["named"].into)
-        assert {key: (value(row["left"]), value(row["right"])) for key, row in rows.items()} == {
-            key: (value(left), value(right)) for key, (left, right) in related(so_far, "a", "b", "to", "inner").items()
-        }
-    for one in running.values():
-        one.stop()
-
-    found = [json.loads(entry.value or b"") for entry in held(kafka, queries["found"].into)]
-    pairs = [({name: row[name] for name in ("n", "text", "to")}, row["found"]) for row in found]
-    assert wanted(pairs) == wanted(looked_up(batches, "a", "b", "to", "left"))
-    with pytest.raises(Misconfigured, match="it looks up what a table held when each record came"):
-        require_repeatable(engine, queries["found"])
-
-    for name in ("inner", "named"):
-        live, again = written(kafka, queries[name].into), recomputed(engine, queries[name], {})
-        verdicts = compare(live, Expected(again, again)).counts
-        assert verdicts == {Verdict.EXACT: len(there(kafka, queries[name].into))}
-        assert any(row.value is None for row in again.values())
-
-
-def test_three_tables_are_joined_in_real_time(
-    spark: SparkSession, kafka: Kafka, fresh: Fresh, eventually: Eventually, tmp_path: Path
-) -> None:
-    channels = {name: fresh(name) for name in ALL}
-    into = fresh("all")
-    kafka.ensure([*(Topic(name, 2, compacted=True) for name in channels.values()), Topic(into, compacted=True)])
-    shapes = {name: shape(name) for name in channels.values()}
-    engine = engine_of(spark, tmp_path, shapes, kafka.servers)
-    query = Query(into, tuple(channels.values()), into, ("key",), lambda a, b, c: tables.join("left", a=a, b=b, c=c))
-    running, verdict = launch(engine, query, 1, {name: kafka.topic_id(name) for name in query.inputs})
-    assert verdict.mode is Mode.REAL_TIME
-    sending, batches = Sending(kafka, channels), generate(4, ALL, keys=30, batches=2, size=90)
-    for number, batch in enumerate(batches, start=1):
-        for name in ALL:
-            sending(batch, name)
-        so_far = flat(batches[:number])
-        due = {
-            key: {name: value(row) for name, row in some.items()} for key, some in joined(so_far, ALL, "left").items()
-        }
-        eventually(
-            lambda so_far=so_far: sum(row.version or 0 for row in written(kafka, into).values()) == counted(so_far, ALL)
-        )
-        rows = there(kafka, into)
-        assert {key: {name: value(row[name]) for name in ALL} for key, row in rows.items()} == due
-    running.stop()
