@@ -118,6 +118,15 @@ def test_foreign_headers_do_no_harm(spark: SparkSession) -> None:
     assert [row["origin"][name] for name in ("sender", "epoch", "seq", "time")] == [None] * 4
 
 
+def test_an_origin_is_found_wherever_its_headers_lie(spark: SparkSession) -> None:
+    own = [("sender", b"s"), ("epoch", b"1"), ("seq", b"7"), ("time", b"9")]
+    other, late = ("traceparent", b"00-1"), ("seq", b"8")
+    ways = [own, own[::-1], [other, *own], [*own, other], [*own, late], own[:3], [*own[:2], ("seq", b"07"), own[3]]]
+    rows = [(b"k", thing(), "things", 0, at, NOW, 0, headers) for at, headers in enumerate(ways)]
+    found = typed(spark.createDataFrame(rows, RAW), SHAPE).select("origin.*").orderBy("offset").collect()
+    assert [tuple(row)[:4] for row in found] == [("s", 1, 7, 9)] * 5 + [("s", 1, 7, None), ("s", 1, None, 9)]
+
+
 def test_without_a_schema_records_are_text(spark: SparkSession) -> None:
     (row,) = typed(raw(spark, b"plain text"), Shape("lines")).collect()
     assert row["value"] == "plain text"
@@ -174,10 +183,11 @@ def test_the_marks_of_two_rows_differ_by_the_one_record_that_one_of_them_lacks(s
 
 
 def test_keys_of_any_type_are_json(spark: SparkSession) -> None:
-    frame = spark.sql("SELECT struct(1 AS a, 'x' AS b) AS s, cast(NULL AS STRING) AS n, 'q\"uote' AS t, 1.5D AS d")
-    query = Query("q", (), "o", ("s", "n", "t", "d"), lambda frame: frame)
+    columns = "struct(1 AS a, 'x' AS b) AS s, cast(NULL AS STRING) AS n, 'q\"uote' AS t, 1.5D AS d, -7L AS l"
+    frame = spark.sql(f"SELECT {columns}, cast(NULL AS INT) AS i")
+    query = Query("q", (), "o", ("s", "n", "t", "d", "l", "i"), lambda frame: frame)
     (row,) = encoded(frame, query).collect()
-    assert json.loads(bytes(row["key"])) == [{"a": 1, "b": "x"}, None, 'q"uote', 1.5]
+    assert json.loads(bytes(row["key"])) == [{"a": 1, "b": "x"}, None, 'q"uote', 1.5, -7, None]
 
 
 def test_a_row_of_one_record_keeps_its_origin(spark: SparkSession) -> None:
