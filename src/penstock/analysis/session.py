@@ -42,6 +42,8 @@ _JVM = (
     "-XX:+IgnoreUnrecognizedVMOptions",
     "-XX:+UseParallelGC",
     "-XX:MaxMetaspaceFreeRatio=40",
+    # Spark makes one method of a whole query; where the payload has many fields, the JVM would leave it interpreted.
+    "-XX:-DontCompileHugeMethods",
     "-Dio.netty.tryReflectionSetAccessible=true",
     "-Dio.netty.allocator.type=pooled",
     "--enable-native-access=ALL-UNNAMED",
@@ -136,6 +138,8 @@ class Gateway:
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told),
+            # RocksDB allocates outside the heap; an arena for each thread would keep what others need.
+            "MALLOC_ARENA_MAX": "2",
         }
         out = log if log is not None else subprocess.DEVNULL
         try:
