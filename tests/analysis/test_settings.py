@@ -1,3 +1,5 @@
+"""What a profile sets, and what it leaves to the user."""
+
 import pytest
 from pydantic import ValidationError
 
@@ -13,3 +15,9 @@ def test_the_analysis_answers_at_a_port(answers: str) -> None:
 def test_what_is_no_port_is_refused(answers: str) -> None:
     with pytest.raises(ValidationError, match="answers"):
         SparkSettings(answers=answers)
+
+
+def test_a_profile_sets_what_nobody_says() -> None:
+    assert SparkSettings(profile="throughput").jit == "thorough"
+    assert SparkSettings(profile="throughput", jit="quick").jit == "quick"
+    assert SparkSettings().jit == "quick"

@@ -1,15 +1,22 @@
 """`[spark]` of penstock.toml."""
 
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.clock import Duration
 from penstock.settings import Section
 
+_PROFILES = {"throughput": {"jit": "thorough"}}
+"""What a profile sets where nothing else is said; those of latency are the defaults."""
+
 
 class SparkSettings(Section):
+    profile: Literal["latency", "throughput"] = Field(
+        "latency",
+        description="latency: at speed at once, in less than 1 GiB; throughput: more records for the same CPU",
+    )
     master: str = Field(
         "local", description="local: this machine, with as many slots as the queries need; or any Spark master"
     )
@@ -46,6 +53,11 @@ class SparkSettings(Section):
         if int(value.rpartition(":")[2]) > 65_535:
             raise ValueError("ports end at 65535")
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_the_profile(cls, given: Any) -> Any:
+        return {**_PROFILES.get(str(given.get("profile")), {}), **given} if isinstance(given, dict) else given
 
     @field_validator("real_time_batch")
     @classmethod
