@@ -10,6 +10,9 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from penstock.analysis.wire import told
 from penstock.contracts import Positions
 
+# The client's own are for few records: while a query catches up, it would ask for every 500 of them anew.
+_LARGE_READS = {"kafka.max.poll.records": "5000", "kafka.max.partition.fetch.bytes": str(4 * 2**20)}
+
 
 @dataclass(frozen=True)
 class KafkaWire:
@@ -64,6 +67,7 @@ class KafkaWire:
             "includeHeaders": "true",
             "kafka.isolation.level": "read_committed",
             "failOnDataLoss": str(not self.skip_lost).lower(),
+            **_LARGE_READS,
             **self._common(),
         }
 
