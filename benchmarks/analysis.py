@@ -32,6 +32,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import psutil
 from confluent_kafka import Consumer, Producer
@@ -42,6 +43,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
 from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.launching import launch
+from penstock.analysis.operators import tables
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
@@ -108,15 +111,9 @@ def per_user(users: int, events: DataFrame) -> DataFrame:
     return events.groupBy(F.pmod("user", F.lit(users)).alias("user")).agg(F.count("*").alias("n"), seen())
 
 
-def side_by_side(*tables: DataFrame) -> DataFrame:
-    """The last row of each table for each key."""
-    tagged = [table.withColumn("of", F.lit(number)) for number, table in enumerate(tables)]
-    union = tagged[0]
-    for table in tagged[1:]:
-        union = union.unionByName(table)
-    last = "max_by(struct(name, since, _deleted), origin.offset) FILTER (WHERE of = {})"
-    columns = [F.expr(last.format(number)).alias(name) for number, name in enumerate(TABLES)]
-    return union.groupBy("_key").agg(*columns, seen())
+def clients(*parts: DataFrame) -> DataFrame:
+    joined = tables.join(**dict(zip(TABLES, parts, strict=True)))
+    return joined.select("key", *(F.col(f"{name}.name").alias(name) for name in TABLES), "seen")
 
 
 @dataclass(frozen=True)
@@ -135,7 +132,7 @@ CASES = {
     "deduplication": Case(
         Query("once", ("events",), "once", ("event",), per_event, watermark=WATERMARK), unique="number"
     ),
-    "three-table join": Case(Query("clients", TABLES, "clients", ("_key",), side_by_side)),
+    "three-table join": Case(Query("clients", TABLES, "clients", ("key",), clients)),
 }  # fmt: skip
 
 
@@ -170,7 +167,7 @@ def send(servers: str, channel: str, numbers: range) -> None:
         headers: Any = Origin(f"sender-{n % 8}", 1, n // 8, at * 1_000 + n % 10 * 100).headers()
         key, value = row(n) if channel in TABLES else (None, event(n, at))
         bare = channel == BARE
-        partition = hash(key) % PARTITIONS if key else n % PARTITIONS
+        partition = crc32(key) % PARTITIONS if key else n % PARTITIONS
         while True:
             try:
                 producer.produce(channel, value, key, partition, headers=None if bare else headers)
@@ -249,7 +246,7 @@ def once(
         shapes[channel] = replace(shapes[channel], unique=case.unique)
     kafka.ensure([Topic(into, PARTITIONS)])
     usage = Usage()
-    running, _ = replace(engine, shapes=shapes).launch(query, 0, {})
+    running, _ = launch(replace(engine, shapes=shapes), query, 0, {})
     batches = caught_up(running, records // 3 * 3 if len(inputs) > 1 else records)
     seconds, cpu = usage.stop()
     running.stop()
@@ -259,7 +256,7 @@ def once(
 def catchup(kafka: Kafka, folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for name, case in CASES.items():
-        for channel in ("events", BARE):
+        for channel in ("events", BARE)[:1 if arguments.headers else 2]:
             left_out = arguments.only and name not in arguments.only
             if left_out or (channel == BARE and "events" not in case.query.inputs):
                 continue
@@ -268,7 +265,7 @@ def catchup(kafka: Kafka, folder: Path, arguments: argparse.Namespace) -> list[d
                     once(engine, case, kafka, arguments.records, f"{time.time_ns()}", channel)
                     for _ in range(arguments.rounds)
                 ]
-            found.append(told(f"{name}{', no headers' if channel != 'events' else ''}", rounds))
+            print([(round(r["rate"]),round(r["cpu"],2),r["batches"]) for r in rounds]); found.append(told(f"{name}{', no headers' if channel != 'events' else ''}", rounds))
     return found
 
 
@@ -405,7 +402,7 @@ def latency(kafka: Kafka, folder: Path, arguments: argparse.Namespace) -> list[d
         began, stop, sent = time.time() + 1, multiprocessing.Event(), multiprocessing.Value("q", 0)
         pacer = multiprocessing.Process(target=pace, args=(kafka.servers, channel, rate, began, stop, sent))
         pacer.start()
-        running = [engine.launch(query, 1, {}, turn)[0] for turn, query in enumerate(queries)]
+        running = [launch(engine, query, 1, {}, turn)[0] for turn, query in enumerate(queries)]
         # The start, and all that the JVM compiles in it, is not what is measured.
         time.sleep(arguments.warm_up)
         first, usage = int((time.time() - began) * rate), Usage()
@@ -451,7 +448,7 @@ def idle(kafka: Kafka, folder: Path, arguments: argparse.Namespace) -> list[dict
         with driver(kafka, folder, arguments.settings, slots, arguments.log) as engine:
             engine = replace(engine, shapes={channel: replace(engine.shapes["events"], channel=channel)})
             for turn, query in enumerate(queries):
-                engine.launch(query, 1, {}, turn)
+                launch(engine, query, 1, {}, turn)
             time.sleep(arguments.warm_up)
             usage = Usage()
             time.sleep(arguments.seconds)
@@ -508,6 +505,7 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=2_000_000)
     parser.add_argument("--rounds", type=int, default=3, help="in the same session; the first is cold")
     parser.add_argument("--only", action="append", choices=list(CASES), help="of catchup, this query alone")
+    parser.add_argument("--headers", action="store_true", help="of catchup, with headers alone")
     parser.add_argument("--queries", type=int, default=1, help="in real time at once")
     parser.add_argument("--rate", type=int, default=1_000, help="records a second, in real time")
     parser.add_argument("--batches", type=int, default=6)

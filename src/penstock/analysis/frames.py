@@ -232,9 +232,10 @@ def _parsed(raw: DataFrame, shape: Shape) -> DataFrame:
     if shape.ddl is not None:
         optional = StructType([StructField(column.name, column.dataType) for column in schema.fields])
         doc = F.from_json(text, optional.add(_CORRUPT, "string"), _PERMISSIVE)
-    # A generator is a wall to the optimizer, which would copy the parsing into every expression that uses its result.
-    frame = raw.select("*", F.explode(F.array(doc)).alias("doc"))
-    frame = frame.withColumn(_TOLD, _told()).withColumn("origin", _origin())
+    # What is not deterministic (only the optimizer thinks so here) is computed once, where it stands. Else the parsing
+    # would be copied into every expression that uses its result.
+    frame = raw.withColumn(_TOLD, _told()).withColumn("origin", _origin()).drop(_TOLD)
+    frame = frame.withColumn("doc", F.when(F.spark_partition_id() >= 0, doc))
     if shape.event_time is None:
         return frame.withColumn("event_time", F.timestamp_micros("origin.time"))
     try:

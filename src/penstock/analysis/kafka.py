@@ -54,7 +54,7 @@ class KafkaWire:
     def into(self, records: DataFrame, channel: str) -> DataStreamWriter:
         return (
             records.writeStream.format("kafka")
-            .options(**{"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.linger.ms": "3"})
+            .options(**{"kafka.acks": "all", "kafka.enable.idempotence": "true", "kafka.linger.ms": "20", "kafka.batch.size": str(128*1024)})
             .options(**self._common())
             .option("topic", channel)
             .option("includeHeaders", "true")
