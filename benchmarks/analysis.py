@@ -256,7 +256,7 @@ def once(
 def catchup(kafka: Kafka, folder: Path, arguments: argparse.Namespace) -> list[dict[str, Any]]:
     found = []
     for name, case in CASES.items():
-        for channel in ("events", BARE)[:1 if arguments.headers else 2]:
+        for channel in ("events", BARE)[: 1 if arguments.headers else 2]:
             left_out = arguments.only and name not in arguments.only
             if left_out or (channel == BARE and "events" not in case.query.inputs):
                 continue
@@ -265,7 +265,7 @@ def catchup(kafka: Kafka, folder: Path, arguments: argparse.Namespace) -> list[d
                     once(engine, case, kafka, arguments.records, f"{time.time_ns()}", channel)
                     for _ in range(arguments.rounds)
                 ]
-            print([(round(r["rate"]),round(r["cpu"],2),r["batches"]) for r in rounds]); found.append(told(f"{name}{', no headers' if channel != 'events' else ''}", rounds))
+            found.append(told(f"{name}{', no headers' if channel != 'events' else ''}", rounds))
     return found
 
 

@@ -75,7 +75,7 @@ class BinderWire:
                 reader = reader.option(name, json.dumps(told(channel, offsets)))
         return reader.load()
 
-    def into(self, records: DataFrame, channel: str) -> DataStreamWriter:
+    def into(self, records: DataFrame, channel: str, at_once: bool = False) -> DataStreamWriter:
         channels = self.channels
 
         def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -158,7 +158,8 @@ def _not_in_real_time(query: Query, against: str, diagnosis: Diagnosis) -> Misco
 
 def _start(engine: Engine, query: Query, result: DataFrame, mode: Mode, note: Note, turn: int) -> StreamingQuery:
     update = mode is Mode.REAL_TIME or (query.emit is Emit.CHANGE and accepts_update(result))
-    writer = _into(engine, encoded(result, query, note.life), query.into, query.name, note)
+    at_once = mode is Mode.REAL_TIME
+    writer = _into(engine, encoded(result, query, note.life), query.into, query.name, note, at_once)
     writer = writer.outputMode("update" if update else "append")
     if mode is Mode.REAL_TIME:
         length = _length(engine.settings.real_time_batch, turn)
@@ -183,10 +184,12 @@ def require_sifting(engine: Engine, shape: Shape, into: str, topics: Mapping[str
     return examine(name, engine.checkpoint(name), now, _knowing(engine, Known(topics))).require()
 
 
-def _into(engine: Engine, records: DataFrame, channel: str, name: str, note: Note) -> DataStreamWriter:
+def _into(
+    engine: Engine, records: DataFrame, channel: str, name: str, note: Note, at_once: bool = False
+) -> DataStreamWriter:
     folder = engine.checkpoint(name)
     note.write(folder)
-    writer = engine.wire.into(records, channel)
+    writer = engine.wire.into(records, channel, at_once)
     return writer.queryName(name).option("checkpointLocation", folder)
 
 

@@ -32,8 +32,8 @@ class Wire(Protocol):
     ) -> DataFrame:
         """The records that a channel holds, from these offsets up to those."""
 
-    def into(self, records: DataFrame, channel: str) -> DataStreamWriter:
-        """What brings a stream of records into a channel, at least once each."""
+    def into(self, records: DataFrame, channel: str, at_once: bool = False) -> DataStreamWriter:
+        """What brings a stream of records into a channel, at least once each; `at_once`: without waiting for more."""
 
 
 def told(channel: str, offsets: Mapping[int, int]) -> dict[str, dict[str, int]]:
