@@ -40,5 +40,5 @@ class StillWire:
         rows = [(None, held[at], channel, 0, at, _ARRIVED, 0, None) for at in range(first, end)]
         return spark.createDataFrame(rows, RAW)
 
-    def into(self, records: DataFrame, channel: str) -> DataStreamWriter:
+    def into(self, records: DataFrame, channel: str, at_once: bool = False) -> DataStreamWriter:
         return records.writeStream.format("noop")
