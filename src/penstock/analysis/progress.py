@@ -17,6 +17,7 @@ __all__ = ["Progress", "StreamingQuery", "ended", "progress"]
 _COMMIT = ("walCommit", "commitOffsets", "commitBatch")
 _HITS, _MISSES = "rocksdbReadBlockCacheHitCount", "rocksdbReadBlockCacheMissCount"
 _LOADS = ("rocksdbLoadLatencyMs", "loadedMapLoadLatencyMs")
+_RESTORED = ("rocksdbNumLoadedFromDfs", "rocksdbNumReplayChangelogFiles")
 
 
 class Telling(Protocol):
@@ -51,8 +52,7 @@ class Progress:
         if "store" in found:
             if self._restored is None:
                 # State is brought back with the first batch, which may have ended before anybody looked.
-                first = query.recentProgress[0]
-                self._restored = _store(first.stateOperators)["load"] if first.stateOperators else None
+                self._restored = _restored(query.recentProgress[0])
             found["store"]["restored"] = self._restored
         if "newest" in found:
             # A batch without records tells of none.
@@ -120,6 +120,15 @@ def _store(operators: Sequence[Any]) -> dict[str, Any]:
         "hits": _sum(custom, _HITS),
         "misses": _sum(custom, _MISSES),
     }
+
+
+def _restored(first: StreamingQueryProgress) -> int | None:
+    """How long the first batch of a run took to bring state back from the checkpoint.
+
+    Nobody knows it of an aggregation: it opens its state twice, and Spark tells of the second time only.
+    """
+    custom = [operator.customMetrics for operator in first.stateOperators]
+    return _store(first.stateOperators)["load"] if any(_sum(custom, name) for name in _RESTORED) else None
 
 
 def _sum(metrics: Sequence[Mapping[str, int]], name: str) -> int:
