@@ -25,6 +25,7 @@ from penstock.contracts import Entry, Positions
 from penstock.pipeline.accounts import last_accounts
 
 BEGUN, WRITTEN, COMMITTED = "a batch has begun", "a batch has written rows", "a batch is committed"
+_ROOT = Path(__file__).parents[3]
 PATIENCE = 300.0
 SPREAD = {"approved": (5,), "latest": (1, 4)}
 """Whose state is spread anew, over how many partitions, one after the other."""
@@ -233,7 +234,8 @@ class Run:
         local.mkdir()
         script = str(Path(__file__).with_name("driver.py"))
         places = (self.kafka.servers, self.name, str(self.folder / "checkpoints"), str(local), ",".join(order))
-        env = {**os.environ, "TZ": "America/New_York", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        modules = os.pathsep.join((str(_ROOT), *filter(None, sys.path)))
+        env = {**os.environ, "TZ": "America/New_York", "PYTHONPATH": modules}
         with self._log.open("wb") as log:
             process = subprocess.Popen([sys.executable, script, *places], env=env, stdout=log, stderr=log)
         try:
