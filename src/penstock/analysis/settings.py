@@ -8,19 +8,19 @@ from pydantic import Field, field_validator, model_validator
 from penstock.clock import Duration
 from penstock.settings import Section
 
-_PROFILES = {"throughput": {"jit": "thorough", "memory": "1g"}}
+_PROFILES = {"throughput": {"jit": "thorough", "memory": "2g"}}
 """What a profile sets where nothing else is said; those of latency are the defaults."""
 
 
 class SparkSettings(Section):
     profile: Literal["latency", "throughput"] = Field(
         "latency",
-        description="latency: at speed at once, in less than 1 GiB; throughput: more records for the same CPU",
+        description="latency: at speed at once; throughput: more records for the same CPU",
     )
     master: str = Field(
         "local", description="local: this machine, with as many slots as the queries need; or any Spark master"
     )
-    memory: str = Field("640m", description="the heap of the driver", pattern=r"^\d+[mg]$")
+    memory: str = Field("1g", description="the heap of the driver", pattern=r"^\d+[mg]$")
     checkpoints: str = Field("", description="where queries remember how far they are; empty: in the state folder")
     real_time_batch: Duration = Field(
         timedelta(seconds=60),
