@@ -218,7 +218,9 @@ def driver(kafka: Kafka, folder: Path, settings: SparkSettings, slots: int, log:
         event_time = "timestamp_millis(at)"
         shapes = {name: Shape(name, DDL, event_time) for name in ("events", BARE)}
         shapes |= {name: Shape(name, TABLE, table=True) for name in TABLES}
-        yield Engine(spark, settings, KafkaWire(kafka.servers), str(folder / "checkpoints"), shapes)
+        yield Engine(
+            spark, settings, KafkaWire(kafka.servers, ahead=settings.reads_ahead), str(folder / "checkpoints"), shapes
+        )
 
 
 def caught_up(running: StreamingQuery, records: int) -> int:

@@ -10,7 +10,8 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from penstock.analysis.wire import told
 from penstock.contracts import Positions
 
-# The client's own are for few records: while a query catches up, it would ask for every 500 of them anew.
+# The client's own are for few records: while a query catches up, it would ask for every 500 of them anew. But Spark
+# keeps what a consumer has read ahead for as long as it keeps the consumer: with many queries that fills the heap.
 _LARGE_READS = {"kafka.max.poll.records": "5000", "kafka.max.partition.fetch.bytes": str(4 * 2**20)}
 # Rows of a batch come fast: fewer and larger requests cost the broker half as much.
 _LARGE_WRITES = {"kafka.batch.size": str(2**17)}
@@ -28,6 +29,9 @@ class KafkaWire:
     most: int | None = None
     """How many records a micro-batch takes; None: all that there are."""
 
+    ahead: bool = False
+    """Streams are read far ahead: faster, for a heap that has room for it."""
+
     @property
     def objection(self) -> str | None:
         return None
@@ -39,6 +43,8 @@ class KafkaWire:
         reader = spark.readStream.format("kafka").options(**self._source(channel))
         if since is not None:
             reader = reader.option("startingOffsets", json.dumps(told(channel, since)))
+        if self.ahead:
+            reader = reader.options(**_LARGE_READS)
         if self.most is not None:
             reader = reader.option("maxOffsetsPerTrigger", self.most)
         # A broker that restarts must not end the query.
@@ -70,7 +76,6 @@ class KafkaWire:
             "includeHeaders": "true",
             "kafka.isolation.level": "read_committed",
             "failOnDataLoss": str(not self.skip_lost).lower(),
-            **_LARGE_READS,
             **self._common(),
         }
 

@@ -47,6 +47,10 @@ class SparkSettings(Section):
     )
     conf: dict[str, str] = Field(default_factory=dict, description="settings of Spark itself, by their own names")
 
+    @property
+    def reads_ahead(self) -> bool:
+        return self.profile == "throughput"
+
     @field_validator("answers")
     @classmethod
     def _at_a_port(cls, value: str) -> str:

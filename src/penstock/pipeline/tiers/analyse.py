@@ -147,7 +147,7 @@ def wire(wiring: Wiring) -> Wire:
     """Spark's own way where it has one, the binder's otherwise."""
     channels, skip_lost = wiring.bind(), wiring.channels.lost == "skip"
     if isinstance(channels, Kafka):
-        return KafkaWire(channels.servers, spark_words(wiring.kafka.conf), skip_lost)
+        return KafkaWire(channels.servers, spark_words(wiring.kafka.conf), skip_lost, ahead=wiring.spark.reads_ahead)
     return BinderWire(channels, skip_lost)
 
 
