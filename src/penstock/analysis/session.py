@@ -83,7 +83,7 @@ def conf(settings: SparkSettings, slots: int) -> dict[str, str]:
         "spark.sql.streaming.pollingDelay": "2ms",
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.adaptive.streaming.stateless.enabled": "false",
-        "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "5",
+        "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "1",
         # Spark would end a real-time query when a batch of it begins while tasks of others wait for slots. Whether
         # there are enough is found out before queries start, see slots.py; then these only wait for each other.
         "spark.scheduler.pipelinedGroup.slotCheck.enabled": "false",
