@@ -35,6 +35,7 @@ from typing import Any
 from zlib import crc32
 
 import psutil
+from broker import broker
 from confluent_kafka import Consumer, Producer
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -50,14 +51,10 @@ from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.contracts import Topic
-from penstock.pipeline.warm import kafka_archive, spark_archive
+from penstock.pipeline.warm import spark_archive
 from penstock.record import Origin
-from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java
-from penstock.supervise.kafka import kafka_services
-from penstock.supervise.settings import LocalSettings
-from penstock.supervise.supervisor import Supervisor
 
 PARTITIONS = 4
 ADS, CAMPAIGNS, USERS = 1_000, 100, 1_000_000
@@ -472,7 +469,7 @@ WAYS: dict[str, Callable[[Kafka, Path, argparse.Namespace], list[dict[str, Any]]
 
 
 @contextmanager
-def broker(folder: Path, servers: str | None) -> Iterator[Kafka]:
+def beside(folder: Path, servers: str | None) -> Iterator[Kafka]:
     if servers:
         yield Kafka(servers)
         return
@@ -490,15 +487,9 @@ def broker(folder: Path, servers: str | None) -> Iterator[Kafka]:
 
 def serve(folder: Path) -> None:
     """A broker, until standard input ends."""
-    java = find_java()
-    jars = ensure_jars(java)
-    with StateFolder(folder / ".penstock").held() as state:
-        services, servers = kafka_services(java, jars, state, LocalSettings(), kafka_archive(java, jars).used())
-        supervisor = Supervisor(services, state)
-        supervisor.start()
-        print(servers, flush=True)
+    with broker(folder) as kafka:
+        print(kafka.servers, flush=True)
         sys.stdin.read()
-        supervisor.stop()
 
 
 def main() -> None:
@@ -527,7 +518,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="penstock-analysis-"))
     found: dict[str, Any] = {}
     try:
-        with broker(folder, arguments.kafka) as kafka:
+        with beside(folder, arguments.kafka) as kafka:
             if {"catchup", "keys"} & set(arguments.ways):
                 ahead_of_time(kafka, arguments.records)
             for way in arguments.ways:

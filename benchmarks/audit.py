@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+from broker import broker
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import encoded
@@ -29,16 +30,9 @@ from penstock.clock import SystemClock
 from penstock.contracts import Topic
 from penstock.demo.pipeline import app
 from penstock.pipeline.tiers.analyse import engine
-from penstock.pipeline.warm import kafka_archive
 from penstock.pipeline.wiring import Wiring
 from penstock.record import Origin, Record
 from penstock.simulate.rsvps import Rsvps
-from penstock.supervise.folder import StateFolder
-from penstock.supervise.jars import ensure_jars
-from penstock.supervise.java import find_java
-from penstock.supervise.kafka import kafka_services
-from penstock.supervise.settings import LocalSettings
-from penstock.supervise.supervisor import Supervisor
 
 CHANNEL = "rsvps"
 KINDS = {CHANNEL: Kind.SOURCE}
@@ -84,20 +78,6 @@ def measured(apart: set[int]) -> Iterator[Usage]:
         usage.cpu, usage.seconds = spent(apart) - before, time.monotonic() - began
         done.set()
         watcher.join()
-
-
-@contextmanager
-def broker(folder: Path) -> Iterator[Kafka]:
-    java = find_java()
-    jars = ensure_jars(java)
-    with StateFolder(folder / ".penstock").held() as state:
-        services, servers = kafka_services(java, jars, state, LocalSettings(), kafka_archive(java, jars).used())
-        supervisor = Supervisor(services, state)
-        supervisor.start()
-        try:
-            yield Kafka(servers)
-        finally:
-            supervisor.stop()
 
 
 def fill(kafka: Kafka, senders: int, records: int) -> None:

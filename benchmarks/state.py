@@ -27,9 +27,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TextIO
 
+from broker import broker
 from pyspark.sql import SparkSession
 
-from audit import broker
 from penstock.analysis.checkpoints.batches import batches, covered, unfinished
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire

@@ -4,6 +4,7 @@ Columns that stand alone are plain values; several are rows, with the columns as
 """
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any, Protocol, Self, overload
@@ -34,7 +35,7 @@ Read = Callable[[str], Schema]
 """What makes a schema of a DDL; raises ValueError when it is none."""
 
 
-class Variable:
+class Variable(ABC):
     """What is declared in a class that keeps state; in an instance, what is kept under this name for its key."""
 
     def __init__(self, *ddls: str, ttl: str | None) -> None:
@@ -65,9 +66,9 @@ class Variable:
     def milliseconds(self) -> int | None:
         return None if self.ttl is None else max(1, duration(self.ttl) // timedelta(milliseconds=1))
 
+    @abstractmethod
     def open(self, handle: Handle, read: "tuple[Columns, ...]") -> Any:
         """What an instance has under this name."""
-        raise NotImplementedError
 
 
 class Value(Variable):
