@@ -46,6 +46,7 @@ from penstock.analysis.frames import seen
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.launching import launch
 from penstock.analysis.operators import tables
+from penstock.analysis.practice import practise
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
@@ -184,8 +185,8 @@ class Usage:
 
     def __init__(self) -> None:
         me = psutil.Process()
-        # What paces the records is a child as well; it is Python, and not the driver.
-        self._processes = [me, *(one for one in me.children(recursive=True) if one.name().startswith("java"))]
+        # The broker is a child of a child, and what paces the records is Python.
+        self._processes = [me, *(one for one in me.children() if one.name().startswith("java"))]
         self._done = threading.Event()
         self._began, self._spent = time.monotonic(), self._cpu()
         self.peak = 0
@@ -403,7 +404,10 @@ def latency(kafka: Kafka, folder: Path, arguments: argparse.Namespace) -> list[d
         pacer.start()
         running = [launch(engine, query, 1, {}, turn)[0] for turn, query in enumerate(queries)]
         # The start, and all that the JVM compiles in it, is not what is measured.
-        time.sleep(arguments.warm_up)
+        until, never = time.monotonic() + arguments.warm_up, threading.Event()
+        for query in queries:
+            practise(engine, query, never)
+        time.sleep(max(0, until - time.monotonic()))
         first, usage = int((time.time() - began) * rate), Usage()
         done = [batch_of(one) for one in running]
         until = time.monotonic() + arguments.batches * length + 1

@@ -36,6 +36,14 @@ _FLAGS = [
 ]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Where two processes share the tests, one Spark is enough for all; otherwise those of a file stay together."""
+    for item in items:
+        on_spark = "spark" in getattr(item, "fixturenames", ())
+        item.add_marker(pytest.mark.xdist_group("spark" if on_spark else str(item.path)))
+
+
 @pytest.fixture(scope="session")
 def java() -> Java:
     return find_java()

@@ -40,7 +40,6 @@ _OPENED = {
 }
 _JVM = (
     "-XX:+IgnoreUnrecognizedVMOptions",
-    "-XX:+UseParallelGC",
     "-XX:MaxMetaspaceFreeRatio=40",
     # Spark makes one method of a whole query; where the payload has many fields, the JVM would leave it interpreted.
     "-XX:-DontCompileHugeMethods",
@@ -50,6 +49,12 @@ _JVM = (
     *(f"--add-opens={module}/{name}=ALL-UNNAMED" for module, names in _OPENED.items() for name in names.split()),
 )
 
+_GC = {
+    # The other one stops everything for 200 ms whenever its heap is full. A small nursery keeps the whole below 1 GiB.
+    "latency": ("-XX:+UseG1GC", "-XX:MaxNewSize=160m"),
+    "throughput": ("-XX:+UseParallelGC",),
+}
+
 # With the quick compiler alone, a JVM reserves too little for its code: Spark filled it within a minute.
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 
@@ -57,7 +62,14 @@ _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
     logging.getLogger(name).disabled = True
 
-_CHECKPOINTS = "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+# Those of Hadoop fork chmod for each file, of which a batch has a dozen. The rename of this manager is not exclusive;
+# the state folder's lock keeps a second driver away.
+_FILES = {
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
+}
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
@@ -70,9 +82,7 @@ def conf(settings: SparkSettings, slots: int) -> dict[str, str]:
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
-        # The default manager forks chmod for each file, at four times the cost. The rename of this one is not
-        # exclusive; the state folder's lock keeps a second driver away.
-        **({"spark.sql.streaming.checkpointFileManagerClass": _CHECKPOINTS} if local else {}),
+        **(_FILES if local else {}),
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
@@ -84,6 +94,8 @@ def conf(settings: SparkSettings, slots: int) -> dict[str, str]:
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.adaptive.streaming.stateless.enabled": "false",
         "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "1",
+        # A static table takes one at least, with each batch; by Spark's own reckoning it has 32 MiB.
+        "spark.buffer.pageSize": "1m",
         # Spark would end a real-time query when a batch of it begins while tasks of others wait for slots. Whether
         # there are enough is found out before queries start, see slots.py; then these only wait for each other.
         "spark.scheduler.pipelinedGroup.slotCheck.enabled": "false",
@@ -181,7 +193,7 @@ def session(
 
     What its JVM says goes to the log, or nowhere; `jvm` are further flags of it.
     """
-    flags = [f"-Xmx{settings.memory}", *(_QUICK if settings.jit == "quick" else ()), *jvm]
+    flags = [f"-Xmx{settings.memory}", *_GC[settings.profile], *(_QUICK if settings.jit == "quick" else ()), *jvm]
     gateway = Gateway.start(java, jars, flags, {"spark.app.name": name, **conf(settings, slots)}, log)
     os.environ["PYSPARK_GATEWAY_PORT"] = str(gateway.port)
     os.environ["PYSPARK_GATEWAY_SECRET"] = gateway.secret

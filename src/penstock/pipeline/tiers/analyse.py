@@ -83,6 +83,7 @@ def _run(description: Description, wiring: Wiring, stop: threading.Event, ready:
                 pulse(channels, description.status, Tier.ANALYSE, lambda: {**queries.figures(), "answers": address}),
                 accounting(channels, description.bookmarks, queries.accounts),
                 beside("the reading of static tables", watch.run),
+                beside("the practice of planning", queries.practise),
             ):
                 ready()
                 while not stop.wait(_BOUNDARY if refreshing.waits else _LOOK_EVERY):

@@ -1,6 +1,7 @@
 """The queries of a pipeline as they run: started one after the other, accounted for, measured, stopped."""
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -13,6 +14,7 @@ from penstock.analysis.checkpoints.doctor import Known
 from penstock.analysis.engine import Engine
 from penstock.analysis.launching import Fitting, begin, failed, fitting, launch, require_sifting, sift
 from penstock.analysis.modes import Verdict
+from penstock.analysis.practice import practise
 from penstock.analysis.progress import Progress, StreamingQuery
 from penstock.analysis.query import Late, Mode, Query
 from penstock.audit.account import Account, Outcome
@@ -97,6 +99,12 @@ class Queries:
 
     def failed(self) -> Unavailable | None:
         return failed([*self._running.values(), *self._sifting])
+
+    def practise(self, stop: threading.Event) -> None:
+        """Make the pauses of those in real time shorter, see there."""
+        for query in self._description.queries:
+            if self._verdicts[query.name].mode is Mode.REAL_TIME:
+                practise(self._engine, query, stop)
 
     def stop(self) -> None:
         """Stop all; those that would give their batches up when these have ended, if they do soon."""
