@@ -15,7 +15,7 @@ run: .venv/ready ## run the RSVP analyzer: Kafka, Spark, Redis, a lake and a liv
 	@$(BIN)/penstock demo
 
 test: .venv/ready chromium ## run all tests, with the real parts
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 soak: .venv/ready ## run the tests of the audit in their full sizes: ten minutes, and a table of figures
 	@PENSTOCK_SOAK=1 $(BIN)/python -m pytest tests/soak --timeout 3600

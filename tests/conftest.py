@@ -1,4 +1,7 @@
-"""What tests of several rooms share: one broker, one Spark session, one browser; all of them real."""
+"""What tests of several rooms share: one broker, one Spark session, one browser; all of them real.
+
+`make test` runs the tests in two processes, file by file, and each of these has its own.
+"""
 
 import shutil
 import subprocess
@@ -34,14 +37,6 @@ _FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where two processes share the tests, one Spark is enough for all; otherwise those of a file stay together."""
-    for item in items:
-        on_spark = "spark" in getattr(item, "fixturenames", ())
-        item.add_marker(pytest.mark.xdist_group("spark" if on_spark else str(item.path)))
 
 
 @pytest.fixture(scope="session")
