@@ -73,12 +73,12 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 def running(state: Path, channels: Files, page: str | None) -> None:
-    where = channels.where
-    Running(os.getpid(), "shop", "penstock.shop.status", where, page, None, "", where).write(state)
+    where, file = channels.where, str(state.parent / "shop.py")
+    Running(os.getpid(), "shop", "penstock.shop.status", where, page, None, file, where).write(state)
 
 
 def state(folder: Path, command: str, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["state", command, str(folder / "shop.py"), *arguments])
+    return CliRunner().invoke(app, ["state", command, *arguments, "--pipeline", str(folder / "shop.py")])
 
 
 def test_a_key_is_told_with_its_newest_row_and_its_position(folder: Path) -> None:
@@ -94,6 +94,15 @@ def test_a_key_is_told_with_its_newest_row_and_its_position(folder: Path) -> Non
     assert lines[1] == 'row    {"city":"nl","n":5}'
     assert lines[3] == 'state  {"sum":3}'
     assert "as of batch 7, 1970-01-01 00:00:01 UTC; sales up to 0:12, 1:9" in lines[4]
+
+
+def test_the_pipeline_that_runs_in_the_folder_needs_no_name(folder: Path, tmp_path: Path) -> None:
+    there = CliRunner().invoke(app, ["state", "get", "totals", "nl", "--folder", str(folder)])
+    assert there.exit_code == 0, there.output
+    assert there.stdout.splitlines()[1] == 'row    {"city":"nl","n":5}'
+    (other := tmp_path / "other").mkdir()
+    nowhere = CliRunner().invoke(app, ["state", "scan", "totals", "--folder", str(other)]).exception
+    assert str(nowhere) == f"{other}: nothing runs here; name the file of the pipeline: --pipeline FILE"
 
 
 def test_a_row_or_a_state_alone_is_enough(folder: Path) -> None:

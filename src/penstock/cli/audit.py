@@ -56,7 +56,9 @@ def audit(
     if query is not None:
         from penstock.cli.recompute import recompute  # Spark is imported for those who want it.
 
-        raise typer.Exit(recompute(folder, profile, pipeline or _pipeline(folder, profile), query, as_json))
+        raise typer.Exit(
+            recompute(folder, profile, pipeline or Running.file_in(Wiring.read(folder, profile)), query, as_json)
+        )
     wiring = Wiring.read(folder, profile)
     patience = int((wiring.audit.grace.total_seconds() if grace is None else grace) * 1e6)
     if watch:
@@ -122,14 +124,6 @@ def _watch(wiring: Wiring, grace: int, senders: bool, as_json: bool) -> None:
                 else:
                     show(found, senders=senders)
             time.sleep(1)
-
-
-def _pipeline(folder: Path, profile: str | None) -> Path:
-    """The file of the pipeline that runs in a folder."""
-    running = Running.find(Wiring.read(folder, profile))
-    if running.file:
-        return Path(running.file)
-    raise Misconfigured("--recompute", "the run does not tell its file", "say it: --pipeline FILE")
 
 
 def _bounds(wiring: Wiring, ledger: Ledger) -> Bounds:

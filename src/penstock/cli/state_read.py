@@ -8,7 +8,7 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from http.client import HTTPException
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
 
@@ -19,7 +19,7 @@ from penstock.analysis.query import Query
 from penstock.audit.alive import alive
 from penstock.audit.held import held
 from penstock.audit.report import printable
-from penstock.cli.options import AsJson, File, Profile
+from penstock.cli.options import AsJson, Profile
 from penstock.clock import SystemClock
 from penstock.contracts import Channels, Entry
 from penstock.deliver.feed import Feed
@@ -38,16 +38,21 @@ _NOWHERE = ("127.0.0.1:1", "redis://127.0.0.1:1")
 """Where channels are that nobody will read."""
 
 QueryName = Annotated[str, typer.Argument(metavar="QUERY", help="The query, or the result that it makes.")]
+Pipeline = Annotated[
+    Path | None, typer.Option("--pipeline", metavar="FILE", help="The file of the pipeline.", show_default="what runs")
+]
 Where = Annotated[
     Path | None,
-    typer.Option(help="Where the pipeline runs: the folder that holds .penstock.", show_default="beside the file"),
+    typer.Option(
+        help="Where the pipeline runs: the folder that holds .penstock.", show_default="beside the file, or here"
+    ),
 ]
 
 
 def get(
-    file: File,
     query: QueryName,
     key: Annotated[str, typer.Argument(help="A JSON array of the key's values, or the bare value of a single one.")],
+    pipeline: Pipeline = None,
     folder: Where = None,
     profile: Profile = None,
     as_json: AsJson = False,
@@ -57,7 +62,7 @@ def get(
     Exits with 1 when there is neither.
     """
     _require_text(key)
-    asked = _Asked(load(file), Wiring.read(folder or file.parent, profile), query)
+    asked = _Asked.of(pipeline, folder, profile, query)
     found, answer = asked.get(key)
     if as_json:
         typer.echo(orjson.dumps(answer).decode())
@@ -70,17 +75,17 @@ def get(
 
 
 def scan(
-    file: File,
     query: QueryName,
     prefix: Annotated[str, typer.Option(help="Only keys whose first column begins with this.")] = "",
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="So many entries at most.")] = 100,
+    pipeline: Pipeline = None,
     folder: Where = None,
     profile: Profile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the state of a query, entry by entry, as of its last batch; in no order."""
     _require_text(prefix)
-    asked = _Asked(load(file), Wiring.read(folder or file.parent, profile), query)
+    asked = _Asked.of(pipeline, folder, profile, query)
     answer = asked.scan(prefix, limit)
     if as_json:
         typer.echo(orjson.dumps(answer).decode())
@@ -98,6 +103,11 @@ def scan(
 
 class _Asked:
     """Whoever can answer for a pipeline."""
+
+    @classmethod
+    def of(cls, pipeline: Path | None, folder: Path | None, profile: str | None, query: str) -> Self:
+        wiring = Wiring.read(folder or (pipeline.parent if pipeline else Path()), profile)
+        return cls(load(pipeline or Running.file_in(wiring)), wiring, query)
 
     def __init__(self, description: Description, wiring: Wiring, query: str) -> None:
         self._description, self._wiring = description, wiring

@@ -39,6 +39,14 @@ class Running:
             )
         return found
 
+    @classmethod
+    def file_in(cls, wiring: Wiring) -> Path:
+        """The file of the pipeline that runs in this folder; Misconfigured when there is none."""
+        if (found := cls.at(wiring.state)) is not None and found.file:
+            return Path(found.file)
+        problem = "nothing runs here" if found is None else "the run does not tell its file"
+        raise Misconfigured(str(wiring.folder.absolute()), problem, "name the file of the pipeline: --pipeline FILE")
+
     def write(self, state: Path) -> None:
         """Addresses may hold passwords: nobody else can read it."""
         write_note(state / self.FILE, asdict(self), private=True)
