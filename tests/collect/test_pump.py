@@ -6,15 +6,18 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import repeat
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 
+from penstock.channels.files import Files
 from penstock.collect.crossing import MOST_INTAKES
 from penstock.collect.pump import Pump
+from penstock.collect.spooling import Spool
 from penstock.collect.websocket import WebSocketSource
-from penstock.contracts import Arrival, Channels, Guarantee, Intake, Sender, Source, Taken
+from penstock.contracts import Arrival, Channels, Entry, Guarantee, Intake, Sender, Source, Taken
 from penstock.errors import Unavailable
 from penstock.record import Blind, Heartbeat, Origin, Record
 from penstock.simulate.feed import Feed
@@ -89,6 +92,8 @@ class _Fragile:
             case None:
                 await self._inner.send(channel, records)
                 await asyncio.sleep(0)
+            case "away":
+                raise Unavailable("the channel", "it is away")
             case "before":
                 raise Crash
             case "after":
@@ -468,3 +473,54 @@ async def test_a_channel_that_cannot_be_asked_fails_the_pump_at_once() -> None:
 
     with pytest.raises(Unavailable, match="Kafka"):
         await pumped(Outside([]), Down())
+
+
+# --- with a spool -----------------------------------------------------------------------------------------------------
+
+
+def spool(folder: Path) -> Spool:
+    return Spool(Files(folder, sync=False), "source", patience=0.05)
+
+
+async def test_a_channel_that_is_away_is_none_of_the_sources_business(tmp_path: Path) -> None:
+    channels, outside = Fragile(), Outside(numbered(300), stays=True)
+    await pumped(Outside(numbered(3)), channels)
+    channels.fate = lambda channel: "away"
+    one, stop = pump(outside, channels, spool=spool(tmp_path)), asyncio.Event()
+    running = asyncio.create_task(one.run(stop))
+    await until(lambda: len(outside.settled) == 99)
+    assert outside.settled == [None] * 99
+    figures = one.figures()
+    assert figures["away"] is True
+    # A bookmark may wait there, too.
+    assert figures["spooled"] in (297, 298)
+    assert sum(origins(channels).values()) == 3
+    channels.fate = lambda channel: None
+    await until(lambda: one.figures()["away"] is False)
+    stop.set()
+    await running
+    assert origins(channels) == Counter(arrival.origin for arrival in numbered(300))
+
+
+async def test_what_waits_on_disk_is_not_asked_for_again_and_comes_first(tmp_path: Path) -> None:
+    channels = Fragile()
+    await pumped(Outside(numbered(3)), channels)
+    channels.fate = lambda channel: "away"
+    outside = Outside(numbered(90), stays=True)
+    crashing = asyncio.create_task(pump(outside, channels, spool=spool(tmp_path)).run(asyncio.Event()))
+    await until(lambda: len(outside.settled) == 29)
+    crashing.cancel()
+    await asyncio.gather(crashing, return_exceptions=True)
+    channels.fate = lambda channel: None
+    again = await pumped(Outside(numbered(120)), channels, spool=spool(tmp_path))
+    assert again.doubled == 0
+    assert origins(channels) == Counter(arrival.origin for arrival in numbered(120))
+    for sender in ("s0", "s1", "s2"):
+        found = [origin.seq for origin in map(origin_of, channels.entries("rsvps")) if origin.sender == sender]
+        assert sorted(found) == list(range(1, 41))
+
+
+def origin_of(entry: Entry) -> Origin:
+    origin = Origin.of(entry.headers)
+    assert origin is not None
+    return origin

@@ -6,7 +6,7 @@ the truth, and a bookmark only saves reading all of it.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import orjson
@@ -36,6 +36,16 @@ class Bookmark:
     heard: Micros | None = None
     duplicates: int = 0
     """How many arrivals were there already, in all lives of the collector."""
+
+    def add(self, source: str, origin: Origin | None) -> None:
+        """A record of this origin is safe; the collector has the name of its source where it numbers itself."""
+        if origin is None:
+            return
+        if origin.sender == source:
+            self.incarnation = max(self.incarnation, origin.epoch)
+            self.heard = max(self.heard or 0, origin.time)
+        else:
+            self.numbers.add(origin.sender, origin.epoch, origin.seq)
 
     def record(self, source: str) -> Record:
         """As it lies in the bookmarks channel."""
@@ -80,8 +90,16 @@ class Bookmark:
             raise Refused("a bookmark", f"it cannot be read: {error!r}") from error
 
 
-def recover(channels: Channels, bookmarks: str, source: str, watched: Sequence[str]) -> Bookmark:
+def recover(
+    channels: Channels,
+    bookmarks: str,
+    source: str,
+    watched: Sequence[str],
+    waiting: Iterable[tuple[str, Record]] = (),
+) -> Bookmark:
     """The last bookmark of the source, brought up to the end of the channels that it fills. It blocks.
+
+    `waiting` are records that are safe elsewhere, on their way into channels.
 
     A bookmark that cannot be read, or that claims more than a channel holds (it was made anew, or lost its end), is not
     believed: then the whole channels are read.
@@ -93,14 +111,10 @@ def recover(channels: Channels, bookmarks: str, source: str, watched: Sequence[s
         bookmark = Bookmark(incarnation=bookmark.incarnation, heard=bookmark.heard, duplicates=bookmark.duplicates)
     for channel in watched:
         for entry in held(channels, channel, bookmark.positions.get(channel), bounds[channel]):
-            origin = Origin.read(entry.headers)
-            if origin is None:
-                continue
-            if origin.sender == source:
-                bookmark.incarnation = max(bookmark.incarnation, origin.epoch)
-                bookmark.heard = max(bookmark.heard or 0, origin.time)
-            else:
-                bookmark.numbers.add(origin.sender, origin.epoch, origin.seq)
+            bookmark.add(source, Origin.read(entry.headers))
+    for channel, record in waiting:
+        if channel in watched:
+            bookmark.add(source, record.origin)
     bookmark.positions = {
         channel: {partition: end for partition, (_, end) in partitions.items()}
         for channel, partitions in bounds.items()

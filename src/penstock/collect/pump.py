@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 
 from penstock.audit.rate import Rate
@@ -13,6 +13,7 @@ from penstock.collect.crossing import Crossing, Names
 from penstock.collect.numbering import Numbering
 from penstock.collect.reconnecting import backoff, reconnecting
 from penstock.collect.sorting import Sorting, notice
+from penstock.collect.spooling import Spool, Spooling
 from penstock.contracts import Arrival, Channels, Intake, Positions, Sender, Source
 from penstock.errors import Unavailable
 from penstock.record import Heartbeat
@@ -26,8 +27,9 @@ LAND_WITHIN = 3.0
 class Pump:
     """From a source into a channel.
 
-    A record is settled once the channel holds it. When a send fails the pump fails, too: started again, it reads what
-    the channel holds and goes on with exactly the rest. A source that goes away is opened again by the pump itself.
+    A record is settled once the channel holds it, or the spool, where there is one: then a channel that is away is
+    none of the source's business. Otherwise, when a send fails the pump fails, too: started again, it reads what the
+    channel holds and goes on with exactly the rest. A source that goes away is opened again by the pump itself.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Pump:
         clock: Clock | None = None,
         mark_every: timedelta = timedelta(seconds=1),
         delays: Callable[[], Iterator[float]] = backoff,
+        spool: Spool | None = None,
     ) -> None:
         self._source = source
         self._names = Names(into, dead or f"{into}.dead", heartbeats, bookmarks)
@@ -53,6 +56,8 @@ class Pump:
         self._clock = clock or SystemClock()
         self._mark_every = mark_every.total_seconds()
         self._delays = delays
+        self._spool = spool
+        self._spooling: Spooling | None = None
         self._rate = Rate(self._clock)
         self._duplicates = self._refused = self._connections = 0
         self._trouble: Unavailable | None = Unavailable(source.name, "it was not opened yet")
@@ -72,7 +77,13 @@ class Pump:
             "in_flight": crossing.arrivals if crossing else 0,
             "reconnects": max(0, self._connections - 1),
             "heard": crossing.safe.heard if crossing else None,
+            **self._spooled(),
         }
+
+    def _spooled(self) -> dict[str, object]:
+        if (spooling := self._spooling) is None:
+            return {}
+        return {"spooled": spooling.depth.records, "spooled_bytes": spooling.depth.bytes, "away": spooling.away}
 
     @property
     def doubled(self) -> int:
@@ -88,7 +99,7 @@ class Pump:
         numbering = Numbering(self._source.name, safe.incarnation)
         sorting = Sorting(self._names.into, numbering, safe.numbers.copy(), self._key, self._limit)
         source = reconnecting(self._source, self._clock, safe.heard, self._watch, self._delays)
-        async with self._channels.sender() as sender, source.open(safe.numbers.taken()) as intakes:
+        async with self._sender() as sender, source.open(safe.numbers.taken()) as intakes:
             crossing = self._crossing = Crossing(sender, self._names, safe)
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -99,13 +110,18 @@ class Pump:
                     taking = tasks.create_task(self._take(intakes, sorting, crossing))
                     await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
                     taking.cancel()
-                    stopping.cancel()
                     await asyncio.wait((taking,))
                     try:
                         await asyncio.wait_for(crossing.landed(), LAND_WITHIN)
                     except TimeoutError:
                         # A broker that is away would hold us up for ever; the next life finds out what has landed.
                         raise Unavailable(self._names.into, "it did not take what was on its way") from None
+                    if self._spooling is not None:
+                        # The source is done: nobody else would bring what is on disk into the channel.
+                        through = tasks.create_task(self._spooling.through())
+                        await asyncio.wait((through, stopping), return_when=asyncio.FIRST_COMPLETED)
+                        through.cancel()
+                    stopping.cancel()
                     settling.cancel()
                     finished.set()
             except BaseExceptionGroup as failures:
@@ -113,9 +129,18 @@ class Pump:
             finally:
                 self._trouble = self._trouble or Unavailable(self._source.name, "the pump does not run")
 
+    @asynccontextmanager
+    async def _sender(self) -> AsyncIterator[Sender]:
+        async with AsyncExitStack() as stack:
+            sender: Sender = await stack.enter_async_context(self._channels.sender())
+            if self._spool is not None:
+                sender = self._spooling = await stack.enter_async_context(self._spool.over(sender))
+            yield sender
+
     def _recover(self) -> Bookmark:
         names = self._names
-        safe = recover(self._channels, names.bookmarks, self._source.name, (names.into, names.dead))
+        waiting = self._spool.waiting() if self._spool is not None else ()
+        safe = recover(self._channels, names.bookmarks, self._source.name, (names.into, names.dead), waiting)
         # Seconds, so that a life's number tells when it began; one more, so that no two lives share it.
         safe.incarnation = max(safe.incarnation + 1, self._clock.now() // 1_000_000)
         return safe
@@ -147,7 +172,13 @@ class Pump:
     async def _mark_until(self, finished: asyncio.Event, sender: Sender, crossing: Crossing) -> None:
         while True:
             last = finished.is_set()
-            await self._mark(sender, crossing)
+            try:
+                # Where records go to disk nobody knows what the channel holds; the last bookmark stays.
+                if self._spooling is None or not self._spooling.away:
+                    await self._mark(sender, crossing)
+            except Unavailable:
+                if self._spooling is None:
+                    raise
             if last:
                 return
             with suppress(TimeoutError):

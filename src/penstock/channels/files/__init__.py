@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 
 from penstock.channels.dealing import LEASE, DealtMember, described, joined, moved
 from penstock.channels.files import topics
+from penstock.channels.files.cleaning import forget
 from penstock.channels.files.cursor import bounds_of
 from penstock.channels.files.folder import answering
 from penstock.channels.files.groups import Groups
@@ -151,6 +152,12 @@ class Files:
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
         with answering(self.folder):
             return {partition: bounds_of(folder) for partition, folder in self._partitions(channel)}
+
+    def forget(self, channel: str, before: Positions) -> None:
+        """What lies before these positions need not stay: it goes, segment by segment."""
+        with answering(self.folder):
+            for partition, folder in self._partitions(channel):
+                forget(folder, before.get(partition, 0))
 
     def since(self, channel: str, moment: Micros) -> Positions:
         with answering(self.folder):

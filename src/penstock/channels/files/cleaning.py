@@ -41,6 +41,16 @@ def clean(folder: Path, now: Micros, keep: timedelta | None, compact_after: time
             _compact(folder, now - _micros(compact_after), now - _micros(_TOMBSTONES))
 
 
+def forget(folder: Path, before: int) -> None:
+    """Take away the closed segments in which all offsets are smaller, unless somebody is at it."""
+    with _cleaning(folder) as ours:
+        if ours:
+            for base, following in pairwise(segments.bases(folder)):
+                if following > before:
+                    return
+                _take_away(folder, base)
+
+
 def _retire(folder: Path, oldest: Micros) -> None:
     for base in _older(folder, oldest):
         _take_away(folder, base)

@@ -1,0 +1,273 @@
+"""The spool: while a channel is away, its records wait in a log on disk, and go on into it in their order.
+
+A record is safe as soon as that log holds it, synced; so the outside is acknowledged, and need not wait for the
+channel. What was on its way when the channel went away lies in both, perhaps: readers know an origin that they have
+seen.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Protocol
+
+from penstock.audit.held import held
+from penstock.collect.reconnecting import backoff
+from penstock.contracts import Channels, Entry, Positions, Sender, Topic
+from penstock.errors import PenstockError, Unavailable
+from penstock.record import Origin, Record
+
+log = logging.getLogger(__name__)
+
+PATIENCE = 1.0
+"""Seconds that a channel may take for records before these go to disk."""
+MOST_BYTES = 1 << 30
+_BATCH = 2_000
+_LOOK = 0.05
+_GROUP = "spool"
+_FOR = "penstock-for"
+"""The header that tells which channel an entry is for."""
+_FRAME = 64
+"""About what a record takes on disk beside its key and its value."""
+
+
+class Disk(Channels, Protocol):
+    """Channels that can forget what was read."""
+
+    def forget(self, channel: str, before: Positions) -> None:
+        """What lies before these positions need not stay."""
+
+
+@dataclass(frozen=True)
+class Spool:
+    """Where the records of one collector wait. One process at a time may open it."""
+
+    disk: Disk
+    name: str
+    most_bytes: int = MOST_BYTES
+    patience: float = PATIENCE
+
+    def waiting(self) -> Iterator[tuple[str, Record]]:
+        """The records that wait, each with the channel that it is for. It blocks."""
+        if self.name in self.disk.names():
+            for entry in held(self.disk, self.name, self.drained()):
+                yield _unpacked(entry)
+
+    @asynccontextmanager
+    async def over(self, sender: Sender) -> AsyncIterator["Spooling"]:
+        """The sender, with this spool behind it. What waited from an earlier life goes first."""
+        await asyncio.to_thread(self.disk.ensure, [Topic(self.name)])
+        async with self.disk.sender() as disk:
+            spooling = Spooling(sender, self, disk, await asyncio.to_thread(self._depth))
+            draining = asyncio.create_task(spooling.drain())
+            try:
+                yield spooling
+            finally:
+                draining.cancel()
+                await asyncio.gather(draining, return_exceptions=True)
+
+    def _depth(self) -> "Depth":
+        depth = Depth()
+        for _, record in self.waiting():
+            depth.add([record])
+        return depth
+
+    def drained(self) -> Positions:
+        """Up to where the records that lay here are in their channels."""
+        if _GROUP not in self.disk.groups():
+            return {}
+        return {part: at for (name, part), at in self.disk.group(_GROUP).committed.items() if name == self.name}
+
+    def done(self, positions: Positions) -> None:
+        self.disk.move(_GROUP, {self.name: positions})
+        self.disk.forget(self.name, positions)
+
+
+@dataclass
+class Depth:
+    """How much waits."""
+
+    records: int = 0
+    bytes: int = 0
+
+    def add(self, records: Sequence[Record]) -> None:
+        self.records += len(records)
+        self.bytes += _size(records)
+
+    def take(self, records: Sequence[Record]) -> None:
+        self.records -= len(records)
+        self.bytes -= _size(records)
+
+
+@dataclass(eq=False)
+class _Flight:
+    """Records on their way, and who waits for them."""
+
+    channel: str
+    records: Sequence[Record]
+    safe: "asyncio.Future[None]"
+    task: "asyncio.Task[None] | None" = field(default=None)
+
+
+class Spooling:
+    """Has the shape of a sender: straight into the channel while that takes records, to disk from when it does not.
+
+    From then on all goes to disk, behind what lies there, until all of it is in the channel. When the disk is full,
+    `send` waits, as it would for the channel.
+    """
+
+    def __init__(self, sender: Sender, spool: Spool, disk: Sender, waits: Depth) -> None:
+        self.depth = waits
+        """What waits on disk, or for room there."""
+        self._sender, self._spool, self._disk = sender, spool, disk
+        self._stored = waits.bytes
+        self._flights: dict[_Flight, None] = {}
+        self._diverted = bool(waits.records)
+        self._freed, self._filled, self._through = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        (self._filled if self._diverted else self._through).set()
+        self._line = asyncio.Lock()
+        self._broken: PenstockError | None = None
+
+    @property
+    def away(self) -> bool:
+        """Whether records go to disk."""
+        return self._diverted
+
+    @property
+    def full(self) -> bool:
+        return self._stored >= self._spool.most_bytes
+
+    async def through(self) -> None:
+        """Wait until nothing waits on disk."""
+        await self._through.wait()
+
+    async def send(self, channel: str, records: Sequence[Record]) -> None:
+        if self._broken:
+            raise self._broken
+        flight = _Flight(channel, records, asyncio.get_running_loop().create_future())
+        self._flights[flight] = None
+        flight.task = self._to_disk(flight) if self._diverted else asyncio.create_task(self._straight(flight))
+        try:
+            await flight.safe
+        finally:
+            self._flights.pop(flight, None)
+            if not flight.task.done():
+                flight.task.cancel()
+
+    async def _straight(self, flight: _Flight) -> None:
+        try:
+            async with asyncio.timeout(self._spool.patience):
+                await self._sender.send(flight.channel, flight.records)
+        except (Unavailable, TimeoutError) as error:
+            if not self._diverted:
+                log.warning("%s does not take records (%s): they wait on disk", flight.channel, error or "no answer")
+                self._divert()
+        except Exception as error:  # noqa: BLE001 - whoever waits is told
+            _told(flight, error)
+        else:
+            _told(flight, None)
+
+    def _divert(self) -> None:
+        """All that is on its way goes to disk, in its order, and all that follows goes behind it."""
+        self._diverted = True
+        self._through.clear()
+        for flight in self._flights:
+            if not flight.safe.done():
+                before, flight.task = flight.task, self._to_disk(flight)
+                if before is not None and before is not asyncio.current_task():
+                    before.cancel()
+
+    def _to_disk(self, flight: _Flight) -> "asyncio.Task[None]":
+        # From this moment on it waits: until it is in the channel, nothing may go there straight.
+        self.depth.add(flight.records)
+        self._filled.set()
+        return asyncio.create_task(self._store(flight))
+
+    async def _store(self, flight: _Flight) -> None:
+        size, storing = _size(flight.records), None
+        try:
+            # In the order in which they came, also those that wait for room.
+            async with self._line:
+                while self.full:
+                    self._freed.clear()
+                    await self._freed.wait()
+                self._stored += size
+                packed = [_packed(flight.channel, record) for record in flight.records]
+                storing = asyncio.ensure_future(self._disk.send(self._spool.name, packed))
+                # Now it is in line there.
+                await asyncio.sleep(0)
+            # Whoever gives up does not take it out again.
+            await asyncio.shield(storing)
+        except BaseException as error:
+            if storing is None or (storing.done() and not storing.cancelled() and storing.exception()):
+                self.depth.take(flight.records)
+                self._stored -= 0 if storing is None else size
+            if not isinstance(error, Exception):
+                raise
+            _told(flight, error)
+        else:
+            _told(flight, None)
+
+    async def drain(self) -> None:
+        """Bring what waits into the channel, whenever something does, for ever."""
+        try:
+            while True:
+                await self._filled.wait()
+                await self._drain()
+        except PenstockError as error:
+            self._broken = error
+            for flight in self._flights:
+                _told(flight, error)
+            raise
+
+    async def _drain(self) -> None:
+        spool, delays = self._spool, backoff()
+        start = await asyncio.to_thread(spool.drained)
+        with spool.disk.reader({spool.name: start}) as reader:
+            while self.depth.records:
+                entries = await asyncio.to_thread(reader.read, _BATCH, _LOOK)
+                for channel, some in groupby(map(_unpacked, entries), key=lambda one: one[0]):
+                    records = [record for _, record in some]
+                    while True:
+                        try:
+                            await self._sender.send(channel, records)
+                            break
+                        except Unavailable:
+                            await asyncio.sleep(next(delays))
+                    delays = backoff()
+                    self.depth.take(records)
+                    self._stored -= _size(records)
+                    self._freed.set()
+                if entries:
+                    await asyncio.to_thread(spool.done, reader.positions(spool.name))
+        # Nothing is awaited between the last look and this: nobody can have put something in line.
+        self._filled.clear()
+        self._diverted = False
+        self._through.set()
+        log.info("%s: nothing waits on disk", spool.name)
+
+
+def _told(flight: _Flight, error: Exception | None) -> None:
+    if not flight.safe.done():
+        if error is None:
+            flight.safe.set_result(None)
+        else:
+            flight.safe.set_exception(error)
+
+
+def _packed(channel: str, record: Record) -> Record:
+    return Record(record.value, record.origin, record.key, [*record.extra, (_FOR, channel.encode())])
+
+
+def _unpacked(entry: Entry) -> tuple[str, Record]:
+    channel = next(value.decode() for name, value in entry.headers if name == _FOR)
+    headers = [(name, value) for name, value in entry.headers if name != _FOR]
+    origin = Origin.read(headers)
+    extra = [one for one in headers if one not in origin.headers()] if origin else headers
+    return channel, Record(entry.value, origin, entry.key, extra)
+
+
+def _size(records: Sequence[Record]) -> int:
+    return sum(len(record.value or b"") + len(record.key or b"") + _FRAME for record in records)

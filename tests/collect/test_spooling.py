@@ -1,0 +1,230 @@
+"""The spool, in real files; the channel before it is a double that can go away in every way."""
+
+import asyncio
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from penstock.channels.files import Files
+from penstock.collect.spooling import Spool
+from penstock.contracts import Sender
+from penstock.errors import Refused, Unavailable
+from penstock.record import Origin, Record
+
+
+class Moody:
+    """A channel that takes records, or raises, or does not answer."""
+
+    def __init__(self) -> None:
+        self.mood = "takes"
+        self.held: list[tuple[str, Record]] = []
+        self.calls = 0
+
+    async def send(self, channel: str, records: Sequence[Record]) -> None:
+        self.calls += 1
+        await asyncio.sleep(0)
+        if self.mood == "raises":
+            raise Unavailable("the double", "it is away")
+        if self.mood == "refuses":
+            raise Refused("a record", "it is too large")
+        if self.mood == "hangs":
+            await asyncio.Event().wait()
+        if self.mood == "takes and hangs":
+            # As a broker whose acknowledgement is lost.
+            self.held += [(channel, record) for record in records]
+            await asyncio.Event().wait()
+        self.held += [(channel, record) for record in records]
+
+    def numbers(self, channel: str = "things") -> list[int]:
+        return [record.origin.seq for name, record in self.held if name == channel and record.origin]
+
+
+def record(n: int, size: int = 1) -> Record:
+    return Record(b"x" * size, Origin("sender", 1, n, n), b"key", [("kind", b"test")])
+
+
+@pytest.fixture
+def moody() -> Moody:
+    return Moody()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    return Spool(Files(tmp_path, segment=1 << 12), "source", patience=0.05)
+
+
+async def until(condition: Callable[[], object], patience: float = 20) -> None:
+    async with asyncio.timeout(patience):
+        while not condition():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.005)
+
+
+def taken(folder: Path) -> int:
+    """Bytes of disk."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+async def test_while_the_channel_takes_records_the_disk_is_left_alone(spool: Spool, moody: Moody) -> None:
+    async with spool.over(moody) as sender:
+        for n in range(1, 11):
+            await sender.send("things", [record(n)])
+    assert moody.numbers() == list(range(1, 11))
+    assert list(spool.waiting()) == []
+    assert spool.disk.bounds("source") == {0: (0, 0)}
+
+
+@pytest.mark.parametrize("mood", ["raises", "hangs"])
+async def test_what_the_channel_does_not_take_is_safe_on_disk_and_goes_on_in_order(
+    spool: Spool, moody: Moody, mood: str
+) -> None:
+    async with spool.over(moody) as sender:
+        await sender.send("things", [record(1)])
+        moody.mood = mood
+        async with asyncio.timeout(20):
+            await asyncio.gather(*(sender.send("things", [record(n)]) for n in range(2, 50)))
+        assert sender.away
+        assert [one.origin and one.origin.seq for _, one in spool.waiting()] == list(range(2, 50))
+        assert sender.depth.records == 48
+        moody.mood = "takes"
+        await sender.send("things", [record(50)])
+        if mood == "hangs":
+            # The call that hangs is in the double's hands; a broker ends it by an error of its own.
+            return
+        await until(lambda: not sender.away)
+        await sender.send("things", [record(51)])
+    assert moody.numbers() == list(range(1, 52))
+    assert (sender.depth.records, sender.depth.bytes) == (0, 0)
+
+
+async def test_a_record_comes_out_as_it_went_in(spool: Spool, moody: Moody) -> None:
+    sent = [
+        record(1),
+        Record(None, Origin("other", 2, 7, 9), b"gone"),
+        Record(b"bare"),
+        Record(b"", None, b"", [("a", b"")]),
+    ]
+    moody.mood = "raises"
+    async with spool.over(moody) as sender:
+        await sender.send("things", sent)
+        await sender.send("notices", [record(2)])
+        moody.mood = "takes"
+        await until(lambda: not sender.away)
+    assert [one.headers() for _, one in moody.held] == [one.headers() for one in [*sent, record(2)]]
+    assert [(one.value, one.key, one.origin) for _, one in moody.held] == [
+        (one.value, one.key, one.origin) for one in [*sent, record(2)]
+    ]
+    assert [name for name, _ in moody.held] == ["things"] * 4 + ["notices"]
+
+
+async def test_another_life_finds_what_waits_and_sends_it_before_its_own(spool: Spool, moody: Moody) -> None:
+    moody.mood = "raises"
+    async with spool.over(moody) as sender:
+        for n in range(1, 6):
+            await sender.send("things", [record(n)])
+    moody.mood = "takes"
+    async with spool.over(moody) as again:
+        assert again.away
+        await again.send("things", [record(6)])
+        await until(lambda: not again.away)
+        await again.send("things", [record(7)])
+    assert moody.numbers() == list(range(1, 8))
+
+
+async def test_what_was_brought_into_the_channel_is_not_brought_again_and_leaves_the_disk(
+    spool: Spool, moody: Moody, tmp_path: Path
+) -> None:
+    moody.mood = "raises"
+    async with spool.over(moody) as sender:
+        for n in range(1, 101):
+            await sender.send("things", [record(n, size=200)])
+        full = taken(tmp_path)
+        moody.mood = "takes"
+        await until(lambda: not sender.away)
+    assert taken(tmp_path) < full / 2
+    async with spool.over(moody):
+        pass
+    assert moody.numbers() == list(range(1, 101))
+
+
+async def test_a_full_disk_makes_the_sender_wait_and_loses_nothing(tmp_path: Path, moody: Moody) -> None:
+    spool = Spool(Files(tmp_path), "source", most_bytes=1_000, patience=0.05)
+    moody.mood = "raises"
+    async with spool.over(moody) as sender:
+        sending = [asyncio.create_task(sender.send("things", [record(n, size=100)])) for n in range(1, 31)]
+        await until(lambda: sender.full)
+        await asyncio.sleep(0.1)
+        done = [task for task in sending if task.done()]
+        assert 0 < len(done) < 30
+        assert len(list(spool.waiting())) == len(done)
+        moody.mood = "takes"
+        async with asyncio.timeout(20):
+            await asyncio.gather(*sending)
+        await until(lambda: not sender.away)
+    assert moody.numbers() == list(range(1, 31))
+
+
+async def test_one_that_gives_up_while_it_waits_for_room_is_forgotten(tmp_path: Path, moody: Moody) -> None:
+    spool = Spool(Files(tmp_path), "source", most_bytes=100, patience=0.05)
+    moody.mood = "raises"
+    async with spool.over(moody) as sender:
+        await sender.send("things", [record(1, size=100)])
+        late = asyncio.create_task(sender.send("things", [record(2)]))
+        await until(lambda: sender.depth.records == 2)
+        late.cancel()
+        await asyncio.gather(late, return_exceptions=True)
+        moody.mood = "takes"
+        await until(lambda: not sender.away)
+        await sender.send("things", [record(3)])
+    assert moody.numbers() == [1, 3]
+
+
+async def test_an_acknowledgement_that_was_lost_makes_a_record_come_twice_and_never_less(
+    spool: Spool, moody: Moody
+) -> None:
+    async with spool.over(moody) as sender:
+        moody.mood = "takes and hangs"
+        sending = asyncio.create_task(sender.send("things", [record(1)]))
+        await until(lambda: moody.calls)
+        moody.mood = "takes"
+        await sending
+        await until(lambda: not sender.away)
+    assert moody.numbers() == [1, 1]
+
+
+async def test_what_the_channel_will_never_take_is_told_to_who_sent_it(spool: Spool, moody: Moody) -> None:
+    moody.mood = "refuses"
+    async with spool.over(moody) as sender:
+        with pytest.raises(Refused, match="too large"):
+            await sender.send("things", [record(1)])
+        assert not sender.away
+
+
+async def test_order_and_wholeness_hold_whatever_the_channel_does(tmp_path: Path) -> None:
+    """By seeded moods: each number is there, and first copies are in order."""
+    for seed in range(8):
+        chosen, moody = random.Random(seed), Moody()
+        spool = Spool(Files(tmp_path / str(seed), sync=False), "source", patience=0.02)
+        number = 0
+        for _ in range(3):
+            async with spool.over(moody) as sender:
+                number = await _some(chosen, moody, sender, number)
+        moody.mood = "takes"
+        async with spool.over(moody) as sender:
+            await until(lambda: not sender.away)
+        firsts = list(dict.fromkeys(moody.numbers()))
+        assert firsts == list(range(1, number + 1)), f"seed {seed}"
+
+
+async def _some(chosen: random.Random, moody: Moody, sender: Sender, number: int) -> int:
+    sending = []
+    for _ in range(chosen.randrange(5, 15)):
+        moody.mood = chosen.choice(["takes", "takes", "raises"])
+        following = range(number + 1, number + chosen.randrange(2, 9))
+        sending += [asyncio.create_task(sender.send("things", [record(n)])) for n in following]
+        number = following[-1]
+        await asyncio.sleep(chosen.choice([0, 0, 0.001, 0.03]))
+    async with asyncio.timeout(20):
+        await asyncio.gather(*sending)
+    return number
