@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 from pyspark.sql import SparkSession
+from tests.channels.servers import HURRIED, KafkaServer
 from tests.servers import RedisServer
 
 from penstock.analysis.session import session
@@ -62,6 +63,20 @@ def kafka(java: Java, jars: Jars, tmp_path_factory: pytest.TempPathFactory) -> I
         supervisor.start()
         yield Kafka(servers)
         supervisor.stop()
+
+
+@pytest.fixture(scope="session")
+def kafka_server(java: Java, jars: Jars, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """A real broker, for tests that kill it; they leave it started."""
+    with StateFolder(tmp_path_factory.mktemp("channels") / ".penstock").held() as folder:
+        (service,), servers = kafka_services(java, jars, folder, LocalSettings(), kafka_archive(java, jars).used())
+        assert service.folder is not None
+        with (service.folder / "server.properties").open("a") as properties:
+            properties.write(HURRIED)
+        server = KafkaServer(service, servers)
+        server.start()
+        yield server
+        server.kill()
 
 
 @pytest.fixture(scope="session")

@@ -14,6 +14,7 @@ from penstock.analysis.settings import SparkSettings
 from penstock.audit.settings import AuditSettings
 from penstock.channels.binders import bind
 from penstock.channels.kafka.settings import KafkaSettings
+from penstock.collect.settings import CollectSettings
 from penstock.contracts import Channels, Topic
 from penstock.deliver.settings import DeliverSettings
 from penstock.errors import Misconfigured
@@ -68,6 +69,7 @@ SECTIONS: dict[str, type[Section]] = {
     "page": PageSettings,
     "audit": AuditSettings,
     "gateway": GatewaySettings,
+    "collect": CollectSettings,
     "sources": SourceSettings,
     "local": LocalSettings,
 }
@@ -84,6 +86,7 @@ class Wiring:
     page: PageSettings
     audit: AuditSettings
     gateway: GatewaySettings
+    collect: CollectSettings
     sources: SourceSettings
     local: LocalSettings
 

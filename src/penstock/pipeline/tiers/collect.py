@@ -6,9 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from penstock.audit.account import Account, Outcome, Share
+from penstock.channels.files import Files
 from penstock.clock import SystemClock
 from penstock.collect.pump import Pump
+from penstock.collect.spooling import Spool
 from penstock.collect.websocket import WebSocketSource
+from penstock.contracts import Channels
 from penstock.errors import Misconfigured, PenstockError
 from penstock.pipeline.accounts import accounting
 from penstock.pipeline.delivery import resumes
@@ -31,6 +34,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             bookmarks=description.bookmarks,
             dead=description.channels[source.into].dead,
             key=source.key[0] if len(source.key) == 1 else source.key or None,
+            spool=_spool(source, wiring, channels),
         )
         for source in description.sources
     }
@@ -79,8 +83,18 @@ def _source(source: SourceSpec, wiring: Wiring, delivery: Delivery) -> WebSocket
     return WebSocketSource(url, source.name, source.numbered, resumes(source, delivery))
 
 
+def _spool(source: SourceSpec, wiring: Wiring, channels: Channels) -> Spool | None:
+    """Where its records wait while the channels are away, which those in files of this machine never are."""
+    if not wiring.collect.spool or not channels.promise.durable or isinstance(channels, Files):
+        return None
+    return Spool(Files(wiring.state / "spool"), source.name, wiring.collect.spool)
+
+
 def _state(figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {**figures, "state": "connected" if figures["connected"] else "waiting", "note": figures["trouble"] or ""}
+    note = figures["trouble"] or ""
+    if figures.get("away"):
+        note = f"its channel is away: {figures['spooled']:,} records wait on disk"
+    return {**figures, "state": "connected" if figures["connected"] else "waiting", "note": note}
 
 
 def _unwrapped(work: Callable[[], None]) -> None:

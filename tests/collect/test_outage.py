@@ -1,0 +1,106 @@
+"""A real broker that goes away under load, and comes back."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.channels.servers import KafkaServer
+
+from penstock.audit.held import held
+from penstock.channels.files import Files
+from penstock.channels.kafka import Kafka
+from penstock.collect.pump import Pump
+from penstock.collect.spooling import Spool
+from penstock.collect.websocket import WebSocketSource
+from penstock.contracts import Entry, Topic
+from penstock.record import Origin
+from penstock.simulate.feed import Feed
+from penstock.simulate.rsvps import Rsvps
+from penstock.simulate.server import serve
+
+COUNT, SENDERS = 12_000, 4
+# Its beginning is long ago: all of it is due at once.
+FEED = Feed(Rsvps(7), 2_000, SENDERS, 1_700_000_000, count=COUNT)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(120):
+        while not condition():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.02)
+
+
+def origin(entry: Entry) -> Origin:
+    found = Origin.of(entry.headers)
+    assert found is not None
+    return found
+
+
+class Run:
+    """A collector between a feed and a channel of the broker."""
+
+    def __init__(self, kafka: Kafka, name: str, url: str, folder: Path) -> None:
+        self.kafka, self.name = kafka, name
+        kafka.ensure([Topic(name, 3), *(Topic(f"{name}.{kind}") for kind in ("dead", "beats", "marks"))])
+        self.pump = Pump(
+            WebSocketSource(url, "rsvps", resume=True),
+            name,
+            kafka,
+            heartbeats=f"{name}.beats",
+            bookmarks=f"{name}.marks",
+            key="group.group_id",
+            spool=Spool(Files(folder), name, patience=0.5),
+        )
+        self.running = asyncio.create_task(self.pump.run(asyncio.Event()))
+
+    def told(self, figure: str) -> int:
+        return int(str(self.pump.figures().get(figure, 0)))
+
+    def whole(self) -> None:
+        """Each record is there, and those of a key are in their order; what was on its way may have come again."""
+        entries = [(entry.key, origin(entry)) for entry in held(self.kafka, self.name)]
+        assert {one for _, one in entries} == {
+            Origin(FEED.name(n % SENDERS), FEED.epoch, n // SENDERS + 1, FEED.time_of(n)) for n in range(COUNT)
+        }
+        last: dict[tuple[bytes | None, str], int] = {}
+        for key, one in dict.fromkeys(entries):
+            assert one.seq > last.get((key, one.sender), 0)
+            last[key, one.sender] = one.seq
+
+
+@pytest.fixture
+def broker(kafka_server: KafkaServer) -> Iterator[KafkaServer]:
+    yield kafka_server
+    # Whatever came of it: others need it.
+    kafka_server.restart()
+
+
+async def test_a_broker_that_is_killed_and_comes_back_costs_no_record(broker: KafkaServer, tmp_path: Path) -> None:
+    async with serve(FEED, "127.0.0.1", 0) as serving:
+        run = Run(Kafka(broker.servers), "outlasted", serving.url, tmp_path)
+        await until(lambda: run.told("count") > 2_000)
+        broker.kill()
+        await until(lambda: run.told("spooled") > 4_000)
+        await asyncio.to_thread(broker.start)
+        async with asyncio.timeout(120):
+            await run.running
+    assert run.told("spooled") == 0
+    run.whole()
+
+
+async def test_a_collector_that_is_killed_meanwhile_goes_on_with_what_waits(
+    broker: KafkaServer, tmp_path: Path
+) -> None:
+    async with serve(FEED, "127.0.0.1", 0) as serving:
+        run = Run(Kafka(broker.servers), "killed-meanwhile", serving.url, tmp_path)
+        await until(lambda: run.told("count") > 2_000)
+        broker.kill()
+        await until(lambda: run.told("spooled") > 2_000)
+        run.running.cancel()
+        await asyncio.gather(run.running, return_exceptions=True)
+        await asyncio.to_thread(broker.start)
+        again = Run(Kafka(broker.servers), "killed-meanwhile", serving.url, tmp_path)
+        async with asyncio.timeout(120):
+            await again.running
+    again.whole()
+    assert again.told("spooled") == 0
