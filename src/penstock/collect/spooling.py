@@ -162,7 +162,8 @@ class Spooling:
                 await self._sender.send(flight.channel, flight.records)
         except (Unavailable, TimeoutError) as error:
             if not self._diverted:
-                log.warning("%s does not take records (%s): they wait on disk", flight.channel, error or "no answer")
+                why = str(error) or f"no answer within {self._spool.patience:g} s"
+                log.warning("%s does not take records (%s): they wait on disk", flight.channel, why)
                 self._divert()
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             _told(flight, error)
