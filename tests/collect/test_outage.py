@@ -88,18 +88,18 @@ async def test_a_broker_that_is_killed_and_comes_back_costs_no_record(broker: Ka
     run.whole()
 
 
-async def test_a_collector_that_is_killed_meanwhile_goes_on_with_what_waits(
+async def test_a_collector_that_is_cancelled_meanwhile_goes_on_with_what_waits(
     broker: KafkaServer, tmp_path: Path
 ) -> None:
     async with serve(FEED, "127.0.0.1", 0) as serving:
-        run = Run(Kafka(broker.servers), "killed-meanwhile", serving.url, tmp_path)
+        run = Run(Kafka(broker.servers), "cancelled-meanwhile", serving.url, tmp_path)
         await until(lambda: run.told("count") > 2_000)
         broker.kill()
         await until(lambda: run.told("spooled") > 2_000)
         run.running.cancel()
         await asyncio.gather(run.running, return_exceptions=True)
         await asyncio.to_thread(broker.start)
-        again = Run(Kafka(broker.servers), "killed-meanwhile", serving.url, tmp_path)
+        again = Run(Kafka(broker.servers), "cancelled-meanwhile", serving.url, tmp_path)
         async with asyncio.timeout(120):
             await again.running
     again.whole()
