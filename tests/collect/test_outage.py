@@ -1,11 +1,12 @@
 """A real broker that goes away under load, and comes back."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from tests.channels.servers import KafkaServer
+from tests.collect.waiting import until
 
 from penstock.audit.held import held
 from penstock.channels.files import Files
@@ -22,12 +23,6 @@ from penstock.simulate.server import serve
 COUNT, SENDERS = 12_000, 4
 # Its beginning is long ago: all of it is due at once.
 FEED = Feed(Rsvps(7), 2_000, SENDERS, 1_700_000_000, count=COUNT)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(120):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.02)
 
 
 def origin(entry: Entry) -> Origin:
@@ -78,9 +73,9 @@ def broker(kafka_server: KafkaServer) -> Iterator[KafkaServer]:
 async def test_a_broker_that_is_killed_and_comes_back_costs_no_record(broker: KafkaServer, tmp_path: Path) -> None:
     async with serve(FEED, "127.0.0.1", 0) as serving:
         run = Run(Kafka(broker.servers), "outlasted", serving.url, tmp_path)
-        await until(lambda: run.told("count") > 2_000)
+        await until(lambda: run.told("count") > 2_000, patience=120)
         broker.kill()
-        await until(lambda: run.told("spooled") > 4_000)
+        await until(lambda: run.told("spooled") > 4_000, patience=120)
         await asyncio.to_thread(broker.start)
         async with asyncio.timeout(120):
             await run.running
@@ -93,9 +88,9 @@ async def test_a_collector_that_is_cancelled_meanwhile_goes_on_with_what_waits(
 ) -> None:
     async with serve(FEED, "127.0.0.1", 0) as serving:
         run = Run(Kafka(broker.servers), "cancelled-meanwhile", serving.url, tmp_path)
-        await until(lambda: run.told("count") > 2_000)
+        await until(lambda: run.told("count") > 2_000, patience=120)
         broker.kill()
-        await until(lambda: run.told("spooled") > 2_000)
+        await until(lambda: run.told("spooled") > 2_000, patience=120)
         run.running.cancel()
         await asyncio.gather(run.running, return_exceptions=True)
         await asyncio.to_thread(broker.start)

@@ -11,6 +11,7 @@ from typing import Any
 
 import orjson
 import pytest
+from tests.collect.waiting import until
 
 from penstock.channels.files import Files
 from penstock.collect.crossing import MOST_INTAKES
@@ -128,14 +129,6 @@ def origins(channels: MemoryChannels, *names: str) -> Counter[Origin | None]:
 
 def notices(channels: MemoryChannels) -> list[dict[str, Any]]:
     return [orjson.loads(entry.value or b"") for entry in channels.entries("heartbeats")]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
-        while True:
-            if condition():
-                return
-            await asyncio.sleep(0.002)
 
 
 async def test_everything_arrives_once_with_key_value_and_number() -> None:

@@ -2,10 +2,11 @@
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.collect.waiting import until
 
 from penstock.channels.files import Files
 from penstock.collect.spooling import Spool
@@ -53,12 +54,6 @@ def moody() -> Moody:
 @pytest.fixture
 def spool(tmp_path: Path) -> Spool:
     return Spool(Files(tmp_path, segment=1 << 12), "source", patience=0.05)
-
-
-async def until(condition: Callable[[], object], patience: float = 20) -> None:
-    async with asyncio.timeout(patience):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.005)
 
 
 def taken(folder: Path) -> int:
@@ -199,6 +194,31 @@ async def test_what_the_channel_will_never_take_is_told_to_who_sent_it(spool: Sp
         with pytest.raises(Refused, match="too large"):
             await sender.send("things", [record(1)])
         assert not sender.away
+
+
+async def test_what_stays_on_disk_for_good_is_told_to_everybody(spool: Spool, moody: Moody) -> None:
+    moody.mood = "raises"
+    async with spool.over(moody) as sender:
+        await sender.send("things", [record(1)])
+        moody.mood = "refuses"
+        with pytest.raises(Refused, match="too large"):
+            await asyncio.wait_for(sender.through(), 20)
+        with pytest.raises(Refused, match="too large"):
+            await sender.send("things", [record(2)])
+    assert len(list(spool.waiting())) == 1
+
+
+async def test_two_of_them_may_lie_in_the_same_place(tmp_path: Path, moody: Moody) -> None:
+    moody.mood = "raises"
+    one, other = (Spool(Files(tmp_path), name, patience=0.05) for name in ("one", "other"))
+    async with one.over(moody) as first, other.over(moody) as second:
+        await first.send("things", [record(1)])
+        await second.send("things", [record(2)])
+        moody.mood = "takes"
+        await first.through()
+        await second.through()
+    assert sorted(moody.numbers()) == [1, 2]
+    assert [*one.waiting(), *other.waiting()] == []
 
 
 async def test_order_and_wholeness_hold_whatever_the_channel_does(tmp_path: Path) -> None:

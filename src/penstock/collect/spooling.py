@@ -16,7 +16,7 @@ from typing import Protocol
 from penstock.audit.held import held
 from penstock.collect.reconnecting import backoff
 from penstock.contracts import Channels, Entry, Positions, Sender, Topic
-from penstock.errors import PenstockError, Unavailable
+from penstock.errors import Unavailable
 from penstock.record import Origin, Record
 
 log = logging.getLogger(__name__)
@@ -128,7 +128,7 @@ class Spooling:
         self._freed, self._filled, self._through = asyncio.Event(), asyncio.Event(), asyncio.Event()
         (self._filled if self._diverted else self._through).set()
         self._line = asyncio.Lock()
-        self._broken: PenstockError | None = None
+        self._broken: Exception | None = None
 
     @property
     def away(self) -> bool:
@@ -140,8 +140,10 @@ class Spooling:
         return self._stored >= self._spool.most_bytes
 
     async def through(self) -> None:
-        """Wait until nothing waits on disk."""
+        """Wait until nothing waits on disk; raises what keeps it there for good."""
         await self._through.wait()
+        if self._broken:
+            raise self._broken
 
     async def send(self, channel: str, records: Sequence[Record]) -> None:
         if self._broken:
@@ -217,8 +219,10 @@ class Spooling:
             while True:
                 await self._filled.wait()
                 await self._drain()
-        except PenstockError as error:
+        except Exception as error:
+            # Whatever it is: to fill a disk that nobody empties would look like success.
             self._broken = error
+            self._through.set()
             for flight in self._flights:
                 _told(flight, error)
             raise

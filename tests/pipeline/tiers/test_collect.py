@@ -1,5 +1,6 @@
 """The collection tier with a real feed and a real broker, and what the audit makes of it."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -12,12 +13,15 @@ import pytest
 
 from penstock.audit.balance import ChannelBalance, balance
 from penstock.audit.ledger import Ledger
+from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
+from penstock.contracts import Topic
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Description, Pipeline
 from penstock.pipeline.tiers import Tier, run
 from penstock.pipeline.wiring import Wiring
+from penstock.record import Record
 
 Eventually = Callable[..., None]
 
@@ -153,3 +157,18 @@ def test_an_address_that_is_no_feed_is_said(wiring: Wiring, fresh: Callable[[str
         running((Tier.COLLECT,), description, wiring),
     ):
         pass
+
+
+def test_records_that_wait_on_disk_are_not_left_behind_by_a_setting(kafka: Kafka, tmp_path: Path) -> None:
+    async def leave_one() -> None:
+        async with Files(tmp_path / ".penstock" / "spool").sender() as disk:
+            await disk.send("waits", [Record(b"x", extra=[("penstock-for", b"waits")])])
+
+    description = described("waits", "ws://127.0.0.1:1/feed")
+    settings = f'[channels]\naddress = "kafka://{kafka.servers}"\n[collect]\nspool = 0\n'
+    (tmp_path / "penstock.toml").write_text(settings)
+    (tmp_path / ".penstock").mkdir()
+    Files(tmp_path / ".penstock" / "spool").ensure([Topic("waits")])
+    asyncio.run(leave_one())
+    with pytest.raises(Misconfigured, match="records that were acknowledged wait on disk"):
+        run(Tier.COLLECT, description, Wiring.read(tmp_path, environ={}), threading.Event(), lambda: None)

@@ -85,9 +85,18 @@ def _source(source: SourceSpec, wiring: Wiring, delivery: Delivery) -> WebSocket
 
 def _spool(source: SourceSpec, wiring: Wiring, channels: Channels) -> Spool | None:
     """Where its records wait while the channels are away, which those in files of this machine never are."""
-    if not wiring.collect.spool or not channels.promise.durable or isinstance(channels, Files):
-        return None
-    return Spool(Files(wiring.state / "spool"), source.name, wiring.collect.spool)
+    # A tier that was started alone has no folder yet.
+    wiring.state.mkdir(exist_ok=True)
+    spool = Spool(Files(wiring.state / "spool"), source.name, wiring.collect.spool)
+    if wiring.collect.spool and channels.promise.durable and not isinstance(channels, Files):
+        return spool
+    if next(spool.waiting(), None):
+        raise Misconfigured(
+            f"source {source.name}",
+            "records that were acknowledged wait on disk, and as it is set now nobody brings them to their channel",
+            "run it with the channels that it had, and [collect] spool above 0, until none waits",
+        )
+    return None
 
 
 def _state(figures: Mapping[str, Any]) -> dict[str, Any]:
