@@ -5,7 +5,7 @@ UV_VERSION := 0.13.7
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 BIN := .venv/bin
 
-.PHONY: help run test soak check format lock clean chromium
+.PHONY: help run test soak fuzz check format lock clean chromium
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -17,8 +17,19 @@ run: .venv/ready ## run the RSVP analyzer: Kafka, Spark, Redis, a lake and a liv
 test: .venv/ready chromium ## run all tests, with the real parts
 	@$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
-soak: .venv/ready ## run the tests of the audit in their full sizes: ten minutes, and a table of figures
+soak: .venv/ready ## run the long tests in their full sizes: an hour, and a table of figures
 	@PENSTOCK_SOAK=1 $(BIN)/python -m pytest tests/soak --timeout 3600
+	@PENSTOCK_SOAK=1 $(BIN)/python -m pytest tests/collect -k Killed --timeout 3600
+
+fuzz: .venv/ready ## look for inputs that break a framing, PENSTOCK_FUZZ_SECONDS (60) for each
+	@mkdir -p .penstock/fuzz
+	@for target in $$($(BIN)/python -m tests.fuzz.targets); do \
+	    log=.penstock/fuzz/$$target.log; \
+	    $(BIN)/python -m tests.fuzz.run $$target -max_total_time=$${PENSTOCK_FUZZ_SECONDS:-60} >$$log 2>&1 \
+	        || { tail -40 $$log; exit 1; }; \
+	    rmdir --ignore-fail-on-non-empty tests/fuzz/found/$$target; \
+	    echo "$$target: $$(grep -a 'DONE ' $$log)"; \
+	done
 
 check: .venv/ready ## check formatting, lint and types
 	@$(BIN)/ruff format --check --quiet .

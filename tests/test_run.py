@@ -163,7 +163,9 @@ def test_the_status_tells_latency_and_memory(run: Run) -> None:
     assert told.returncode == 0, told.stdout + told.stderr
     status = json.loads(told.stdout)
     assert status["nodes"]["feed:by_country"]["door"]["p50"] > 0
-    assert status["nodes"]["source:rsvps"]["connected"] in {True, False}
+    source = status["nodes"]["source:rsvps"]
+    # It ends after some records: then it is done, and has no connection that it could lack.
+    assert (source["connected"], source["state"]) in [(True, "connected"), (False, "waiting"), (None, "done")]
     assert status["balance"]["whole"] is True
     assert 0 < status["memory"] < 3 << 30
     assert "by_country" in run.penstock("status").stdout

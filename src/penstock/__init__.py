@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.analysis.state.keyed import Keyed
     from penstock.analysis.state.variables import List, Map, Value
     from penstock.channels.binders import bind
+    from penstock.collect.shedding import Shed
 
 __all__ = [
     "Keyed",
@@ -22,6 +23,7 @@ __all__ = [
     "Origin",
     "Pipeline",
     "Record",
+    "Shed",
     "Topic",
     "Value",
     "average",
@@ -60,6 +62,10 @@ def __getattr__(name: str) -> Any:
         from penstock.analysis.operators import windows
 
         return getattr(windows, name)
+    if name == "Shed":
+        from penstock.collect.shedding import Shed
+
+        return Shed
     if name == "bind":
         from penstock.channels.binders import bind
 

@@ -9,7 +9,8 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from penstock.clock import Micros
 from penstock.record import Blind, Headers, Heartbeat, Origin, Record
@@ -28,10 +29,21 @@ class Guarantee(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One payload from outside, with its origin where the outside numbers its records."""
+    """One payload from outside.
+
+    `origin`: where the outside numbers its records. `cursor`: where it does not, but can go on after a place of its
+    own: the text by which this source finds what follows this very record, another for each record. It is kept with
+    the record, which is known by it when it comes again. `mark`: by what it is known instead, where the cursor tells
+    of others, too, and may be another one then. `refused`: why it cannot be taken as it is; then it becomes a dead
+    letter. `shed`: it was dropped on purpose, because there was too much: it is counted, and that is all.
+    """
 
     value: bytes
     origin: Origin | None = None
+    cursor: str | None = None
+    refused: str | None = None
+    shed: bool = False
+    mark: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +58,19 @@ class Intake:
     settle: Callable[[Exception | None], Awaitable[None]]
 
 
-Taken = Mapping[str, tuple[int, int]]
-"""Per sender, the (epoch, seq) up to which everything is safe: where a source that can resume has to go on."""
+Places = Mapping[str, tuple[int, int]]
+"""Per sender, the (epoch, seq) up to which everything is safe."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What is safe already: where a source that can resume has to go on."""
+
+    places: Places = field(default_factory=dict)
+    cursor: str | None = None
+    """That of the last record before which all are safe, for a source whose records have one."""
+    highest: Places = field(default_factory=dict)
+    """The highest numbers that were taken: there may be gaps before them."""
 
 
 class Source(Protocol):
@@ -60,8 +83,35 @@ class Source(Protocol):
     @property
     def guarantee(self) -> Guarantee: ...
 
+    @property
+    def words(self) -> str:
+        """Why it can promise that, and what it cannot promise, for people: half a sentence."""
+
     def open(self, taken: Taken) -> AbstractAsyncContextManager[AsyncIterator[Intake]]:
-        """Connect and go on after `taken`. Raises Unavailable when the other side is away; ends when it is done."""
+        """Connect and go on after `taken`. Raises Unavailable when the other side is away; ends when it is done.
+
+        Nothing may be acknowledged before it is settled, and what was not settled is given again at the next opening,
+        as far as the outside still has it.
+        """
+
+
+@dataclass(frozen=True)
+class Home:
+    """What a source may know of the pipeline that it belongs to."""
+
+    channels: "Channels"
+    into: str
+    dead: str
+    bookmarks: str
+    folder: Path
+    """On this machine, for what has to outlast a process."""
+
+
+@runtime_checkable
+class Homely(Protocol):
+    """A source that has to know its home."""
+
+    def at_home(self, home: Home) -> Source: ...
 
 
 # --- channels ---------------------------------------------------------------------------------------------------------

@@ -12,6 +12,8 @@ from penstock.errors import Refused
 
 Headers = Sequence[tuple[str, bytes]]
 
+LONGEST_SENDER = 200
+"""So many characters may the name of a sender have."""
 LIVES = 2**44
 """A version is a life of its query times this, and the count of `seen()`: after a new start every row is newer."""
 

@@ -1,6 +1,7 @@
 """Spark's own way to Kafka."""
 
 import asyncio
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,3 +66,28 @@ def test_a_query_ends_at_what_retention_took_or_goes_on_behind_it(
             seen |= {entry.value for entry in reader.read(100, 10)}
     numbers = sorted(int((value or b"").split(b'"value":"')[1].split(b'"')[0]) for value in seen)
     assert numbers == [*range(10), *range(15, 20)]
+
+
+def test_a_record_may_be_as_large_as_its_topic_takes(
+    spark: SparkSession, kafka: Kafka, fresh: Callable[[str], str], eventually: Callable[..., None], tmp_path: Path
+) -> None:
+    things, into = fresh("things"), fresh("kept")
+    large = {"max.message.bytes": "5000000"}
+    kafka.ensure([Topic(things, config=large), Topic(into, config=large)])
+    # Twice in its row, as its key and as its value; by chance, so that it cannot be packed.
+    value = random.Random(3).randbytes(1_000_000).hex().encode()
+
+    async def send() -> None:
+        async with kafka.sender() as sender:
+            await sender.send(things, [Record(value, Origin("s", 1, 1, 1))])
+
+    asyncio.run(send())
+    query = Query("kept", (things,), into, ("value",), kept, Mode.MICRO_BATCH)
+    wire, settings = KafkaWire(kafka.servers), SparkSettings(every="200 ms")
+    running, _ = launch(Engine(spark, settings, wire, str(tmp_path), {things: Shape(things)}), query, 0, {})
+    eventually(lambda: failed([running]) or kafka.bounds(into)[0][1] > 0)
+    assert failed([running]) is None
+    running.stop()
+    with kafka.reader({into: {}}) as reader:
+        (entry,) = reader.read(1, 20)
+    assert value in (entry.value or b"")

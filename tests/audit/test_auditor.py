@@ -54,6 +54,33 @@ def read_all(auditor: Auditor) -> int:
     return total
 
 
+def test_a_gap_is_missing_once_all_was_read_that_came_before_it_was_noticed(
+    channels: MemoryChannels, ledger: Ledger, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not known at once whether a reader has read all: at the first look after the last record it may not be."""
+    ages = [0.0]
+    monkeypatch.setattr("penstock.channels.memory._Reader.age", lambda self: ages[0])
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock)
+
+    def found() -> tuple[int, int]:
+        channel = settled(ledger, clock).channels[0]
+        return channel.missing, channel.in_flight
+
+    send(channels, [1, 2])
+    read_all(auditor)
+    clock.move(60)
+    ages[0] = 5.0
+    send(channels, [7])
+    read_all(auditor)
+    assert found() == (0, 4)
+    clock.move(1)
+    auditor.step(0)
+    assert found() == (0, 4)
+    ages[0] = 0.0
+    auditor.step(0)
+    assert found() == (4, 0)
+
+
 def test_everything_is_counted_whatever_its_order(channels: MemoryChannels, ledger: Ledger, clock: ManualClock) -> None:
     seqs = list(range(1000, 1500))
     random.Random(3).shuffle(seqs)

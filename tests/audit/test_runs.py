@@ -16,7 +16,7 @@ def test_runs_are_a_set(seed: int) -> None:
         assert runs.add(min(more), max(more)) == len(more - numbers)
         numbers |= more
     assert {n for first, last in runs for n in range(first, last + 1)} == numbers
-    assert len(runs) == len(numbers)
+    assert runs.size == len(numbers)
     assert (runs.first, runs.last) == (min(numbers), max(numbers))
     assert {n for first, last in runs.missing() for n in range(first, last + 1)} == (
         set(range(min(numbers), max(numbers))) - numbers
@@ -46,9 +46,16 @@ def test_a_number_that_comes_again_is_not_new() -> None:
 
 def test_no_numbers_have_no_first_and_no_last() -> None:
     runs = Runs()
-    assert (runs.first, runs.last, runs.whole_until, runs.missing(), len(runs)) == (None, None, None, [], 0)
+    assert (runs.first, runs.last, runs.whole_until, runs.missing(), runs.size) == (None, None, None, [], 0)
 
 
 def test_a_run_that_ends_before_it_begins_is_a_mistake() -> None:
     with pytest.raises(ValueError, match="ends before it begins: 5–4"):
         Runs().add(5, 4)
+
+
+def test_a_list_of_runs_is_as_long_as_there_are_runs() -> None:
+    """However many numbers they hold."""
+    runs = Runs([(1, 10**18), (2 * 10**18, 3 * 10**18)])
+    assert list(runs) == [(1, 10**18), (2 * 10**18, 3 * 10**18)]
+    assert runs == Runs(list(runs))

@@ -5,8 +5,9 @@ from tests.audit.odd import Mute
 
 from penstock.collect.bookmarks import Bookmark, recover
 from penstock.collect.numbers import Numbers
+from penstock.collect.sorting import shed
 from penstock.errors import Refused, Unavailable
-from penstock.record import Origin
+from penstock.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
 
 WATCHED = ("rsvps", "rsvps.dead")
@@ -54,7 +55,7 @@ def test_the_last_bookmark_of_the_source_counts() -> None:
     mark(channels, Bookmark(numbers(("a", 1, 1, 8)), incarnation=3))
     mark(channels, Bookmark(numbers(("a", 1, 1, 99))), source="another")
     found = recovered(channels)
-    assert found.numbers.taken() == {"a": (1, 8)}
+    assert found.numbers.places() == {"a": (1, 8)}
     assert found.incarnation == 3
 
 
@@ -92,7 +93,7 @@ def test_a_bookmark_that_claims_more_than_the_channel_holds_is_not_believed() ->
     put(channels, Origin("a", 1, 1, 0))
     mark(channels, Bookmark(numbers(("a", 1, 1, 500)), {"rsvps": {0: 500}}, incarnation=3, heard=9))
     found = recovered(channels)
-    assert found.numbers.taken() == {"a": (1, 1)}
+    assert found.numbers.places() == {"a": (1, 1)}
     assert (found.incarnation, found.heard) == (3, 9)
 
 
@@ -102,6 +103,13 @@ def test_a_life_that_numbered_records_and_died_before_its_bookmark_is_known() ->
     found = recovered(channels)
     assert (found.incarnation, found.heard) == (41, 77)
     assert told(found.numbers) == set()
+
+
+def test_a_life_after_which_there_can_be_none_was_made_up() -> None:
+    channels = MemoryChannels(1)
+    put(channels, Origin("source", 41, 1, 7))
+    put(channels, Origin("source", 2**63 - 1, 1, 7))
+    assert recovered(channels).incarnation == 41
 
 
 def test_what_others_wrote_into_the_channel_is_no_obstacle() -> None:
@@ -135,3 +143,24 @@ def test_recovery_is_exact_whatever_was_written_and_marked(seed: int) -> None:
             # The positions are older than the numbers, as when a pump looks them up first.
             mark(channels, Bookmark(held.copy(), ends))
     assert told(recovered(channels).numbers) == told(held)
+
+
+def test_what_was_dropped_on_purpose_and_told_on_disk_is_no_gap() -> None:
+    """A long outage: all of it waits there, and the last bookmark is from before."""
+
+    def record(seq: int) -> tuple[str, Record]:
+        return "rsvps", Record(b"%d" % seq, Origin("source", 5, seq, 0), extra=[("cursor", b"%d" % seq)])
+
+    (notice,) = shed("rsvps", [Origin("source", 5, 2, 0), Origin("source", 5, 3, 0)])
+    waiting = [record(1), record(4), ("heartbeats", notice), record(6)]
+    found = recover(MemoryChannels(), "bookmarks", "source", WATCHED, waiting, "heartbeats")
+    assert (found.trail.cursor, list(found.trail.beyond)) == ("4", ["6"])
+
+
+def test_of_what_was_dropped_before_another_channel_nothing_is_believed() -> None:
+    channels = MemoryChannels()
+    (notice,) = shed("others", [Origin("source", 5, 1, 0)])
+    channels.append("heartbeats", notice.value, notice.key)
+    channels.append("rsvps", b"2", None, [*Origin("source", 5, 2, 0).headers(), ("cursor", b"2")])
+    found = recover(channels, "bookmarks", "source", WATCHED, heartbeats="heartbeats")
+    assert (found.trail.cursor, list(found.trail.beyond)) == (None, ["2"])

@@ -8,6 +8,7 @@ from penstock.collect.bookmarks import Bookmark
 from penstock.collect.crossing import MOST_BYTES, Crossing, Names
 from penstock.collect.sorting import Sorted
 from penstock.contracts import Intake
+from penstock.errors import Unavailable
 from penstock.record import Origin, Record
 
 
@@ -47,7 +48,9 @@ def crossing(sender: Held) -> Crossing:
 
 def one(seq: int, notices: bool = False) -> Sorted:
     origin = Origin("a", 1, seq, 0)
-    return Sorted([Record(b"", origin)], numbers=[origin], notices=[Record(b"")] if notices else [], last=seq)
+    return Sorted(
+        [Record(b"", origin)], numbers=[("a", 1, seq, seq)], notices=[Record(b"")] if notices else [], last=seq
+    )
 
 
 async def test_intakes_are_sent_side_by_side_and_settled_in_order() -> None:
@@ -62,11 +65,11 @@ async def test_intakes_are_sent_side_by_side_and_settled_in_order() -> None:
     sender.sends[1][1].set_result(None)
     await turns()
     assert settled.told == []
-    assert crossed.safe.numbers.taken() == {}
+    assert crossed.safe.numbers.places() == {}
     sender.sends[0][1].set_result(None)
     await crossed.landed()
     assert settled.told == [(1, None), (2, None), (3, None)]
-    assert (crossed.safe.numbers.taken(), crossed.safe.heard, crossed.safe_last) == ({"a": (1, 3)}, 3, 3)
+    assert (crossed.safe.numbers.places(), crossed.safe.heard, crossed.safe.last) == ({"a": (1, 3)}, 3, 3)
     settling.cancel()
 
 
@@ -96,7 +99,7 @@ async def test_a_failure_is_told_to_all_that_wait() -> None:
     with pytest.raises(OSError, match="the disk is full"):
         await settling
     assert settled.told == [(1, failure), (2, failure)]
-    assert crossed.safe.numbers.taken() == {}
+    assert crossed.safe.numbers.places() == {}
 
 
 async def test_too_many_bytes_wait_but_one_intake_alone_never_does() -> None:
@@ -113,3 +116,30 @@ async def test_too_many_bytes_wait_but_one_intake_alone_never_does() -> None:
     settling.cancel()
     with suppress(asyncio.CancelledError):
         await settling
+
+
+async def test_who_is_cut_off_in_the_middle_is_told_too() -> None:
+    sender, settled = Held(), Settled()
+    crossed = crossing(sender)
+    settling = asyncio.create_task(crossed.settle())
+    for seq in (1, 2):
+        crossed.launch(settled.intake(seq), one(seq), heard=seq, size=1)
+    await turns()
+    settling.cancel()
+    with suppress(asyncio.CancelledError):
+        await settling
+    assert [(which, type(error)) for which, error in settled.told] == [(1, Unavailable), (2, Unavailable)]
+
+
+async def test_nothing_sets_out_any_more_once_something_has_failed() -> None:
+    """Nobody would wait for it, and it could arrive when another life has looked already."""
+    sender, settled = Held(), Settled()
+    crossed = crossing(sender)
+    settling = asyncio.create_task(crossed.settle())
+    crossed.launch(settled.intake(1), one(1), heard=1, size=1)
+    await turns()
+    sender.sends[0][1].set_exception(ConnectionError("gone"))
+    await asyncio.wait((settling,))
+    assert isinstance(settling.exception(), ConnectionError)
+    with pytest.raises(ConnectionError, match="gone"):
+        await crossed.room(1)

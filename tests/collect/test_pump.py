@@ -25,6 +25,7 @@ from penstock.simulate.feed import Feed
 from penstock.simulate.rsvps import Rsvps
 from penstock.simulate.server import serve
 from penstock.testing.channels import MemoryChannels
+from penstock.testing.clock import ManualClock
 
 
 @dataclass
@@ -35,6 +36,7 @@ class Outside:
     chunk: Callable[[], int] = lambda: 3
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     name: str = "source"
+    words: str = "of a test"
     stays: bool = False
     settled: list[Exception | None] = field(default_factory=list)
 
@@ -56,7 +58,7 @@ class Outside:
     def _held(record: Arrival | Heartbeat | Blind, taken: Taken) -> bool:
         if not isinstance(record, Arrival) or record.origin is None:
             return False
-        epoch, seq = taken.get(record.origin.sender, (0, 0))
+        epoch, seq = taken.places.get(record.origin.sender, (0, 0))
         return record.origin.epoch == epoch and record.origin.seq <= seq
 
     async def _settle(self, error: Exception | None) -> None:
@@ -210,6 +212,12 @@ async def test_a_second_life_takes_only_the_rest() -> None:
     assert one.figures()["duplicates"] == 0
 
 
+async def test_a_source_that_has_given_all_is_done_and_not_lost() -> None:
+    one = await pumped(Outside(numbered(3)), MemoryChannels())
+    figures = one.figures()
+    assert (figures["done"], figures["connected"], figures["trouble"]) == (True, None, None)
+
+
 async def test_a_clean_stop_finishes_what_is_on_its_way() -> None:
     channels, source, stop = MemoryChannels(), Outside(numbered(50), stays=True), asyncio.Event()
     one = pump(source, channels)
@@ -293,6 +301,7 @@ class Slow(MemoryChannels):
         super().__init__()
         self.go = asyncio.Event()
         self.waiting = 0
+        self.sent: list[Origin] = []
 
     @asynccontextmanager
     async def sender(self) -> AsyncIterator[Any]:
@@ -302,6 +311,7 @@ class Slow(MemoryChannels):
     async def send(self, channel: str, records: Sequence[Record]) -> None:
         if channel == "rsvps":
             self.waiting += 1
+            self.sent += [record.origin for record in records if record.origin is not None]
             await self.go.wait()
         await self._inner.send(channel, records)
 
@@ -335,9 +345,15 @@ async def test_a_bookmark_never_claims_what_is_still_on_its_way() -> None:
 async def test_a_bookmark_that_is_too_large_is_not_written_and_not_needed() -> None:
     channels, records = MemoryChannels(), numbered(2_000, senders=200)
     for some in (records[:1_000], records):
-        await pumped(Outside(some), channels, limit_bytes=1_000)
+        await pumped(Outside(some), channels, mark_bytes=1_000)
     assert all(len(entry.value or b"") <= 1_000 for entry in channels.entries("bookmarks"))
     assert origins(channels) == Counter(record.origin for record in records)
+
+
+async def test_how_large_a_bookmark_may_be_is_not_for_the_channel_of_the_records_to_say() -> None:
+    channels, records = MemoryChannels(), numbered(2_000, senders=200)
+    await pumped(Outside(records), channels, limit_bytes=1_000)
+    assert any(len(entry.value or b"") > 1_000 for entry in channels.entries("bookmarks"))
 
 
 async def test_time_away_from_a_source_that_cannot_resume_is_said_to_be_blind() -> None:
@@ -517,3 +533,86 @@ def origin_of(entry: Entry) -> Origin:
     origin = Origin.of(entry.headers)
     assert origin is not None
     return origin
+
+
+@dataclass
+class Placed:
+    """A source of so many records with cursors. Each opening gives some intakes of a size; then it is lost or stays."""
+
+    count: int
+    openings: list[tuple[int, int]]
+    name: str = "source"
+    words: str = "of a test"
+    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+    asked: list[str | None] = field(default_factory=list)
+    given: int = 0
+
+    @asynccontextmanager
+    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+        self.asked.append(taken.cursor)
+        yield self._intakes(int(taken.cursor or 0))
+
+    async def _intakes(self, after: int) -> AsyncIterator[Intake]:
+        intakes, size = self.openings.pop(0) if self.openings else (self.count, self.count)
+        for _ in range(intakes):
+            some = range(after + 1, min(after + size, self.count) + 1)
+            if not some:
+                return
+            after, self.given = some[-1], self.given + len(some)
+            yield Intake([Arrival(b'{"n":%d}' % n, cursor=str(n)) for n in some], self._settle)
+        if self.openings:
+            raise Unavailable("the outside", "it was lost")
+        await asyncio.Event().wait()
+
+    async def _settle(self, error: Exception | None) -> None:
+        pass
+
+
+async def test_what_a_source_gives_again_while_it_is_on_its_way_does_not_put_it_back() -> None:
+    """It was lost with 1,000 on their way, gave the first of them again, and then the collector was stopped."""
+    channels, stop = Slow(), asyncio.Event()
+    source = Placed(1_000, [(1, 1_000), (5, 10)])
+    running = asyncio.create_task(pump(source, channels).run(stop))
+    await until(lambda: source.given == 1_050)
+    channels.go.set()
+    await until(lambda: len(channels.entries("rsvps")) == 1_000)
+    stop.set()
+    await running
+    last = orjson.loads(channels.entries("bookmarks")[-1].value or b"")
+    assert last["cursor"] == "1000"
+    await pumped(Placed(1_200, []), channels)
+    assert Counter(entry.value for entry in channels.entries("rsvps")).most_common(1)[0][1] == 1
+    assert len(channels.entries("rsvps")) == 1_200
+
+
+async def test_all_that_may_be_on_its_way_is_known_when_it_is_given_again() -> None:
+    channels, count = Slow(), 150_000
+    source = Placed(count, [(MOST_INTAKES, 2_000), (count, 2_000)])
+    running = asyncio.create_task(pump(source, channels, key=None).run(asyncio.Event()))
+    for _ in range(500):
+        await asyncio.sleep(0)
+    channels.go.set()
+    await running
+    assert len(channels.entries("rsvps")) == count
+
+
+async def test_each_run_of_a_pump_says_its_last_number() -> None:
+    channels = MemoryChannels()
+    one = pump(Outside([Arrival(b"1"), Arrival(b"2")], guarantee=Guarantee.BEST_EFFORT), channels)
+    for _ in range(2):
+        await one.run(asyncio.Event())
+    told = [notice["seq"] for notice in notices(channels) if notice["kind"] == "heartbeat"]
+    assert told == [2, 2]
+
+
+async def test_two_runs_of_a_pump_give_no_number_twice_though_nothing_is_there_of_the_first() -> None:
+    """What is on its way when a run ends may arrive later."""
+    channels, source = Slow(), Outside([Arrival(b"1")], guarantee=Guarantee.BEST_EFFORT)
+    one, given = pump(source, channels, clock=ManualClock()), list[Origin]()
+    for _ in range(2):
+        running = asyncio.create_task(one.run(asyncio.Event()))
+        await until(lambda: channels.sent)
+        given.append(channels.sent.pop())
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert given[0].epoch < given[1].epoch

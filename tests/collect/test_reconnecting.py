@@ -7,7 +7,7 @@ from itertools import islice, repeat
 import pytest
 
 from penstock.collect.reconnecting import LONGEST, SHORTEST, backoff, reconnecting
-from penstock.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.contracts import Arrival, Guarantee, Intake, Places, Taken
 from penstock.errors import Unavailable
 from penstock.record import Blind, Heartbeat, Origin
 from penstock.testing.clock import ManualClock
@@ -28,11 +28,12 @@ class Scripted:
     lives: list[Sequence[Arrival | Heartbeat | Blind] | None]
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     name: str = "scripted"
-    opened: list[Taken] = field(default_factory=list)
+    words: str = "of a test"
+    opened: list[Places] = field(default_factory=list)
 
     @asynccontextmanager
     async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
-        self.opened.append(dict(taken))
+        self.opened.append(dict(taken.places))
         life = self.lives.pop(0)
         if life is None:
             raise Unavailable(self.name, "away")
@@ -53,7 +54,7 @@ def record(seq: int, epoch: int = 1) -> Arrival:
 
 
 async def run(
-    source: Scripted, taken: Taken, heard: int | None = None, settle: bool = True
+    source: Scripted, places: Places, heard: int | None = None, settle: bool = True
 ) -> tuple[list[Arrival | Heartbeat | Blind], list[str | None]]:
     found: list[Arrival | Heartbeat | Blind] = []
     watched: list[str | None] = []
@@ -61,7 +62,7 @@ async def run(
         source, Ticking(now=100), heard, lambda error: watched.append(error.why if error else None), lambda: repeat(0.0)
     )
     assert (wrapped.name, wrapped.guarantee) == (source.name, source.guarantee)
-    async with wrapped.open(taken) as intakes:
+    async with wrapped.open(Taken(places)) as intakes:
         async for intake in intakes:
             found += intake.arrivals
             if settle:

@@ -1,6 +1,8 @@
+from dataclasses import replace
+
 import orjson
 
-from penstock.collect.numbering import Numbering
+from penstock.collect.numbering import Numbering, others
 from penstock.collect.numbers import Numbers
 from penstock.collect.sorting import DEAD_BYTES, Sorting, notice
 from penstock.contracts import Arrival, Intake
@@ -24,7 +26,7 @@ def sorting(limit: int = 100, key: str | None = None) -> Sorting:
 def test_what_the_outside_numbers_keeps_its_number() -> None:
     found = sorting().sort(intake(Arrival(b"x", Origin("a", 1, 5, 3))), NOW)
     assert found.records == [Record(b"x", Origin("a", 1, 5, 3))]
-    assert found.numbers == [Origin("a", 1, 5, 3)]
+    assert found.numbers == [("a", 1, 5, 5)]
 
 
 def test_what_has_no_number_gets_one_at_intake() -> None:
@@ -32,6 +34,17 @@ def test_what_has_no_number_gets_one_at_intake() -> None:
     assert [record.origin for record in found.records] == [Origin("source", 9, 1, NOW), Origin("source", 9, 2, NOW)]
     assert found.numbers == []
     assert found.last == 2
+
+
+def test_what_has_a_mark_is_known_by_it_and_keeps_both() -> None:
+    sort = sorting()
+    first = sort.sort(intake(Arrival(b"x", cursor="a1", mark="a"), Arrival(b"x", cursor="b1", mark="b")), NOW)
+    assert [record.extra for record in first.records] == [
+        (("cursor", b"a1"), ("mark", b"a")),
+        (("cursor", b"b1"), ("mark", b"b")),
+    ]
+    again = sort.sort(intake(Arrival(b"x", cursor="a2", mark="a"), Arrival(b"x", cursor="a1", mark="c")), NOW)
+    assert (again.duplicates, [dict(record.extra)["mark"] for record in again.records]) == (1, [b"c"])
 
 
 def test_a_number_that_came_before_is_a_duplicate_even_if_it_is_still_on_its_way() -> None:
@@ -45,6 +58,15 @@ def test_a_number_that_came_before_is_a_duplicate_even_if_it_is_still_on_its_way
 def test_nobody_outside_speaks_in_the_collectors_name() -> None:
     found = sorting().sort(intake(Arrival(b"x", Origin("source", 9, 1, 3)), Arrival(b"y")), NOW)
     assert [record.origin for record in found.records] == [Origin("source", 9, 1, NOW), Origin("source", 9, 2, NOW)]
+
+
+def test_nobody_outside_speaks_in_the_name_of_another_collector() -> None:
+    sort = replace(sorting(), others=others("source", ["source", "other"]))
+    came = [Arrival(b"x", Origin("other", 2**63 - 1, 1, 3)), Arrival(b"y", Origin("meter", 1, 1, 4))]
+    found = sort.sort(intake(*came, came[0]), NOW)
+    told = [Origin("source", 9, 1, NOW), Origin("meter", 1, 1, 4), Origin("source", 9, 2, NOW)]
+    assert [record.origin for record in found.records] == told
+    assert found.numbers == [("meter", 1, 1, 1)]
 
 
 def test_exactly_the_limit_is_taken_and_one_byte_more_is_refused() -> None:
@@ -77,3 +99,9 @@ def test_heartbeats_and_blind_intervals_become_notices() -> None:
         {"kind": "blind", "channel": "rsvps", "source": "source", "since": 10, "until": 20},
     ]
     assert notice("rsvps", Heartbeat("a", 1, 5, 3)).key == b"a"
+
+
+def test_a_sender_without_a_name_is_a_sender() -> None:
+    found = sorting().sort(intake(Arrival(b"x", Origin("", 0, 0, 3)), Arrival(b"y", Origin("", 5, 1, 3))), NOW)
+    assert len(found.records) == 2
+    assert found.numbers == [("", 0, 0, 0), ("", 5, 1, 1)]

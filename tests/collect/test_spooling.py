@@ -1,17 +1,23 @@
 """The spool, in real files; the channel before it is a double that can go away in every way."""
 
 import asyncio
+import errno
+import os
 import random
-from collections.abc import Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 from tests.collect.waiting import until
 
 from penstock.channels.files import Files
 from penstock.collect.spooling import Spool
-from penstock.contracts import Sender
-from penstock.errors import Refused, Unavailable
+from penstock.contracts import Sender, Topic
+from penstock.errors import Misconfigured, Refused, Unavailable
 from penstock.record import Origin, Record
 
 
@@ -160,6 +166,46 @@ async def test_a_full_disk_makes_the_sender_wait_and_loses_nothing(tmp_path: Pat
     assert moody.numbers() == list(range(1, 31))
 
 
+async def test_a_disk_that_others_have_filled_makes_the_sender_wait_until_there_is_room(
+    tmp_path: Path, moody: Moody
+) -> None:
+    free = 0
+    moody.mood = "raises"
+    async with Spool(Files(tmp_path), "source", patience=0.05, free=lambda: free).over(moody) as sender:
+        sending = asyncio.create_task(sender.send("things", [record(1)]))
+        await until(lambda: sender.away)
+        await asyncio.sleep(0.05)
+        assert not sending.done()
+        free = 1 << 30
+        await asyncio.wait_for(sending, 20)
+        moody.mood = "takes"
+        await asyncio.wait_for(sender.through(), 20)
+    assert moody.numbers() == [1]
+
+
+async def test_a_disk_that_could_not_be_synced_acknowledges_nothing_more(
+    tmp_path: Path, moody: Moody, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error of a sync is told once by the operating system; to try again would believe it away."""
+    broken, synced = False, os.fdatasync
+
+    def sync(fd: int) -> None:
+        if broken:
+            raise OSError(errno.EIO, "Input/output error")
+        synced(fd)
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    moody.mood = "raises"
+    async with Spool(Files(tmp_path), "source", patience=0.05).over(moody) as sender:
+        await sender.send("things", [record(1)])
+        broken = True
+        with pytest.raises(Unavailable, match="could not be synced, which is final"):
+            await sender.send("things", [record(2)])
+        broken = False
+        with pytest.raises(Unavailable, match="final"):
+            await sender.send("things", [record(3)])
+
+
 async def test_one_that_gives_up_while_it_waits_for_room_is_forgotten(tmp_path: Path, moody: Moody) -> None:
     spool = Spool(Files(tmp_path), "source", most_bytes=100, patience=0.05)
     moody.mood = "raises"
@@ -219,6 +265,51 @@ async def test_two_of_them_may_lie_in_the_same_place(tmp_path: Path, moody: Mood
         await second.through()
     assert sorted(moody.numbers()) == [1, 2]
     assert [*one.waiting(), *other.waiting()] == []
+
+
+async def test_while_it_is_open_nobody_else_can_open_it(spool: Spool, moody: Moody) -> None:
+    """A second one would bring the records of the first into the channel, and forget them."""
+    moody.mood = "raises"
+    async with spool.over(moody) as sender:
+        await sender.send("things", [record(1)])
+        with pytest.raises(Misconfigured, match=r"source: it is in use by another process; stop that one"):
+            async with spool.over(moody):
+                pass
+        assert len(list(spool.waiting())) == 1
+        moody.mood = "takes"
+        await sender.through()
+    async with spool.over(moody):
+        assert moody.numbers() == [1]
+
+
+@contextmanager
+def held_elsewhere(folder: Path) -> Iterator[None]:
+    """By a process, until it is killed."""
+    holding = (
+        "import pathlib, sys\n"
+        "from penstock.channels.files import Files\n"
+        f"with Files(pathlib.Path({str(folder)!r})).hold('source'):\n"
+        "    print('held', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", holding], stdin=PIPE, stdout=PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        try:
+            yield
+        finally:
+            holder.kill()
+
+
+async def test_a_process_that_was_killed_holds_it_no_longer(tmp_path: Path, moody: Moody) -> None:
+    spool = Spool(Files(tmp_path), "source", patience=0.05)
+    spool.disk.ensure([Topic("source")])
+    with held_elsewhere(tmp_path), pytest.raises(Misconfigured, match="in use by another process"):
+        async with spool.over(moody):
+            pass
+    async with spool.over(moody) as sender:
+        await sender.send("things", [record(1)])
+    assert moody.numbers() == [1]
 
 
 async def test_order_and_wholeness_hold_whatever_the_channel_does(tmp_path: Path) -> None:

@@ -2,15 +2,22 @@ import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import orjson
 import pytest
+from tests.collect.outside import followed
 from websockets.asyncio.server import ServerConnection, serve
 
-from penstock.collect.websocket import END, MOST_MESSAGES, WebSocketSource, read
-from penstock.contracts import Arrival, Guarantee
+from penstock.channels.memory import MemoryChannels
+from penstock.collect.websocket import MOST_MESSAGES, WebSocketSource, with_parameter
+from penstock.collect.websocket.messages import END, Places, Reading, place_of, read
+from penstock.contracts import Arrival, Guarantee, Taken
 from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Blind, Heartbeat, Origin
+from penstock.testing.killing import KilledContract
+from penstock.testing.sources import Running, SourceContract
 
 PLACE = {"sender": "meetup-07", "epoch": 5, "seq": 6, "time": 7}
 
@@ -41,7 +48,7 @@ async def heard(
 ) -> list[Arrival | Heartbeat | Blind]:
     """The first arrivals, all if there are fewer before it ends; also in `found`, for when it breaks."""
     found = [] if found is None else found
-    async with source.open({}) as intakes:
+    async with source.open(Taken()) as intakes:
         async for intake in intakes:
             found += intake.arrivals
             if len(found) >= most:
@@ -62,7 +69,7 @@ async def test_messages_arrive_raw_in_order_and_with_their_numbers() -> None:
 async def test_what_is_there_already_comes_as_one_bounded_intake() -> None:
     async with saying(*(numbered(seq) for seq in range(2_000))) as (url, _):
         sizes = []
-        async with WebSocketSource(url, "rsvps").open({}) as intakes:
+        async with WebSocketSource(url, "rsvps").open(Taken()) as intakes:
             async for intake in intakes:
                 sizes.append(len(intake.arrivals))
                 if sum(sizes) == 2_000:
@@ -79,7 +86,7 @@ async def test_a_feed_that_ends_ends_the_source() -> None:
 async def test_a_resume_tells_what_is_safe() -> None:
     async with (
         saying('{"end":true}') as (url, told),
-        WebSocketSource(f"{url}?a=b", "rsvps", resume=True).open({"meetup-07": (5, 6)}) as intakes,
+        WebSocketSource(f"{url}?a=b", "rsvps", resume=True).open(Taken({"meetup-07": (5, 6)})) as intakes,
     ):
         assert [intake async for intake in intakes] == []
     assert told == ["/rsvps?a=b&resume", '{"after":{"meetup-07":[5,6]}}']
@@ -217,15 +224,288 @@ def test_an_outside_without_numbers_says_nothing_of_itself(message: bytes) -> No
 
 def test_the_guarantee_follows_from_the_resume() -> None:
     assert WebSocketSource("ws://x", "x", resume=True).guarantee is Guarantee.EXACTLY_ONCE
-    assert WebSocketSource("ws://x", "x").guarantee is Guarantee.BEST_EFFORT
+    assert WebSocketSource("ws://x", "x", resume=False).guarantee is Guarantee.BEST_EFFORT
 
 
-def test_a_resume_needs_numbers() -> None:
-    with pytest.raises(Misconfigured, match="cannot resume without numbers"):
-        WebSocketSource("ws://x", "x", numbered=None, resume=True)
+def test_without_numbers_there_is_nothing_to_resume_after() -> None:
+    assert WebSocketSource("ws://x", "x", numbered=None).guarantee is Guarantee.BEST_EFFORT
 
 
 @pytest.mark.parametrize("url", ["http://x/", "nonsense", "ws://a..b/"])
 async def test_an_address_that_is_none_is_misconfigured(url: str) -> None:
     with pytest.raises(Misconfigured, match="the source rsvps"):
         await heard(WebSocketSource(url, "rsvps"), 1)
+
+
+class Numbered:
+    """A feed that numbers what it gives, keeps all of it, and goes on where it is told."""
+
+    def __init__(self) -> None:
+        self.kept: list[bytes] = []
+        self.clients: set[ServerConnection] = set()
+        self.source = WebSocketSource("", "rsvps")
+
+    def payloads(self, count: int) -> list[bytes]:
+        return [numbered(seq) for seq in range(1, count + 1)]
+
+    async def give(self, payloads: Sequence[bytes]) -> None:
+        self.kept += payloads
+
+    async def cut(self) -> None:
+        for client in self.clients:
+            client.transport.abort()
+
+    def acknowledged(self) -> None:
+        return None
+
+    async def attend(self, client: ServerConnection) -> None:
+        after = orjson.loads(await client.recv())["after"]
+        sent = after.get(PLACE["sender"], (5, 0))[1]
+        self.clients.add(client)
+        try:
+            await followed(client, self.kept, sent)
+        finally:
+            self.clients.discard(client)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[Numbered]:
+    feed = Numbered()
+    async with serve(feed.attend, "127.0.0.1", 0) as server:
+        feed.source = WebSocketSource(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/", "rsvps")
+        yield feed
+
+
+class TestContract(SourceContract):
+    pass
+
+
+class TestKilled(KilledContract):
+    pass
+
+
+# --- feeds that do not number, but can go on at a place
+
+
+class Placed:
+    """A feed whose messages tell a place, three of them the same; it begins with all of the place that it is told.
+
+    Like some that are public: asked for a place that it has no longer, it begins with the first that it has.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[bytes] = []
+        self.asked: list[str] = []
+        self.clients: set[ServerConnection] = set()
+        self.source = WebSocketSource("ws://nowhere", "posts")
+
+    def payloads(self, count: int) -> list[bytes]:
+        return [b'{"n":%d,"meta":{"time_us":%d}}' % (n, 1_000 + n // 3) for n in range(1, count + 1)]
+
+    async def give(self, payloads: Sequence[bytes]) -> None:
+        self.kept += payloads
+
+    async def cut(self) -> None:
+        for client in self.clients:
+            client.transport.abort()
+
+    def acknowledged(self) -> None:
+        return None
+
+    async def attend(self, client: ServerConnection) -> None:
+        assert client.request is not None
+        (asked,) = parse_qs(urlsplit(client.request.path).query)["cursor"]
+        self.asked.append(asked)
+        sent = next((at for at, one in enumerate(self.kept) if self.place(one) >= int(asked)), len(self.kept))
+        self.clients.add(client)
+        try:
+            await followed(client, self.kept, sent)
+        finally:
+            self.clients.discard(client)
+
+    def place(self, message: bytes) -> int:
+        return int(orjson.loads(message)["meta"]["time_us"])
+
+
+@pytest.fixture
+async def placed() -> AsyncIterator[Placed]:
+    feed = Placed()
+    async with serve(feed.attend, "127.0.0.1", 0) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/subscribe?cursor=0&all=yes"
+        feed.source = WebSocketSource(url, "posts", cursor="meta.time_us")
+        yield feed
+
+
+class TestContractWithPlaces(SourceContract):
+    @pytest.fixture
+    def world(self, placed: Placed) -> Placed:
+        return placed
+
+
+async def test_after_a_crash_it_goes_on_at_the_place_of_the_last_record(placed: Placed) -> None:
+    channels, given = MemoryChannels(), placed.payloads(8)
+    await placed.give(given)
+    async with Running(placed.source, channels) as running:
+        await running.until(lambda: running.count() == 8)
+    async with Running(placed.source, channels) as running:
+        await running.until(lambda: running.pump.figures()["duplicates"] == 3)
+    assert placed.asked == ["0", "1002"]
+    assert [entry.value for entry in channels.entries("into")] == given
+    headers = [dict(entry.headers)["cursor"] for entry in channels.entries("into")]
+    assert headers[:5] == [b"1000/0", b"1000/1", b"1001/0", b"1001/1", b"1001/2"]
+
+
+def test_each_message_has_a_cursor_of_its_own_also_those_that_tell_no_place() -> None:
+    messages = [b'{"at":5}', b"?", b'{"at":null}', b'{"at":5}', b'{"at":"x/y"}', b"?", b'{"at":{}}', b'{"at":true}']
+    found = [_cursor(reading, message) for reading in [Reading(None, "at", None, (), ())] for message in messages]
+    assert found == ["5/0", "5/0+1", "5/0+2", "5/1", "x/y/0", "x/y/0+1", "x/y/0+2", "true/0"]
+    assert [place_of(one) for one in found] == ["5", "5", "5", "5", "x/y", "x/y", "x/y", "true"]
+
+
+def test_what_comes_again_has_the_same_cursor_as_before() -> None:
+    messages = [b'{"at":4}', b'{"at":5}', b'{"at":5}', b"?", b'{"at":6}']
+    before = Reading(None, "at", None, (), ())
+    first = [_cursor(before, message) for message in messages]
+    for begin in range(2):
+        again = Reading(None, "at", first[2], (), ())
+        assert [_cursor(again, message) for message in messages[begin:]] == first[begin:]
+
+
+def _cursor(reading: Reading, message: bytes) -> str | None:
+    (found,) = reading(message)
+    assert isinstance(found, Arrival)
+    assert found.value == message
+    return found.cursor
+
+
+@pytest.mark.parametrize("told", ["1e20", "18446744073709551616", '""', "[]", '"' + "x" * 1_001 + '"'])
+def test_what_is_no_exact_place_is_none(told: str) -> None:
+    assert Places("at", None).cursor(orjson.loads(f'{{"at":{told}}}')) == "/-1+1"
+
+
+def test_before_any_place_was_told_there_is_none_to_ask_for() -> None:
+    assert place_of("/-1+1") == place_of(None) == ""
+
+
+@pytest.mark.parametrize("message", BAD, ids=range(len(BAD)))
+def test_whatever_tells_no_place_is_taken_all_the_same(message: bytes) -> None:
+    (found,) = Reading(None, "at", "5/0", (), ())(message)
+    assert found == Arrival(message, cursor="5/-1+1")
+
+
+@pytest.mark.parametrize(
+    ("url", "asked"),
+    [
+        ("ws://x/y", "ws://x/y?since=7%2F8%261"),
+        ("ws://x/y?a=b&a=c", "ws://x/y?a=b&a=c&since=7%2F8%261"),
+        ("ws://x/y?since=5&a=b", "ws://x/y?a=b&since=7%2F8%261"),
+        ("ws://x/y?", "ws://x/y?since=7%2F8%261"),
+        ("ws://x/y?sinc%65=5", "ws://x/y?since=7%2F8%261"),
+    ],
+)
+def test_the_place_takes_the_place_of_one_in_the_address(url: str, asked: str) -> None:
+    assert with_parameter(url, "since", "7/8&1") == asked
+
+
+async def test_without_resume_the_feed_is_asked_for_nothing_and_nothing_is_promised() -> None:
+    async with saying(b'{"at":5}') as (url, told):
+        source = WebSocketSource(url, "posts", cursor="at", resume=False)
+        async with source.open(Taken(cursor="4/0")) as intakes:
+            await anext(aiter(intakes))
+    assert told == ["/rsvps"]
+    assert source.guarantee is Guarantee.BEST_EFFORT
+
+
+def test_places_promise_exactly_once_as_far_back_as_the_feed_keeps() -> None:
+    source = WebSocketSource("ws://x", "posts", cursor="at")
+    assert source.guarantee is Guarantee.EXACTLY_ONCE
+    assert "as far back as the feed keeps" in source.words
+    assert source.numbered is None
+
+
+# --- what is said first, and what is no record
+
+
+async def test_a_feed_is_told_its_subscriptions_and_headers_at_each_connection() -> None:
+    told: list[object] = []
+
+    async def handle(client: ServerConnection) -> None:
+        assert client.request is not None
+        told.append((client.request.headers["Authorization"], await client.recv(), await client.recv()))
+        await client.send("x")
+        await client.wait_closed()
+
+    async with serve(handle, "127.0.0.1", 0) as server:
+        url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        source = WebSocketSource(url, "x", None, first=["a", "b"], headers={"Authorization": "Bearer secret"})
+        for _ in range(2):
+            await heard(source, 1)
+    assert told == [("Bearer secret", "a", "b")] * 2
+    assert "secret" not in repr(source)
+
+
+@pytest.mark.parametrize(
+    ("only", "ignore", "taken"),
+    [
+        ((), (), "abcde"),
+        ("type=match", (), "ade"),
+        (("type=match", "type=other"), (), "abde"),
+        ((), "type=match", "bcde"),
+        ((), ("type=other", "n = 3"), "ade"),
+        ("type=match", "deep.er=1", "de"),
+    ],
+)
+def test_what_is_no_record_is_passed_over_and_what_cannot_be_read_never(
+    only: str | Sequence[str], ignore: str | Sequence[str], taken: str
+) -> None:
+    messages = {
+        "a": b'{"type":"match","deep":{"er":1}}',
+        "b": b'{"type":"other"}',
+        "c": b'{"n":3,"type":["match"]}',
+        "d": b"not JSON",
+        "e": b"[1]",
+    }
+    source = WebSocketSource("ws://x", "x", None, only=only, ignore=ignore)
+    reading = Reading(None, None, None, source.only, source.ignore)
+    assert "".join(name for name, message in messages.items() if reading(message)) == taken
+
+
+def test_heartbeats_and_the_end_are_heard_though_they_are_no_match() -> None:
+    reading = Reading("feed", None, None, ["type=match"], ())
+    assert tuple(reading(b'{"heartbeat":{"sender":"a","epoch":1,"seq":0,"time":3}}')) == (Heartbeat("a", 1, 0, 3),)
+    assert reading(b'{"end":true}') is END
+    assert tuple(reading(b'{"feed":{"sender":"a","epoch":1,"seq":1,"time":1}}')) == ()
+
+
+async def test_messages_that_are_no_records_make_no_intake() -> None:
+    async with saying('{"type":"hello"}', '{"n":1}', '{"type":"hello"}', '{"n":2}', then=1000) as (url, _):
+        found: list[Arrival | Heartbeat | Blind] = []
+        with pytest.raises(Unavailable):
+            await heard(WebSocketSource(url, "x", None, ignore="type=hello"), 100, found)
+    assert found == [Arrival(b'{"n":1}'), Arrival(b'{"n":2}')]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"cursor": "at", "numbered": "numbers"}, "cursor: it is numbered"),
+        ({"cursor": ""}, "is no field"),
+        ({"cursor": "a..b"}, "is no field"),
+        ({"cursor": "at", "parameter": ""}, "parameter"),
+        ({"only": "match"}, "type=match"),
+        ({"ignore": ["=x"]}, "type=match"),
+        ({"headers": {"A": "b\r\nC: d"}}, "'A' cannot be sent"),
+        ({"headers": {"A b": "c"}}, "cannot be sent"),
+    ],
+)
+def test_options_that_cannot_be_are_misconfigured(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(Misconfigured, match=said):
+        WebSocketSource("ws://x", "x", **options)
+
+
+async def test_a_token_in_the_address_is_not_shown() -> None:
+    async with saying() as (url, _):
+        pass
+    with pytest.raises(Unavailable) as error:
+        await heard(WebSocketSource(f"{url}?token=secret", "rsvps"), 1)
+    assert "secret" not in str(error.value)

@@ -1,5 +1,6 @@
 """What does not fit is said before anything starts."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from penstock.errors import Misconfigured
 from penstock.pipeline.checks import check
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.wiring import Wiring
+from penstock.simulate.kinds import KINDS
 
 
 def app(source: str = "ws://host/path", store: str = "redis://", ttl: str | None = None) -> Pipeline:
@@ -19,6 +21,13 @@ def app(source: str = "ws://host/path", store: str = "redis://", ttl: str | None
 
 def test_what_fits_passes(tmp_path: Path) -> None:
     check(app().describe(), Wiring.read(tmp_path, environ={"PENSTOCK_SOURCES_RSVPS": "wss://other"}))
+
+
+def test_whatever_can_be_simulated_passes(tmp_path: Path) -> None:
+    for name in KINDS:
+        check(
+            app(f"simulate://{name}?rate=200&seed=7&senders=20&no-resume").describe(), Wiring.read(tmp_path, environ={})
+        )
 
 
 @pytest.mark.parametrize("address", ["kafka://", "kafka://broker:9092"])
@@ -35,9 +44,15 @@ def test_spark_audits_kafka(address: str, tmp_path: Path) -> None:
             {"PENSTOCK_SOURCES_RSVPZ": "ws://x"},
             r'\[sources\]: app has no source "rsvpz"; did you mean "rsvps"\?',
         ),
-        (app("ftp://x"), {}, r'source rsvps: ftp://x is no address that is known here; write "ws://…", "wss://…"'),
+        (
+            app("ftp://x"),
+            {},
+            r"source rsvps: ftp://x is no address that is known here; an address begins with .*wss://",
+        ),
         (app(), {"PENSTOCK_SOURCES_RSVPS": "nowhere"}, r"source rsvps: nowhere is no address"),
         (app("simulate://tides"), {}, r'there is no simulation "tides"; there is rsvps'),
+        (app("simulate://turbine"), {}, r'source rsvps: there is no simulation "turbine"; did you mean "turbines"\?'),
+        (app("simulate://cards?sed=7"), {}, r'source rsvps: a simulation has no option "sed"; did you mean "seed"\?'),
         (app(store="mysql://x"), {}, r'store mysql://x: mysql://x is no address that is known here; write "redis://…"'),
         (app(store="delta://x", ttl="1 day"), {}, r"store delta://x: a lake keeps everything"),
         (
@@ -61,6 +76,43 @@ def test_spark_audits_kafka(address: str, tmp_path: Path) -> None:
 def test_what_does_not_fit_is_said(made: Pipeline, environ: dict[str, str], said: str, tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=said):
         check(made.describe(), Wiring.read(tmp_path, environ=environ))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "fits"),
+    [
+        ("listen+http://127.0.0.1:8700/a", "listen+tcp://127.0.0.1:8700", False),
+        ("listen+http://0.0.0.0:8700/a", "listen+ws://127.0.0.1:8700/b", False),
+        ("listen+http://127.0.0.1:8700/a", "listen+http://127.0.0.1:8700/b", False),
+        ("listen+http://127.0.0.1:8700/a", "listen+http://127.0.0.2:8700/a", True),
+        ("listen+http://127.0.0.1:8700/a", "listen+http://127.0.0.1:8701/a", True),
+        ("listen+http://127.0.0.1:8700/a", "ws://127.0.0.1:8700/a", True),
+    ],
+)
+def test_each_source_that_listens_has_a_port_of_its_own(one: str, other: str, fits: bool, tmp_path: Path) -> None:
+    made = app(one)
+    made.source(other, into="others")
+    expected = nullcontext() if fits else pytest.raises(Misconfigured, match=r"source others: .*8700.* source rsvps")
+    with expected:
+        check(made.describe(), Wiring.read(tmp_path, environ={}))
+
+
+def test_of_three_sources_any_two_are_apart(tmp_path: Path) -> None:
+    made = app("listen+http://127.0.0.1:8700/a")
+    made.source("listen+tcp://127.0.0.2:8700", into="second")
+    made.source("listen+ws://127.0.0.2:8700/c", into="third")
+    with pytest.raises(Misconfigured, match=r"source third: it listens at 127.0.0.2:8700, where source second"):
+        check(made.describe(), Wiring.read(tmp_path, environ={}))
+
+
+def test_a_secret_that_is_not_there_is_said_where_it_is_needed(tmp_path: Path) -> None:
+    made = Pipeline("app")
+    made.source("listen+webhook://127.0.0.1:8700/shop", into="events", secret="$SHOP_SECRET")
+    described, wiring = made.describe(), Wiring.read(tmp_path, environ={})
+    check(described, wiring)
+    check(described, wiring, {"SHOP_SECRET": "whsec_c2VjcmV0"})
+    with pytest.raises(Misconfigured, match=r"source events: secret is in SHOP_SECRET, .*; export SHOP_SECRET"):
+        check(described, wiring, {})
 
 
 def test_a_table_whose_file_is_not_there_is_found_before_anything_starts(tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 import pytest
 
+from penstock.collect.http import HttpSource
+from penstock.collect.websocket import WebSocketSource
 from penstock.errors import Misconfigured
-from penstock.pipeline.delivery import Given, of_page, of_query, of_source, of_store, resumes
-from penstock.pipeline.description import Delivery, Pipeline, SourceSpec
+from penstock.pipeline.delivery import Given, of_page, of_query, of_source, of_store
+from penstock.pipeline.description import Delivery, Pipeline
 
-RESUMED = SourceSpec("rsvps", "ws://feed", "rsvps", (), "feed", True)
-DEAF = SourceSpec("rsvps", "ws://feed", "rsvps", (), None, True)
+RESUMED = WebSocketSource("ws://feed", "rsvps")
+DEAF = WebSocketSource("ws://feed", "rsvps", numbered=None)
+REPEATED = HttpSource("listen+http://127.0.0.1:8700/in", "rsvps")
 EXACTLY, LEAST, MOST = Delivery.EXACTLY_ONCE, Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE
 
 
@@ -19,6 +22,7 @@ EXACTLY, LEAST, MOST = Delivery.EXACTLY_ONCE, Delivery.AT_LEAST_ONCE, Delivery.A
         (of_source(DEAF, LEAST), "best effort", True),
         (of_source(RESUMED, MOST), "at most once", False),
         (of_source(DEAF, MOST), "at most once", False),
+        (of_source(REPEATED, MOST), "at least once", True),
         (of_query(True, False, EXACTLY), "exactly once", False),
         (of_query(True, False, MOST), "exactly once", False),
         (of_query(False, False, EXACTLY), "at least once", True),
@@ -36,12 +40,6 @@ def test_what_is_weaker_than_asked_for_has_a_way_out(given: Given, guarantee: st
     assert (given.guarantee, given.weaker) == (guarantee, weaker)
     assert given.why
     assert bool(given.way_out) or not weaker
-
-
-def test_who_wants_nothing_twice_does_not_ask_for_it_again() -> None:
-    assert resumes(RESUMED, EXACTLY)
-    assert not resumes(RESUMED, MOST)
-    assert not resumes(DEAF, LEAST)
 
 
 def test_a_pipeline_asks_for_one_of_three() -> None:

@@ -47,9 +47,7 @@ def test_what_is_not_said_follows_from_the_rest(app: Pipeline) -> None:
     app.query(key="n")(same)
     found = app.describe()
     assert found.channels == {"rsvps": Channel("rsvps"), "same": Channel("same", partitions=1, result_of="same")}
-    assert [(source.name, source.key, source.numbered, source.resume) for source in found.sources] == [
-        ("rsvps", (), "feed", True)
-    ]
+    assert [(source.name, source.key, source.options) for source in found.sources] == [("rsvps", (), {})]
     assert (found.queries[0].into, found.queries[0].mode, found.queries[0].key) == ("same", Mode.AUTO, ("n",))
 
 
@@ -69,6 +67,13 @@ def test_channels_from_outside_are_sifted_if_they_have_a_schema_or_a_query_reads
     app.channel("unread")
     app.query(key="n")(same)
     assert {channel.name for channel in app.describe().sifted} == {"typed", "rsvps"}
+
+
+def test_a_sender_may_not_have_the_name_of_another_at_a_second_door(app: Pipeline) -> None:
+    app.source("listen+http://127.0.0.1:8700/in", into="shared", name="one", named=True)
+    app.source("listen+tcp://127.0.0.1:8701", into="shared", name="two")
+    with pytest.raises(Misconfigured, match="channel shared: two sources that number their records fill it"):
+        app.describe()
 
 
 def test_two_sources_that_number_their_records_do_not_share_a_channel(app: Pipeline) -> None:

@@ -106,7 +106,7 @@ def test_a_pipeline_gets_the_delivery_that_it_asks_for_or_is_told(spark: SparkSe
     assert given == ["best effort", "at least once", "exactly once"]
     assert [remark.split(" is weaker than exactly once, which is asked for")[1][:20] for remark in weaker] == [
         ": add seen() to its ",
-        "; hear a feed that n",
+        "; hear a feed that c",
     ]
     given, weaker = hops("at least once")
     assert (given, len(weaker)) == (["best effort", "at least once", "exactly once"], 1)

@@ -29,7 +29,7 @@ def wiring(folder: Path, text: str = "", profile: str | None = None, **environ: 
 
 
 def source(name: str = "rsvps") -> SourceSpec:
-    return SourceSpec(name, "ws://declared", "rsvps", (), None, True)
+    return SourceSpec(name, "ws://declared", "rsvps", ())
 
 
 def test_without_a_file_everything_is_local(tmp_path: Path) -> None:
@@ -145,6 +145,21 @@ def test_an_address_may_be_that_of_a_simulation(url: str, found: tuple[str, dict
 )
 def test_what_is_secret_in_an_address_is_not_shown(url: str, eyes: str) -> None:
     assert shown(url) == eyes
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, {}),
+        ({"max.message.bytes": "1000"}, {}),
+        ({"max.message.bytes": "5000000", "segment.ms": "1"}, {"max.message.bytes": "5065536"}),
+    ],
+)
+def test_dead_letters_may_be_as_large_as_what_they_are_of(config: dict[str, str], expected: dict[str, str]) -> None:
+    app = Pipeline("meetups")
+    app.channel("rsvps", config=config)
+    found = {topic.name: topic for topic in topics(app.describe())}
+    assert found["rsvps.dead"].config == expected
 
 
 def test_every_topic_that_a_pipeline_needs_is_listed() -> None:

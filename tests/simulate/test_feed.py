@@ -49,6 +49,13 @@ def test_the_message_is_the_document_and_its_numbers() -> None:
     }
 
 
+def test_senders_are_called_as_the_feed_says() -> None:
+    one = Feed(numbered, 10, 3, EPOCH, 30, called="turbine")
+    assert orjson.loads(one.heartbeats(3, 99))["heartbeats"][2]["sender"] == "turbine-02"
+    after = {"turbine-00": (EPOCH, 10), "turbine-01": (EPOCH, 9), "turbine-02": (EPOCH, 10), "meetup-01": (EPOCH, 10)}
+    assert numbers(one.following(after, FOREVER), FOREVER) == [("turbine-01", 10)]
+
+
 def test_an_empty_document_stays_json() -> None:
     assert set(orjson.loads(Feed(lambda *_: b"{}", 1, 1, EPOCH).message(0))) == {"feed"}
 

@@ -124,6 +124,14 @@ async def test_another_path_is_not_found() -> None:
             await connect(serving.url.replace("rsvps", "others"), proxy=None)
 
 
+async def test_a_feed_has_the_path_that_it_is_given() -> None:
+    async with serve(feed(), "127.0.0.1", 0, path="/turbines") as serving:
+        assert serving.url.endswith("/turbines")
+        assert len(await resumed(serving.url, {})) >= 60
+        with pytest.raises(InvalidStatus, match="404"):
+            await connect(serving.url.replace("turbines", "rsvps"), proxy=None)
+
+
 async def test_a_probe_is_answered() -> None:
     async with serve(feed(), "127.0.0.1", 0) as serving:
         port = int(serving.url.split(":")[2].split("/")[0])

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import Misconfigured
 from penstock.record import Origin, Record
-from penstock.simulate.updates import Updates, new_epoch, updates
+from penstock.simulate.updates import Counters, Updates, new_epoch, updates
 from penstock.testing.clock import ManualClock
 
 
@@ -96,3 +96,13 @@ async def test_updates_that_are_given_up_leave_no_gap() -> None:
 def test_what_cannot_be_is_refused(wrong: dict[str, Any], words: str) -> None:
     with pytest.raises(Misconfigured, match=words):
         Updates(**wrong)
+
+
+def test_as_documents_they_are_the_same_with_a_value() -> None:
+    made = Counters(7)
+    assert list(json.loads(made(3, 42, 1_700_000_000_000_000))) == ["seq", "sender", "time", "value"]
+    found = [json.loads(made(3, number, 5)) for number in range(1, 1_001)]
+    assert [update["seq"] for update in found] == list(range(1, 1_001))
+    assert {update["sender"] for update in found} == {"sender-03"}
+    assert 0 <= min(update["value"] for update in found) < 10
+    assert 990 <= max(update["value"] for update in found) < 1_000

@@ -10,6 +10,8 @@ KILLED, KILLS = (500_000, 40) if FULL else (20_000, 5)
 """Records that flow while the auditor is killed, and how often it is at least."""
 MANY, SENDERS = (5_000_000, 1_000) if FULL else (20_000, 200)
 """Records of many senders, and the senders."""
+AWAY, RATE = (60, 5_000) if FULL else (3, 2_000)
+"""For how many seconds Kafka is away, and how many records come in each."""
 PATIENCE = 900.0 if FULL else 120.0
 
 FIGURES: list[tuple[str, str]] = []

@@ -13,8 +13,13 @@ from penstock.contracts import Positions
 # The client's own are for few records: while a query catches up, it would ask for every 500 of them anew. But Spark
 # keeps what a consumer has read ahead for as long as it keeps the consumer: with many queries that fills the heap.
 _LARGE_READS = {"kafka.max.poll.records": "5000", "kafka.max.partition.fetch.bytes": str(4 * 2**20)}
-# Rows of a batch come fast: fewer and larger requests cost the broker half as much.
-_LARGE_WRITES = {"kafka.batch.size": str(2**17)}
+# Rows of a batch come fast: fewer and larger requests cost the broker half as much. How large one of them may be is for
+# its topic to say; the client's own limit is below what a collector takes.
+_LARGE_WRITES = {
+    "kafka.batch.size": str(2**17),
+    "kafka.max.request.size": "60000000",
+    "kafka.buffer.memory": str(2**26),
+}
 
 
 @dataclass(frozen=True)

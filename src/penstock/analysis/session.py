@@ -58,9 +58,10 @@ _GC = {
 # With the quick compiler alone, a JVM reserves too little for its code: Spark filled it within a minute.
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 
-# PySpark logs each error of an analysis as a line of JSON; we say it as a sentence.
+# PySpark logs each error of an analysis as a line of JSON; we say it as a sentence. By level: who sets up logging
+# enables all that was disabled. Not made by PySpark, whose loggers turn the handlers of others (pytest's, say) to JSON.
 for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
-    logging.getLogger(name).disabled = True
+    logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 # Those of Hadoop fork chmod for each file, of which a batch has a dozen. The rename of this manager is not exclusive;
 # the state folder's lock keeps a second driver away.

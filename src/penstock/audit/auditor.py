@@ -67,6 +67,8 @@ class Auditor:
         self._opened = ExitStack()
         self._reader: Reader | None = None
         self._drained = False
+        self._last = self._clock.now()
+        """When the ledger last took something, or this auditor began."""
 
     def step(self, wait: float) -> int:
         """Read once, waiting at most this many seconds, and merge what came; how many entries that were.
@@ -209,12 +211,13 @@ class Auditor:
         if end:
             found = reduced(entries, self._positions, end, self._kinds, self._heartbeats, self._bookmarks)
             self._ledger.merge(found, now, drained)
+            self._last = now
             for channel, positions in end.items():
                 self._positions[channel] = {**self._positions[channel], **positions}
         elif drained and not self._drained:
             self._ledger.mark_drained(drained)
-        # An idle channel stays drained; to write that down once is enough.
-        self._drained = bool(drained) and not entries
+        # An idle channel stays drained: once it was so after all that came, that need not be written down again.
+        self._drained = drained >= self._last and not end
 
 
 def _stretch(

@@ -1,7 +1,8 @@
 """The balance of records: from what the ledger holds to what is there, what is missing, and what nobody can know.
 
 For each source channel, claimed = distinct + missing + in flight. A record is there when it is in the channel or in its
-dead letters. A sender is counted from the first number that was seen of it. No I/O.
+dead letters, or was dropped on purpose and its number written down. A sender is counted from the first number that was
+seen of it. No I/O.
 """
 
 import json
@@ -13,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.audit.content import Content, Numbered, Run, Tally
-from penstock.audit.findings import Kind, Numbering, Span, as_delay
+from penstock.audit.findings import Kind, Numbering, Span, as_delay, shed_from
 from penstock.audit.hops import Gap, Hop, Intake, hops, paths
 from penstock.audit.ledger import SETTLES_AFTER
 from penstock.clock import Micros
@@ -72,6 +73,8 @@ class ChannelBalance:
     """Entries that lie in the channel and are not in the ledger yet. They are among those in flight."""
     only_dead: int = 0
     """Records that lie in the dead letters alone."""
+    shed: int = 0
+    """Records that were dropped on purpose, because there was too much, and did not come later."""
     by_sender: tuple[SenderBalance, ...] = ()
     note: str = ""
     """What cannot be told of what is missing, and why."""
@@ -163,7 +166,17 @@ def balance(
         )
     )
     intakes = [
-        Intake(one.channel, one.records, one.only_dead, one.in_flight, one.missing, one.gaps, one.latency, one.note)
+        Intake(
+            channel=one.channel,
+            records=one.records,
+            refused=one.only_dead,
+            in_flight=one.in_flight,
+            missing=one.missing,
+            gaps=one.gaps,
+            latency=one.latency,
+            note=one.note,
+            shed=one.shed,
+        )
         for one in channels
         if one.kind is Kind.SOURCE
     ]
@@ -195,7 +208,9 @@ def _channel(
 ) -> ChannelBalance:
     runs = _runs(channel, content)
     dead = _runs(f"{channel}.dead", content) if kind is Kind.SOURCE else {}
-    there = {who: _melted([*runs.get(who, ()), *dead.get(who, ())]) for who in {*runs, *dead}}
+    shed = _runs(shed_from(channel), content) if kind is Kind.SOURCE else {}
+    kept = {who: _melted([*runs.get(who, ()), *dead.get(who, ())]) for who in {*runs, *dead}}
+    there = {who: _melted([*kept.get(who, ()), *shed.get(who, ())]) for who in {*kept, *shed}}
     due = list(_due(there, claims, settled)) if kind is Kind.SOURCE else []
     gaps = tuple(gap for gap, missing in due if missing)
     distinct, missing, note = _size(there), sum(gap.size for gap in gaps), ""
@@ -225,7 +240,8 @@ def _channel(
         gaps=gaps,
         latency=latencies.summary() if latencies else None,
         unread=unread,
-        only_dead=_size(there) - _size(runs),
+        only_dead=_size(kept) - _size(runs),
+        shed=_size(there) - _size(kept),
         by_sender=tuple(_senders(numbered, runs, there, claims, gaps)) if kind is Kind.SOURCE else (),
         note=note,
     )

@@ -20,6 +20,7 @@ MINUTE = 60_000_000
 BELATED = "late: "
 """How the reason of a dead letter begins that was not refused: its record is in the channel, too late for a query."""
 _LONGEST = 2**62
+_MOST_SHED = 10_000_000
 
 
 class Kind(StrEnum):
@@ -160,6 +161,11 @@ def reduced(
     return found
 
 
+def shed_from(channel: str) -> str:
+    """Under which name the numbers are kept that were dropped on purpose before a channel. No channel has it."""
+    return f"{channel} shed"
+
+
 def key_hash(key: bytes) -> int:
     """60 bits that stand for the key of a row; Spark computes the same."""
     return int(md5(key, usedforsecurity=False).hexdigest()[:15], 16)
@@ -267,6 +273,12 @@ def _note(found: Findings, entry: Entry) -> None:
             if blind.until < blind.since:
                 raise ValueError("it ends before it begins")
             found.blinds.append((channel, blind))
+        elif told["kind"] == "shed":
+            for sender, *run in told["runs"]:
+                epoch, first, last = map(_number, run)
+                if not 0 <= last - first < _MOST_SHED:
+                    raise ValueError("it ends before it begins, or never")
+                found.runs.setdefault((shed_from(channel), _text(sender), epoch), Runs()).add(first, last)
         else:
             raise ValueError("it is of no known kind")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

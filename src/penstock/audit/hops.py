@@ -79,6 +79,7 @@ class Intake:
     gaps: tuple[Gap, ...]
     latency: Mapping[str, float] | None
     note: str = ""
+    shed: int = 0
 
 
 def hops(content: Content, intakes: Iterable[Intake]) -> tuple[Hop, ...]:
@@ -131,7 +132,7 @@ def _source(content: Content, intake: Intake) -> Hop:
         for share in content.accounts[one].shares.values() if one in content.accounts else ():
             for outcome, number in share.outcomes.items():
                 dropped[outcome] += number
-    outcomes = {**dropped, Outcome.PASSED: intake.records, Outcome.REFUSED: intake.refused}
+    outcomes = {**dropped, Outcome.PASSED: intake.records, Outcome.REFUSED: intake.refused, Outcome.SHED: intake.shed}
     taken = sum(outcomes.values())
     return Hop(
         stage,

@@ -315,7 +315,7 @@ class Ledger:
                     *numbering,
                     records,
                     batch.redriven[numbering],
-                    len(disorder.get(numbering, ())),
+                    disorder.get(numbering, Runs()).size,
                     span.count,
                     span.least,
                     float(span.total),

@@ -19,6 +19,10 @@ class Runs:
     def add(self, first: int, last: int | None = None) -> int:
         """Add first–last (or the one number); how many of them were new."""
         last = first if last is None else last
+        if self._lasts and first == self._lasts[-1] + 1 and last >= first:
+            # The usual case: a sequence that goes on.
+            self._lasts[-1] = last
+            return last - first + 1
         if last < first:
             raise ValueError(f"a run ends before it begins: {first}–{last}")
         # The runs that overlap or touch first–last are low..high-1; they melt into one.
@@ -59,9 +63,13 @@ class Runs:
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(zip(self._firsts, self._lasts, strict=True))
 
-    def __len__(self) -> int:
-        """How many numbers, not how many runs."""
+    @property
+    def size(self) -> int:
+        """How many numbers, not how many runs. Not its length: who makes a list of it would make room for as many."""
         return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
+
+    def __bool__(self) -> bool:
+        return bool(self._firsts)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Runs) and list(self) == list(other)

@@ -1,7 +1,5 @@
 """`[audit]` of penstock.toml."""
 
-import base64
-import binascii
 from datetime import timedelta
 from typing import Literal
 from urllib.parse import urlsplit
@@ -9,10 +7,8 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator
 
 from penstock.clock import Duration
-from penstock.errors import Misconfigured
 from penstock.settings import Section
-
-_STANDARD = "whsec_"
+from penstock.signatures import key_of
 
 
 class AuditSettings(Section):
@@ -89,14 +85,4 @@ class AuditSettings(Section):
 
     def key(self) -> bytes:
         """What signs the alarms; empty when there is no secret. Misconfigured when it is none."""
-        secret = self.secret.get_secret_value()
-        if not secret.startswith(_STANDARD):
-            return secret.encode()
-        try:
-            key = base64.b64decode(secret.removeprefix(_STANDARD), validate=True)
-        except (binascii.Error, ValueError):
-            key = b""
-        if not key:
-            # The secret itself stays out of the sentence.
-            raise Misconfigured("[audit] secret", f"what follows {_STANDARD} is not base64", "copy it once more")
-        return key
+        return key_of("[audit] secret", self.secret.get_secret_value())

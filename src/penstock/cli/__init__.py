@@ -21,6 +21,8 @@ COMMANDS = {
     "groups": "List, describe and reset the groups that share channels.",
     "replay": "Send the history of a channel into another one.",
     "gateway": "Serve channels over HTTP: produce, fetch, groups.",
+    "webhook": "Register webhooks at a provider; sign and send one by hand.",
+    "proxy": "Keep a stream of events for a device that sleeps, and wake it.",
     "plan": "Check a pipeline and explain what it will do; start nothing.",
     "status": "Show how the pipeline that runs here is doing.",
     "audit": "Account for every record: what is there, missing, or unknown.",

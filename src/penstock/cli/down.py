@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import psutil
 import typer
 
 from penstock.cli.options import Folder
@@ -47,19 +48,28 @@ def down(
 
 
 def _stop(folder: StateFolder, pid: int) -> None:
-    """Ask the process to stop, and wait until it has let go of the folder: then all that it kept is gone."""
+    """Ask the process to stop, and wait until it has let go of the folder, and so all that it kept is gone, and it."""
     try:
+        process = psutil.Process(pid)
         os.kill(pid, signal.SIGTERM)
-    except ProcessLookupError:
+    except (ProcessLookupError, psutil.NoSuchProcess):
         return
     except PermissionError as error:
         raise Misconfigured(
             str(folder.path), f"the process {pid} belongs to somebody else", "stop it as that user"
         ) from error
     until = time.monotonic() + PATIENCE
-    while folder.holder() == pid:
+    while folder.holder() == pid or _lives(process):
         if time.monotonic() > until:
             raise Unavailable(
                 f"the process {pid}", f"it did not stop within {PATIENCE:g} s; see {folder.path / 'logs'}"
             )
         time.sleep(_TICK)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        # A process that has ended stays in the table until its parent has asked.
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

@@ -4,7 +4,6 @@ import asyncio
 import signal
 import sys
 from contextlib import closing, nullcontext
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -12,19 +11,13 @@ import typer
 
 from penstock.clock import SystemClock
 from penstock.simulate.feed import SECOND, Feed
+from penstock.simulate.kinds import KINDS, kind_of
 from penstock.simulate.recording import Recording
-from penstock.simulate.rsvps import Rsvps
 from penstock.simulate.server import Serving, serve
 
 
-class Kind(StrEnum):
-    """What a feed can be of."""
-
-    RSVPS = "rsvps"
-
-
 def feed(
-    kind: Annotated[Kind, typer.Argument(help="What to simulate.")] = Kind.RSVPS,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What to simulate: see above.")] = "rsvps",
     rate: Annotated[float, typer.Option(min=0.001, max=1e6, help="Records per second, of all senders together.")] = 200,
     senders: Annotated[int, typer.Option(min=1, max=10_000, help="How many senders number the records.")] = 20,
     seed: Annotated[int, typer.Option(help="The same seed makes the same records.")] = 7,
@@ -45,28 +38,34 @@ def feed(
     Each record carries its sender and number, and a client that was away resumes after the numbers that it holds.
     A feed that is started again with the same seed and --epoch goes on as if it had never been away.
     """
+    kind = kind_of(name, "penstock feed")
     recording = Recording(file, senders) if file else None
     if recording is not None:
         count = len(recording) if count is None else min(count, len(recording))
     with closing(recording) if recording is not None else nullcontext():
         described = Feed(
-            recording or Rsvps(seed),
+            recording or kind.documents(seed),
             rate,
             senders,
             # The next whole second, not the last one: a feed does not begin its life late.
             epoch if epoch is not None else SystemClock().now() // SECOND + 1,
             count,
             numbered=not no_resume,
+            called=kind.sender,
         )
-        asyncio.run(_serve(described, host, port, kind))
+        asyncio.run(_serve(described, host, port, name))
 
 
-async def _serve(described: Feed, host: str, port: int, kind: Kind) -> None:
+# Written once, in the table; a `\b` keeps the lines of a paragraph apart.
+feed.__doc__ = f"{feed.__doc__}\n    \b\n" + "\n".join(f"    {name:<10}{kind.words}" for name, kind in KINDS.items())
+
+
+async def _serve(described: Feed, host: str, port: int, name: str) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    async with serve(described, host, port) as serving:
-        typer.echo(f"{kind.value}: {described.rate:g} records/s of {described.senders} senders at {serving.url}")
+    async with serve(described, host, port, path=f"/{name}") as serving:
+        typer.echo(f"{name}: {described.rate:g} records/s of {described.senders} senders at {serving.url}")
         sys.stdout.flush()
         while not stop.is_set():
             if sys.stderr.isatty():

@@ -1,5 +1,6 @@
 """`penstock run`: a pipeline on this machine."""
 
+import os
 import re
 import signal
 import sys
@@ -84,7 +85,7 @@ def supervised(file: Path, folder: Path, profile: str | None, renewal: Renewal |
         screen.say(f"reading {file.name}")
         description = load(file)
         wiring = Wiring.read(folder, profile)
-        check(description, wiring)
+        check(description, wiring, os.environ)
         if renewal is not None:
             renewal.require(description)
         local = LocalRun(file, description, wiring, profile, renewal)

@@ -1,9 +1,9 @@
 """Which numbers of which senders were taken: a set of origins whose memory grows with gaps, not with records."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from penstock.audit.runs import Runs
-from penstock.contracts import Taken
+from penstock.contracts import Arrival, Places
 from penstock.record import Origin
 
 EPOCHS = 2
@@ -22,6 +22,7 @@ class Numbers:
     def __init__(self) -> None:
         self._runs: dict[str, dict[int, Runs]] = {}
         self._added = 0
+        self._latest: tuple[str, int, Runs] = ("", -1, Runs())
 
     def copy(self) -> "Numbers":
         other = Numbers()
@@ -31,19 +32,35 @@ class Numbers:
 
     def add(self, sender: str, epoch: int, first: int, last: int | None = None) -> int:
         """Add first–last (or the one number); how many of them were new."""
+        before, life, runs = self._latest
+        if sender != before or epoch != life:
+            runs = self._found(sender, epoch)
+            self._latest = sender, epoch, runs
+        new = runs.add(first, last)
+        self._added += 1
+        if self._added % CHECK_EVERY == 0:
+            self._trim()
+            self._latest = sender, epoch, self._found(sender, epoch)
+        return new
+
+    def extend(self, sender: str, epoch: int, first: int, last: int) -> bool:
+        """Add first–last, if none of them nor a later one was there; whether that is so."""
+        highest = self._runs.get(sender, {}).get(epoch, Runs()).last
+        if highest is not None and first <= highest:
+            return False
+        self.add(sender, epoch, first, last)
+        return True
+
+    def _found(self, sender: str, epoch: int) -> Runs:
+        """The runs of a sender, which is now the last that was heard; others may be forgotten for it."""
         epochs = self._runs.pop(sender, None) or {}
         self._runs[sender] = epochs
-        if epoch not in epochs:
-            epochs[epoch] = Runs()
-        new = epochs[epoch].add(first, last)
+        runs = epochs.setdefault(epoch, Runs())
         if len(epochs) > EPOCHS:
             del epochs[min(epochs)]
         if len(self._runs) > SENDERS:
             del self._runs[next(iter(self._runs))]
-        self._added += 1
-        if self._added % CHECK_EVERY == 0:
-            self._trim()
-        return new
+        return runs
 
     def __contains__(self, origin: Origin) -> bool:
         runs = self._runs.get(origin.sender, {}).get(origin.epoch)
@@ -54,13 +71,21 @@ class Numbers:
             for epoch, runs in epochs.items():
                 yield sender, epoch, runs
 
-    def taken(self) -> Taken:
+    def places(self) -> Places:
         """Where each sender's newest epoch has to go on: after the last number before the first gap.
 
         Numbers begin with 1. If a later one is the first that we hold, those before it may still be on their way.
         """
-        newest = {sender: max(epochs) for sender, epochs in self._runs.items()}
-        return {sender: (epoch, _whole_until(self._runs[sender][epoch])) for sender, epoch in newest.items()}
+        return {sender: (epoch, _whole_until(runs)) for sender, epoch, runs in self._newest()}
+
+    def highest(self) -> Places:
+        """The highest number of each sender's newest epoch."""
+        return {sender: (epoch, runs.last or 0) for sender, epoch, runs in self._newest()}
+
+    def _newest(self) -> Iterator[tuple[str, int, Runs]]:
+        for sender, epochs in self._runs.items():
+            epoch = max(epochs)
+            yield sender, epoch, epochs[epoch]
 
     def _trim(self) -> None:
         """Keep the first run, behind which a resume goes on, and the newest ones."""
@@ -68,6 +93,23 @@ class Numbers:
             for epoch, runs in epochs.items():
                 if len(kept := list(runs)) > RUNS:
                     epochs[epoch] = Runs([kept[0], *kept[1 - RUNS :]])
+
+
+def in_runs(arrivals: Iterable[object]) -> Iterator[tuple[str, int, int, int]]:
+    """The numbers that the outside gave to these arrivals, as (sender, epoch, first, last): as few as it takes."""
+    sender: str | None = None
+    epoch, first, last = 0, 0, -1
+    for arrival in arrivals:
+        if not isinstance(arrival, Arrival) or (origin := arrival.origin) is None:
+            continue
+        if origin.seq == last + 1 and origin.sender == sender and origin.epoch == epoch:
+            last += 1
+            continue
+        if sender is not None:
+            yield sender, epoch, first, last
+        sender, epoch, first, last = origin.sender, origin.epoch, origin.seq, origin.seq
+    if sender is not None:
+        yield sender, epoch, first, last
 
 
 def _whole_until(runs: Runs) -> int:

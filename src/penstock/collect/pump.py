@@ -10,16 +10,18 @@ from penstock.audit.rate import Rate
 from penstock.clock import Clock, SystemClock
 from penstock.collect.bookmarks import Bookmark, recover
 from penstock.collect.crossing import Crossing, Names
-from penstock.collect.numbering import Numbering
+from penstock.collect.numbering import Numbering, nobody
 from penstock.collect.reconnecting import backoff, reconnecting
 from penstock.collect.sorting import Sorting, notice
 from penstock.collect.spooling import Spool, Spooling
-from penstock.contracts import Arrival, Channels, Intake, Positions, Sender, Source
+from penstock.contracts import Arrival, Channels, Intake, Positions, Sender, Source, Taken
 from penstock.errors import Unavailable
 from penstock.record import Heartbeat
 
 log = logging.getLogger(__name__)
 
+USUAL_BYTES = 900_000
+"""Of a record with its key: so many every channel takes that was not told otherwise, with room for the headers."""
 LAND_WITHIN = 3.0
 """Seconds that records on their way have to arrive, when the pump is stopped."""
 
@@ -30,6 +32,10 @@ class Pump:
     A record is settled once the channel holds it, or the spool, where there is one: then a channel that is away is
     none of the source's business. Otherwise, when a send fails the pump fails, too: started again, it reads what the
     channel holds and goes on with exactly the rest. A source that goes away is opened again by the pump itself.
+
+    `limit_bytes`: so many may a record have, with its key; `mark_bytes`: so many a bookmark. Neither may be more than
+    its channel takes: what that refuses, it would refuse in each life again. `others`: which names of senders belong
+    to other collectors; who comes by one of them is numbered here.
     """
 
     def __init__(
@@ -42,27 +48,33 @@ class Pump:
         bookmarks: str,
         dead: str | None = None,
         key: str | Sequence[str] | None = None,
-        limit_bytes: int = 900_000,
+        limit_bytes: int = USUAL_BYTES,
+        mark_bytes: int = USUAL_BYTES,
         clock: Clock | None = None,
         mark_every: timedelta = timedelta(seconds=1),
         delays: Callable[[], Iterator[float]] = backoff,
         spool: Spool | None = None,
+        others: Callable[[str], bool] = nobody,
     ) -> None:
         self._source = source
         self._names = Names(into, dead or f"{into}.dead", heartbeats, bookmarks)
         self._channels = channels
         self._key = key
-        self._limit = limit_bytes
+        self._limit, self._most_marked = limit_bytes, mark_bytes
         self._clock = clock or SystemClock()
         self._mark_every = mark_every.total_seconds()
         self._delays = delays
-        self._spool = spool
+        self._spool, self._others = spool, others
         self._spooling: Spooling | None = None
         self._rate = Rate(self._clock)
-        self._duplicates = self._refused = self._connections = 0
+        self._duplicates = self._refused = self._shed = self._connections = 0
         self._trouble: Unavailable | None = Unavailable(source.name, "it was not opened yet")
+        self.tried = False
+        """Whether the source was opened, or could not be."""
+        self._done = False
         self._crossing: Crossing | None = None
         self._marked: tuple[bytes | None, int] = (None, 0)
+        self._life = 0
 
     def figures(self) -> dict[str, object]:
         """What this life of the collector has done so far, for the status page."""
@@ -72,8 +84,10 @@ class Pump:
             "rate": self._rate.per_second(),
             "duplicates": self._duplicates,
             "refused": self._refused,
-            "connected": self._trouble is None,
-            "trouble": None if self._trouble is None else str(self._trouble),
+            "shed": self._shed,
+            "connected": None if self._done else self._trouble is None,
+            "trouble": None if self._trouble is None or self._done else str(self._trouble),
+            "done": self._done,
             "in_flight": crossing.arrivals if crossing else 0,
             "reconnects": max(0, self._connections - 1),
             "heard": crossing.safe.heard if crossing else None,
@@ -96,10 +110,13 @@ class Pump:
         To cancel it is to crash it: nothing is finished, and the next run finds out.
         """
         safe = await asyncio.to_thread(self._recover)
+        self._marked, self._done = (None, 0), False
         numbering = Numbering(self._source.name, safe.incarnation)
-        sorting = Sorting(self._names.into, numbering, safe.numbers.copy(), self._key, self._limit)
+        seen, known = safe.numbers.copy(), safe.trail.known()
+        sorting = Sorting(self._names.into, numbering, seen, self._key, self._limit, known, self._others)
         source = reconnecting(self._source, self._clock, safe.heard, self._watch, self._delays)
-        async with self._sender() as sender, source.open(safe.numbers.taken()) as intakes:
+        taken = Taken(safe.numbers.places(), safe.trail.cursor, safe.numbers.highest())
+        async with self._sender() as sender, source.open(taken) as intakes:
             crossing = self._crossing = Crossing(sender, self._names, safe)
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -109,6 +126,7 @@ class Pump:
                     stopping = tasks.create_task(stop.wait())
                     taking = tasks.create_task(self._take(intakes, sorting, crossing))
                     await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
+                    self._done = taking.done() and taking.exception() is None
                     taking.cancel()
                     await asyncio.wait((taking,))
                     try:
@@ -140,13 +158,17 @@ class Pump:
     def _recover(self) -> Bookmark:
         names = self._names
         waiting = self._spool.waiting() if self._spool is not None else ()
-        safe = recover(self._channels, names.bookmarks, self._source.name, (names.into, names.dead), waiting)
-        # Seconds, so that a life's number tells when it began; one more, so that no two lives share it.
-        safe.incarnation = max(safe.incarnation + 1, self._clock.now() // 1_000_000)
+        watched = (names.into, names.dead)
+        safe = recover(self._channels, names.bookmarks, self._source.name, watched, waiting, names.heartbeats)
+        # Seconds, so that a life's number tells when it began; one more, so that no two lives share it. What a former
+        # run of this very pump has sent may not be there yet.
+        self._life = max(safe.incarnation + 1, self._life + 1, self._clock.now() // 1_000_000)
+        safe.incarnation, safe.last = self._life, 0
         return safe
 
     def _watch(self, trouble: Unavailable | None) -> None:
         self._trouble = trouble
+        self.tried = True
         if trouble is None:
             self._connections += 1
             log.info("%s is connected", self._source.name)
@@ -159,14 +181,16 @@ class Pump:
             size = sum(len(arrival.value) for arrival in intake.arrivals if isinstance(arrival, Arrival))
             try:
                 await crossing.room(size)
-            except asyncio.CancelledError:
-                await intake.settle(Unavailable(self._source.name, "its pump was stopped"))
+            except BaseException as error:
+                stopped = Unavailable(self._source.name, "its pump was stopped")
+                await intake.settle(error if isinstance(error, Exception) else stopped)
                 raise
             found = sorting.sort(intake, heard)
             self._rate.add(len(found.records))
             self._duplicates += found.duplicates
             crossing.safe.duplicates += found.duplicates
             self._refused += len(found.dead)
+            self._shed += len(found.shed)
             crossing.launch(intake, found, heard, size)
 
     async def _mark_until(self, finished: asyncio.Event, sender: Sender, crossing: Crossing) -> None:
@@ -191,22 +215,26 @@ class Pump:
         lies before these ends is among the safe numbers. That these hold more by now does no harm.
         """
         safe = crossing.safe
-        safe.positions = await asyncio.to_thread(self._ends)
+        ends = await asyncio.to_thread(self._ends)
         await crossing.landed()
-        record = safe.record(self._source.name)
         before, said = self._marked
-        if record.value and record.value != before:
-            if len(record.value) <= self._limit:
+        # Others write to the heartbeats, too. That alone is no news.
+        safe.positions = {**ends, self._names.heartbeats: safe.positions.get(self._names.heartbeats, {})}
+        record = safe.record(self._source.name)
+        if record.value != before:
+            safe.positions = ends
+            record = safe.record(self._source.name)
+            if len(record.value or b"") <= self._most_marked:
                 await sender.send(self._names.bookmarks, [record])
             else:
                 log.warning("the bookmark of %s is too large to be written; the last one stays", self._source.name)
-        if crossing.safe_last > said:
-            beat = Heartbeat(self._source.name, safe.incarnation, crossing.safe_last, self._clock.now())
+        if safe.last > said:
+            beat = Heartbeat(self._source.name, safe.incarnation, safe.last, self._clock.now())
             await sender.send(self._names.heartbeats, [notice(self._names.into, beat)])
-        self._marked = (record.value, crossing.safe_last)
+        self._marked = (record.value, safe.last)
 
     def _ends(self) -> Mapping[str, Positions]:
-        watched = (self._names.into, self._names.dead)
+        watched = (self._names.into, self._names.dead, self._names.heartbeats)
         return {
             channel: {partition: end for partition, (_, end) in self._channels.bounds(channel).items()}
             for channel in watched

@@ -7,7 +7,8 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
 from penstock.clock import Clock, Micros
-from penstock.collect.numbers import Numbers
+from penstock.collect.numbers import Numbers, in_runs
+from penstock.collect.wrapping import Wrapping
 from penstock.contracts import Arrival, Guarantee, Intake, Source, Taken
 from penstock.errors import Unavailable
 from penstock.record import Blind
@@ -41,20 +42,11 @@ def reconnecting(
 
 
 @dataclass(frozen=True)
-class Reconnecting:
-    source: Source
+class Reconnecting(Wrapping):
     clock: Clock
     heard: Micros | None
     watch: Callable[[Unavailable | None], None]
     delays: Callable[[], Iterator[float]]
-
-    @property
-    def name(self) -> str:
-        return self.source.name
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return self.source.guarantee
 
     @asynccontextmanager
     async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
@@ -65,7 +57,7 @@ class Reconnecting:
         settled = _Settled(taken)
         heard = self.heard
         # Whether its last connection gave numbers after which it can be asked to go on.
-        numbered = heard is None or bool(taken)
+        numbered = heard is None or bool(taken.places) or taken.cursor is not None
         delays = self.delays()
         while True:
             try:
@@ -80,12 +72,13 @@ class Reconnecting:
                         heard = self.clock.now()
                         delays = self.delays()
                         some = [arrival for arrival in intake.arrivals if isinstance(arrival, Arrival)]
-                        arrivals, origins = arrivals + len(some), origins + sum(one.origin is not None for one in some)
+                        arrivals, origins = arrivals + len(some), origins + sum(map(_can_be_found, some))
                         numbered = origins > 0 or arrivals == 0
                         yield settled.noting(intake)
                 return
             except Unavailable as error:
-                delay = next(delays)
+                # Who tells when to come back knows best.
+                delay = max(next(delays), error.retry_after or 0.0)
                 self.watch(Unavailable(error.who, error.why, round(delay, 1)))
                 if heard is None:
                     heard = self.clock.now()
@@ -97,21 +90,32 @@ class _Settled:
 
     def __init__(self, taken: Taken) -> None:
         self._numbers = Numbers()
-        for sender, (epoch, seq) in taken.items():
+        for sender, (epoch, seq) in taken.places.items():
             self._numbers.add(sender, epoch, 0, seq)
+        for sender, (epoch, seq) in taken.highest.items():
+            self._numbers.add(sender, epoch, seq)
+        self._cursor = taken.cursor
 
     def taken(self) -> Taken:
-        return self._numbers.taken()
+        return Taken(self._numbers.places(), self._cursor, self._numbers.highest())
 
     def noting(self, intake: Intake) -> Intake:
         async def settle(error: Exception | None) -> None:
             await intake.settle(error)
             if error is None:
-                for arrival in intake.arrivals:
-                    if isinstance(arrival, Arrival) and (origin := arrival.origin):
-                        self._numbers.add(origin.sender, origin.epoch, origin.seq)
+                for run in in_runs(intake.arrivals):
+                    self._numbers.add(*run)
+                for arrival in reversed(intake.arrivals):
+                    if isinstance(arrival, Arrival) and arrival.cursor is not None:
+                        self._cursor = arrival.cursor
+                        break
 
         return Intake(intake.arrivals, settle)
+
+
+def _can_be_found(arrival: Arrival) -> bool:
+    """Whether the source can be asked to go on after it."""
+    return arrival.origin is not None or arrival.cursor is not None
 
 
 async def _nothing(error: Exception | None) -> None:

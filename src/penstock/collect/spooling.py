@@ -7,8 +7,9 @@ seen.
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Protocol
@@ -21,9 +22,12 @@ from penstock.record import Origin, Record
 
 log = logging.getLogger(__name__)
 
-PATIENCE = 1.0
-"""Seconds that a channel may take for records before these go to disk."""
+PATIENCE = 2.5
+"""Seconds that a channel may take for records before these go to disk. Not less: a broker on a busy machine pauses for
+one, and what is on its way then is there twice. Not more: whoever stops a pump waits for three."""
 MOST_BYTES = 1 << 30
+LEFT_FREE = 64 << 20
+_LOOK_AGAIN = 0.5
 _BATCH = 2_000
 _LOOK = 0.05
 _GROUP = "spool"
@@ -34,20 +38,28 @@ _FRAME = 64
 
 
 class Disk(Channels, Protocol):
-    """Channels that can forget what was read."""
+    """Channels that can forget what was read, and that one can have for oneself."""
 
     def forget(self, channel: str, before: Positions) -> None:
         """What lies before these positions need not stay."""
 
+    def hold(self, channel: str) -> AbstractContextManager[None]:
+        """Have a channel for oneself; Misconfigured when another has it."""
+
 
 @dataclass(frozen=True)
 class Spool:
-    """Where the records of one collector wait. One process at a time may open it."""
+    """Where the records of one collector wait. While it is open, nobody else can open it.
+
+    Two would each bring the records of both into the channel, and forget what the other has yet to bring.
+    """
 
     disk: Disk
     name: str
     most_bytes: int = MOST_BYTES
     patience: float = PATIENCE
+    free: Callable[[], int] | None = None
+    """How many bytes its disk has left. Some are left free: a disk without any would hold up all who share it."""
 
     def waiting(self) -> Iterator[tuple[str, Record]]:
         """The records that wait, each with the channel that it is for. It blocks."""
@@ -57,14 +69,24 @@ class Spool:
 
     @asynccontextmanager
     async def over(self, sender: Sender) -> AsyncIterator["Spooling"]:
-        """The sender, with this spool behind it. What waited from an earlier life goes first."""
+        """The sender, with this spool behind it. What waited from an earlier life goes first.
+
+        Misconfigured when another has it open.
+        """
         await asyncio.to_thread(self.disk.ensure, [Topic(self.name)])
+        with self.disk.hold(self.name):
+            async with self._open(sender) as spooling:
+                yield spooling
+
+    @asynccontextmanager
+    async def _open(self, sender: Sender) -> AsyncIterator["Spooling"]:
         async with self.disk.sender() as disk:
             spooling = Spooling(sender, self, disk, await asyncio.to_thread(self._depth))
             draining = asyncio.create_task(spooling.drain())
             try:
                 yield spooling
             finally:
+                spooling.close()
                 draining.cancel()
                 await asyncio.gather(draining, return_exceptions=True)
 
@@ -108,6 +130,7 @@ class _Flight:
     channel: str
     records: Sequence[Record]
     safe: "asyncio.Future[None]"
+    began: float
     task: "asyncio.Task[None] | None" = field(default=None)
 
 
@@ -129,6 +152,9 @@ class Spooling:
         (self._filled if self._diverted else self._through).set()
         self._line = asyncio.Lock()
         self._broken: Exception | None = None
+        self._moved = -math.inf
+        """When the channel last took something."""
+        self._watching: asyncio.TimerHandle | None = None
 
     @property
     def away(self) -> bool:
@@ -137,7 +163,8 @@ class Spooling:
 
     @property
     def full(self) -> bool:
-        return self._stored >= self._spool.most_bytes
+        free = self._spool.free
+        return self._stored >= self._spool.most_bytes or (free is not None and free() < LEFT_FREE)
 
     async def through(self) -> None:
         """Wait until nothing waits on disk; raises what keeps it there for good."""
@@ -148,8 +175,11 @@ class Spooling:
     async def send(self, channel: str, records: Sequence[Record]) -> None:
         if self._broken:
             raise self._broken
-        flight = _Flight(channel, records, asyncio.get_running_loop().create_future())
+        loop = asyncio.get_running_loop()
+        flight = _Flight(channel, records, loop.create_future(), loop.time())
         self._flights[flight] = None
+        if not self._diverted and self._watching is None:
+            self._watching = loop.call_later(self._spool.patience, self._watch)
         flight.task = self._to_disk(flight) if self._diverted else asyncio.create_task(self._straight(flight))
         try:
             await flight.safe
@@ -160,17 +190,39 @@ class Spooling:
 
     async def _straight(self, flight: _Flight) -> None:
         try:
-            async with asyncio.timeout(self._spool.patience):
-                await self._sender.send(flight.channel, flight.records)
-        except (Unavailable, TimeoutError) as error:
-            if not self._diverted:
-                why = str(error) or f"no answer within {self._spool.patience:g} s"
-                log.warning("%s does not take records (%s): they wait on disk", flight.channel, why)
-                self._divert()
+            await self._sender.send(flight.channel, flight.records)
+        except Unavailable as error:
+            self._divert_from(flight.channel, str(error))
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             _told(flight, error)
         else:
+            self._moved = asyncio.get_running_loop().time()
             _told(flight, None)
+
+    def _watch(self) -> None:
+        """Look again and again whether the channel still takes something, as long as anything is on its way there.
+
+        One that is slow and takes record after record is not away: to go by the disk would only make it slower.
+        """
+        self._watching = None
+        oldest = next((flight for flight in self._flights if not flight.safe.done()), None)
+        if oldest is None or self._diverted:
+            return
+        loop = asyncio.get_running_loop()
+        due = max(oldest.began, self._moved) + self._spool.patience
+        if loop.time() >= due:
+            self._divert_from(oldest.channel, f"it took none for {self._spool.patience:g} s")
+        else:
+            self._watching = loop.call_at(due, self._watch)
+
+    def _divert_from(self, channel: str, why: str) -> None:
+        if not self._diverted:
+            log.warning("%s does not take records (%s): they wait on disk", channel, why)
+            self._divert()
+
+    def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
 
     def _divert(self) -> None:
         """All that is on its way goes to disk, in its order, and all that follows goes behind it."""
@@ -195,7 +247,9 @@ class Spooling:
             async with self._line:
                 while self.full:
                     self._freed.clear()
-                    await self._freed.wait()
+                    with suppress(TimeoutError):
+                        # Others may make room on the disk, and nobody tells.
+                        await asyncio.wait_for(self._freed.wait(), _LOOK_AGAIN)
                 self._stored += size
                 packed = [_packed(flight.channel, record) for record in flight.records]
                 storing = asyncio.ensure_future(self._disk.send(self._spool.name, packed))

@@ -5,8 +5,6 @@ import math
 from collections.abc import Awaitable
 
 import orjson
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
 from penstock.clock import Clock
@@ -14,6 +12,7 @@ from penstock.deliver.delivery import Delivery
 from penstock.deliver.feed import Follower, Message
 from penstock.deliver.outlet import Outlet
 from penstock.errors import Refused
+from penstock.serve.staying import ServerSentEvents, Tell, both_until_one_ends
 
 LONGEST = 4_096
 """Bytes of a message from a client."""
@@ -50,19 +49,11 @@ class Socket:
     async def follow(self, token: str | None) -> None:
         """Return when the client is gone, was dropped, or the delivery closes."""
         with self._outlet.following() as waker:
-            talking = asyncio.create_task(self._talk(Follower(self._outlet.feed, token), waker))
-            listening = asyncio.create_task(self._listen(waker))
-            try:
-                await asyncio.wait({talking, listening}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                talking.cancel()
-                listening.cancel()
-                ends = await asyncio.gather(talking, listening, return_exceptions=True)
-        for end in ends:
-            if isinstance(end, Exception) and not isinstance(
-                end, WebSocketDisconnect | WebSocketDisconnected | TimeoutError
-            ):
-                raise end
+            await both_until_one_ends(
+                self._talk(Follower(self._outlet.feed, token), waker),
+                self._listen(waker),
+                (WebSocketDisconnect, WebSocketDisconnected, TimeoutError),
+            )
 
     async def _talk(self, follower: Follower, waker: asyncio.Event) -> None:
         while not self._delivery.closing.is_set():
@@ -111,55 +102,30 @@ def _finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-class EventStream(Response):
+class EventStream(ServerSentEvents):
     """One client of server-sent events; the id of each event is the position that the client reaches by it."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, delivery: Delivery, outlet: Outlet, token: str | None, patience: float) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
-        del self.headers["content-length"]
-        self._delivery, self._outlet = delivery, outlet
-        self._token, self._patience = token, patience
+        super().__init__(patience)
+        self._delivery, self._outlet, self._token = delivery, outlet, token
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+    async def talk(self, tell: Tell) -> None:
         with self._outlet.following() as waker:
-            talking = asyncio.create_task(self._talk(send, waker))
-            leaving = asyncio.create_task(_left(receive))
-            try:
-                await asyncio.wait({talking, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                talking.cancel()
-                leaving.cancel()
-                ends = await asyncio.gather(talking, leaving, return_exceptions=True)
-        for end in ends:
-            if isinstance(end, Exception) and not isinstance(end, TimeoutError | OSError):
-                raise end
-
-    async def _talk(self, send: Send, waker: asyncio.Event) -> None:
-        follower = Follower(self._outlet.feed, self._token)
-        text = "retry: 1000\n\n"
-        while not self._delivery.closing.is_set():
-            waker.clear()
-            if message := follower.take():
-                text += _event(message)
-            if text:
-                async with asyncio.timeout(self._patience):
-                    await send({"type": "http.response.body", "body": text.encode(), "more_body": True})
-            try:
-                async with asyncio.timeout(_KEEP_ALIVE):
-                    await waker.wait()
-                text = ""
-            except TimeoutError:
-                text = ": still here\n\n"
-        await send({"type": "http.response.body", "body": b""})
+            follower = Follower(self._outlet.feed, self._token)
+            text = "retry: 1000\n\n"
+            while not self._delivery.closing.is_set():
+                waker.clear()
+                if message := follower.take():
+                    text += _event(message)
+                if text:
+                    await tell(text.encode())
+                try:
+                    async with asyncio.timeout(_KEEP_ALIVE):
+                        await waker.wait()
+                    text = ""
+                except TimeoutError:
+                    text = ": still here\n\n"
 
 
 def _event(message: Message) -> str:
     return f"id: {message.position}\ndata: {message.text}\n\n"
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass

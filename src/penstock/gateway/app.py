@@ -1,17 +1,15 @@
 """The web app: channels and groups over HTTP."""
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from penstock.errors import PenstockError
 from penstock.gateway.channels import ChannelRoutes
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.members import GroupRoutes
-from penstock.gateway.replies import on_error, on_fault, on_http
+from penstock.serve.problems import handlers
 from penstock.serve.replies import Guarded
 from penstock.serve.visitors import OwnPages
 
@@ -56,19 +54,9 @@ def build(gateway: Gateway) -> Starlette:
             Route("/groups/{group}/members/{member}/commit", groups.commit, methods=["POST"]),
         ],
         middleware=[Middleware(Guarded, policy=_POLICY), Middleware(OwnPages)],
-        exception_handlers={
-            PenstockError: on_error,
-            HTTPException: on_http,
-            ClientDisconnect: _on_disconnect,
-            Exception: on_fault,
-        },
+        exception_handlers=handlers("the gateway", "GET / tells what there is"),
     )
 
 
 async def _overview(_: Request) -> Response:
     return PlainTextResponse(OVERVIEW)
-
-
-async def _on_disconnect(_: Request, __: Exception) -> Response:
-    """Nobody hears this: the client went away before its body was whole."""
-    return Response(status_code=400)

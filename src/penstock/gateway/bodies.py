@@ -8,8 +8,8 @@ from starlette.requests import Request
 
 from penstock.errors import Unavailable
 from penstock.gateway.query import whole
-from penstock.gateway.replies import Problem
 from penstock.gateway.settings import GatewaySettings
+from penstock.serve.problems import Problem
 
 
 class Bodies:

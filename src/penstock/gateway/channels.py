@@ -13,10 +13,10 @@ from penstock.gateway.fetching import Fetched, Wish, fetch
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.giving import shown
 from penstock.gateway.query import Query
-from penstock.gateway.replies import Problem
 from penstock.gateway.requests import AMOUNT, JSON, attended, form, media_type, wish
 from penstock.gateway.taking import Format
 from penstock.record import Record
+from penstock.serve.problems import Problem
 from penstock.serve.replies import reply
 
 LINES, RAW = "application/x-ndjson", "application/octet-stream"

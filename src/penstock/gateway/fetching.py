@@ -8,7 +8,7 @@ from typing import Protocol
 from penstock.contracts import Channels, Entry, Positions
 from penstock.errors import Unaccounted, Unavailable
 from penstock.gateway.giving import size
-from penstock.gateway.replies import Problem
+from penstock.serve.problems import Problem
 
 _STEP = 16
 """Entries are taken in steps: of large ones, no more than this come after an answer is full."""

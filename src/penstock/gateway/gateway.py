@@ -12,11 +12,12 @@ from penstock.errors import Unavailable
 from penstock.gateway.bodies import Bodies
 from penstock.gateway.groups import Groups
 from penstock.gateway.inlet import Inlet
-from penstock.gateway.replies import Problem, close_to
+from penstock.gateway.meant import close_to
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.taking import Taking
 from penstock.gateway.threads import Threads
 from penstock.record import Record
+from penstock.serve.problems import Problem
 
 Answer = TypeVar("Answer")
 

@@ -11,9 +11,9 @@ from penstock.clock import Clock
 from penstock.contracts import Channels, Group
 from penstock.errors import Unavailable
 from penstock.gateway.giving import places
-from penstock.gateway.replies import Problem
 from penstock.gateway.seats import Seat
 from penstock.gateway.settings import GatewaySettings
+from penstock.serve.problems import Problem
 
 _REMEMBERED = 1_000
 """So many members that have ended can still be told why."""

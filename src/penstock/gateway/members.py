@@ -16,11 +16,12 @@ from penstock.errors import Unavailable
 from penstock.gateway.gateway import LEAVING, Gateway
 from penstock.gateway.giving import places, shown
 from penstock.gateway.groups import described
+from penstock.gateway.meant import close_to
 from penstock.gateway.query import Query
-from penstock.gateway.replies import Problem, close_to
 from penstock.gateway.requests import AMOUNT, JSON, attended, form, media_type, wish
 from penstock.gateway.seats import Polled, Seat
 from penstock.gateway.taking import Format
+from penstock.serve.problems import Problem
 from penstock.serve.replies import reply
 
 Answer = TypeVar("Answer")

@@ -7,7 +7,8 @@ from datetime import timedelta
 from starlette.requests import Request
 
 from penstock.clock import duration
-from penstock.gateway.replies import Problem, close_to
+from penstock.gateway.meant import close_to
+from penstock.serve.problems import Problem
 
 LARGEST = 2**63 - 1
 

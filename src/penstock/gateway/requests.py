@@ -10,9 +10,9 @@ from starlette.requests import Request
 
 from penstock.gateway.fetching import Wish
 from penstock.gateway.query import Query
-from penstock.gateway.replies import Problem
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.taking import Format
+from penstock.serve.problems import Problem
 
 JSON = "application/json"
 AMOUNT = ("max", "max_bytes", "wait", "format")

@@ -17,7 +17,7 @@ from penstock.contracts import Channels, Entry, Member, Place
 from penstock.errors import PenstockError, Unaccounted, Unavailable
 from penstock.gateway.fetching import Wish, gather
 from penstock.gateway.giving import places
-from penstock.gateway.replies import Problem
+from penstock.serve.problems import Problem
 
 Answer = TypeVar("Answer")
 

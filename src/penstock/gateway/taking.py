@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from penstock.clock import Micros
+from penstock.gateway.meant import close_to
 from penstock.gateway.query import LARGEST
-from penstock.gateway.replies import Problem, close_to
 from penstock.gateway.scanning import Part, Scan, Unreadable
 from penstock.gateway.settings import GatewaySettings
 from penstock.record import Origin, Record
+from penstock.serve.problems import Problem
 
 
 class Format(StrEnum):

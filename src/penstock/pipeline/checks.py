@@ -1,32 +1,41 @@
 """Whether a pipeline and the wiring of its environment fit together, found before anything starts."""
 
 import difflib
+from collections.abc import Iterable, Mapping
+from itertools import combinations
 
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Channels
+from penstock.collect.door import door
+from penstock.contracts import Channels, Source
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Description
-from penstock.pipeline.wiring import SIMULATED, Wiring, simulated
+from penstock.pipeline.sources import made
+from penstock.pipeline.wiring import Wiring, simulated
+from penstock.simulate.kinds import check_options, kind_of
 
-SOURCES = ("ws", "wss", SIMULATED)
 STORES = ("redis", "rediss", "delta")
-SIMULATIONS = ("rsvps",)
+_EVERYWHERE = {"0.0.0.0", "::"}
 
 
-def check(description: Description, wiring: Wiring) -> None:
-    """Misconfigured when an address is none of ours or not for a pipeline, or a setting is about nobody."""
+def check(description: Description, wiring: Wiring, environ: Mapping[str, str] | None = None) -> None:
+    """Misconfigured when an address is none of ours or not for a pipeline, or a setting is about nobody.
+
+    With `environ`, also when a secret is not there that a source needs.
+    """
     names = [source.name for source in description.sources]
     for name in wiring.sources.model_extra or {}:
         if name.lower() not in {known.lower() for known in names}:
             close = difflib.get_close_matches(name, names, n=1)
             way_out = f'did you mean "{close[0]}"?' if close else f"its sources are {', '.join(names) or 'none'}"
             raise Misconfigured("[sources]", f'{description.name} has no source "{name}"', way_out)
+    sources = [made(source, wiring, description.delivery, environ) for source in description.sources]
+    _apart(sources)
     for source in description.sources:
         url = wiring.address(source)
-        _known(f"source {source.name}", url, SOURCES)
-        if (simulation := simulated(url)) is not None and simulation[0] not in SIMULATIONS:
-            way_out = f"there is {', '.join(SIMULATIONS)}"
-            raise Misconfigured(f"source {source.name}", f'there is no simulation "{simulation[0]}"', way_out)
+        if (simulation := simulated(url)) is not None:
+            name, options = simulation
+            kind_of(name, f"source {source.name}")
+            check_options(options, f"source {source.name}")
     if wiring.channels.address.startswith("memory://"):
         raise Misconfigured(
             "[channels] address = memory://",
@@ -49,6 +58,16 @@ def check(description: Description, wiring: Wiring) -> None:
             raise Misconfigured(
                 f"store {store.url}", "a lake keeps everything: it has no time to live", "leave ttl out"
             )
+
+
+def _apart(sources: Iterable[Source]) -> None:
+    """Each that listens has a port of its own."""
+    urls = {source.name: str(getattr(source, "url", "")) for source in sources}
+    doors = [(name, door(url, name)) for name, url in urls.items() if url.startswith("listen+")]
+    for (other, there), (name, at) in combinations(doors, 2):
+        if at.port == there.port and (at.host == there.host or not {at.host, there.host}.isdisjoint(_EVERYWHERE)):
+            why = f"it listens at {at.authority}, where source {other} listens, too"
+            raise Misconfigured(f"source {name}", why, "give each source a port of its own")
 
 
 def _replayable(description: Description, channels: Channels) -> None:

@@ -6,8 +6,8 @@ is asked for. What gives less is told, with the way out.
 
 from dataclasses import dataclass
 
-from penstock.contracts import Guarantee
-from penstock.pipeline.description import Delivery, SourceSpec
+from penstock.contracts import Guarantee, Source
+from penstock.pipeline.description import Delivery
 
 _ENOUGH = {
     Delivery.EXACTLY_ONCE: {Delivery.EXACTLY_ONCE},
@@ -30,23 +30,18 @@ class Given:
         return self.guarantee not in _ENOUGH[self.wanted]
 
 
-def resumes(source: SourceSpec, wanted: Delivery) -> bool:
-    """Whether a source is asked to go on after what was taken; otherwise it begins with what is new."""
-    return source.resume and source.numbered is not None and wanted is not Delivery.AT_MOST_ONCE
-
-
-def of_source(source: SourceSpec, wanted: Delivery) -> Given:
-    if wanted is Delivery.AT_MOST_ONCE:
+def of_source(source: Source, wanted: Delivery) -> Given:
+    # Where those who send repeat what was not answered, nobody else can keep it from coming twice.
+    if wanted is Delivery.AT_MOST_ONCE and source.guarantee is not Guarantee.AT_LEAST_ONCE:
         why = "it begins with what is new at each connection, and is asked for nothing again"
         return Given(wanted, Delivery.AT_MOST_ONCE, why)
-    if resumes(source, wanted):
-        return Given(wanted, Delivery.EXACTLY_ONCE, "it resumes after the last number that the channel holds")
-    return Given(
-        wanted,
-        Guarantee.BEST_EFFORT,
-        "what it sends while nobody listens is unknown",
-        'hear a feed that numbers its records and can resume: numbered="…", resume=True',
-    )
+    return Given(wanted, source.guarantee, source.words, _WAYS_OUT.get(source.guarantee, ""))
+
+
+_WAYS_OUT = {
+    Guarantee.AT_LEAST_ONCE: "let those who send number their records, or tell what came twice apart by unique=",
+    Guarantee.BEST_EFFORT: "hear a feed that can resume, or let those who send wait for the acknowledgement",
+}
 
 
 def of_query(

@@ -13,6 +13,9 @@ from typing import Any, TypeVar
 
 from penstock.analysis.query import NUMBER, PAYLOAD, TABLES, Emit, Late, Mode, Query, Shape, Static
 from penstock.clock import duration
+from penstock.collect.shedding import Shed
+from penstock.collect.ways import kind_of, source_at
+from penstock.contracts import Source
 from penstock.errors import Misconfigured
 from penstock.pipeline.schema import ddl
 from penstock.pipeline.sql import line_of, selects, tables
@@ -62,8 +65,12 @@ class SourceSpec:
     url: str
     into: str
     key: tuple[str, ...]
-    numbered: str | None
-    resume: bool
+    options: Mapping[str, Any] = field(default_factory=dict)
+    made: Source | None = None
+    """A source of the user's own."""
+    shed: Shed | None = None
+    overlap: int = 1
+    overlap_by: str | tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -174,23 +181,34 @@ class Pipeline:
 
     def source(
         self,
-        url: str,
+        url: str | Source,
         *,
         into: str,
         key: str | Sequence[str] = (),
         name: str | None = None,
-        numbered: str | None = "feed",
-        resume: bool = True,
+        shed: Shed | None = None,
+        overlap: int = 1,
+        overlap_by: str | Sequence[str] | None = None,
+        **options: Any,
     ) -> None:
-        """Bring what arrives at `url` into a channel.
+        """Bring what arrives at `url` into a channel; or what a source of your own gives.
 
-        `key`: the field, or fields, of the payload that decide the partition. `numbered`: the field in which the
-        outside tells sender, epoch and number; where a record has none, the collector numbers it. `resume`: whether
-        the outside can go on after a number.
+        `key`: the field, or fields, of the payload that decide the partition. `shed`: what is dropped, and counted,
+        when there is too much; nothing is if it is not said. `overlap`: how many connections hear a feed that cannot be
+        asked again; `overlap_by` names the field, or fields, by which a record is known that comes by several of them;
+        its whole payload if it is not said. Which further options there are depends
+        on the way in, and stands in docs/collect.md; for one, of a WebSocket `numbered=`, the field in which the
+        outside tells sender, epoch and number, and `resume=`, whether it can go on after a number.
         """
-        self._sources.append(
-            SourceSpec(_named("source", name or into), url, _named("channel", into), _names(key), numbered, resume)
-        )
+        into = _named("channel", into)
+        if isinstance(url, str):
+            spec = SourceSpec(_named("source", name or into), url, into, _names(key), options)
+        else:
+            if options:
+                raise Misconfigured(f"source {url.name}", f"{', '.join(options)} is said beside it", "say it to it")
+            spec = SourceSpec(_named("source", url.name), kind_of(url), into, _names(key), made=url)
+        alike = overlap_by if overlap_by is None or isinstance(overlap_by, str) else tuple(overlap_by)
+        self._sources.append(replace(spec, shed=shed, overlap=overlap, overlap_by=alike))
 
     def query(
         self,
@@ -340,7 +358,7 @@ class Pipeline:
                     f"source {source.name}", f"{source.into} is the result of a query", "name another channel"
                 )
         _unique("source", [source.name for source in self._sources])
-        numbered = [source.into for source in self._sources if source.numbered is not None]
+        numbered = [source.into for source in self._sources if getattr(described(source), "numbered", None) is not None]
         for name in numbered:
             if numbered.count(name) > 1:
                 raise Misconfigured(
@@ -363,6 +381,15 @@ class Pipeline:
                 raise Misconfigured(
                     f"channel {name}", f"two stores of the kind {kind} keep it", "keep one of them, or use another kind"
                 )
+        for source in self._sources:
+            if (answers := getattr(described(source), "answers", None)) is not None:
+                _known(f"source {source.name}, answers", answers, channels)
+                if not channels[answers].result_of:
+                    raise Misconfigured(
+                        f"source {source.name}, answers",
+                        f"{answers} is not the result of a query",
+                        "name one that is, of a query that keeps the column origin",
+                    )
         for page in self._pages:
             _known(f"page {page.title}", page.channel, channels)
             if not channels[page.channel].result_of:
@@ -374,6 +401,11 @@ class Pipeline:
             self.name, channels, tuple(self._sources), queries, tuple(self._stores), tuple(self._pages),
             tuple(self._statics.values()), self._delivery,
         )  # fmt: skip
+
+
+def described(source: SourceSpec) -> Source:
+    """A source as the pipeline says it; it costs nothing, and nothing is opened."""
+    return source.made or source_at(source.url, source.name, source.options)
 
 
 def _whole(query: Query, statics: Collection[str], delivery: Delivery) -> Query:

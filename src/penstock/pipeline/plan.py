@@ -12,8 +12,11 @@ from penstock.analysis.query import Mode, Query, Static
 from penstock.analysis.session import wait_for_slots
 from penstock.analysis.slots import Need, guessed, need
 from penstock.analysis.state.keyed import keeps_state, unnumbered
+from penstock.collect.shedding import shedding
+from penstock.collect.ways import kind_of
 from penstock.pipeline.delivery import Given, of_page, of_query, of_source, of_store
 from penstock.pipeline.description import Description
+from penstock.pipeline.sources import made
 from penstock.pipeline.wiring import LOCAL, LOCALS, Wiring, shown
 
 
@@ -125,15 +128,16 @@ def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
     ):
         remarks.append(remark)
     hops = tuple(_hops(description, wiring, given))
+    filled = {source.into for source in description.sources}
     remarks += [
         f"{hop.start}: {hop.guarantee} is weaker than {hop.wanted}, which is asked for; {hop.way_out}."
         for hop in hops
-        if hop.way_out and hop.by == _SOURCE
+        if hop.way_out and hop.end in filled and not hop.by.startswith(_QUERY)
     ]
     return Plan(description.name, _channels(wiring), hops, tuple(queries), tuple(remarks), slots)
 
 
-_SOURCE = "websocket"
+_QUERY = "query "
 _NONE = "none"
 _ORIGIN = "origin of its record"
 _VERSION = "version by seen()"
@@ -178,12 +182,13 @@ def _channels(wiring: Wiring) -> str:
 def _hops(description: Description, wiring: Wiring, given: Mapping[str, Given]) -> list[Hop]:
     """`given`: what each query gives."""
     wanted = description.delivery
-    hops = [
-        _hop(shown(wiring.address(source)), _SOURCE, source.into, of_source(source, wanted))
-        for source in description.sources
-    ]
+    hops = []
+    for spec in description.sources:
+        source = made(spec, wiring, wanted)
+        told = source if spec.shed is None else shedding(source, spec.shed)
+        hops.append(_hop(shown(wiring.address(spec)), kind_of(source), spec.into, of_source(told, wanted)))
     for query in description.queries:
-        hops += [_hop(name, f"query {query.name}", query.into, given[query.name]) for name in query.inputs]
+        hops += [_hop(name, f"{_QUERY}{query.name}", query.into, given[query.name]) for name in query.inputs]
         named = (static for static in description.statics if static.name in query.statics)
         hops += [_static(static, f"query {query.name}") for static in named]
     hops += [_hop(store.channel, "loader", shown(store.url), of_store(wanted)) for store in description.stores]

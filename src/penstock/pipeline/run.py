@@ -20,6 +20,8 @@ from penstock.pipeline.pulse import Figures, pulse
 from penstock.pipeline.renewal import Renewal
 from penstock.pipeline.running import Running
 from penstock.pipeline.services import Machine, Needs, Screen, provided
+from penstock.pipeline.sources import shareable
+from penstock.pipeline.spools import waiting
 from penstock.pipeline.tiers import Tier
 from penstock.pipeline.tiers.topics import bring_about
 from penstock.pipeline.wiring import LOCAL, Wiring, simulated
@@ -109,6 +111,8 @@ class LocalRun:
             if tier is Tier.COLLECT:
                 needs += tuple(feed.name for feed in feeds)
             services.append(self._tier(tier, folder, env, needs, page))
+            if tier is Tier.COLLECT:
+                services += self._workers(services[-1], folder)
         found = Running(
             os.getpid(),
             description.name,
@@ -121,11 +125,26 @@ class LocalRun:
         )
         return services, found
 
+    def _workers(self, first: Service, folder: StateFolder) -> list[Service]:
+        """Further processes that listen beside the first."""
+        if not any(shareable(source, self._wiring) for source in self._description.sources):
+            return []
+        found = []
+        for worker in range(1, self._wiring.collect.workers):
+            name = f"{first.name}-{worker}"
+            told = folder.sub("ready") / name
+            told.unlink(missing_ok=True)
+            command = tuple(str(told) if part.endswith(f"/{first.name}") else part for part in first.command)
+            env = {**first.env, "PENSTOCK_COLLECT_WORKER": str(worker)}
+            found.append(replace(first, name=name, command=command, log=folder.log(name), ready=_Told(told), env=env))
+        return found
+
     def _tiers(self) -> list[Tier]:
         description = self._description
         wanted = {
             Tier.ANALYSE: bool(description.queries or description.sifted),
-            Tier.COLLECT: bool(description.sources),
+            # Of a source that is no more, records may wait on disk.
+            Tier.COLLECT: bool(description.sources) or any(waiting(self._wiring)),
             Tier.LOAD: bool(description.stores),
             Tier.AUDIT: True,
             Tier.DELIVER: bool(description.pages),
@@ -162,6 +181,7 @@ class LocalRun:
         return Service(
             str(tier), command, folder.log(tier), ready, env,
             needs=() if early else needs, uses=needs if early else (), patience=180,
+            stdin=tier is Tier.COLLECT and any(source.url.startswith("stdin:") for source in self._description.sources),
         )  # fmt: skip
 
     def _page_port(self, folder: StateFolder) -> int:

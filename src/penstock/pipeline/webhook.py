@@ -4,9 +4,6 @@ Each beginning and each end of an alarm is one message. A message that does not 
 when too many wait, the oldest is dropped and counted.
 """
 
-import base64
-import hashlib
-import hmac
 import http.client
 import json
 import logging
@@ -20,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
 from urllib.parse import urlsplit
 
 from penstock.audit.alarm import Alarm
@@ -28,6 +24,7 @@ from penstock.audit.patience import patiently
 from penstock.audit.settings import AuditSettings
 from penstock.clock import Clock, SystemClock
 from penstock.errors import PenstockError, Unavailable
+from penstock.signatures import signed
 
 TIMEOUT = 10.0
 DRAIN = 2.0
@@ -192,18 +189,10 @@ class _Message:
     id: str
     body: bytes
 
-    def headers(self, key: bytes, seconds: int) -> Mapping[str, Any]:
+    def headers(self, key: bytes, seconds: int) -> Mapping[str, str]:
         """The id stays, the time is that of each attempt: receivers refuse what was signed long ago."""
-        headers = {
-            "Content-Type": "application/json",
-            "User-Agent": "penstock",
-            "webhook-id": self.id,
-            "webhook-timestamp": str(seconds),
-        }
-        if key:
-            signed = hmac.digest(key, f"{self.id}.{seconds}.".encode() + self.body, hashlib.sha256)
-            headers["webhook-signature"] = f"v1,{base64.b64encode(signed).decode()}"
-        return headers
+        about = {"Content-Type": "application/json", "User-Agent": "penstock"}
+        return {**about, **signed(key, self.id, seconds, self.body)}
 
 
 class _Final(PenstockError):

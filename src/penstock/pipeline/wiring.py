@@ -171,13 +171,19 @@ def topics(description: Description) -> list[Topic]:
     for channel in description.channels.values():
         found.append(_topic(channel))
         if not channel.result_of:
-            found.append(Topic(channel.dead, 1, channel.replicas))
+            found.append(Topic(channel.dead, 1, channel.replicas, config=_as_large(channel.config)))
     found += [
         Topic(description.heartbeats, keep=timedelta(days=7)),
         Topic(description.bookmarks, compacted=True),
         Topic(description.status, compacted=True),
     ]
     return found
+
+
+def _as_large(config: Mapping[str, str]) -> Mapping[str, str]:
+    """For dead letters: what a query refuses lies there whole, and with its reason."""
+    told = config.get(_LARGEST, "")
+    return {_LARGEST: str(int(told) + _REASON)} if told.isdigit() and int(told) > _USUAL else {}
 
 
 def _topic(channel: Channel) -> Topic:
@@ -191,3 +197,5 @@ def _topic(channel: Channel) -> Topic:
 
 
 _LEAST = timedelta(days=1)
+_LARGEST, _USUAL = "max.message.bytes", 1 << 20
+_REASON = 1 << 16

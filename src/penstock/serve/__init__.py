@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -55,14 +56,21 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def listening(whose: str, host: str, port: int, patience: float) -> Iterator[socket.socket]:
-    """A socket that listens; Misconfigured when the address is not to be had."""
+def listening(whose: str, host: str, port: int, patience: float, shared: bool = False) -> Iterator[socket.socket]:
+    """A socket that listens; Misconfigured when the address is not to be had.
+
+    `shared`: with others of this machine that say so, too.
+    """
     try:
-        listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listener = socket.create_server(
+            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, reuse_port=shared
+        )
     except (OSError, UnicodeError) as error:
-        number, why = getattr(error, "errno", None), getattr(error, "strerror", None) or str(error)
+        number = getattr(error, "errno", None)
+        # Its own words repeat the address. An error of looking up a name has words, and a number that is no errno.
+        why = os.strerror(number) if number and number > 0 else str(error)
         of_the_port = number in (errno.EADDRINUSE, errno.EACCES)
-        way_out = "choose another port, or 0 for a free one" if of_the_port else "choose a host that is this machine"
+        way_out = "choose another port" if of_the_port else "choose a host that is this machine"
         raise Misconfigured(f"{whose} address {authority(host, port)}", why, way_out) from error
     with listener:
         # Connections inherit both. Answers are not held back for the peer's next word, which asyncio sees to by itself

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import orjson
 
 from penstock.clock import Micros
-from penstock.contracts import Taken
+from penstock.contracts import Places
 from penstock.errors import Misconfigured, Refused
 
 Documents = Callable[[int, int, Micros], bytes]
@@ -34,6 +34,8 @@ class Feed:
     epoch: int
     count: int | None = None
     numbered: bool = True
+    called: str = "meetup"
+    """What its senders are called, before their number."""
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= SECOND:
@@ -46,7 +48,7 @@ class Feed:
             raise Misconfigured("the feed", f"its count is {self.count}", "give 0 or more")
 
     def name(self, sender: int) -> str:
-        return f"meetup-{sender:02d}"
+        return f"{self.called}-{sender:02d}"
 
     def time_of(self, n: int) -> Micros:
         """When record n is due."""
@@ -97,7 +99,7 @@ class Feed:
             }
         )
 
-    def following(self, after: Taken, now: Micros) -> "Following":
+    def following(self, after: Places, now: Micros) -> "Following":
         """What a client is owed that holds these numbers already.
 
         Numbers of another epoch are none of this one. Nobody can hold what was not sent yet: such a claim counts as all
@@ -136,7 +138,7 @@ class Following:
         return self._feed.ended(self.n)
 
 
-def asked(message: bytes) -> Taken:
+def asked(message: bytes) -> Places:
     """What a client holds, from its first message: `{"after": {"meetup-07": [epoch, number]}}`. Refused otherwise."""
     try:
         document = orjson.loads(message)

@@ -1,28 +1,17 @@
 """RSVPs as a function of seed, sender and number: nothing is kept, and any past one can be made again."""
 
-from collections.abc import Sequence
 from functools import cached_property
-from itertools import accumulate
 from math import sin, tau
 
 import orjson
 
 from penstock.clock import Micros
+from penstock.simulate.draws import mixed, slots
 from penstock.simulate.world import CITIES, FIRST_NAMES, GATHERINGS, OCCASIONS, TOPICS, VENUES, City
 
 GROUPS = 800
 MEMBERS = 4_000
 HOUR = 3_600_000  # in milliseconds, as all times of a document
-
-_MASK = (1 << 64) - 1
-
-
-def mixed(number: int) -> int:
-    """64 bits that look random, always the same for the same number (the finalizer of splitmix64)."""
-    number = (number + 0x9E3779B97F4A7C15) & _MASK
-    number = ((number ^ (number >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    number = ((number ^ (number >> 27)) * 0x94D049BB133111EB) & _MASK
-    return number ^ (number >> 31)
 
 
 class Rsvps:
@@ -179,18 +168,7 @@ class Rsvps:
         return bits
 
 
-def _slots(choices: int, exponent: float) -> Sequence[int]:
-    """4096 slots shared out among the choices by Zipf's law: a draw is then one look-up."""
-    weights = list(accumulate(1 / (rank + 1) ** exponent for rank in range(choices)))
-    slots, choice = [], 0
-    for slot in range(4096):
-        while (slot + 0.5) / 4096 > weights[choice] / weights[-1]:
-            choice += 1
-        slots.append(choice)
-    return slots
-
-
-_CITY_SLOTS = _slots(len(CITIES), 0.9)
-_TOPIC_SLOTS = _slots(len(TOPICS), 0.3)
-_MEMBER_SLOTS = _slots(MEMBERS, 0.5)
+_CITY_SLOTS = slots(len(CITIES), 0.9)
+_TOPIC_SLOTS = slots(len(TOPICS), 0.3)
+_MEMBER_SLOTS = slots(MEMBERS, 0.5)
 _GUESTS = (0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 4)

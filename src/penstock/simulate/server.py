@@ -32,8 +32,10 @@ class Serving:
 
 
 @asynccontextmanager
-async def serve(feed: Feed, host: str, port: int, clock: Clock | None = None) -> AsyncIterator[Serving]:
-    """Serve the feed until the context is left; port 0 takes a free one."""
+async def serve(
+    feed: Feed, host: str, port: int, clock: Clock | None = None, path: str = PATH
+) -> AsyncIterator[Serving]:
+    """Serve the feed at this path until the context is left; port 0 takes a free one."""
     clock = clock or SystemClock()
     serving = Serving("")
 
@@ -45,9 +47,12 @@ async def serve(feed: Feed, host: str, port: int, clock: Clock | None = None) ->
         finally:
             serving.clients.discard(client)
 
+    def answer(client: ServerConnection, request: Request) -> Response | None:
+        return _answer(client, request, path)
+
     try:
         server = await listen(
-            handle, host, port, process_request=_answer, compression=None, close_timeout=2, server_header=None
+            handle, host, port, process_request=answer, compression=None, close_timeout=2, server_header=None
         )
     except OSError as error:
         raise Misconfigured(
@@ -57,15 +62,15 @@ async def serve(feed: Feed, host: str, port: int, clock: Clock | None = None) ->
         ) from error
     async with server:
         bound = server.sockets[0].getsockname()[1]
-        serving.url = f"ws://{f'[{host}]' if ':' in host else host}:{bound}{PATH}"
+        serving.url = f"ws://{f'[{host}]' if ':' in host else host}:{bound}{path}"
         yield serving
 
 
-def _answer(client: ServerConnection, request: Request) -> Response | None:
-    path = urlsplit(request.path).path
-    if path == "/":
-        return client.respond(HTTPStatus.OK, f"A feed of RSVPs. Connect by WebSocket to {PATH}.\n")
-    return None if path == PATH else client.respond(HTTPStatus.NOT_FOUND, f"There is only {PATH} here.\n")
+def _answer(client: ServerConnection, request: Request, path: str) -> Response | None:
+    asked_for = urlsplit(request.path).path
+    if asked_for == "/":
+        return client.respond(HTTPStatus.OK, f"A simulated feed. Connect by WebSocket to {path}.\n")
+    return None if asked_for == path else client.respond(HTTPStatus.NOT_FOUND, f"There is only {path} here.\n")
 
 
 async def _attend(client: ServerConnection, feed: Feed, clock: Clock, serving: Serving) -> None:

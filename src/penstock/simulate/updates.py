@@ -14,6 +14,7 @@ import orjson
 from penstock.clock import Clock, Micros
 from penstock.errors import Misconfigured
 from penstock.record import Origin, Record
+from penstock.simulate.draws import drawn
 from penstock.simulate.pace import Behind, Sleep, ticks
 
 _MOST = 100_000
@@ -85,3 +86,15 @@ async def updates(
 def _update(sender: str, epoch: int, seq: int, time: Micros) -> Record:
     payload = orjson.dumps({"seq": seq, "sender": sender, "time": time})
     return Record(payload, Origin(sender, epoch, seq, time), sender.encode())
+
+
+class Counters:
+    """The updates of all senders, as documents, each with a value below 1,000 that the seed makes."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = drawn(seed, 8)
+
+    def __call__(self, sender: int, number: int, time: Micros) -> bytes:
+        """The update `number` of `sender`, at `time`."""
+        value = drawn(self._seed, sender, number) % 1_000
+        return orjson.dumps({"seq": number, "sender": f"sender-{sender:02d}", "time": time, "value": value})

@@ -72,7 +72,7 @@ def start(service: Service) -> Process:
         log_start = log.tell()
         popen = subprocess.Popen(
             tied(*service.command),
-            stdin=subprocess.DEVNULL,
+            stdin=None if service.stdin and not os.isatty(0) else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd=service.folder,

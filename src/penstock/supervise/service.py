@@ -33,3 +33,5 @@ class Service:
     patience: float = 60.0
     restart: Literal["always", "on-failure"] = "always"
     stop_signal: signal.Signals = signal.SIGTERM
+    stdin: bool = False
+    """It reads what is piped into us. A terminal is never passed on: it belongs to whoever sits there."""

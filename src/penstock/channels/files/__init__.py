@@ -1,6 +1,7 @@
 """Channels in files: checksummed segments on one machine, for many processes at once, without a server."""
 
 import difflib
+import fcntl
 import os
 import re
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
@@ -42,6 +43,7 @@ _CACHED = Promise(
 )
 _UNITS = {"": 1, "KB": 1 << 10, "MB": 1 << 20, "GB": 1 << 30}
 _OPTIONS = ("sync", "segment")
+_HOLDER = ".held"
 
 
 def at(address: str, _: object = None) -> "Files":
@@ -162,6 +164,24 @@ class Files:
     def since(self, channel: str, moment: Micros) -> Positions:
         with answering(self.folder):
             return {partition: since(folder, moment) for partition, folder in self._partitions(channel)}
+
+    @contextmanager
+    def hold(self, channel: str) -> Iterator[None]:
+        """Have a channel for oneself, among all who ask for that; Misconfigured when somebody has it."""
+        with answering(self.folder):
+            topics.known(self.folder, channel)
+            place = topics.home(self.folder, channel)
+            opened = os.open(place / _HOLDER, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                way_out = "stop that one, or start this one in another folder"
+                raise Misconfigured(str(place), "it is in use by another process", way_out) from error
+            yield
+        finally:
+            # With it goes the lock; that of a process that was killed went with the process.
+            os.close(opened)
 
     # --- groups
 

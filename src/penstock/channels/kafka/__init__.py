@@ -29,6 +29,8 @@ _PROMISE = Promise(
 )
 
 
+LARGEST = 60_000_000
+"""How large a record may be is for its topic to say; but it has to fit into the queue of the client."""
 _SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
 
@@ -93,6 +95,12 @@ class Kafka:
     def remove(self, channel: str) -> None:
         with answering(self.servers):
             topics.remove(self._admin(), channel)
+
+    def limit(self, channel: str) -> int | None:
+        """Of how many bytes a record may be, with its headers and frames; None when we may not know it."""
+        with answering(self.servers):
+            told = self._limit(channel)
+        return None if told is None else min(told, LARGEST)
 
     def alter(self, channel: str, settings: Mapping[str, str]) -> None:
         """Change settings of a channel that is there, in Kafka's own words."""
@@ -255,8 +263,7 @@ class Kafka:
                     "linger.ms": 3,
                     "compression.type": self._settings.compression,
                     "queue.buffering.max.kbytes": 65_536,
-                    # How large a record may be is for its topic to say; but it has to fit into the queue.
-                    "message.max.bytes": 60_000_000,
+                    "message.max.bytes": LARGEST,
                     "batch.size": batch,
                 }
             )

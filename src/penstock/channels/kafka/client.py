@@ -1,7 +1,7 @@
 """What all of Kafka's clients here have in common."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -76,14 +76,17 @@ def building() -> Iterator[None]:
         raise Misconfigured("[kafka] conf", error.args[0].str(), "see the settings of librdkafka") from error
 
 
-def patiently(ask: Callable[[], Answer], patience: float = 10) -> Answer:
-    """Ask again while brokers sort out among themselves who leads, as after the birth of a topic."""
+def patiently(ask: Callable[[], Answer], patience: float = 10, also: Collection[int] = ()) -> Answer:
+    """Ask again while brokers sort out among themselves who leads, as after the birth of a topic.
+
+    `also`: further errors that pass by themselves here.
+    """
     until = time.monotonic() + patience
     while True:
         try:
             return ask()
         except KafkaException as error:
-            passing = error.args[0].retriable() or error.args[0].code() in _UNSETTLED
+            passing = error.args[0].retriable() or error.args[0].code() in {*_UNSETTLED, *also}
             if not passing or time.monotonic() > until:
                 raise
             time.sleep(0.05)

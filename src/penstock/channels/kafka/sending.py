@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from penstock.errors import PenstockError, Refused, Unavailable
-from penstock.record import Record
+from penstock.record import Headers, Record
 
 _NEW_WITHIN = 1.0
 """Seconds until all brokers know a channel that was just made."""
@@ -48,33 +48,21 @@ class KafkaSender:
         async with self._order:
             if channel not in self._outlets:
                 self._outlets[channel] = await asyncio.to_thread(self._look_for, channel)
-            producer = self._outlets[channel].producer
+            produce = self._outlets[channel].producer.produce
+            # Without a call for each record: this is where most of the time of a collector goes.
             for record in records:
-                await self._produce(producer, channel, record, delivered)
+                headers: list[tuple[str, str | bytes | None]] = [*record.headers()]
+                if record.extra:
+                    _check_names(channel, record.extra)
+                while True:
+                    try:
+                        produce(channel, record.value, record.key, on_delivery=delivered, headers=headers)
+                        break
+                    except BufferError:
+                        await asyncio.sleep(0.01)
+                    except KafkaException as error:
+                        raise _told(channel, error.args[0]) from error
         await done
-
-    async def _produce(
-        self,
-        producer: Producer,
-        channel: str,
-        record: Record,
-        delivered: Callable[[KafkaError | None, Message], None],
-    ) -> None:
-        headers = record.headers()
-        try:
-            for name, _ in headers:
-                name.encode()  # The client ends the process over a name that is no text.
-        except UnicodeEncodeError as error:
-            raise Refused(f"a record for {channel}", f"the name of a header is no text: {error.reason}") from error
-        while True:
-            try:
-                producer.produce(channel, record.value, record.key, on_delivery=delivered, headers=list(headers))
-            except BufferError:
-                await asyncio.sleep(0.01)
-            except KafkaException as error:
-                raise _told(channel, error.args[0]) from error
-            else:
-                return
 
     def _look_for(self, channel: str) -> "_Outlet":
         """The way to a channel. Unavailable when there is none; the client would find out after half a minute."""
@@ -125,6 +113,15 @@ class _Outlet:
         self.producer.flush(5)
         self._closing.set()
         self._poll.join()
+
+
+def _check_names(channel: str, headers: Headers) -> None:
+    """Refused when a name is no text: the client ends the process over it."""
+    try:
+        for name, _ in headers:
+            name.encode()
+    except UnicodeEncodeError as error:
+        raise Refused(f"a record for {channel}", f"the name of a header is no text: {error.reason}") from error
 
 
 def _told(channel: str, error: KafkaError) -> PenstockError:

@@ -1,6 +1,6 @@
 """Kafka's topics: brought about as they are declared, told as they are."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,6 +13,7 @@ from confluent_kafka.admin._config import (  # The public module does not name t
     ConfigResource,
     ConfigSource,
 )
+from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from penstock.channels.kafka.client import patiently
@@ -20,6 +21,8 @@ from penstock.contracts import Brought, Topic
 from penstock.errors import Misconfigured
 
 _ANSWER = 10
+_SPREADING = {KafkaError.UNKNOWN_TOPIC_OR_PART}
+"""Of a topic that one broker has listed: another one has not heard of it yet, or of its end."""
 _OURS = {ConfigSource.DYNAMIC_TOPIC_CONFIG.value}
 
 
@@ -39,7 +42,7 @@ def settings_of(topic: Topic) -> dict[str, str]:
 
 def ensure(admin: AdminClient, topics: Sequence[Topic], usual: int | None) -> Brought:
     """Bring topics about; `usual` is the number of replicas of those that ask for none."""
-    cluster = admin.list_topics(timeout=_ANSWER)
+    cluster, configs = _there(admin, topics)
     brokers = len(cluster.brokers)
     new: list[NewTopic] = []
     more: list[NewPartitions] = []
@@ -53,10 +56,8 @@ def ensure(admin: AdminClient, topics: Sequence[Topic], usual: int | None) -> Br
             new.append(NewTopic(topic.name, topic.partitions, replicas, config={**in_sync, **settings_of(topic)}))
         elif len(cluster.topics[topic.name].partitions) < topic.partitions:
             more.append(NewPartitions(topic.name, topic.partitions))
-    if there:
-        configs = _configs(admin, [topic.name for topic in there])
-        for topic in there:
-            differences += _differences(topic, cluster.topics[topic.name], configs[topic.name])
+    for topic in there:
+        differences += _differences(topic, cluster.topics[topic.name], configs[topic.name])
     if new:
         for result in admin.create_topics(new, operation_timeout=30).values():
             _unless(result, KafkaError.TOPIC_ALREADY_EXISTS)  # Somebody else was quicker; it has the same description.
@@ -65,6 +66,20 @@ def ensure(admin: AdminClient, topics: Sequence[Topic], usual: int | None) -> Br
             _unless(result, KafkaError.INVALID_PARTITIONS)
     _arrived(admin, {one.topic: one.num_partitions for one in new} | {one.topic: one.new_total_count for one in more})
     return Brought(tuple(one.topic for one in new), tuple(one.topic for one in more), tuple(differences))
+
+
+def _there(admin: AdminClient, topics: Sequence[Topic]) -> tuple[ClusterMetadata, Mapping[str, Mapping[str, Any]]]:
+    """The cluster, and the settings of those of the topics that are there.
+
+    One that was removed just now may still be listed, and have no settings any more: then both are asked for again.
+    """
+
+    def look() -> tuple[ClusterMetadata, Mapping[str, Mapping[str, Any]]]:
+        cluster = admin.list_topics(timeout=_ANSWER)
+        names = [topic.name for topic in topics if topic.name in cluster.topics]
+        return cluster, _configs(admin, names) if names else {}
+
+    return patiently(look, also=_SPREADING)
 
 
 def _arrived(admin: AdminClient, partitions: Mapping[str, int]) -> None:
@@ -77,6 +92,8 @@ def _arrived(admin: AdminClient, partitions: Mapping[str, int]) -> None:
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
 
     patiently(look)
+    if partitions:
+        _configs(admin, list(partitions), _SPREADING)
 
 
 def describe(admin: AdminClient, name: str) -> Topic:
@@ -85,7 +102,7 @@ def describe(admin: AdminClient, name: str) -> Topic:
         raise KafkaException(known.error)
     config = {
         entry.name: entry.value
-        for entry in _configs(admin, [name])[name].values()
+        for entry in _configs(admin, [name], _SPREADING)[name].values()
         if entry.value is not None and (entry.source in _OURS or entry.name in _TELLING)
     }
     kept = int(config.pop("retention.ms", "-1"))
@@ -103,7 +120,7 @@ def describe(admin: AdminClient, name: str) -> Topic:
 def limit(admin: AdminClient, name: str) -> int | None:
     """Of how many bytes a batch of records may be; None when we may not know it."""
     try:
-        return int(_configs(admin, [name])[name]["max.message.bytes"].value)
+        return int(_configs(admin, [name], _SPREADING)[name]["max.message.bytes"].value)
     except KafkaException as error:
         if error.args[0].code() in _BARRED:
             return None
@@ -157,10 +174,17 @@ def _differences(topic: Topic, there: Any, config: Mapping[str, Any]) -> list[st
     return found
 
 
-def _configs(admin: AdminClient, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """Per topic, all its settings: entries whose source is a number, whatever their type says."""
+def _configs(admin: AdminClient, names: Sequence[str], passing: Collection[int] = ()) -> dict[str, dict[str, Any]]:
+    """Per topic, all its settings: entries whose source is a number, whatever their type says.
+
+    `passing`: further errors that pass by themselves here.
+    """
     asked = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
-    return patiently(lambda: {of.name: told.result(_ANSWER) for of, told in admin.describe_configs(asked).items()})
+
+    def ask() -> dict[str, dict[str, Any]]:
+        return {of.name: told.result(_ANSWER) for of, told in admin.describe_configs(asked).items()}
+
+    return patiently(ask, also=passing)
 
 
 _TELLING = {"cleanup.policy", "retention.ms", "message.timestamp.type", "min.insync.replicas", "max.message.bytes"}

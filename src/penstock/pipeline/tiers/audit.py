@@ -28,6 +28,7 @@ from penstock.pipeline.beside import beside
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import reads
 from penstock.pipeline.pulse import Figures, pulse
+from penstock.pipeline.sources import of_worker
 from penstock.pipeline.status import listening
 from penstock.pipeline.tiers import Ready, Tier
 from penstock.pipeline.webhook import telling
@@ -42,7 +43,7 @@ log = logging.getLogger(__name__)
 
 def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
     """The ledger of all channels of the pipeline, its balance told every two seconds, and the alarms."""
-    channels, clock, watching = wiring.bind(), SystemClock(), watched(description)
+    channels, clock, watching = wiring.bind(), SystemClock(), watched(description, wiring.collect.workers)
     with ExitStack() as stack:
         ledger = stack.enter_context(closing(Ledger(wiring.ledger)))
         ledger.tie({one.channel: channels.topic_id(one.channel) for one in watching})
@@ -66,7 +67,10 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             watching,
             description.heartbeats,
             bookmarks=description.bookmarks,
-            stages=[*reads(description), *(f"source:{source.name}" for source in description.sources)],
+            stages=[
+                *reads(description),
+                *(stage for one in watching if one.kind is Kind.SOURCE for stage in one.fed_by),
+            ],
             strides_only=spark_only,
             skip_lost=wiring.channels.lost == "skip",
         )
@@ -78,8 +82,8 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         )
 
 
-def watched(description: Description) -> list[Watched]:
-    """Every channel of the pipeline, and who writes it."""
+def watched(description: Description, workers: int = 1) -> list[Watched]:
+    """Every channel of the pipeline, and who writes it; `workers` hear a source."""
     found = []
     for channel in description.channels.values():
         if channel.result_of:
@@ -87,7 +91,8 @@ def watched(description: Description) -> list[Watched]:
             windowed = not {"window", "session_window"}.isdisjoint(query.key)
             found.append(Watched(channel.name, Kind.RESULT, (f"query:{query.name}",), windowed))
         else:
-            fed_by = tuple(f"source:{one.name}" for one in description.sources if one.into == channel.name)
+            sources = [one.name for one in description.sources if one.into == channel.name]
+            fed_by = tuple(f"source:{of_worker(name, worker)}" for name in sources for worker in range(workers))
             own = Watched(channel.name, Kind.SOURCE, fed_by, compacted=channel.compacted)
             found += [own, Watched(channel.dead, Kind.DEAD)]
     return found

@@ -1,0 +1,100 @@
+"""Buyers at a till: each posts what it wants to pay, and waits for the decision. How long that took is told."""
+
+import argparse
+import logging
+import random
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+
+import httpx
+
+say = logging.getLogger("buyers").info
+
+HOMES = {"c1": "nl", "c2": "nl", "c3": "de", "c4": "pt", "c5": "pt"}
+USUAL = {"coffee": 4.0, "groceries": 30.0, "electronics": 250.0, "books": 20.0}
+"""A category, and what is usually spent there."""
+
+
+def purchases(chance: random.Random, life: int) -> Iterator[dict[str, object]]:
+    """Most at home and usual; one in ten abroad, and some much too dear."""
+    number = 0
+    while True:
+        number += 1
+        card, category = chance.choice(list(HOMES)), chance.choice(list(USUAL))
+        country = HOMES[card] if chance.random() < 0.9 else chance.choice(["br", "us"])
+        amount = round(USUAL[category] * chance.lognormvariate(0, 0.8), 2)
+        yield {
+            "transaction": f"{life}-{number}",
+            "card": card,
+            "amount": amount,
+            "category": category,
+            "country": country,
+        }
+
+
+def asked(client: httpx.Client, url: str, key: str, purchase: dict[str, object]) -> httpx.Response:
+    """The answer; a till that got none asks again. Because of the key it is one transaction all the same."""
+    while True:
+        try:
+            answer = client.post(url, params={"answer": "10s"}, headers={"idempotency-key": key}, json=purchase)
+            if answer.status_code != 503:
+                return answer.raise_for_status()
+            say("the till is busy; asking again")
+        except httpx.TransportError as error:
+            if key.endswith("/1"):
+                # Nobody ever answered here.
+                raise
+            say(f"nobody answers ({error}); asking again")
+        time.sleep(0.5)
+
+
+def buy(url: str, limit: int | None, pause: float, took: list[float]) -> None:
+    life = time.time_ns() // 1_000
+    with httpx.Client(timeout=20) as client:
+        for number, purchase in enumerate(purchases(random.Random(life), life), start=1):
+            began = time.perf_counter()
+            # Who it is, in which of its lives, and as which of its records.
+            answer = asked(client, url, f"till/{life}/{number}", purchase)
+            what = f"{purchase['card']} {purchase['amount']:8.2f} {purchase['category']:12}"
+            if answer.status_code == 200:
+                took.append((time.perf_counter() - began) * 1_000)
+                row = answer.json()
+                say(f"{what} {'approved' if row['approved'] else row['reason']:32} {took[-1]:6.1f} ms")
+            else:
+                say(f"{what} no decision yet; it will be at {answer.headers['location']}")
+            if number == limit:
+                return
+            time.sleep(pause)
+
+
+def summary(took: Sequence[float]) -> str:
+    if not took:
+        return "no decisions"
+    ordered = sorted(took)
+    half, most = ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
+    return f"{len(ordered)} decisions: half of them within {half:.1f} ms, 99 % within {most:.1f} ms"
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description="Buy, and wait for each decision.")
+    options.add_argument("--url", default="http://127.0.0.1:8700/transactions")
+    options.add_argument("--limit", type=int, help="stop after so many transactions")
+    options.add_argument("--pause", type=float, default=0.2, metavar="SECONDS", help="between two of them")
+    given = options.parse_args()
+    logging.basicConfig(format="%(message)s", stream=sys.stdout)
+    logging.getLogger("buyers").setLevel(logging.INFO)
+    took: list[float] = []
+    try:
+        with suppress(KeyboardInterrupt):
+            buy(given.url, given.limit, given.pause, took)
+    except httpx.HTTPStatusError as error:
+        options.exit(2, f"{given.url}: {error.response.text}\n")
+    except httpx.TransportError as error:
+        options.exit(2, f"{given.url}: {error}; start the pipeline first: penstock run pipeline.py\n")
+    say(summary(took))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,240 @@
+"""Trades of an exchange that numbers them: heard over its WebSocket, and asked for where they were missed."""
+
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+
+import httpx
+import orjson
+
+from penstock.clock import Clock, Micros, SystemClock
+from penstock.collect.http_client import Pauses, Place, asked, client, place, refusal, telling
+from penstock.collect.websocket import WebSocketSource
+from penstock.collect.websocket.messages import LARGEST
+from penstock.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.errors import Misconfigured, Unavailable
+from penstock.record import Blind, Origin
+
+HISTORY = "https://api.exchange.coinbase.com"
+PAGE = 1_000
+"""So many trades the exchange tells at once."""
+LARGEST_PAGE = 4 << 20
+ANSWER_WITHIN = 10.0
+AGENT = {"User-Agent": "penstock"}
+
+
+@dataclass(frozen=True)
+class Trade:
+    number: int
+    value: bytes
+    time: Micros
+
+
+Page = Callable[[str, int, int], Awaitable[Sequence[Trade]]]
+"""The trades of a product from one number to before another, in order."""
+
+
+@dataclass
+class Product:
+    """How far a product is. `began` is the first trade of this life of it; in it, that one has the number 1."""
+
+    name: str
+    began: int | None = None
+    last: int = 0
+    time: Micros | None = None
+    """Of the last trade, if this connection has seen it."""
+
+    @property
+    def sender(self) -> str:
+        return f"coinbase:{self.name}"
+
+    def take(self, trade: Trade) -> Arrival:
+        if self.began is None or trade.number != self.last + 1:
+            self.began = trade.number
+        self.last, self.time = trade.number, trade.time
+        return Arrival(trade.value, Origin(self.sender, self.began, trade.number - self.began + 1, trade.time))
+
+
+@dataclass(frozen=True)
+class Coinbase:
+    """Trades product by product; over the WebSocket none is given again.
+
+    What lies between the last trade that is safe and the first that is heard is asked of the history, which tells less
+    of each: nothing of its orders. A record keeps the exchange's count: its sender is the product, its epoch the first
+    trade that was heard of it, its number counts from there. Where more is missing than `fill`, or than the history
+    has, the time is reported as unknown, and another epoch begins.
+    """
+
+    address: str
+    name: str
+    products: Sequence[str]
+    history: str = HISTORY
+    fill: int = 100_000
+    clock: Clock = field(default_factory=SystemClock)
+    _pauses: Pauses = field(default_factory=Pauses, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        source = f"source {self.name}"
+        if not 1 <= len(self.products) <= 100 or len(set(self.products)) < len(self.products):
+            raise Misconfigured(f"{source}, products", "they are not 1 to 100, each once", 'say products = ["BTC-USD"]')
+        for product in self.products:
+            if not re.fullmatch(r"[A-Z0-9-]{1,40}", product):
+                raise Misconfigured(f"{source}, products", f"{product!r} is none", 'write it like "BTC-USD"')
+        if self.fill < 0:
+            raise Misconfigured(f"{source}, fill", "it is negative", "say how many trades may be asked for; 0: none")
+        place(self.history, self.name, "")
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.EXACTLY_ONCE
+
+    @property
+    def words(self) -> str:
+        return (
+            f"trades that were missed are asked of the exchange's history, {self.fill:,} of a product at most; "
+            "beyond that the time is reported as unknown"
+        )
+
+    @asynccontextmanager
+    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+        await self._pauses.over()
+        products = {name: Product(name) for name in self.products}
+        for product in products.values():
+            if (safe := taken.places.get(product.sender)) is not None:
+                product.began, product.last = safe[0], safe[0] + safe[1] - 1
+        subscribe = {"type": "subscribe", "product_ids": list(self.products), "channels": ["matches"]}
+        said = orjson.dumps(subscribe).decode()
+        feed = WebSocketSource(self.address, self.name, numbered=None, first=said, headers=AGENT)
+        to = place(self.history, self.name, "")
+        try:
+            async with (
+                client(to, ANSWER_WITHIN, ANSWER_WITHIN, None) as asking,
+                feed.open(Taken()) as intakes,
+                aclosing(self._whole(intakes, products, partial(self._page, asking, to))) as whole,
+            ):
+                yield whole
+        except Unavailable as error:
+            self._pauses.ask(error.retry_after)
+            raise
+
+    async def _whole(
+        self, intakes: AsyncIterator[Intake], products: Mapping[str, Product], page: Page
+    ) -> AsyncGenerator[Intake, None]:
+        """What is heard, and before it what was missed."""
+        async for intake in intakes:
+            arrivals: list[Arrival | Blind] = []
+            for arrival in intake.arrivals:
+                if not isinstance(arrival, Arrival) or (said := read(arrival.value, products)) is None:
+                    continue
+                if isinstance(said, str):
+                    arrivals.append(Arrival(arrival.value, refused=said))
+                    continue
+                product, trade = said
+                if product.began is not None and trade.number > product.last + 1:
+                    if arrivals:
+                        yield Intake(arrivals, _settled)
+                        arrivals = []
+                    async with aclosing(self._missed(product, trade, page)) as missed:
+                        async for some in missed:
+                            yield Intake(some, _settled)
+                if trade.number > product.last:
+                    arrivals.append(product.take(trade))
+            if arrivals:
+                yield Intake(arrivals, _settled)
+
+    async def _missed(
+        self, product: Product, until: Trade, page: Page
+    ) -> AsyncGenerator[Sequence[Arrival | Blind], None]:
+        """The trades between the last one and this one, a page at a time: so no more than that is held."""
+        for start in range(max(product.last + 1, until.number - self.fill), until.number, PAGE):
+            some: list[Arrival | Blind] = []
+            for trade in await page(product.name, start, min(start + PAGE, until.number)):
+                some += await self._unknown(product, trade, page)
+                some.append(product.take(trade))
+            if some:
+                yield some
+        if unknown := await self._unknown(product, until, page):
+            yield unknown
+
+    async def _unknown(self, product: Product, trade: Trade, page: Page) -> Sequence[Blind]:
+        """What to say where there is a gap before this trade."""
+        if trade.number == product.last + 1:
+            return ()
+        if product.time is None:
+            before = await page(product.name, product.last, product.last + 1)
+            product.time = before[0].time if before else trade.time
+        return (Blind(self.name, min(product.time, trade.time), trade.time),)
+
+    async def _page(self, asking: httpx.AsyncClient, to: Place, product: str, start: int, end: int) -> Sequence[Trade]:
+        # "After" means behind in the list, which begins with the newest.
+        url = to.url.copy_with(path=f"{to.url.path.rstrip('/')}/products/{product}/trades")
+        url = url.copy_merge_params({"after": end, "limit": end - start})
+        body = bytearray()
+        with telling(to, ANSWER_WITHIN):
+            async with asked(asking, to, url, AGENT, {}) as answer:
+                if answer.status_code != 200:
+                    raise refusal(to, answer, self.clock)
+                async for chunk in answer.aiter_raw():
+                    body += chunk
+                    if len(body) > LARGEST_PAGE:
+                        raise Unavailable(to.who, "its answer is too large")
+        try:
+            document = orjson.loads(body)
+        except orjson.JSONDecodeError as error:
+            raise Unavailable(to.who, "its answer is not JSON") from error
+        if not isinstance(document, list):
+            raise Unavailable(to.who, "its answer is no list of trades")
+        found = {one["trade_id"]: one for one in document if isinstance(one, dict) and _is_number(one.get("trade_id"))}
+        return [
+            Trade(number, orjson.dumps({"type": "match", "product_id": product, **one}), moment(one.get("time")))
+            for number, one in sorted(found.items())
+            if start <= number < end
+        ]
+
+
+def read(value: bytes, products: Mapping[str, Product]) -> tuple[Product, Trade] | str | None:
+    """A trade of a product; why it is none; or None for what the exchange says beside trades.
+
+    Unavailable when it says that it will not serve us.
+    """
+    try:
+        document = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return "it is not JSON"
+    match document:
+        case {"type": "match" | "last_match", "product_id": str(name), "trade_id": number}:
+            if name not in products:
+                return "it is a trade of a product that was not asked for"
+            if not _is_number(number):
+                return "its trade_id is no number of a trade"
+            return products[name], Trade(number, value, moment(document.get("time")))
+        case {"type": "match" | "last_match"}:
+            return "it is a trade without a product or a number"
+        case {"type": "error"}:
+            why = f"{document.get('message')}: {document.get('reason')}"
+            raise Unavailable("the exchange", "".join(one for one in why if one.isprintable())[:200])
+        case {"type": str()}:
+            return None
+    return "it is no message of the exchange"
+
+
+def _is_number(told: object) -> bool:
+    return isinstance(told, int) and not isinstance(told, bool) and 0 < told < LARGEST
+
+
+def moment(told: object) -> Micros:
+    """Of `2014-11-07T08:19:27.028459Z`; now, if it cannot be read."""
+    try:
+        found = datetime.fromisoformat(str(told))
+        micros = round(found.timestamp() * 1e6) if found.tzinfo is not None else -1
+    except (ValueError, OverflowError):
+        micros = -1
+    return micros if micros >= 0 else time.time_ns() // 1_000
+
+
+async def _settled(error: Exception | None) -> None:
+    """What was not settled is asked for again at the next connection, by its number."""

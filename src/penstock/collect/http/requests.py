@@ -1,0 +1,293 @@
+"""The requests of one opening of an HTTP source: what is taken, what is answered, where records are."""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import TYPE_CHECKING
+
+import orjson
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from penstock.collect.bodies import Bodies, lines
+from penstock.collect.gathering import Gathering
+from penstock.collect.http.answers import Answer, Answers
+from penstock.collect.http.asked import LARGEST, Asked, parameters, seconds
+from penstock.collect.http.receipts import Key, Receipt, Seals
+from penstock.collect.http.whereabouts import Searching, Whereabouts
+from penstock.contracts import Arrival, Taken
+from penstock.errors import Unavailable
+from penstock.serve.problems import Problem, handlers
+from penstock.serve.replies import Guarded, problem, reply
+from penstock.serve.visitors import own_page
+
+if TYPE_CHECKING:
+    from penstock.collect.http import HttpSource
+
+log = logging.getLogger(__name__)
+
+_POLICY = "default-src 'none'; frame-ancestors 'none'"
+_FAILED = 10_000
+"""So many of the last that were not taken are remembered."""
+
+
+class Requests:
+    """Numbers what comes, hands it over, and knows what is safe."""
+
+    def __init__(self, source: "HttpSource", seals: Seals, taken: Taken, answers: Answers | None) -> None:
+        self.gathering = Gathering(source.name)
+        self.answers = answers
+        self._source, self._seals, self._before = source, seals, taken.places
+        # An opening has an epoch of its own: what an earlier one has numbered and lost leaves no gap in this one.
+        self._opening = max(source.clock.now(), self._before.get(source.sender, (0, 0))[0] + 1)
+        self._last = 0
+        self._bodies = Bodies(f"the source {source.name}", source.body, source.memory, source.upload, packed=True)
+        self._searching = Searching(source.home) if source.home else None
+        self._pending: dict[Key, asyncio.Future[None]] = {}
+        self._failed: dict[Key, None] = {}
+        self._closing = asyncio.get_running_loop().create_future()
+        self._taken = self._dropped = self._refused = 0
+
+    # --- taking -------------------------------------------------------------------------------------------------------
+
+    async def post(self, request: Request) -> Response:
+        try:
+            return await self._post(request)
+        except Problem as problem:
+            if problem.status < 500:
+                self._refused += 1
+                # Whoever sends nonsense must not fill the log, too: the first, the tenth, the hundredth.
+                if str(self._refused).strip("0") == "1":
+                    log.warning("source %s refuses a body, %d so far: %s", self._source.name, self._refused, problem)
+            raise
+
+    async def _post(self, request: Request) -> Response:
+        source = self._source
+        asked = Asked.of(request, source.name, source.sender, source.wait)
+        if asked.whose is None and source.named:
+            raise Problem(400, "?sender", "it is not said who sends", "give ?sender=NAME&epoch=N&seq=N")
+        if asked.answer is not None and self.answers is None:
+            raise self._no_answers()
+        self._room(asked)
+        async with self._bodies.body(request) as body:
+            payloads = self._payloads(body, asked)
+            # From here to `put` nothing is awaited: numbers have no gaps, and lie in their order.
+            self._room(asked)
+            receipt = self._numbered(len(payloads), asked)
+            with ExitStack() as stack:
+                answer = None
+                if self.answers is not None:
+                    self.answers.expect(receipt.sender)
+                    if asked.answer is not None:
+                        answer = stack.enter_context(self.answers.awaited(receipt.key))
+                if asked.whose is None:
+                    self._last += receipt.count
+                arrivals = [Arrival(*one) for one in zip(payloads, receipt.origins(), strict=True)]
+                safe = await self.gathering.put(arrivals)
+                stack = stack.pop_all()
+        with stack:
+            self._pending[receipt.key] = safe
+            safe.add_done_callback(partial(self._settled, receipt, asked.oneway))
+            del body, payloads, arrivals
+            return await self._answered(receipt, asked, safe, answer)
+
+    async def _answered(
+        self, receipt: Receipt, asked: Asked, safe: "asyncio.Future[None]", answer: "asyncio.Future[Answer] | None"
+    ) -> Response:
+        begun = self._source.clock.elapsed()
+        text = self._seals.sealed(receipt)
+        if not asked.oneway:
+            await asyncio.wait([safe], timeout=self._source.within.total_seconds())
+            if not safe.done():
+                why = "it is not known to be safe yet, and may be there all the same"
+                facts = {"receipt": text}
+                raise Problem(503, "the record", why, "ask for the receipt, or send it again", facts)
+            safe.result()
+        if answer is not None and asked.answer is not None:
+            left = asked.answer - (self._source.clock.elapsed() - begun)
+            await self._until(answer, left)
+            if answer.done():
+                return _told(answer.result(), text)
+        return reply({"receipt": text, "receipts": receipt.count}, 202, _location(text))
+
+    def _room(self, asked: Asked) -> None:
+        if not self.gathering.full:
+            return
+        if asked.oneway:
+            self._dropped += 1
+        raise Unavailable(f"the source {self._source.name}", "it has no room; nothing was taken", 1.0)
+
+    def _payloads(self, body: bytes, asked: Asked) -> Sequence[bytes]:
+        most = self._source.max_size
+        if not asked.lines:
+            if len(body) > most:
+                way_out = "send less in more requests"
+                raise Problem(413, "the body", f"it is larger than the {most} bytes that a record may have", way_out)
+            return [body]
+        found = lines(body, most, self._source.records)
+        if asked.answer is not None and len(found) > 1:
+            raise Problem(400, "?answer", "several records have several answers", "send one at a time")
+        return found
+
+    def _numbered(self, count: int, asked: Asked) -> Receipt:
+        now = self._source.clock.now()
+        if (whose := asked.whose) is None:
+            return Receipt(self._source.sender, self._opening, self._last + 1, count, now, self._opening)
+        if whose.seq + count - 1 > LARGEST:
+            raise Problem(400, "?seq", "the numbers of these records lie beyond 64 bits", "begin another epoch")
+        return Receipt(whose.sender, whose.epoch, whose.seq, count, now, self._opening)
+
+    def _settled(self, receipt: Receipt, oneway: bool, safe: "asyncio.Future[None]") -> None:
+        if self._pending.get(receipt.key) is safe:
+            del self._pending[receipt.key]
+        if not safe.cancelled() and safe.exception() is None:
+            self._taken += receipt.count
+            self._failed.pop(receipt.key, None)
+            return
+        self._dropped += oneway
+        self._failed[receipt.key] = None
+        if len(self._failed) > _FAILED:
+            del self._failed[next(iter(self._failed))]
+
+    # --- telling ------------------------------------------------------------------------------------------------------
+
+    async def figures(self, request: Request) -> Response:
+        parameters(request, ())
+        return reply(
+            {
+                "source": self._source.name,
+                "records": self._taken,
+                "on_their_way": len(self._pending),
+                "dropped": self._dropped,
+                "refused": self._refused,
+                "waiting": self.answers.waiting if self.answers else 0,
+            }
+        )
+
+    async def receipt(self, request: Request) -> Response:
+        given = parameters(request, ("answer",))
+        text = request.path_params["id"]
+        receipt = self._seals.opened(text)
+        if receipt is None:
+            raise Problem(404, "the receipt", "nobody here has given it", "send a record: the answer holds a receipt")
+        asked = seconds(given, "answer", self._source.wait)
+        if asked is None:
+            return reply(await self._state(text, receipt))
+        if self.answers is None:
+            raise self._no_answers()
+        if receipt.count > 1:
+            raise Problem(400, "?answer", "several records have several answers", "send one at a time")
+        with self.answers.awaited(receipt.key) as answer:
+            await self._until(answer, asked)
+            if answer.done():
+                return _told(answer.result(), text)
+        return reply(await self._state(text, receipt), 202, _location(text))
+
+    async def _state(self, text: str, receipt: Receipt) -> dict[str, object]:
+        document: dict[str, object] = {
+            "receipt": text,
+            "state": "",
+            "sender": receipt.sender,
+            "epoch": receipt.epoch,
+            "seq": receipt.first,
+            "records": receipt.count,
+            "time": receipt.time,
+        }
+        known = self._known(receipt)
+        found = Whereabouts()
+        if self._searching is not None and self._source.home is not None and known != "on its way":
+            try:
+                found = await self._searching.find(receipt)
+                document |= found.document(self._source.home)
+            except Unavailable as error:
+                if known is None:
+                    raise
+                document["trouble"] = str(error)
+        if found.dead:
+            known = "refused"
+        elif known is None:
+            known = "safe" if len(found.into) == receipt.count else "unknown"
+        document["state"] = known
+        return document
+
+    def _known(self, receipt: Receipt) -> str | None:
+        """What is known without a search."""
+        if receipt.opening == self._opening:
+            if receipt.key in self._pending:
+                return "on its way"
+            return None if receipt.key in self._failed else "safe"
+        epoch, until = self._before.get(receipt.sender, (0, 0))
+        return "safe" if epoch == receipt.epoch and receipt.first + receipt.count - 1 <= until else None
+
+    async def _until(self, answer: "asyncio.Future[Answer]", left: float) -> None:
+        await asyncio.wait([answer, self._closing], timeout=max(0, left), return_when=asyncio.FIRST_COMPLETED)
+
+    def _no_answers(self) -> Problem:
+        return Problem(400, "?answer", "this source has no answers", 'set answers="CHANNEL", the results of a query')
+
+    async def close(self) -> None:
+        """Those who wait hear what there is."""
+        await self.gathering.close()
+        self._closing.cancel()
+        if self._searching is not None:
+            self._searching.stop()
+
+
+def app(requests: Requests, path: str, origins: Sequence[str] = ()) -> Starlette:
+    middleware = [Middleware(Guarded, policy=_POLICY), Middleware(_Pages, origins=origins)]
+    if origins:
+        exposed = ["location", "retry-after"]
+        middleware.append(
+            Middleware(CORSMiddleware, allow_origins=origins, allow_headers=["*"], expose_headers=exposed)
+        )
+    made = Starlette(
+        routes=[
+            Route(path, requests.post, methods=["POST"]),
+            Route(path, requests.figures),
+            Route("/receipts/{id}", requests.receipt),
+        ],
+        middleware=middleware,
+        exception_handlers=handlers("the source", "ask at the address of the source"),
+    )
+    made.router.redirect_slashes = False
+    return made
+
+
+class _Pages:
+    """Refuses what pages of other sites ask for, except those that may."""
+
+    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
+        self._app, self._origins = app, origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        visitor = HTTPConnection(scope)
+        if own_page(visitor) or visitor.headers.get("origin") in self._origins:
+            await self._app(scope, receive, send)
+            return
+        facts = {"place": "the header origin", "way_out": "let the source allow this site: origins"}
+        await problem(403, "pages of other sites may not send here", facts)(scope, receive, send)
+
+
+def _told(answer: Answer, text: str) -> Response:
+    """The row; or why there is none, which is the sender's to mend."""
+    value = answer.row
+    if answer.refused is not None:
+        facts = {"place": "the record", "way_out": "correct it, and send it as another record", "receipt": text}
+        return problem(422, answer.refused, facts, _location(text))
+    try:
+        orjson.loads(value)
+        kind = "application/json"
+    except orjson.JSONDecodeError:
+        kind = "application/octet-stream"
+    return Response(value, 200, {"cache-control": "no-store", **_location(text)}, kind)
+
+
+def _location(text: str) -> dict[str, str]:
+    return {"location": f"/receipts/{text}"}

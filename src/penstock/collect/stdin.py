@@ -1,0 +1,101 @@
+"""Records from standard input, one in each line."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from penstock.collect.framing import Found, Lines
+from penstock.collect.gathering import TOGETHER
+from penstock.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.errors import Misconfigured, Unavailable
+
+CHUNK = 64 << 10
+
+
+@dataclass(frozen=True)
+class StdinSource:
+    """Reads `stdin://` until it ends. A line beyond `max_size` becomes a dead letter with its beginning.
+
+    `stream`: another one to read, which has a descriptor.
+    """
+
+    url: str
+    name: str
+    max_size: int = 900_000
+    stream: BinaryIO | None = None
+
+    def __post_init__(self) -> None:
+        if self.url.partition("://")[2].strip("/"):
+            raise Misconfigured(f"source {self.name}", "standard input has no address", "write stdin://")
+        if self.max_size < 1:
+            raise Misconfigured(f"source {self.name}, max_size", "it is less than one")
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.BEST_EFFORT
+
+    @property
+    def words(self) -> str:
+        return "what was read from it cannot be read again: what was not taken at a crash is lost"
+
+    @asynccontextmanager
+    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+        stream = self.stream if self.stream is not None else getattr(sys.stdin, "buffer", None)
+        try:
+            descriptor = None if stream is None else stream.fileno()
+        except (OSError, ValueError):
+            descriptor = None
+        if descriptor is None:
+            way_out = "start it where there is one, or choose another way in"
+            raise Misconfigured(f"source {self.name}", "there is no standard input here", way_out)
+        async with aclosing(self._intakes(descriptor)) as intakes:
+            yield intakes
+
+    async def _intakes(self, descriptor: int) -> AsyncGenerator[Intake, None]:
+        lines = Lines(self.max_size)
+        while data := await self._read(descriptor):
+            for intake in _intakes(lines.push(data)):
+                yield intake
+        for intake in _intakes(lines.end()):
+            yield intake
+
+    async def _read(self, descriptor: int) -> bytes:
+        """What is there, as soon as something is; empty at the end. Nothing is read before somebody waits for it."""
+        while True:
+            try:
+                if await _readable(descriptor):
+                    return os.read(descriptor, CHUNK)
+                return await asyncio.to_thread(os.read, descriptor, CHUNK)
+            except BlockingIOError:
+                # Somebody else has read it.
+                continue
+            except OSError as error:
+                raise Unavailable("standard input", error.strerror or str(error)) from error
+
+
+async def _readable(descriptor: int) -> bool:
+    """Wait until there is something; False for what cannot be waited for, such as a file, and need not be."""
+    loop = asyncio.get_running_loop()
+    ready = asyncio.Event()
+    try:
+        loop.add_reader(descriptor, ready.set)
+    except PermissionError:
+        return False
+    try:
+        await ready.wait()
+    finally:
+        loop.remove_reader(descriptor)
+    return True
+
+
+def _intakes(found: list[Found]) -> list[Intake]:
+    arrivals = [Arrival(value, refused=why) for value, _, why in found]
+    return [Intake(arrivals[at : at + TOGETHER], _nothing) for at in range(0, len(arrivals), TOGETHER)]
+
+
+async def _nothing(error: Exception | None) -> None:
+    """Nobody is told."""

@@ -1,0 +1,207 @@
+"""Records over a WebSocket, one in each message."""
+
+import asyncio
+import re
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from urllib.parse import quote, unquote_plus
+
+import orjson
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.asyncio.connection import Connection
+from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+
+from penstock.collect.websocket.messages import END, Read, Reading, place_of, read
+from penstock.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.errors import Misconfigured, Unavailable
+from penstock.record import Heartbeat
+
+MOST_MESSAGES = 500
+MOST_BYTES = 1 << 20
+"""An intake is closed by whichever of the two it reaches first."""
+FEED = "feed"
+
+
+@dataclass(frozen=True)
+class WebSocketSource:
+    """A feed that is heard over a WebSocket.
+
+    `numbered` is the field of a message that holds `{"sender", "epoch", "seq", "time"}` where the feed numbers its
+    messages. Whatever cannot be read there is taken without an origin. Such a feed may also say `{"heartbeats": […]}`
+    and `{"end": true}`, as docs/simulate.md describes. With `resume` the feed is told where to go on.
+
+    `cursor` is the field ("time_us", "meta.place") by which a message tells its place, where the feed does not number
+    but can go on at a place: it is told in `parameter` of the address. Where messages share a place, the feed has to
+    begin with the first of them; what comes again is passed over.
+
+    `first` is what the feed has to be told at each connection, such as subscriptions. Of the messages that are JSON
+    objects, those that match `ignore` ("type=subscriptions") are no records; with `only` ("type=match"), those that do
+    not match it. Where there are several, one that matches is enough.
+    """
+
+    url: str
+    name: str
+    numbered: str | None = FEED
+    resume: bool = True
+    cursor: str | None = None
+    parameter: str = "cursor"
+    first: str | Sequence[str] = ()
+    only: str | Sequence[str] = ()
+    ignore: str | Sequence[str] = ()
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
+    max_size: int = 1 << 24
+    open_within: timedelta = timedelta(seconds=10)
+    ping_every: timedelta = timedelta(seconds=5)
+    pong_within: timedelta = timedelta(seconds=10)
+    proxy: str | None = None
+
+    def __post_init__(self) -> None:
+        for option in ("first", "only", "ignore"):
+            said = getattr(self, option)
+            object.__setattr__(self, option, (said,) if isinstance(said, str) else tuple(said))
+        if self.cursor is not None:
+            self._check_cursor(self.cursor)
+            object.__setattr__(self, "numbered", None)
+        for one in (*self.only, *self.ignore):
+            if not one.partition("=")[0].strip() or "=" not in one:
+                self._misconfigured(
+                    "only, ignore", f'"{one}" tells no field and no value', 'write it like "type=match"'
+                )
+        for name, value in self.headers.items():
+            if not re.fullmatch(r"[\w!#$%&'*+.^`|~-]+", name, re.ASCII) or not re.fullmatch(r"[\t\x20-\x7e]*", value):
+                self._misconfigured("headers", f"{name!r} cannot be sent", "a header is one line of ASCII")
+        # Without numbers or places there is nothing to go on after.
+        object.__setattr__(self, "resume", self.resume and (self.numbered, self.cursor) != (None, None))
+
+    def _check_cursor(self, cursor: str) -> None:
+        if self.numbered not in (FEED, None):
+            way_out = "say numbered where the feed numbers its messages, cursor where it does not"
+            self._misconfigured("cursor", f'it is numbered by "{self.numbered}" already', way_out)
+        if not all(cursor.split(".")):
+            self._misconfigured("cursor", f'"{cursor}" is no field', 'write it like "time_us" or "meta.place"')
+        if not self.parameter:
+            self._misconfigured("parameter", "it has no name", 'write the name that the feed knows, such as "cursor"')
+
+    def _misconfigured(self, option: str, problem: str, way_out: str) -> None:
+        raise Misconfigured(f"source {self.name}, {option}", problem, way_out)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return Guarantee.EXACTLY_ONCE if self.resume else Guarantee.BEST_EFFORT
+
+    @property
+    def words(self) -> str:
+        if self.resume and self.cursor is not None:
+            return "it resumes at the last place that the channel holds, as far back as the feed keeps"
+        if self.resume:
+            return "it resumes after the last number that the channel holds"
+        return "what it sends while nobody listens is unknown"
+
+    @asynccontextmanager
+    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+        connection = await self._connect(taken)
+        try:
+            if self.resume and self.cursor is None:
+                await connection.send(orjson.dumps({"after": taken.places}), text=True)
+            for message in self.first:
+                await connection.send(message, text=True)
+            async with aclosing(self._intakes(connection, self._reading(taken))) as intakes:
+                yield intakes
+        except ConnectionClosed as closed:
+            raise self._lost(closed) from closed
+        finally:
+            await connection.close()
+
+    async def _connect(self, taken: Taken) -> ClientConnection:
+        try:
+            return await connect(
+                self._address(taken),
+                additional_headers=self.headers,
+                compression=None,
+                max_size=self.max_size,
+                max_queue=64,
+                open_timeout=self.open_within.total_seconds(),
+                ping_interval=self.ping_every.total_seconds(),
+                ping_timeout=self.pong_within.total_seconds(),
+                close_timeout=0.5,
+                proxy=self.proxy,
+            )
+        except (InvalidURI, UnicodeError) as error:
+            raise Misconfigured(f"the source {self.name}", str(error), 'write it like "ws://host:port/path"') from error
+        except (OSError, InvalidHandshake) as error:
+            raise Unavailable(self._who, str(error) or type(error).__name__) from error
+
+    def _address(self, taken: Taken) -> str:
+        if not self.resume:
+            return self.url
+        if self.cursor is None:
+            return self.url + ("&" if "?" in self.url else "?") + "resume"
+        place = place_of(taken.cursor)
+        return with_parameter(self.url, self.parameter, place) if place else self.url
+
+    def _reading(self, taken: Taken) -> Read:
+        if self.cursor is None and not self.only and not self.ignore:
+            return partial(read, numbered=self.numbered)
+        return Reading(self.numbered, self.cursor, taken.cursor, self.only, self.ignore)
+
+    async def _intakes(self, connection: ClientConnection, said_by: Read) -> AsyncGenerator[Intake, None]:
+        while True:
+            messages, closed = await received(connection)
+            arrivals: list[Arrival | Heartbeat] = []
+            ended = False
+            for message in messages:
+                said = said_by(message)
+                if said is END:
+                    ended = True
+                    break
+                arrivals += said
+            if arrivals:
+                yield Intake(arrivals, _settled)
+            if ended:
+                return
+            if closed is not None:
+                raise self._lost(closed)
+
+    def _lost(self, closed: ConnectionClosed) -> Unavailable:
+        """The reason, in the words of the side that closed: 1009, for instance, is ours for what is beyond max_size."""
+        if closed.rcvd_then_sent or closed.sent is None:
+            return Unavailable(self._who, f"it closed the connection: {closed.rcvd or 'without a reason'}")
+        return Unavailable(self._who, f"the connection was given up: {closed.sent}")
+
+    @property
+    def _who(self) -> str:
+        # What follows may hold a token.
+        return self.url.partition("?")[0]
+
+
+async def _settled(error: Exception | None) -> None:
+    """A WebSocket has no acknowledgement: what was not settled is asked for again at the next resume."""
+
+
+async def received(connection: Connection) -> tuple[list[bytes], ConnectionClosed | None]:
+    """Wait for a message; it and all others that are there already. With them, the error that ended the connection."""
+    messages: list[bytes] = []
+    try:
+        messages.append(await connection.recv(decode=False))
+        size = len(messages[0])
+        # A message that is there is received without a pause, so this timeout strikes when the next has to be awaited.
+        async with asyncio.timeout(0):
+            while len(messages) < MOST_MESSAGES and size < MOST_BYTES:
+                messages.append(await connection.recv(decode=False))
+                size += len(messages[-1])
+    except TimeoutError:
+        pass
+    except ConnectionClosed as closed:
+        return messages, closed
+    return messages, None
+
+
+def with_parameter(url: str, name: str, value: str) -> str:
+    """The address with this parameter, in the place of one of its name."""
+    address, _, query = url.partition("?")
+    others = [one for one in query.split("&") if one and unquote_plus(one.partition("=")[0]) != name]
+    told = quote(value, safe="", errors="surrogatepass")
+    return address + "?" + "&".join([*others, f"{quote(name, safe='')}={told}"])

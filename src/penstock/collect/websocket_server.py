@@ -1,0 +1,285 @@
+"""Senders that connect by WebSocket: each message is a record, and each sender hears how far it is safe.
+
+A sender connects to `…?sender=NAME&epoch=N&seq=M`. The epoch is a number that grows with each of its lives; messages
+are counted within a life, and `seq` is that of the first which it still has (1 if it is not said). It is told
+`{"after": 41}` and sends what follows; now and then it is told `{"safe": 45}`, and may forget what came before. A
+sender without a name is told `{"after": 0}`, and its messages are counted anew in each connection.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import partial
+from http import HTTPStatus
+from typing import Any, ClassVar
+from urllib.parse import parse_qs, urlsplit
+
+import orjson
+from websockets.asyncio.server import ServerConnection, serve
+from websockets.exceptions import ConnectionClosed
+from websockets.frames import CloseCode
+from websockets.http11 import Request, Response
+
+from penstock.clock import Clock, SystemClock
+from penstock.collect.door import Door, door, why_no_sender
+from penstock.collect.gathering import Gathering
+from penstock.collect.holding import Held, Holding
+from penstock.collect.senders import LARGEST, Senders, counted, promise
+from penstock.collect.websocket import received
+from penstock.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.errors import Refused, Unavailable
+from penstock.record import Origin
+
+_LAST_WORDS = 1.0
+"""Seconds that senders have at the end to hear that their records are safe."""
+_QUIET = logging.getLogger(f"{__name__}.connections")
+_QUIET.setLevel(logging.CRITICAL)
+"""The library tells of each handshake that fails, which any visitor can make happen."""
+
+
+@dataclass(frozen=True)
+class WebSocketServer:
+    """Listens at `listen+ws://host:port/path`. A message beyond `max_size` becomes a dead letter without its payload.
+
+    `named`: whether senders have to say who they are. Without a name, what a sender gives again is taken again.
+    """
+
+    url: str
+    name: str
+    named: bool = True
+    max_size: int = 1 << 20
+    connections: int = 20_000
+    shared: bool = False
+    ping_every: timedelta = timedelta(seconds=20)
+    pong_within: timedelta = timedelta(seconds=20)
+    clock: Clock = field(default_factory=SystemClock)
+
+    numbered: ClassVar[str] = "by its senders"
+
+    def __post_init__(self) -> None:
+        door(self.url, self.name)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        return promise(self.named, self.shared)[0]
+
+    @property
+    def words(self) -> str:
+        return promise(self.named, self.shared)[1]
+
+    @asynccontextmanager
+    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+        at = door(self.url, self.name)
+        serving = _Serving(self, at, taken)
+        with at.opened(self.name, self.shared) as listener:
+            server = await serve(
+                serving.attend,
+                sock=listener,
+                process_request=serving.answer,
+                compression=None,
+                max_size=self.max_size,
+                # What each holds is bounded by its weight, and for all of them together.
+                create_connection=serving.connection,  # type: ignore[arg-type]  # whatever makes one will do
+                max_queue=16,
+                ping_interval=self.ping_every.total_seconds(),
+                ping_timeout=self.pong_within.total_seconds(),
+                close_timeout=1,
+                server_header=None,
+                logger=_QUIET,
+            )
+            try:
+                async with aclosing(serving.gathering.intakes()) as intakes:
+                    yield intakes
+            finally:
+                try:
+                    # Who is told that its records are safe need not send them again.
+                    await serving.gathering.close()
+                    await serving.told()
+                finally:
+                    server.close()
+                    await server.wait_closed()
+
+
+@dataclass(frozen=True)
+class _Who:
+    """A life of a sender."""
+
+    sender: str
+    epoch: int
+    has: int = field(default=1, compare=False)
+    """The first number that it still has."""
+
+
+@dataclass(eq=False, slots=True)
+class _Visit:
+    """A connection: how far its messages have come, are safe, and are said to be."""
+
+    client: Held
+    who: _Who | None
+    last: int
+    safe: int
+    told: int
+    telling: "asyncio.Task[None] | None" = None
+    failed: bool = False
+    """Something was not taken: what comes after it is not safe, either, and the sender has to give both again."""
+
+
+class _Serving:
+    """The connections of one opening, and how far each sender is."""
+
+    def __init__(self, source: WebSocketServer, at: Door, taken: Taken) -> None:
+        self.gathering = Gathering(source.name)
+        self._source, self._door = source, at
+        self._senders = Senders(taken.places)
+        self._holding = Holding()
+        self._connected: dict[_Who, _Visit] = {}
+        self._open = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def connection(self, *of_the_library: Any, **options: Any) -> Held:
+        return Held(self._holding, *of_the_library, **options)
+
+    def answer(self, client: ServerConnection, request: Request) -> Response | None:
+        """Before a connection becomes a WebSocket: None lets it."""
+        try:
+            parts = urlsplit(request.path)
+        except ValueError:
+            return client.respond(HTTPStatus.BAD_REQUEST, "This is no address.\n")
+        if parts.path != self._door.path:
+            return client.respond(HTTPStatus.NOT_FOUND, f"There is only {self._door.path} here.\n")
+        # Either may be there twice.
+        host = request.headers.get_all("Host")
+        if any([origin.partition("://")[2]] != host for origin in request.headers.get_all("Origin")):
+            return client.respond(HTTPStatus.FORBIDDEN, "Pages of other sites may not send here.\n")
+        if self._open >= self._source.connections:
+            return client.respond(HTTPStatus.SERVICE_UNAVAILABLE, "There are too many connections; come back later.\n")
+        try:
+            who = _named(parts.query, self._source.name)
+        except Refused as refused:
+            return client.respond(HTTPStatus.BAD_REQUEST, f"{refused.reason}.\n")
+        if who is None and self._source.named:
+            return client.respond(HTTPStatus.BAD_REQUEST, f"Say who sends: {self._door.path}?sender=NAME&epoch=N.\n")
+        return None
+
+    async def attend(self, client: ServerConnection) -> None:
+        assert isinstance(client, Held)
+        assert client.request is not None
+        who = _named(urlsplit(client.request.path).query, self._source.name)
+        after = self._after(who)
+        visit = _Visit(client, who, after, after, after)
+        self._open += 1
+        client.met()
+        try:
+            if who is not None:
+                if (before := self._connected.get(who)) is not None:
+                    # It lost that connection, and came back before we noticed.
+                    before.client.leave(CloseCode.POLICY_VIOLATION, "another connection of this sender")
+                self._connected[who] = visit
+            with suppress(ConnectionClosed):
+                await client.send(orjson.dumps({"after": after}), text=True)
+                await self._receive(visit)
+        finally:
+            client.over()
+            self._open -= 1
+            if who is not None and self._connected.get(who) is visit:
+                del self._connected[who]
+
+    def _after(self, who: _Who | None) -> int:
+        if who is None:
+            return 0
+        return self._senders.after(who.sender, who.epoch, who.has)
+
+    async def _receive(self, visit: _Visit) -> None:
+        while True:
+            messages, closed = await received(visit.client)
+            if visit.who is not None and self._connected.get(visit.who) is not visit:
+                return
+            too_large = None
+            if closed is not None and closed.sent is not None and closed.sent.code == CloseCode.MESSAGE_TOO_BIG:
+                # It would come again and again: its dead letter stands for it, and the sender goes on behind it.
+                too_large = f"it is larger than the {self._source.max_size} bytes that a message may have"
+            if messages or too_large:
+                try:
+                    safe = await self.gathering.put(self._arrivals(visit, messages, too_large))
+                except Refused as refused:
+                    visit.client.leave(CloseCode.POLICY_VIOLATION, refused.reason)
+                    return
+                except Unavailable as error:
+                    visit.client.leave(CloseCode.TRY_AGAIN_LATER, error.why)
+                    return
+                safe.add_done_callback(partial(self._settled, visit, visit.last))
+                visit.client.taken(len(messages))
+            if closed is not None:
+                return
+
+    def _arrivals(self, visit: _Visit, messages: Sequence[bytes], too_large: str | None) -> list[Arrival]:
+        """Messages under their numbers, and the receipt of one behind them; Refused when they have no numbers."""
+        first, visit.last = visit.last + 1, counted(visit.last, len(messages) + bool(too_large))
+        if (who := visit.who) is None:
+            arrivals = [Arrival(message) for message in messages]
+            return [*arrivals, Arrival(b"", refused=too_large)] if too_large else arrivals
+        sender, epoch, now = who.sender, who.epoch, self._source.clock.now()
+        arrivals = [Arrival(message, Origin(sender, epoch, seq, now)) for seq, message in enumerate(messages, first)]
+        if too_large:
+            arrivals.append(Arrival(b"", Origin(sender, epoch, visit.last, now), refused=too_large))
+        return arrivals
+
+    def _settled(self, visit: _Visit, last: int, safe: "asyncio.Future[None]") -> None:
+        if safe.cancelled() or safe.exception() is not None:
+            visit.failed = True
+            visit.client.leave(CloseCode.TRY_AGAIN_LATER, "the records were not taken")
+            return
+        if visit.failed:
+            return
+        visit.safe = last
+        if (who := visit.who) is not None:
+            self._senders.safe(who.sender, who.epoch, last)
+        if visit.telling is None:
+            visit.telling = asyncio.create_task(self._tell(visit))
+            self._tasks.add(visit.telling)
+            visit.telling.add_done_callback(self._tasks.discard)
+
+    async def _tell(self, visit: _Visit) -> None:
+        """Tell a sender how far it is safe. What becomes safe meanwhile is told together."""
+        try:
+            with suppress(ConnectionClosed):
+                while visit.told < visit.safe:
+                    visit.told = visit.safe
+                    await visit.client.send(orjson.dumps({"safe": visit.told}), text=True)
+        finally:
+            visit.telling = None
+
+    async def told(self) -> None:
+        """Wait until those who can be told have been, for a moment."""
+        # What has become safe just now is about to be told.
+        await asyncio.sleep(0)
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=_LAST_WORDS)
+
+
+def _named(query: str, source: str) -> _Who | None:
+    """Who connects; None where it does not say. Refused when it does not say enough."""
+    given = parse_qs(query, keep_blank_values=True)
+    for parameter in given:
+        if parameter not in ("sender", "epoch", "seq") or len(given[parameter]) > 1:
+            raise Refused("a connection", "The address may tell sender, epoch and seq, each once")
+    if "sender" not in given:
+        return None
+    sender = given["sender"][0]
+    if (why := why_no_sender(sender, source)) is not None:
+        raise Refused("a connection", why[0].upper() + why[1:])
+    epoch, has = (_whole(given.get(name, [default])[0]) for name, default in (("epoch", ""), ("seq", "1")))
+    if epoch is None:
+        why = "Say in which life the sender is, by a number that grows: …&epoch=1700000000"
+        raise Refused("a connection", why)
+    if not has:
+        raise Refused("a connection", "Messages are counted from 1: …&seq=1")
+    return _Who(sender, epoch, has)
+
+
+def _whole(text: str) -> int | None:
+    usual = text.isascii() and text.isdecimal() and len(text) < 20
+    return int(text) if usual and int(text) <= LARGEST else None

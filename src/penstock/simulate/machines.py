@@ -1,0 +1,66 @@
+"""Vending machines in a city: every sale lowers the stock, and a refill brings it back.
+
+A machine is filled twice within 64 of its events, at irregular distances. Its stock is found by going through the
+events since then again: there are a few dozen at most.
+"""
+
+import orjson
+
+from penstock.clock import Micros
+from penstock.simulate.draws import drawn
+from penstock.simulate.grid import BLOCKS, crossing, position
+
+MACHINES = 10
+"""So many belong to each sender, and something happens at them by turns."""
+PRODUCTS = ("water", "cola", "crisps", "chocolate", "nuts", "mints")
+CAPACITY = (12, 10, 8, 8, 5, 5)
+PRICES = (1.5, 2.0, 1.8, 1.6, 2.4, 1.2)
+
+# What a buyer wants, by four bits.
+_WANTED = (0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 5)
+_ROUND = 64
+
+
+class Machines:
+    """Events of machines that the seed makes: where they stand, and what is bought there."""
+
+    def __init__(self, seed: int) -> None:
+        self._places, self._rounds = (drawn(seed, 9, what) for what in range(2))
+
+    def __call__(self, sender: int, number: int, time: Micros) -> bytes:
+        """The event `number` at the machines of `sender`, at `time`."""
+        turn, which = divmod(number - 1, MACHINES)
+        machine = drawn(self._places, sender, which)
+        # Not all are filled at once.
+        past, place = divmod(turn + (machine & 0x3F), _ROUND)
+        event, product, stock = _happening(drawn(self._rounds, machine, past), place)
+        x, y = crossing(machine >> 8)
+        # Somewhere on the way from one crossing to the next.
+        lat, lon = position(min(x, BLOCKS - 1) + (machine >> 24 & 0xFF) / 256, y)
+        return orjson.dumps(
+            {
+                "machine": f"{sender}-{which}",
+                "lat": lat,
+                "lon": lon,
+                "event": event,
+                "product": None if product is None else PRODUCTS[product],
+                "price": PRICES[product] if product is not None and event == "sale" else None,
+                "stock": dict(zip(PRODUCTS, stock, strict=True)),
+                "at": time // 1_000,
+            }
+        )
+
+
+def _happening(bits: int, place: int) -> tuple[str, int | None, list[int]]:
+    """What happens at this place of a round: the event, the product, and the stock afterwards."""
+    second = 24 + bits % 17
+    filled = second if place >= second else 0
+    stock = list(CAPACITY)
+    if place == filled:
+        return "refill", None, stock
+    wishes = sum(drawn(bits, part) << 64 * part for part in range(4))
+    for step in range(filled + 1, place + 1):
+        product = _WANTED[wishes >> 4 * step & 0xF]
+        event = "sale" if stock[product] else "empty"
+        stock[product] -= event == "sale"
+    return event, product, stock

@@ -1,0 +1,123 @@
+"""What senders say when they come: who they are, and what they ask for."""
+
+import json
+from datetime import timedelta
+from functools import partial
+from http import HTTPStatus
+from typing import cast
+from urllib.parse import parse_qsl, urlsplit
+
+from starlette.requests import Request
+from tests.fuzz.target import Given, part, target, tried
+from websockets.asyncio.server import ServerConnection
+from websockets.datastructures import Headers
+from websockets.exceptions import InvalidHeaderValue
+from websockets.http11 import Request as Handshake
+
+from penstock.collect.door import door, why_no_sender
+from penstock.collect.framing import framing
+from penstock.collect.http.asked import Asked
+from penstock.collect.tcp import _who
+from penstock.collect.websocket.messages import LARGEST
+from penstock.collect.websocket_server import WebSocketServer, _named, _Serving
+from penstock.contracts import Taken
+from penstock.errors import Refused
+from penstock.record import Origin
+from penstock.serve.problems import Problem
+
+_ADDRESS = "listen+ws://127.0.0.1:8765/in"
+_WORDS = ("sender", "epoch", "seq", "a")
+
+
+@target(
+    b'\0{"sender": "a", "epoch": 1}\n',
+    b'\0{"sender": "a", "epoch": true, "seq": 1}\n',
+    b'\0{"sender": "a", "epoch": 9223372036854775808, "seq": 9223372036854775807}\n',
+    b'\x01\0\0\0\x26{"sender": "a", "epoch": 1, "seq": 12}  ',
+    b"\x02\x08\x03\0\x04\x03\x01\x02\x01\x02\x02\x03",
+)
+def hello(data: bytes) -> None:
+    """Who says who it is, and nothing else, is met; all others are refused."""
+    given = Given(data)
+    kind = given.byte() % 3
+    text = given.json(_WORDS, 2) + b"\n" if kind == 2 else given.rest()
+    for found in framing("length" if kind == 1 else "lines", 4_096).push(text)[:1]:
+        met = tried(partial(_who, found, "rsvps"), Refused)
+        if not isinstance(met, Refused):
+            (sender, epoch), has = met
+            assert (type(epoch), type(has)) == (int, int)
+            assert found[2] is None
+            assert {"seq": 1, **json.loads(found[0])} == {"sender": sender, "epoch": epoch, "seq": has}
+            assert why_no_sender(sender, "rsvps") is None
+            assert Origin.of(Origin(sender, epoch, has, 0).headers()) is not None
+
+
+@target(
+    b"sender=a&epoch=1&seq=2",
+    b"sender=%C3%A4+b&epoch=17",
+    b"epoch=1",
+    b"sender=a&sender=b&epoch=1",
+    b"sender=a&epoch=9223372036854775808",
+)
+def query(data: bytes) -> None:
+    who = tried(lambda: _named(data.decode("latin-1"), "rsvps"), Refused)
+    if who is not None and not isinstance(who, Refused):
+        assert why_no_sender(who.sender, "rsvps") is None
+        assert 0 <= who.epoch < LARGEST
+        assert 1 <= who.has < LARGEST
+        assert Origin.of(Origin(who.sender, who.epoch, who.has, 0).headers()) is not None
+
+
+class _Client:
+    def respond(self, status: HTTPStatus, text: str) -> HTTPStatus:
+        assert text.endswith("\n")
+        return status
+
+
+@target(
+    part(b"/in?sender=a&epoch=1&seq=2") + b"\x02\0" + part(b"http://a:8") + b"\x01" + part(b"a:8"),
+    part(b"//[::1") + b"\0",
+    part(b"/in?sender=a&epoch=1") + b"\x02\0" + part(b"http://a") + b"\0" + part(b"http://b"),
+)
+def handshake(data: bytes) -> None:
+    """Whoever asks for a WebSocket gets one, or hears what is wrong with the question: never that something is here."""
+    given = Given(data)
+    path = given.some().decode("latin-1")
+    names = ("Origin", "Host", "Upgrade")
+    told = [(given.among(names), given.some().decode("latin-1")) for _ in range(given.byte() % 5)]
+    headers = tried(lambda: Headers(told), InvalidHeaderValue)
+    if isinstance(headers, InvalidHeaderValue):
+        # The library does not let it through.
+        return
+    serving = _Serving(WebSocketServer(_ADDRESS, "rsvps"), door(_ADDRESS, "rsvps"), Taken())
+    answer = cast(HTTPStatus | None, serving.answer(cast(ServerConnection, _Client()), Handshake(path, headers)))
+    if answer is None:
+        assert _named(urlsplit(path).query, "rsvps") is not None
+        assert len(headers.get_all("Origin")) == 0 or len(headers.get_all("Host")) == 1
+    else:
+        assert 400 <= answer < 500
+
+
+@target(
+    part(b"lines&sender=a&epoch=1&seq=2"),
+    part(b"lines&lines"),
+    part(b"answer=10s&oneway") + b"\x01\0" + part(b"a/1/2"),
+    part(b"answer=2h") + b"\x02\0" + part(b'"a/1/2"') + b"\x01" + part(b"application/x-ndjson"),
+)
+def asked(data: bytes) -> None:
+    """What stands behind the question mark is understood, or the client hears what is wrong with it."""
+    given = Given(data)
+    address = given.some()
+    headers = [(given.among((b"idempotency-key", b"content-type")), given.some()) for _ in range(given.byte() % 4)]
+    request = Request({"type": "http", "method": "POST", "path": "/in", "query_string": address, "headers": headers})
+    found = tried(lambda: Asked.of(request, "rsvps", "rsvps.http", timedelta(seconds=60)), Problem)
+    if isinstance(found, Problem):
+        assert 400 <= found.status < 500
+        str(found).encode()
+        return
+    names = [name for name, _ in parse_qsl(address.decode("latin-1"), keep_blank_values=True)]
+    assert len(names) == len(set(names))
+    assert found.answer is None or 0 <= found.answer <= 60
+    if (whose := found.whose) is not None:
+        assert why_no_sender(whose.sender, "rsvps") is None
+        assert Origin.of(Origin(whose.sender, whose.epoch, whose.seq, 0).headers()) is not None

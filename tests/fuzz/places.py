@@ -1,0 +1,156 @@
+"""Where a collector goes on: cursors, bookmarks and origins, whoever has written them."""
+
+import re
+
+import httpx
+from tests.fuzz.target import Given, raw, target, tried
+
+from penstock.collect.bookmarks import Bookmark
+from penstock.collect.cursors import CHECKSUM, CURSOR, Mark, Trail, cursor_of, mark_in, remembered
+from penstock.collect.files.progress import File, Progress, Sight, tail
+from penstock.collect.polling.paging import Spot
+from penstock.collect.sse import last_id
+from penstock.collect.websocket import with_parameter
+from penstock.collect.websocket.messages import Reading, place_of
+from penstock.contracts import Arrival
+from penstock.errors import Misconfigured, Refused
+from penstock.record import Origin
+
+_VALUE = re.compile(rb"[\x21-\xff]([\x20-\xff]*[\x21-\xff])?")
+
+
+@target(
+    b"41#0",
+    b"%00#1",
+    b"1725911162329308/0",
+    b'{"cursor":"a","index":3,"crc":7,"etag":"\\"x\\""}',
+    b'{"done":[1,"a"],"life":0,"files":[["a",1,0,null,"",7]]}',
+    b"\xed\xa0\x80#0",
+    b"\xff",
+    b"9" * 20,
+)
+def cursors(data: bytes) -> None:
+    """Whatever lies in the header of a record, each source goes on somewhere, or says that it is not its own."""
+    headers = [("other", b"\xff"), (CURSOR, data), (CHECKSUM, data)]
+    cursor = cursor_of(headers)
+    assert (mark_in(headers, b"a") or (None,))[0] == cursor
+    after = last_id(cursor)
+    assert after is None or _VALUE.fullmatch(after)
+    spot = Spot.of(cursor)
+    assert Spot.of(spot.text()).text() == spot.text()
+    assert 0 <= spot.left([0, 7]) <= 2
+    if spot.cursor is not None:
+        httpx.URL("http://127.0.0.1/a").copy_merge_params({"cursor": spot.cursor})
+    with_parameter("ws://127.0.0.1", "cursor", place_of(cursor)).encode("ascii")
+    (said,) = Reading(None, "time", cursor, (), ())(b"{}")
+    assert isinstance(said, Arrival)
+    assert said.cursor is not None
+    assert place_of(said.cursor) == place_of(cursor)
+    _progress(cursor)
+    trail = Trail()
+    if cursor is not None:
+        trail.add([Mark(cursor, 1)])
+        again = Bookmark.of(Bookmark(trail=trail).record("rsvps").value or b"").trail
+        assert (again.cursor, again.recent) == (_joined(cursor), {_joined(remembered(cursor)): 1})
+
+
+def _joined(text: str) -> str:
+    """Two halves of a pair that follow each other become one sign: no text that means something has them."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
+
+
+def _progress(cursor: str | None) -> Progress | None:
+    found = tried(lambda: Progress("files", cursor, 1.0), Misconfigured)
+    return None if isinstance(found, Misconfigured) else found
+
+
+@target(
+    b"\x05\x07" + raw(b'{"done":[1,"a"],"life":0,"files":[["a",1,0,null,"",7],["b",2,1,5,"skip",9]]}'),
+    b"\x05\x07" + raw(b'{"done":null,"life":3,"files":[]}'),
+    b"\x03\x01\x08\x03\0\x01\0\x01\x02\0\x02\x07\x01\x07\x06\x04\x04\x02\x01\x02\0\x02\x01\x06\x01x\x02\x03",
+)
+def progress(data: bytes) -> None:
+    """What a cursor tells of files is told again by the next, but for the file that was read on."""
+    given = Given(data)
+    check, place = given.byte(), given.byte()
+    found = _progress(given.json(("done", "life", "files", "a", "skip", "bad")).decode(errors="replace"))
+    if found is None:
+        return
+    for inode, file in found.files.items():
+        assert file.offset >= 0
+        assert "/" not in file.name
+        assert "\0" not in file.name
+        assert file.sight.inode == inode
+    now = 1e9
+    sights = [Sight(file.name, inode, 1, 1, file.offset + 1) for inode, file in found.files.items()]
+    sights.append(Sight("new", 12345, 2, 2, 5))
+    news = found.meet(sights, now, lambda sight, file: True)
+    for file in news[:5]:
+        told = {
+            inode: _state(one) for inode, one in found.files.items() if (one.offset or one.flag) and not one.forgotten
+        }
+        cursor = found.begin(file, now) + tail(check, "", place)
+        again = Progress("files", cursor, 1.0)
+        told[file.sight.inode] = file.name, file.life, place, check, ""
+        listed = {inode: _state(one) for inode, one in again.files.items()}
+        # One that was not read yet may be listed, too.
+        assert told.items() <= listed.items()
+        assert all(listed[inode][2] == 0 and not listed[inode][4] for inode in listed.keys() - told.keys())
+        found.end(file)
+
+
+def _state(file: File) -> tuple[object, ...]:
+    return file.name, file.life, file.offset, file.check, file.flag
+
+
+@target(
+    raw(b'{"runs": {"a": {"1": [[1, 5], [7, 7]]}}, "positions": {"a": {"0": 5}}, "incarnation": 3, "heard": null}'),
+    raw(b'{"runs":{},"positions":{},"incarnation":3,"heard":7,"last":5,"duplicates":2,"cursor":"a","recent":{"a":1}}'),
+    b"\x08\x04\0\x08\x01\x05\x08\x01\x06\x07\x02\x07\x02\x02\x01\x02\x01\x01\x08\0\x02\x02\x01\x03\x01\0",
+)
+def bookmarks(data: bytes) -> None:
+    """A bookmark is read as what it says, or refused."""
+    words = ("runs", "positions", "incarnation", "heard", "duplicates", "last", "cursor", "recent", "beyond", "a", "1")
+    found = tried(lambda: Bookmark.of(Given(data).json(words, 6)), Refused)
+    if isinstance(found, Refused):
+        return
+    again = Bookmark.of(found.record("rsvps").value or b"")
+    assert _runs(again) == _runs(found)
+    assert (again.positions, again.incarnation, again.heard) == (found.positions, found.incarnation, found.heard)
+    assert (again.duplicates, again.last, again.trail) == (found.duplicates, found.last, found.trail)
+    for sender, (epoch, seq) in found.numbers.places().items():
+        assert Origin.of(Origin(sender, epoch, seq, 0).headers()) is not None
+    assert Origin.of(Origin("rsvps", found.incarnation, 1, found.heard or 0).headers()) is not None
+
+
+def _runs(bookmark: Bookmark) -> list[tuple[str, int, list[tuple[int, int]]]]:
+    return [(sender, epoch, list(iter(runs))) for sender, epoch, runs in bookmark.numbers]
+
+
+@target(
+    b"\x04\x00\x01\x01a\x01\x01\x0205\x02\x01\x02+7\x03\x01\x010",
+    b"\x04\x00\x01\x01a\x01\x01\x015\x02\x01\x0217\x03\x01\x010",
+    b"\x01\x00\x01\x00",
+    b"\x02\x00\x00\x00\x02\x01b",
+)
+def origins(data: bytes) -> None:
+    """Headers tell an origin that can be told again, or none, or contradict themselves."""
+    given = Given(data)
+    names = ("sender", "epoch", "seq", "time", "cursor")
+    headers = list[tuple[str, bytes | str | None]]()
+    for _ in range(given.byte() % 8):
+        name, kind, value = given.among(names), given.byte() % 3, given.some()
+        headers.append((name, None if kind == 0 else value if kind == 1 else value.decode(errors="replace")))
+    found = tried(lambda: Origin.of(headers), Refused)
+    assert Origin.read(headers) == (None if isinstance(found, Refused) else found)
+    if isinstance(found, Refused):
+        return
+    if found is None:
+        assert not {name for name, _ in headers} - {"cursor"}
+        return
+    assert Origin.of(found.headers()) == found
+    assert dict(found.headers()) == {name: _bytes(value) for name, value in headers if name != "cursor"}
+
+
+def _bytes(value: bytes | str | None) -> bytes:
+    return value.encode() if isinstance(value, str) else value or b""

@@ -1,0 +1,43 @@
+"""A collector as a program of its own, for tests that measure it.
+
+`collecting.py FOLDER SERVERS CHANNEL URL`: it says its figures on standard output, five times a second, as JSON lines.
+"""
+
+import asyncio
+import json
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from penstock.channels.files import Files
+from penstock.channels.kafka import Kafka
+from penstock.collect.pump import Pump
+from penstock.collect.spooling import Spool
+from penstock.collect.ways import source_at
+
+
+async def collect(folder: Path, servers: str, channel: str, url: str) -> None:
+    pump = Pump(
+        source_at(url, "feed"),
+        channel,
+        Kafka(servers),
+        heartbeats=f"{channel}.beats",
+        bookmarks=f"{channel}.marks",
+        spool=Spool(Files(folder), channel),
+    )
+    running = asyncio.create_task(pump.run(asyncio.Event()))
+    while not running.done():
+        sys.stdout.write(f"{json.dumps(pump.figures(), default=str)}\n")
+        sys.stdout.flush()
+        await asyncio.wait((running,), timeout=0.2)
+    await running
+    sys.stdout.write(f"{json.dumps(pump.figures(), default=str)}\n")
+
+
+def main(folder: str, servers: str, channel: str, url: str) -> None:
+    with suppress(KeyboardInterrupt):
+        asyncio.run(collect(Path(folder), servers, channel, url))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
