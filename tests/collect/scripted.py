@@ -60,12 +60,16 @@ async def listening(attend: Callable[..., Any]) -> AsyncIterator[int]:
 
 
 class Events:
-    """A server that keeps all events that it gives, and goes on behind an id. Every third one has one."""
+    """A server that keeps all events that it gives, and goes on behind an id.
+
+    Every third one has one, from the first on: what comes before all ids would come again after each crash.
+    """
 
     def __init__(self) -> None:
         self.kept: list[bytes] = []
         self.writers: set[asyncio.StreamWriter] = set()
         self.sent = 0
+        """How far the last connection is."""
 
     async def give(self, payloads: Sequence[bytes]) -> None:
         self.kept += payloads
@@ -78,13 +82,13 @@ class Events:
         self.writers.add(writer)
         gone: asyncio.Future[bytes] | None = None
         try:
-            self.sent = int((await head(reader)).get("last-event-id", "0"))
+            sent = int((await head(reader)).get("last-event-id", "0"))
             writer.write(STREAM)
             gone = asyncio.ensure_future(reader.read())
             while not gone.done():
-                for payload in self.kept[self.sent :]:
-                    self.sent += 1
-                    writer.write(b"id: %d\n" % self.sent if self.sent % 3 == 0 else b"")
+                for payload in self.kept[sent:]:
+                    sent = self.sent = sent + 1
+                    writer.write(b"id: %d\n" % sent if sent % 3 == 1 else b"")
                     writer.write(b"data: " + payload + b"\r\n\r\n")
                     await writer.drain()
                 await asyncio.wait([gone], timeout=0.005)

@@ -83,7 +83,7 @@ class KilledContract:
             await victim.until_all(given)
         found = victim.found()
         if guarantee is Guarantee.EXACTLY_ONCE:
-            assert found == Counter(given)
+            assert found == Counter(given), f"{victim.twice()} {(folder / 'log').read_text(errors='replace')[-2_000:]}"
         else:
             assert set(found) == set(given)
 
@@ -128,12 +128,21 @@ class Victim:
 
     def found(self, waiting: bool = True) -> "Counter[bytes]":
         """How often each payload is safe: in the channel, or on disk on its way there. Known by its number, once."""
+        return Counter(self._once(waiting).values())
+
+    def twice(self) -> dict[bytes, list[tuple[str, int, int] | None]]:
+        """The payloads that have more than one number, with all of these."""
+        numbers: dict[bytes, list[tuple[str, int, int] | None]] = {}
+        for number, value in self._once(waiting=True).items():
+            numbers.setdefault(value, []).append(number)
+        return {value: found for value, found in numbers.items() if len(found) > 1}
+
+    def _once(self, waiting: bool) -> dict[tuple[str, int, int] | None, bytes]:
         channels, spool = _channels(self.folder), _spool(self.folder)
         records = [(Origin.read(entry.headers), entry.value or b"") for entry in held(channels, "into")]
         if waiting:
             records += [(record.origin, record.value or b"") for name, record in spool.waiting() if name == "into"]
-        once = {(origin.sender, origin.epoch, origin.seq) if origin else None: value for origin, value in records}
-        return Counter(once.values())
+        return {(origin.sender, origin.epoch, origin.seq) if origin else None: value for origin, value in records}
 
 
 def _spawned(command: Sequence[str], told: bytes, log: IO[bytes]) -> "subprocess.Popen[bytes]":
