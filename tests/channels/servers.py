@@ -1,6 +1,10 @@
 """A broker for the tests of channels: they kill it."""
 
+import os
+import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -38,6 +42,16 @@ class KafkaServer:
         if self._process:
             self._process.end()
             self._process = None
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """It answers nobody, and knows nothing of it."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.killpg(self._process.pid, signal.SIGCONT)
 
     def restart(self) -> None:
         self.kill()

@@ -18,6 +18,7 @@ from penstock.clock import Micros
 from penstock.collect.cursors import Finding, Trail, mark_in
 from penstock.collect.numbers import Numbers
 from penstock.collect.sorting import shed_by
+from penstock.collect.sought import Sought
 from penstock.contracts import Channels, Positions
 from penstock.errors import Refused
 from penstock.record import Origin, Record
@@ -136,11 +137,13 @@ def recover(
     watched: Sequence[str],
     waiting: Iterable[tuple[str, Record]] = (),
     heartbeats: str | None = None,
+    sought: Sought | None = None,
 ) -> Bookmark:
     """The last bookmark of the source, brought up to the end of the channels that it fills. It blocks.
 
     `waiting` are records that are safe elsewhere, on their way into channels. `heartbeats`: the channel that tells
     which numbers were dropped on purpose before the first of these channels. They lie nowhere, and are no gap.
+    `sought` is told what the channels hold beyond the bookmark.
 
     A bookmark that cannot be read, or that claims more than a channel holds (it was made anew, or lost its end), is not
     believed: then the whole channels are read.
@@ -156,6 +159,8 @@ def recover(
         for entry in held(channels, channel, bookmark.positions.get(channel), bounds[channel]):
             origin = Origin.read(entry.headers)
             bookmark.add(source, origin)
+            if origin is not None and sought is not None:
+                sought.see(channel, origin)
             if origin is not None and origin.sender == source:
                 finding.add(origin.epoch, origin.seq, mark_in(entry.headers, entry.value))
     if heartbeats is not None:

@@ -13,10 +13,11 @@ from penstock.collect.crossing import Crossing, Names
 from penstock.collect.numbering import Numbering, nobody
 from penstock.collect.reconnecting import backoff, reconnecting
 from penstock.collect.sorting import Sorting, notice
+from penstock.collect.sought import Sought
 from penstock.collect.spooling import Spool, Spooling
 from penstock.contracts import Arrival, Channels, Intake, Positions, Sender, Source, Taken
 from penstock.errors import Unavailable
-from penstock.record import Heartbeat
+from penstock.record import Heartbeat, Record
 
 log = logging.getLogger(__name__)
 
@@ -109,14 +110,14 @@ class Pump:
 
         To cancel it is to crash it: nothing is finished, and the next run finds out.
         """
-        safe = await asyncio.to_thread(self._recover)
+        safe, sought = await asyncio.to_thread(self._recover)
         self._marked, self._done = (None, 0), False
         numbering = Numbering(self._source.name, safe.incarnation)
         seen, known = safe.numbers.copy(), safe.trail.known()
         sorting = Sorting(self._names.into, numbering, seen, self._key, self._limit, known, self._others)
         source = reconnecting(self._source, self._clock, safe.heard, self._watch, self._delays)
         taken = Taken(safe.numbers.places(), safe.trail.cursor, safe.numbers.highest())
-        async with self._sender() as sender, source.open(taken) as intakes:
+        async with self._sender(sought) as sender, source.open(taken) as intakes:
             crossing = self._crossing = Crossing(sender, self._names, safe)
             try:
                 async with asyncio.TaskGroup() as tasks:
@@ -148,23 +149,23 @@ class Pump:
                 self._trouble = self._trouble or Unavailable(self._source.name, "the pump does not run")
 
     @asynccontextmanager
-    async def _sender(self) -> AsyncIterator[Sender]:
+    async def _sender(self, sought: Sought) -> AsyncIterator[Sender]:
         async with AsyncExitStack() as stack:
             sender: Sender = await stack.enter_async_context(self._channels.sender())
             if self._spool is not None:
-                sender = self._spooling = await stack.enter_async_context(self._spool.over(sender))
+                sender = self._spooling = await stack.enter_async_context(self._spool.over(sender, sought.found))
             yield sender
 
-    def _recover(self) -> Bookmark:
-        names = self._names
-        waiting = self._spool.waiting() if self._spool is not None else ()
-        watched = (names.into, names.dead)
-        safe = recover(self._channels, names.bookmarks, self._source.name, watched, waiting, names.heartbeats)
+    def _recover(self) -> tuple[Bookmark, Sought]:
+        names, watched = self._names, (self._names.into, self._names.dead)
+        waiting = self._spool.waiting if self._spool is not None else list[tuple[str, Record]]
+        sought = Sought(waiting())
+        safe = recover(self._channels, names.bookmarks, self._source.name, watched, waiting(), names.heartbeats, sought)
         # Seconds, so that a life's number tells when it began; one more, so that no two lives share it. What a former
         # run of this very pump has sent may not be there yet.
         self._life = max(safe.incarnation + 1, self._life + 1, self._clock.now() // 1_000_000)
         safe.incarnation, safe.last = self._life, 0
-        return safe
+        return safe, sought
 
     def _watch(self, trouble: Unavailable | None) -> None:
         self._trouble = trouble

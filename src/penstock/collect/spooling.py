@@ -1,8 +1,9 @@
 """The spool: while a channel is away, its records wait in a log on disk, and go on into it in their order.
 
 A record is safe as soon as that log holds it, synced; so the outside is acknowledged, and need not wait for the
-channel. What was on its way when the channel went away lies in both, perhaps: readers know an origin that they have
-seen.
+channel. What was on its way when the channel fell silent lies in both, perhaps. So it is not sent again before it is
+known what became of it; and another life is told what the channel holds. Only where a channel fails without a word on
+what it took, a record comes twice: readers know an origin that they have seen.
 """
 
 import asyncio
@@ -10,9 +11,10 @@ import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Protocol
+from typing import NamedTuple, Protocol
+from uuid import uuid4
 
 from penstock.audit.held import held
 from penstock.collect.reconnecting import backoff
@@ -24,7 +26,7 @@ log = logging.getLogger(__name__)
 
 PATIENCE = 2.5
 """Seconds that a channel may take for records before these go to disk. Not less: a broker on a busy machine pauses for
-one, and what is on its way then is there twice. Not more: whoever stops a pump waits for three."""
+one. Not more: whoever stops a pump waits for three."""
 MOST_BYTES = 1 << 30
 LEFT_FREE = 64 << 20
 _LOOK_AGAIN = 0.5
@@ -33,8 +35,18 @@ _LOOK = 0.05
 _GROUP = "spool"
 _FOR = "penstock-for"
 """The header that tells which channel an entry is for."""
+_FLIGHT = "penstock-flight"
+"""The header of an entry whose record was on its way into the channel already: in which life, and which call it was."""
 _FRAME = 64
 """About what a record takes on disk beside its key and its value."""
+
+
+There = Callable[[str, Origin], bool]
+"""Whether a channel holds a record of this origin, as far as that is known."""
+
+
+def _nothing(channel: str, origin: Origin) -> bool:
+    return False
 
 
 class Disk(Channels, Protocol):
@@ -65,23 +77,24 @@ class Spool:
         """The records that wait, each with the channel that it is for. It blocks."""
         if self.name in self.disk.names():
             for entry in held(self.disk, self.name, self.drained()):
-                yield _unpacked(entry)
+                waits = _unpacked(entry)
+                yield waits.channel, waits.record
 
     @asynccontextmanager
-    async def over(self, sender: Sender) -> AsyncIterator["Spooling"]:
-        """The sender, with this spool behind it. What waited from an earlier life goes first.
+    async def over(self, sender: Sender, there: There = _nothing) -> AsyncIterator["Spooling"]:
+        """The sender, with this spool behind it. What waited from an earlier life goes first, but for what is `there`.
 
         Misconfigured when another has it open.
         """
         await asyncio.to_thread(self.disk.ensure, [Topic(self.name)])
         with self.disk.hold(self.name):
-            async with self._open(sender) as spooling:
+            async with self._open(sender, there) as spooling:
                 yield spooling
 
     @asynccontextmanager
-    async def _open(self, sender: Sender) -> AsyncIterator["Spooling"]:
+    async def _open(self, sender: Sender, there: There) -> AsyncIterator["Spooling"]:
         async with self.disk.sender() as disk:
-            spooling = Spooling(sender, self, disk, await asyncio.to_thread(self._depth))
+            spooling = Spooling(sender, self, disk, await asyncio.to_thread(self._depth), there)
             draining = asyncio.create_task(spooling.drain())
             try:
                 yield spooling
@@ -131,7 +144,11 @@ class _Flight:
     records: Sequence[Record]
     safe: "asyncio.Future[None]"
     began: float
-    task: "asyncio.Task[None] | None" = field(default=None)
+    straight: "asyncio.Task[None] | None" = None
+    """The call to the channel."""
+    storing: "asyncio.Task[None] | None" = None
+    landed: bool = False
+    """Whether the channel has said that it holds them."""
 
 
 class Spooling:
@@ -141,12 +158,15 @@ class Spooling:
     `send` waits, as it would for the channel.
     """
 
-    def __init__(self, sender: Sender, spool: Spool, disk: Sender, waits: Depth) -> None:
+    def __init__(self, sender: Sender, spool: Spool, disk: Sender, waits: Depth, there: There) -> None:
         self.depth = waits
         """What waits on disk, or for room there."""
-        self._sender, self._spool, self._disk = sender, spool, disk
+        self._sender, self._spool, self._disk, self._there = sender, spool, disk, there
         self._stored = waits.bytes
         self._flights: dict[_Flight, None] = {}
+        self._kept: dict[bytes, _Flight] = {}
+        """Those that go to disk and are still on their way into the channel, by what their entries say."""
+        self._life = uuid4().hex
         self._diverted = bool(waits.records)
         self._freed, self._filled, self._through = asyncio.Event(), asyncio.Event(), asyncio.Event()
         (self._filled if self._diverted else self._through).set()
@@ -178,24 +198,34 @@ class Spooling:
         loop = asyncio.get_running_loop()
         flight = _Flight(channel, records, loop.create_future(), loop.time())
         self._flights[flight] = None
-        if not self._diverted and self._watching is None:
-            self._watching = loop.call_later(self._spool.patience, self._watch)
-        flight.task = self._to_disk(flight) if self._diverted else asyncio.create_task(self._straight(flight))
+        if self._diverted:
+            self._to_disk(flight)
+        else:
+            flight.straight = asyncio.create_task(self._straight(flight))
+            if self._watching is None:
+                self._watching = loop.call_later(self._spool.patience, self._watch)
         try:
             await flight.safe
         finally:
             self._flights.pop(flight, None)
-            if not flight.task.done():
-                flight.task.cancel()
+            # A call to the channel goes on where it is kept: whoever empties the disk wants to know what became of it.
+            ending = flight.straight if flight.storing is None else flight.storing
+            if ending is not None:
+                ending.cancel()
 
     async def _straight(self, flight: _Flight) -> None:
         try:
             await self._sender.send(flight.channel, flight.records)
         except Unavailable as error:
+            # Nothing may overtake it now.
+            for other in (*self._flights, *self._kept.values()):
+                if other is not flight and other.straight is not None:
+                    other.straight.cancel()
             self._divert_from(flight.channel, str(error))
         except Exception as error:  # noqa: BLE001 - whoever waits is told
             _told(flight, error)
         else:
+            flight.landed = True
             self._moved = asyncio.get_running_loop().time()
             _told(flight, None)
 
@@ -223,24 +253,27 @@ class Spooling:
     def close(self) -> None:
         if self._watching is not None:
             self._watching.cancel()
+        for flight in self._kept.values():
+            if flight.straight is not None:
+                flight.straight.cancel()
 
     def _divert(self) -> None:
         """All that is on its way goes to disk, in its order, and all that follows goes behind it."""
         self._diverted = True
         self._through.clear()
-        for flight in self._flights:
+        for number, flight in enumerate(self._flights):
             if not flight.safe.done():
-                before, flight.task = flight.task, self._to_disk(flight)
-                if before is not None and before is not asyncio.current_task():
-                    before.cancel()
+                tag = f"{self._life}.{number}".encode()
+                self._kept[tag] = flight
+                self._to_disk(flight, tag)
 
-    def _to_disk(self, flight: _Flight) -> "asyncio.Task[None]":
+    def _to_disk(self, flight: _Flight, tag: bytes | None = None) -> None:
         # From this moment on it waits: until it is in the channel, nothing may go there straight.
         self.depth.add(flight.records)
         self._filled.set()
-        return asyncio.create_task(self._store(flight))
+        flight.storing = asyncio.create_task(self._store(flight, tag))
 
-    async def _store(self, flight: _Flight) -> None:
+    async def _store(self, flight: _Flight, tag: bytes | None) -> None:
         size, storing = _size(flight.records), None
         try:
             # In the order in which they came, also those that wait for room.
@@ -251,7 +284,7 @@ class Spooling:
                         # Others may make room on the disk, and nobody tells.
                         await asyncio.wait_for(self._freed.wait(), _LOOK_AGAIN)
                 self._stored += size
-                packed = [_packed(flight.channel, record) for record in flight.records]
+                packed = [_packed(flight.channel, record, tag) for record in flight.records]
                 storing = asyncio.ensure_future(self._disk.send(self._spool.name, packed))
                 # Now it is in line there.
                 await asyncio.sleep(0)
@@ -282,20 +315,17 @@ class Spooling:
             raise
 
     async def _drain(self) -> None:
-        spool, delays = self._spool, backoff()
+        spool = self._spool
         start = await asyncio.to_thread(spool.drained)
         with spool.disk.reader({spool.name: start}) as reader:
             while self.depth.records:
                 entries = await asyncio.to_thread(reader.read, _BATCH, _LOOK)
-                for channel, some in groupby(map(_unpacked, entries), key=lambda one: one[0]):
-                    records = [record for _, record in some]
-                    while True:
-                        try:
-                            await self._sender.send(channel, records)
-                            break
-                        except Unavailable:
-                            await asyncio.sleep(next(delays))
-                    delays = backoff()
+                for (channel, tag), some in groupby(map(_unpacked, entries), key=lambda one: (one.channel, one.tag)):
+                    records = [waits.record for waits in some]
+                    if not await self._landed(tag):
+                        await self._bring(
+                            channel, [record for record in records if not self._is_there(channel, record)]
+                        )
                     self.depth.take(records)
                     self._stored -= _size(records)
                     self._freed.set()
@@ -303,9 +333,31 @@ class Spooling:
                     await asyncio.to_thread(spool.done, reader.positions(spool.name))
         # Nothing is awaited between the last look and this: nobody can have put something in line.
         self._filled.clear()
+        self._kept.clear()
         self._diverted = False
         self._through.set()
         log.info("%s: nothing waits on disk", spool.name)
+
+    async def _landed(self, tag: bytes | None) -> bool:
+        """Whether the call that these records were in has brought them into the channel."""
+        if tag is None or (flight := self._kept.get(tag)) is None:
+            return False
+        if flight.straight is not None:
+            # While the channel is away it takes as long as any other would.
+            await asyncio.wait([flight.straight])
+        return flight.landed
+
+    def _is_there(self, channel: str, record: Record) -> bool:
+        return record.origin is not None and self._there(channel, record.origin)
+
+    async def _bring(self, channel: str, records: Sequence[Record]) -> None:
+        delays = backoff()
+        while True:
+            try:
+                await self._sender.send(channel, records)
+                break
+            except Unavailable:
+                await asyncio.sleep(next(delays))
 
 
 def _told(flight: _Flight, error: Exception | None) -> None:
@@ -316,16 +368,23 @@ def _told(flight: _Flight, error: Exception | None) -> None:
             flight.safe.set_exception(error)
 
 
-def _packed(channel: str, record: Record) -> Record:
-    return Record(record.value, record.origin, record.key, [*record.extra, (_FOR, channel.encode())])
+class _Waits(NamedTuple):
+    channel: str
+    record: Record
+    tag: bytes | None
 
 
-def _unpacked(entry: Entry) -> tuple[str, Record]:
-    channel = next(value.decode() for name, value in entry.headers if name == _FOR)
-    headers = [(name, value) for name, value in entry.headers if name != _FOR]
+def _packed(channel: str, record: Record, tag: bytes | None) -> Record:
+    told = [(_FOR, channel.encode()), *([(_FLIGHT, tag)] if tag is not None else [])]
+    return Record(record.value, record.origin, record.key, [*record.extra, *told])
+
+
+def _unpacked(entry: Entry) -> _Waits:
+    told = {name: value for name, value in entry.headers if name in (_FOR, _FLIGHT)}
+    headers = [(name, value) for name, value in entry.headers if name not in told]
     origin = Origin.read(headers)
     extra = [one for one in headers if one not in origin.headers()] if origin else headers
-    return channel, Record(entry.value, origin, entry.key, extra)
+    return _Waits(told[_FOR].decode(), Record(entry.value, origin, entry.key, extra), told.get(_FLIGHT))
 
 
 def _size(records: Sequence[Record]) -> int:

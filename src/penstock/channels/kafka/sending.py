@@ -110,7 +110,10 @@ class _Outlet:
             self.producer.poll(0.05)
 
     def close(self) -> None:
-        self.producer.flush(5)
+        if self.producer.flush(5):
+            # Nobody waits for them any more. Whoever sends them again would have them twice, if these still came.
+            self.producer.purge()
+            self.producer.flush(1)
         self._closing.set()
         self._poll.join()
 
