@@ -177,8 +177,8 @@ class Sender(Protocol):
         """Append in order; return once they are safe, as the binder promises it.
 
         A call that raises may have appended some. Sending again is safe: readers know an origin that they have seen.
-        Waits, or raises Unavailable, while the other side is away; Refused when it will never take one of them, such as
-        a huge one.
+        Waits, or raises Unavailable, while the other side is away, and ends once it is back; Refused when it will never
+        take one of them, such as a huge one.
         A sender takes no more than it can hold: when the other side is slow, this call is.
         """
 
