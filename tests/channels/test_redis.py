@@ -16,9 +16,9 @@ from tests.servers import RedisServer
 
 from penstock.channels.dealing import Standing
 from penstock.channels.redis import RedisChannels, at
-from penstock.channels.redis.client import Address, Server, written
+from penstock.channels.redis.client import Address, Arguments, Server, written
 from penstock.channels.redis.packing import LIMIT, pack, place_of, unpack
-from penstock.channels.redis.sending import Courier, Delivery, parcels
+from penstock.channels.redis.sending import Courier, Delivery, RedisSender, parcels
 from penstock.clock import duration
 from penstock.contracts import Entry, Place, Topic
 from penstock.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
@@ -344,6 +344,35 @@ async def test_a_server_that_stands_still_slows_the_sender_and_memory_stays_flat
             assert not sending.done()
         await asyncio.gather(sending, behind)
     assert values(everything(channels, "a")) == list(range(4_001))
+
+
+async def test_what_waits_behind_a_batch_that_failed_does_not_overtake_it(
+    channels: RedisChannels, shared_redis: RedisServer, fresh: Fresh
+) -> None:
+    name, going, go_on = fresh("overtaken"), threading.Event(), threading.Event()
+    channels.ensure([Topic(name, 1)])
+
+    class HangsUpOnce(Server):
+        def run(self, calls: Sequence[tuple[Sequence[str], Arguments]]) -> list[object]:
+            if not going.is_set():
+                going.set()
+                go_on.wait(20)
+                raise Unavailable(self.who, "it hung up")
+            return super().run(calls)
+
+    sender = RedisSender(HangsUpOnce(Address(shared_redis.url)))
+    try:
+        first = asyncio.create_task(sender.send(name, numbered(1)))
+        await asyncio.to_thread(going.wait, 20)
+        behind = [asyncio.create_task(sender.send(name, numbered(1, first=n))) for n in (2, 3)]
+        await asyncio.sleep(0.05)
+        go_on.set()
+        told = await asyncio.gather(first, *behind, return_exceptions=True)
+        assert [type(one) for one in told] == [Unavailable] * 3
+        await sender.send(name, numbered(3))
+    finally:
+        await sender.close()
+    assert [entry.value for entry in everything(channels, name)] == [b"1", b"2", b"3"]
 
 
 async def test_a_sender_learns_of_more_partitions_and_keeps_the_order_of_each_key(

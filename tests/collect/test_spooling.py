@@ -6,8 +6,8 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from subprocess import PIPE
 
@@ -268,6 +268,80 @@ async def test_who_waits_for_a_silent_channel_is_free_when_it_takes_the_records_
         await until(lambda: not sender.away)
         assert (sender.depth.records, sender.depth.bytes) == (0, 0)
     assert moody.numbers() == [1]
+
+
+class Full(Files):
+    """A disk that has no room for what is written while it is told so, and says it late."""
+
+    full: asyncio.Event | None = None
+
+    @asynccontextmanager
+    async def sender(self) -> AsyncIterator[Sender]:  # type: ignore[override]  # it has the shape of one
+        async with super().sender() as inner:
+            disk = self
+
+            class Writing:
+                async def send(self, channel: str, records: Sequence[Record]) -> None:
+                    if disk.full is not None:
+                        await disk.full.wait()
+                        raise Unavailable("the disk", "there is no room")
+                    await inner.send(channel, records)
+
+            yield Writing()
+
+
+async def test_a_disk_that_fails_after_the_channel_took_the_record_is_forgiven(tmp_path: Path, moody: Moody) -> None:
+    disk = Full(tmp_path)
+    async with Spool(disk, "source", patience=0.05).over(moody) as sender:
+        moody.mood, disk.full = "pauses", asyncio.Event()
+        sending = asyncio.create_task(sender.send("things", [record(1)]))
+        await until(lambda: sender.away)
+        await asyncio.sleep(0.02)
+        moody.again.set()
+        await sending
+        disk.full.set()
+        await until(lambda: not sender.away)
+        disk.full = None
+        await sender.send("things", [record(2)])
+        assert (sender.depth.records, sender.depth.bytes) == (0, 0)
+    assert moody.numbers() == [1, 2]
+
+
+async def test_one_that_gives_up_takes_its_call_to_the_channel_with_it(tmp_path: Path, moody: Moody) -> None:
+    spool = Spool(Files(tmp_path), "source", patience=0.05, free=lambda: 0)
+    async with spool.over(moody) as sender:
+        moody.mood = "pauses"
+        sending = asyncio.create_task(sender.send("things", [record(1)]))
+        await until(lambda: sender.away)
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        await until(lambda: not sender.away)
+        moody.again.set()
+        await asyncio.wait_for(sender.through(), 20)
+        await asyncio.sleep(0.02)
+    assert moody.numbers() == []
+
+
+async def test_a_channel_that_fails_leaves_what_is_on_its_way_into_another(spool: Spool, moody: Moody) -> None:
+    class Two(Moody):
+        async def send(self, channel: str, records: Sequence[Record]) -> None:
+            if channel == "broken" and self.mood == "pauses":
+                raise Unavailable(channel, "it is not there")
+            # As a broker: what was handed over comes, whoever waits for it.
+            await asyncio.shield(super().send(channel, records))
+
+    both = Two()
+    async with spool.over(both) as sender:
+        both.mood = "pauses"
+        sending = [asyncio.create_task(sender.send("things", [record(n)])) for n in range(1, 4)]
+        sending.append(asyncio.create_task(sender.send("broken", [record(9)])))
+        await until(lambda: sender.away)
+        both.mood = "takes"
+        both.again.set()
+        await asyncio.gather(*sending)
+        await until(lambda: not sender.away)
+    assert both.numbers() == [1, 2, 3]
+    assert both.numbers("broken") == [9]
 
 
 async def test_what_the_channel_holds_of_an_earlier_life_is_not_sent_again(spool: Spool, moody: Moody) -> None:

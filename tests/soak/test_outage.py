@@ -98,7 +98,9 @@ async def test_a_broker_that_is_away_under_load_costs_no_record_and_no_memory(
     assert found.whole
     [channel] = found.channels
     assert (channel.distinct, channel.missing, channel.in_flight, channel.duplicates) == (count, 0, 0, 0)
-    figure(f"Kafka away for {AWAY} s, {RATE:,} records/s", f"{waiting:,} records waited on disk, none lost, none doubled")
+    figure(
+        f"Kafka away for {AWAY} s, {RATE:,} records/s", f"{waiting:,} records waited on disk, none lost, none doubled"
+    )
     figure(
         "  the collector meanwhile",
         f"memory {before / 2**20:.0f} MB before, {peak / 2**20:.0f} MB at most",

@@ -218,6 +218,9 @@ class Pump:
         safe = crossing.safe
         ends = await asyncio.to_thread(self._ends)
         await crossing.landed()
+        if self._spooling is not None and self._spooling.away:
+            # What lies before these ends may wait on disk, too; whoever comes next looks for it behind a bookmark.
+            return
         before, said = self._marked
         # Others write to the heartbeats, too. That alone is no news.
         safe.positions = {**ends, self._names.heartbeats: safe.positions.get(self._names.heartbeats, {})}

@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 from uuid import uuid4
 
 from penstock.audit.held import held
@@ -23,6 +23,9 @@ from penstock.errors import Unavailable
 from penstock.record import Origin, Record
 
 log = logging.getLogger(__name__)
+
+P = ParamSpec("P")
+Answer = TypeVar("Answer")
 
 PATIENCE = 2.5
 """Seconds that a channel may take for records before these go to disk. Not less: a broker on a busy machine pauses for
@@ -219,7 +222,7 @@ class Spooling:
         except Unavailable as error:
             # Nothing may overtake it now.
             for other in (*self._flights, *self._kept.values()):
-                if other is not flight and other.straight is not None:
+                if other is not flight and other.channel == flight.channel and other.straight is not None:
                     other.straight.cancel()
             self._divert_from(flight.channel, str(error))
         except Exception as error:  # noqa: BLE001 - whoever waits is told
@@ -261,6 +264,7 @@ class Spooling:
         """All that is on its way goes to disk, in its order, and all that follows goes behind it."""
         self._diverted = True
         self._through.clear()
+        self._filled.set()
         for number, flight in enumerate(self._flights):
             if not flight.safe.done():
                 tag = f"{self._life}.{number}".encode()
@@ -270,11 +274,10 @@ class Spooling:
     def _to_disk(self, flight: _Flight, tag: bytes | None = None) -> None:
         # From this moment on it waits: until it is in the channel, nothing may go there straight.
         self.depth.add(flight.records)
-        self._filled.set()
         flight.storing = asyncio.create_task(self._store(flight, tag))
 
     async def _store(self, flight: _Flight, tag: bytes | None) -> None:
-        size, storing = _size(flight.records), None
+        storing = None
         try:
             # In the order in which they came, also those that wait for room.
             async with self._line:
@@ -283,22 +286,31 @@ class Spooling:
                     with suppress(TimeoutError):
                         # Others may make room on the disk, and nobody tells.
                         await asyncio.wait_for(self._freed.wait(), _LOOK_AGAIN)
-                self._stored += size
+                self._stored += _size(flight.records)
                 packed = [_packed(flight.channel, record, tag) for record in flight.records]
                 storing = asyncio.ensure_future(self._disk.send(self._spool.name, packed))
+                storing.add_done_callback(lambda done: self._written(flight, done))
                 # Now it is in line there.
                 await asyncio.sleep(0)
             # Whoever gives up does not take it out again.
             await asyncio.shield(storing)
         except BaseException as error:
-            if storing is None or (storing.done() and not storing.cancelled() and storing.exception()):
+            if storing is None:
                 self.depth.take(flight.records)
-                self._stored -= 0 if storing is None else size
+                if flight.straight is not None:
+                    # Nobody would hear what becomes of it.
+                    flight.straight.cancel()
             if not isinstance(error, Exception):
                 raise
             _told(flight, error)
         else:
             _told(flight, None)
+
+    def _written(self, flight: _Flight, storing: "asyncio.Future[None]") -> None:
+        """Also when nobody waits for it any more: what is not on disk does not wait there."""
+        if not storing.cancelled() and storing.exception() is not None:
+            self.depth.take(flight.records)
+            self._stored -= _size(flight.records)
 
     async def drain(self) -> None:
         """Bring what waits into the channel, whenever something does, for ever."""
@@ -319,7 +331,7 @@ class Spooling:
         start = await asyncio.to_thread(spool.drained)
         with spool.disk.reader({spool.name: start}) as reader:
             while self.depth.records:
-                entries = await asyncio.to_thread(reader.read, _BATCH, _LOOK)
+                entries = await _to_its_end(reader.read, _BATCH, _LOOK)
                 for (channel, tag), some in groupby(map(_unpacked, entries), key=lambda one: (one.channel, one.tag)):
                     records = [waits.record for waits in some]
                     if not await self._landed(tag):
@@ -330,7 +342,7 @@ class Spooling:
                     self._stored -= _size(records)
                     self._freed.set()
                 if entries:
-                    await asyncio.to_thread(spool.done, reader.positions(spool.name))
+                    await _to_its_end(spool.done, reader.positions(spool.name))
         # Nothing is awaited between the last look and this: nobody can have put something in line.
         self._filled.clear()
         self._kept.clear()
@@ -358,6 +370,16 @@ class Spooling:
                 break
             except Unavailable:
                 await asyncio.sleep(next(delays))
+
+
+async def _to_its_end(work: Callable[P, Answer], *args: P.args, **named: P.kwargs) -> Answer:
+    """In a thread, to which whoever is cancelled listens to the end: nothing is closed while it uses it."""
+    working = asyncio.ensure_future(asyncio.to_thread(work, *args, **named))
+    try:
+        return await asyncio.shield(working)
+    except asyncio.CancelledError:
+        await asyncio.wait([working])
+        raise
 
 
 def _told(flight: _Flight, error: Exception | None) -> None:

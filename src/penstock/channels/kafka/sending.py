@@ -13,6 +13,8 @@ from penstock.record import Headers, Record
 
 _NEW_WITHIN = 1.0
 """Seconds until all brokers know a channel that was just made."""
+_LAST_WORDS = 5.0
+"""Seconds for what is on its way when a sender is closed."""
 
 
 BATCH = 1_000_000
@@ -44,6 +46,15 @@ class KafkaSender:
             elif left == 0:
                 loop.call_soon_threadsafe(_succeed, done)
 
+        try:
+            await self._launch(channel, records, delivered)
+            await done
+        finally:
+            done.cancel()  # Who goes before that hears no more of it.
+
+    async def _launch(
+        self, channel: str, records: Sequence[Record], delivered: Callable[[KafkaError | None, Message], None]
+    ) -> None:
         # Two calls that waited for room in the queue would otherwise overtake each other.
         async with self._order:
             if channel not in self._outlets:
@@ -62,7 +73,6 @@ class KafkaSender:
                         await asyncio.sleep(0.01)
                     except KafkaException as error:
                         raise _told(channel, error.args[0]) from error
-        await done
 
     def _look_for(self, channel: str) -> "_Outlet":
         """The way to a channel. Unavailable when there is none; the client would find out after half a minute."""
@@ -92,8 +102,9 @@ class KafkaSender:
 
     def close(self) -> None:
         self._closing.set()
+        until = time.monotonic() + _LAST_WORDS
         for outlet in {self._usual, *self._outlets.values()}:
-            outlet.close()
+            outlet.close(until)
 
 
 class _Outlet:
@@ -109,8 +120,8 @@ class _Outlet:
         while not self._closing.is_set():
             self.producer.poll(0.05)
 
-    def close(self) -> None:
-        if self.producer.flush(5):
+    def close(self, until: float) -> None:
+        if self.producer.flush(max(0.0, until - time.monotonic())):
             # Nobody waits for them any more. Whoever sends them again would have them twice, if these still came.
             self.producer.purge()
             self.producer.flush(1)

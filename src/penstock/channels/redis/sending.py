@@ -103,15 +103,23 @@ class Courier:
                 try:
                     self._carry(batch)
                 except PenstockError as error:
-                    for parcel in batch:
+                    if isinstance(error, Unavailable):
+                        self._take_along()
+                    for parcel in self._carried:
                         parcel.delivery.fail(error)
                 with self._changed:
+                    self._held -= sum(parcel.size for parcel in self._carried)
                     self._carried = []
-                    self._held -= sum(parcel.size for parcel in batch)
                 self._freed()
         finally:
             self._give_up()
             self._server.close()
+
+    def _take_along(self) -> None:
+        """What waits fails, too: it would overtake what was not carried, which comes again."""
+        with self._changed:
+            self._carried += self._waiting
+            self._waiting.clear()
 
     def _give_up(self) -> None:
         with self._changed:
