@@ -146,6 +146,13 @@ def lives(admin: AdminClient, names: Sequence[str], within: float = _ANSWER) -> 
 def remove(admin: AdminClient, name: str) -> None:
     admin.delete_topics([name], operation_timeout=30)[name].result(40)
 
+    def look() -> None:
+        if name in admin.list_topics(timeout=_ANSWER).topics:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"topic {name} is still there", retriable=True))
+
+    # As with what is new: the broker that is asked next may not have heard of it yet.
+    patiently(look)
+
 
 def _replicas(topic: Topic, usual: int | None, brokers: int) -> int:
     replicas = topic.replicas or usual or min(3, brokers)
