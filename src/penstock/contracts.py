@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from penstock.clock import Micros
-from penstock.record import Blind, Headers, Heartbeat, Origin, Record
+from penstock.record import Blind, Headers, Heartbeat, Origin, Record, fact
 
 
 class Guarantee(StrEnum):
@@ -27,7 +27,7 @@ class Guarantee(StrEnum):
 # --- collection -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@fact
 class Arrival:
     """One payload from outside.
 
@@ -120,7 +120,7 @@ Positions = Mapping[int, int]
 """Per partition, the offset of the next record to read."""
 
 
-@dataclass(frozen=True, slots=True)
+@fact
 class Entry:
     """A record as it lies in a channel."""
 

@@ -6,11 +6,24 @@ The identity travels in the headers of a channel, as text that Kafka's own tools
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar, dataclass_transform
 
 from penstock.clock import Micros
 from penstock.errors import Refused
 
 Headers = Sequence[tuple[str, bytes]]
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def fact(cls: type[T]) -> type[T]:
+    """A dataclass that nobody changes: whoever checks types is told. To enforce it takes a microsecond for each record.
+
+    That is too much where several are made of each.
+    """
+    return dataclass(slots=True, unsafe_hash=True)(cls)
+
 
 LONGEST_SENDER = 200
 """So many characters may the name of a sender have."""
@@ -23,7 +36,7 @@ def life_and_count(version: int) -> tuple[int, int]:
     return divmod(version, LIVES)
 
 
-@dataclass(frozen=True, slots=True)
+@fact
 class Origin:
     """Who sent a record, in which of its lives, as which number, and when."""
 
@@ -85,7 +98,7 @@ def _number(text: str) -> int:
     return number
 
 
-@dataclass(frozen=True, slots=True)
+@fact
 class Record:
     """What a channel carries. The value is the payload as it came, untouched; None deletes its key."""
 
@@ -96,7 +109,9 @@ class Record:
 
     def headers(self) -> list[tuple[str, bytes]]:
         """The origin's headers and the extra ones."""
-        return [*(self.origin.headers() if self.origin else ()), *self.extra]
+        told = self.origin.headers() if self.origin else []
+        told += self.extra
+        return told
 
 
 @dataclass(frozen=True, slots=True)
