@@ -14,6 +14,7 @@ from tests.running import Run
 from penstock.audit.held import held
 from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
+from penstock.channels.memory import MemoryChannels
 from penstock.collect.spooling import Spool
 from penstock.contracts import Entry
 from penstock.errors import Misconfigured, Unavailable
@@ -92,6 +93,15 @@ def stopped() -> threading.Event:
 
 def entries(kafka: Kafka, channel: str) -> list[Entry]:
     return list(held(kafka, channel)) if channel in kafka.names() else []
+
+
+async def test_what_the_channel_holds_already_is_not_brought_again(tmp_path: Path) -> None:
+    """The life that left it had still sent some, and heard nothing of it."""
+    channels, abandoned = MemoryChannels(2), await asyncio.to_thread(leave, tmp_path, "former", "orders")
+    channels.append("orders", b"2", b"key", number(2).headers())
+    await bring(abandoned, channels, asyncio.Event())
+    assert [one.value for one in channels.entries("orders")] == [b"2", b"1", b"3"]
+    assert list(abandoned.waiting()) == []
 
 
 @pytest.mark.parametrize("spool", ["{}.3", "former"], ids=["of a worker", "of a source"])

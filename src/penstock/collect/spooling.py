@@ -17,6 +17,7 @@ from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 from uuid import uuid4
 
 from penstock.audit.held import held
+from penstock.clock import Micros
 from penstock.collect.reconnecting import backoff
 from penstock.contracts import Channels, Entry, Positions, Sender, Topic
 from penstock.errors import Unavailable
@@ -82,6 +83,11 @@ class Spool:
             for entry in held(self.disk, self.name, self.drained()):
                 waits = _unpacked(entry)
                 yield waits.channel, waits.record
+
+    def began(self) -> Micros | None:
+        """When the first of the records that wait came here. It blocks."""
+        waits = held(self.disk, self.name, self.drained()) if self.name in self.disk.names() else iter(())
+        return next((entry.appended for entry in waits), None)
 
     @asynccontextmanager
     async def over(self, sender: Sender, there: There = _nothing) -> AsyncIterator["Spooling"]:

@@ -9,13 +9,17 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+from penstock.audit.held import held
 from penstock.channels.files import Files
+from penstock.collect.reconnecting import backoff
+from penstock.collect.sought import Sought
 from penstock.collect.spooling import Spool
 from penstock.contracts import Channels
-from penstock.errors import Misconfigured
+from penstock.errors import Misconfigured, Unavailable
 from penstock.pipeline.description import Description
 from penstock.pipeline.sources import of_worker, shareable
 from penstock.pipeline.wiring import Wiring, topics
+from penstock.record import Origin
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +28,8 @@ _UNSET = (
     "run it with the channels that it had, [collect] spool above 0 and no standby, until none waits",
 )
 """Why records stay where they wait, and the way out."""
+_LONG_BEFORE = 300 * 1_000_000
+"""Microseconds: clocks differ, too."""
 
 
 def spool_of(name: str, wiring: Wiring, channels: Channels) -> Spool | None:
@@ -82,15 +88,36 @@ def waiting(wiring: Wiring) -> Iterator[Spool]:
 async def bring(spool: Spool, channels: Channels, stop: asyncio.Event) -> None:
     """Bring what waits there into its channels; what does not arrive before `stop` goes on waiting."""
     log.warning("%s: nobody collects by this name any more; what waits on disk is brought to its channel", spool.name)
-    async with channels.sender() as sender, spool.over(sender) as spooling:
-        through, stopping = asyncio.create_task(spooling.through()), asyncio.create_task(stop.wait())
+    bringing, stopping = asyncio.create_task(_brought(spool, channels)), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((bringing, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if bringing.done():
+            bringing.result()
+    finally:
+        bringing.cancel()
+        stopping.cancel()
+        await asyncio.gather(bringing, return_exceptions=True)
+
+
+async def _brought(spool: Spool, channels: Channels) -> None:
+    for delay in backoff():
         try:
-            await asyncio.wait((through, stopping), return_when=asyncio.FIRST_COMPLETED)
-            if through.done():
-                through.result()
-        finally:
-            through.cancel()
-            stopping.cancel()
+            sought = await asyncio.to_thread(_sought, spool, channels)
+            break
+        except Unavailable:
+            await asyncio.sleep(delay)
+    async with channels.sender() as sender, spool.over(sender, sought.found) as spooling:
+        await spooling.through()
+
+
+def _sought(spool: Spool, channels: Channels) -> Sought:
+    """Which of them their channels hold: they were on their way, too, not long before the first one came to disk."""
+    sought, since = Sought(spool.waiting()), max(0, (spool.began() or 0) - _LONG_BEFORE)
+    for channel in {channel for channel, _ in spool.waiting()}:
+        for entry in held(channels, channel, channels.since(channel, since)):
+            if (origin := Origin.read(entry.headers)) is not None:
+                sought.see(channel, origin)
+    return sought
 
 
 def _used(wiring: Wiring, channels: Channels) -> bool:
