@@ -2,19 +2,17 @@
 
 import json
 import os
-import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import psutil
+from tests.ports import later_port
 
 import penstock.demo
 
@@ -119,15 +117,6 @@ class Run:
     def rows(self, feed: str) -> dict[str, dict[str, Any]]:
         """A result as a client gets it: rows by key."""
         return {json.dumps(row["key"]): row["row"] for row in self.page(f"/feeds/{feed}")["rows"]}
-
-
-def later_port() -> int:
-    """A port for somebody who binds it later: below those that the system gives away meanwhile."""
-    while True:
-        port = random.randrange(20_000, 28_000)
-        with socket.socket() as free, suppress(OSError):
-            free.bind(("127.0.0.1", port))
-            return port
 
 
 class Outside:

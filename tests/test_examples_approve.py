@@ -16,7 +16,8 @@ import httpx
 import pytest
 from pyspark.sql import SparkSession
 from tests.pipeline.test_plan import planned
-from tests.running import Run, later_port
+from tests.ports import later_port
+from tests.running import Run
 from tests.test_examples import EXAMPLES, loaded
 
 from penstock.testing.frames import answer, frame, rows

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.running import Run, later_port
+from tests.ports import later_port
+from tests.running import Run
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "clients" / "pipeline.py"
 

@@ -4,15 +4,15 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.ports import later_port
 
 FOLDER = Path(__file__).parent.parent / "examples" / "updates"
 SENDERS = 4
@@ -22,9 +22,7 @@ SENDERS = 4
 def address(request: pytest.FixtureRequest) -> str:
     if request.param == "kafka":
         return str(request.getfixturevalue("kafka").where)
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+    return f"tcp://127.0.0.1:{later_port()}"
 
 
 @contextmanager

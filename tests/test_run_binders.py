@@ -6,7 +6,8 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.running import Outside, Run, demo, later_port
+from tests.ports import later_port
+from tests.running import Outside, Run, demo
 
 RECORDS = 3_000
 Eventually = Callable[..., None]

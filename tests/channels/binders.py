@@ -5,16 +5,16 @@ the line against the promise of the binder itself.
 """
 
 import os
-import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, closing, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from tests.channels.servers import KafkaServer
+from tests.ports import later_port
 from tests.servers import RedisServer
 
 from penstock.channels.files import Files
@@ -136,10 +136,7 @@ def files(request: pytest.FixtureRequest) -> Iterator[Bound]:
 
 @contextmanager
 def tcp(_: pytest.FixtureRequest) -> Iterator[Bound]:
-    with closing(socket.socket()) as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    yield Bound(Tcp("127.0.0.1", port))
+    yield Bound(Tcp("127.0.0.1", later_port()))
 
 
 CASES = [

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, closing
 from datetime import timedelta
 
 import pytest
+from tests.ports import later_port
 
 from penstock.channels.binders import bind
 from penstock.channels.tcp import Tcp, frames
@@ -26,14 +27,7 @@ Eventually = Callable[..., None]
 
 @pytest.fixture
 def tcp() -> Tcp:
-    return Tcp("127.0.0.1", free_port(), patience=5)
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    return Tcp("127.0.0.1", later_port(), patience=5)
 
 
 def numbers(first: int, last: int, size: int = 0) -> list[Record]:
@@ -104,7 +98,7 @@ class Wire:
 
 @asynccontextmanager
 async def wired(tcp: Tcp) -> AsyncIterator[tuple[Wire, Tcp]]:
-    wire, port = Wire(tcp.port), free_port()
+    wire, port = Wire(tcp.port), later_port()
     server = await asyncio.start_server(wire.carry, "127.0.0.1", port)
     try:
         yield wire, Tcp("127.0.0.1", port, patience=5)

@@ -5,7 +5,6 @@ import json
 import os
 import pty
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from pathlib import Path
 from threading import Event
 
 import pytest
+from tests.ports import later_port
 from typer.testing import CliRunner, Result
 
 from penstock.channels.binders import bind
@@ -304,7 +304,7 @@ def test_a_random_walk_in_memory() -> None:
 
 def test_updates_over_tcp_reach_who_listens() -> None:
     """Nothing lies between: consume listens, produce connects."""
-    address = f"tcp://127.0.0.1:{_free_port()}"
+    address = f"tcp://127.0.0.1:{later_port()}"
     consume = [*PENSTOCK, "consume", "--topic", "updates", "--max-messages", "20", "--servers", address]
     with subprocess.Popen(consume, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as consumer:
         options = ["--every", "10ms", "--count", "5", "--total", "20", "--servers", address]
@@ -312,10 +312,3 @@ def test_updates_over_tcp_reach_who_listens() -> None:
         out, _ = consumer.communicate(timeout=60)
     assert done.exit_code == 0, done.output
     assert [json.loads(line)["seq"] for line in out.splitlines()] == list(range(1, 21))
-
-
-def _free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port

@@ -2,7 +2,6 @@
 
 import json
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,6 +13,7 @@ import pytest
 import typer
 from tests.channels.traffic import send
 from tests.cli.standing import standing
+from tests.ports import later_port
 from typer.testing import CliRunner, Result
 
 from penstock.channels.binders import bind
@@ -199,9 +199,7 @@ def test_a_pipe_is_reported_on_while_it_is_open_and_a_signal_brings_the_verdict(
 
 def test_what_keeps_nothing_is_followed() -> None:
     """Over tcp, all is still to come: an end of now would be the beginning."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        channels = bind(f"tcp://127.0.0.1:{probe.getsockname()[1]}")
+    channels = bind(f"tcp://127.0.0.1:{later_port()}")
     with started("updates", "--servers", channels.where, "--json", "--every", "100 ms") as process:
         reports = documents(process)
         send(channels, "updates", numbered(1, 2, 3))

@@ -1,7 +1,6 @@
 """The outside of a source that others send to: somebody who keeps what is not safe, and goes on trying."""
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -12,11 +11,6 @@ from websockets.asyncio.server import ServerConnection
 
 from penstock.contracts import Arrival, Intake
 from penstock.testing.sources import plain
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 async def taken(intakes: AsyncIterator[Intake], count: int) -> list[Arrival]:

@@ -8,8 +8,9 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.collect.outside import free_port, taken
+from tests.collect.outside import taken
 from tests.collect.waiting import until
+from tests.ports import later_port
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
@@ -62,7 +63,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @asynccontextmanager
 async def opened(**options: Any) -> AsyncIterator[tuple[str, AsyncIterator[Intake]]]:
-    source = WebSocketServer(f"listen+ws://127.0.0.1:{free_port()}/", "door", **options)
+    source = WebSocketServer(f"listen+ws://127.0.0.1:{later_port()}/", "door", **options)
     async with source.open(Taken()) as intakes:
         yield f"{source.url.removeprefix('listen+')}?epoch=1&sender=", intakes
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.collect.outside import Poster, free_port, taken, trying
+from tests.collect.outside import Poster, taken, trying
+from tests.ports import later_port
 
 from penstock.collect.http import HttpSource
 from penstock.collect.ways import source_at
@@ -23,7 +24,7 @@ from penstock.testing.sources import SourceContract
 
 
 def source_in(folder: Path, **options: Any) -> HttpSource:
-    return HttpSource(f"listen+http://127.0.0.1:{free_port()}/in", "door", folder=folder, **options)
+    return HttpSource(f"listen+http://127.0.0.1:{later_port()}/in", "door", folder=folder, **options)
 
 
 class Till(Poster):

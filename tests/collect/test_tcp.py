@@ -12,7 +12,8 @@ from typing import Any
 
 import orjson
 import pytest
-from tests.collect.outside import Keeper, free_port, taken, trying
+from tests.collect.outside import Keeper, taken, trying
+from tests.ports import later_port
 
 from penstock.collect import tcp
 from penstock.collect.tcp import TcpSource
@@ -26,7 +27,7 @@ QUICK = timedelta(milliseconds=50)
 
 
 def listening(**options: Any) -> TcpSource:
-    return TcpSource(f"listen+tcp://127.0.0.1:{free_port()}", "door", **options)
+    return TcpSource(f"listen+tcp://127.0.0.1:{later_port()}", "door", **options)
 
 
 def port_of(source: TcpSource) -> int:
@@ -578,7 +579,7 @@ async def test_no_word_of_a_foreigner_hurts_the_others() -> None:
 
 
 async def test_a_close_that_is_cut_off_closes_all_the_same() -> None:
-    source, holds = TcpSource(f"listen+tcp://127.0.0.1:{free_port()}", "door", named=False), asyncio.Event()
+    source, holds = TcpSource(f"listen+tcp://127.0.0.1:{later_port()}", "door", named=False), asyncio.Event()
 
     async def hold() -> None:
         async with source.open(Taken()) as intakes:

@@ -13,8 +13,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.collect.outside import Poster, free_port, taken, trying
+from tests.collect.outside import Poster, taken, trying
 from tests.collect.waiting import until
+from tests.ports import later_port
 
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.ways import source_at
@@ -34,7 +35,7 @@ KEY = keys("", SECRET)[0]
 
 def source_in(folder: Path, **options: Any) -> WebhookSource:
     options = {"secret": SECRET, **options}
-    return WebhookSource(f"listen+webhook://127.0.0.1:{free_port()}/hook", "shop", folder=folder, **options)
+    return WebhookSource(f"listen+webhook://127.0.0.1:{later_port()}/hook", "shop", folder=folder, **options)
 
 
 def address(source: WebhookSource) -> str:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import orjson
 import pytest
-from tests.collect.outside import Keeper, free_port, taken, trying
+from tests.collect.outside import Keeper, taken, trying
 from tests.collect.waiting import until
+from tests.ports import later_port
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
@@ -69,7 +70,7 @@ class Device(Keeper):
 
 @pytest.fixture
 async def world() -> AsyncIterator[Device]:
-    async with trying(Device(WebSocketServer(f"listen+ws://127.0.0.1:{free_port()}/in", "door"))) as device:
+    async with trying(Device(WebSocketServer(f"listen+ws://127.0.0.1:{later_port()}/in", "door"))) as device:
         yield device
 
 
@@ -81,7 +82,7 @@ class TestContract(SourceContract):
 async def opened(
     source: WebSocketServer | None = None, taken: Taken | None = None
 ) -> AsyncIterator[tuple[str, AsyncIterator[Intake]]]:
-    source = source or WebSocketServer(f"listen+ws://127.0.0.1:{free_port()}/", "door", named=False)
+    source = source or WebSocketServer(f"listen+ws://127.0.0.1:{later_port()}/", "door", named=False)
     async with source.open(taken or Taken()) as intakes:
         yield source.url.removeprefix("listen+"), intakes
 
@@ -193,7 +194,7 @@ async def test_many_senders_do_not_get_in_each_others_way() -> None:
 
 
 async def test_a_message_that_is_too_large_has_a_receipt_and_is_passed_over() -> None:
-    source = WebSocketServer(f"listen+ws://127.0.0.1:{free_port()}/", "door", max_size=100)
+    source = WebSocketServer(f"listen+ws://127.0.0.1:{later_port()}/", "door", max_size=100)
     async with opened(source) as (url, intakes):
         async with connect(f"{url}?sender=a&epoch=1") as sender:
             await sender.recv()
@@ -278,7 +279,7 @@ async def test_who_does_not_say_enough_is_turned_away_with_the_reason(path: str,
 
 
 async def test_a_name_is_asked_for_unless_it_is_not_needed() -> None:
-    source = WebSocketServer(f"listen+ws://127.0.0.1:{free_port()}/in", "door")
+    source = WebSocketServer(f"listen+ws://127.0.0.1:{later_port()}/in", "door")
     async with opened(source) as (url, _):
         with pytest.raises(InvalidStatus) as error:
             await connect(url)
@@ -293,7 +294,7 @@ async def test_pages_of_other_sites_are_turned_away() -> None:
 
 
 async def test_too_many_are_turned_away() -> None:
-    source = WebSocketServer(f"listen+ws://127.0.0.1:{free_port()}/", "door", named=False, connections=1)
+    source = WebSocketServer(f"listen+ws://127.0.0.1:{later_port()}/", "door", named=False, connections=1)
     async with opened(source) as (url, _), connect(url) as first:
         await first.recv()
         with pytest.raises(InvalidStatus) as error:
@@ -303,7 +304,7 @@ async def test_too_many_are_turned_away() -> None:
 
 async def test_a_slow_pump_holds_the_senders_up_and_memory_stays_bounded() -> None:
     """Nobody takes: so much is read as is bounded, and no more."""
-    source = WebSocketServer(f"listen+ws://127.0.0.1:{free_port()}/", "door")
+    source = WebSocketServer(f"listen+ws://127.0.0.1:{later_port()}/", "door")
     async with opened(source) as (url, intakes), connect(f"{url}?sender=a&epoch=1", compression=None) as sender:
         sent = 0
 
@@ -383,7 +384,7 @@ class TestKilled(KilledContract):
 
 
 async def test_a_close_that_is_cut_off_closes_all_the_same() -> None:
-    source, holds = WebSocketServer(f"listen+ws://127.0.0.1:{free_port()}/", "door", named=False), asyncio.Event()
+    source, holds = WebSocketServer(f"listen+ws://127.0.0.1:{later_port()}/", "door", named=False), asyncio.Event()
 
     async def hold() -> None:
         async with opened(source) as (_, intakes):

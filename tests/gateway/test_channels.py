@@ -2,15 +2,15 @@
 
 import asyncio
 import base64
-import socket
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from datetime import timedelta
 from typing import Any
 
 import httpx
 import pytest
 from tests.gateway.conftest import Opened, until
+from tests.ports import later_port
 
 from penstock.channels.tcp import Tcp
 from penstock.contracts import Place, Positions, Sender, Topic
@@ -627,9 +627,7 @@ async def test_what_waits_to_be_acknowledged_is_bounded_for_all_channels_togethe
 
 
 async def test_channels_that_keep_nothing_can_be_sent_to_and_not_be_read(opened: Opened) -> None:
-    with closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        tcp = Tcp("127.0.0.1", probe.getsockname()[1])
+    tcp = Tcp("127.0.0.1", later_port())
     async with opened(tcp) as client:
         for query in ("", "?wait=1s", "?positions=0:0"):
             answer = await client.get(RECORDS + query)

@@ -1,7 +1,6 @@
 """Records that wait on disk for a source or a worker that is no more; the broker that they are for is real."""
 
 import asyncio
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
@@ -9,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.ports import later_port
 from tests.running import Run
 
 from penstock.audit.held import held
@@ -187,6 +187,4 @@ async def test_a_stop_is_heard_while_the_channel_is_away(tmp_path: Path) -> None
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return later_port()

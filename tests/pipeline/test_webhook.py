@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
+from tests.ports import later_port
 
 from penstock.audit.alarm import Alarm
 from penstock.audit.settings import AuditSettings
@@ -103,13 +104,6 @@ def until(true: Callable[[], bool]) -> None:
         time.sleep(0.005)
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
-
-
 def test_an_alarm_is_posted_when_it_begins_and_when_it_ends(receiver: Receiver) -> None:
     with posting(receiver.url) as webhook:
         for standing in ([alarm()], [alarm(text="more")], [alarm(), alarm("away")], [alarm("away")], []):
@@ -176,7 +170,7 @@ def test_a_wrong_word_about_when_to_come_back_is_not_heard(receiver: Receiver, a
 
 
 def test_who_is_away_gets_it_later() -> None:
-    port = free_port()
+    port = later_port()
     with posting(f"http://127.0.0.1:{port}/") as webhook:
         webhook.tell([alarm()])
         webhook.tell([])
@@ -245,7 +239,7 @@ def test_who_does_not_answer_in_time_gets_it_again(receiver: Receiver) -> None:
 
 
 def test_when_too_many_wait_the_oldest_are_dropped_and_counted() -> None:
-    port = free_port()
+    port = later_port()
     with posting(f"http://127.0.0.1:{port}/", most=3) as webhook:
         webhook.tell([alarm(f"{number}") for number in range(10)])
         assert (webhook.dropped, webhook.waiting) == (7, 3)
@@ -262,7 +256,7 @@ def test_what_waits_at_the_end_is_still_posted(receiver: Receiver) -> None:
 
 def test_the_end_waits_for_nobody_who_is_away(caplog: pytest.LogCaptureFixture) -> None:
     began = time.monotonic()
-    with telling(AuditSettings(webhook=f"http://127.0.0.1:{free_port()}/"), "rsvps") as tell:
+    with telling(AuditSettings(webhook=f"http://127.0.0.1:{later_port()}/"), "rsvps") as tell:
         tell([alarm()])
     assert time.monotonic() - began < 3
     assert "did not take 1 messages" in caplog.text

@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 import orjson
 import pytest
+from tests.ports import later_port
 
 from penstock.audit.balance import ChannelBalance, balance
 from penstock.audit.held import held
@@ -75,9 +76,7 @@ def wiring(kafka: Kafka, tmp_path: Path) -> Wiring:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+    return later_port()
 
 
 @contextmanager
