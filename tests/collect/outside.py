@@ -49,6 +49,13 @@ class Keeper:
     async def run(self) -> None:
         raise AssertionError("who tries says how")
 
+    async def has_more(self, listening: "asyncio.Task[None]") -> bool:
+        """Wait for more to give; whether the other side was still there by then."""
+        more = asyncio.ensure_future(self.more.wait())
+        await asyncio.wait((listening, more), return_when=asyncio.FIRST_COMPLETED)
+        more.cancel()
+        return not listening.done()
+
 
 Trying = TypeVar("Trying", bound=Keeper)
 

@@ -511,16 +511,22 @@ async def test_a_channel_that_is_away_is_none_of_the_sources_business(tmp_path: 
     assert origins(channels) == Counter(arrival.origin for arrival in numbered(300))
 
 
-async def test_what_waits_on_disk_is_not_asked_for_again_and_comes_first(tmp_path: Path) -> None:
+async def crashed_while_away(folder: Path) -> Fragile:
+    """Channels that hold 3 of 90 records; the others were on disk when their collector crashed. They are back."""
     channels = Fragile()
     await pumped(Outside(numbered(3)), channels)
     channels.fate = lambda channel: "away"
     outside = Outside(numbered(90), stays=True)
-    crashing = asyncio.create_task(pump(outside, channels, spool=spool(tmp_path)).run(asyncio.Event()))
+    crashing = asyncio.create_task(pump(outside, channels, spool=spool(folder)).run(asyncio.Event()))
     await until(lambda: len(outside.settled) == 29)
     crashing.cancel()
     await asyncio.gather(crashing, return_exceptions=True)
     channels.fate = lambda channel: None
+    return channels
+
+
+async def test_what_waits_on_disk_is_not_asked_for_again_and_comes_first(tmp_path: Path) -> None:
+    channels = await crashed_while_away(tmp_path)
     again = await pumped(Outside(numbered(120)), channels, spool=spool(tmp_path))
     assert again.doubled == 0
     assert origins(channels) == Counter(arrival.origin for arrival in numbered(120))
@@ -531,18 +537,10 @@ async def test_what_waits_on_disk_is_not_asked_for_again_and_comes_first(tmp_pat
 
 async def test_what_waits_on_disk_and_is_in_the_channel_all_the_same_is_not_sent_again(tmp_path: Path) -> None:
     """As after a life whose last records were on their way, and on disk, when it ended."""
-    channels = Fragile()
-    await pumped(Outside(numbered(3)), channels)
-    channels.fate = lambda channel: "away"
-    outside = Outside(numbered(90), stays=True)
-    crashing = asyncio.create_task(pump(outside, channels, spool=spool(tmp_path)).run(asyncio.Event()))
-    await until(lambda: len(outside.settled) == 29)
-    crashing.cancel()
-    await asyncio.gather(crashing, return_exceptions=True)
+    channels = await crashed_while_away(tmp_path)
     waiting = [record for name, record in spool(tmp_path).waiting() if name == "rsvps"]
     for record in waiting[:40]:
         channels.append("rsvps", record.value, record.key, record.headers())
-    channels.fate = lambda channel: None
     await pumped(Outside(numbered(120)), channels, spool=spool(tmp_path))
     assert origins(channels) == Counter(arrival.origin for arrival in numbered(120))
 

@@ -122,8 +122,7 @@ class Device(Keeper):
                 sent = len(self.kept)
                 if not self.source.acknowledge:
                     self.safe = sent
-                await asyncio.wait((listening, asyncio.ensure_future(self.more.wait())), return_when="FIRST_COMPLETED")
-                if listening.done():
+                if not await self.has_more(listening):
                     return
         finally:
             self.more.set()

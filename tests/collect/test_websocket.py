@@ -237,16 +237,13 @@ async def test_an_address_that_is_none_is_misconfigured(url: str) -> None:
         await heard(WebSocketSource(url, "rsvps"), 1)
 
 
-class Numbered:
-    """A feed that numbers what it gives, keeps all of it, and goes on where it is told."""
+class Feeding:
+    """A feed that keeps all that it gives."""
 
-    def __init__(self) -> None:
+    def __init__(self, source: WebSocketSource) -> None:
         self.kept: list[bytes] = []
         self.clients: set[ServerConnection] = set()
-        self.source = WebSocketSource("", "rsvps")
-
-    def payloads(self, count: int) -> list[bytes]:
-        return [numbered(seq) for seq in range(1, count + 1)]
+        self.source = source
 
     async def give(self, payloads: Sequence[bytes]) -> None:
         self.kept += payloads
@@ -258,14 +255,27 @@ class Numbered:
     def acknowledged(self) -> None:
         return None
 
-    async def attend(self, client: ServerConnection) -> None:
-        after = orjson.loads(await client.recv())["after"]
-        sent = after.get(PLACE["sender"], (5, 0))[1]
+    async def follow(self, client: ServerConnection, sent: int) -> None:
         self.clients.add(client)
         try:
             await followed(client, self.kept, sent)
         finally:
             self.clients.discard(client)
+
+
+class Numbered(Feeding):
+    """It numbers what it gives, and goes on where it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(WebSocketSource("", "rsvps"))
+
+    def payloads(self, count: int) -> list[bytes]:
+        return [numbered(seq) for seq in range(1, count + 1)]
+
+    async def attend(self, client: ServerConnection) -> None:
+        after = orjson.loads(await client.recv())["after"]
+        sent = after.get(PLACE["sender"], (5, 0))[1]
+        await self.follow(client, sent)
 
 
 @pytest.fixture
@@ -287,41 +297,25 @@ class TestKilled(KilledContract):
 # --- feeds that do not number, but can go on at a place
 
 
-class Placed:
+class Placed(Feeding):
     """A feed whose messages tell a place, three of them the same; it begins with all of the place that it is told.
 
     Like some that are public: asked for a place that it has no longer, it begins with the first that it has.
     """
 
     def __init__(self) -> None:
-        self.kept: list[bytes] = []
+        super().__init__(WebSocketSource("ws://nowhere", "posts"))
         self.asked: list[str] = []
-        self.clients: set[ServerConnection] = set()
-        self.source = WebSocketSource("ws://nowhere", "posts")
 
     def payloads(self, count: int) -> list[bytes]:
         return [b'{"n":%d,"meta":{"time_us":%d}}' % (n, 1_000 + n // 3) for n in range(1, count + 1)]
-
-    async def give(self, payloads: Sequence[bytes]) -> None:
-        self.kept += payloads
-
-    async def cut(self) -> None:
-        for client in self.clients:
-            client.transport.abort()
-
-    def acknowledged(self) -> None:
-        return None
 
     async def attend(self, client: ServerConnection) -> None:
         assert client.request is not None
         (asked,) = parse_qs(urlsplit(client.request.path).query)["cursor"]
         self.asked.append(asked)
         sent = next((at for at, one in enumerate(self.kept) if self.place(one) >= int(asked)), len(self.kept))
-        self.clients.add(client)
-        try:
-            await followed(client, self.kept, sent)
-        finally:
-            self.clients.discard(client)
+        await self.follow(client, sent)
 
     def place(self, message: bytes) -> int:
         return int(orjson.loads(message)["meta"]["time_us"])

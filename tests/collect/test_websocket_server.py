@@ -55,8 +55,7 @@ class Device(Keeper):
                 for payload in self.kept[sent:]:
                     await connection.send(payload, text=True)
                     sent += 1
-                await asyncio.wait((listening, asyncio.ensure_future(self.more.wait())), return_when="FIRST_COMPLETED")
-                if listening.done():
+                if not await self.has_more(listening):
                     return
         finally:
             self.more.set()

@@ -1,7 +1,6 @@
 """`penstock feed`: the outside world, on a port."""
 
 import asyncio
-import signal
 import sys
 from contextlib import closing, nullcontext
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.cli.stopping import stopping
 from penstock.clock import SystemClock
 from penstock.simulate.feed import SECOND, Feed
 from penstock.simulate.kinds import KINDS, kind_of
@@ -61,9 +61,7 @@ feed.__doc__ = f"{feed.__doc__}\n    \b\n" + "\n".join(f"    {name:<10}{kind.wor
 
 
 async def _serve(described: Feed, host: str, port: int, name: str) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stopping()
     async with serve(described, host, port, path=f"/{name}") as serving:
         typer.echo(f"{name}: {described.rate:g} records/s of {described.senders} senders at {serving.url}")
         sys.stdout.flush()

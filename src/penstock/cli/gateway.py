@@ -1,7 +1,6 @@
 """`penstock gateway`: channels over HTTP."""
 
 import asyncio
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ import typer
 
 from penstock.cli.channels import found
 from penstock.cli.options import Folder, Profile, Servers
+from penstock.cli.stopping import stopping
 from penstock.contracts import Channels
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.serving import serve
@@ -34,9 +34,7 @@ def gateway(
 
 
 async def _serve(channels: Channels, settings: GatewaySettings, host: str, port: int) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stopping()
 
     def ready(address: str) -> None:
         typer.echo(f"{channels.where} is at {address}")

@@ -2,13 +2,13 @@
 
 import asyncio
 import os
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from penstock.cli.stopping import stopping
 from penstock.clock import duration
 from penstock.collect.sse import SseSource
 from penstock.errors import Misconfigured
@@ -54,9 +54,7 @@ def proxy(
 
 
 async def _serve(described: PushProxy, host: str, port: int) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stopping()
 
     def ready(address: str) -> None:
         typer.echo(f"events for the device are at {address}/events")
