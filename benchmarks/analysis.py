@@ -47,7 +47,7 @@ from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.launching import launch
 from penstock.analysis.operators import tables
 from penstock.analysis.practice import practise
-from penstock.analysis.query import Mode, Query, Shape
+from penstock.analysis.query import Json, Mode, Query, Shape
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
@@ -118,11 +118,15 @@ def clients(*parts: DataFrame) -> DataFrame:
 class Case:
     query: Query
     unique: str | None = None
+    json: Json = "strict"
 
 
 WATERMARK = timedelta(seconds=10)
 CASES = {
     "filter": Case(Query("filter", ("events",), "views", ("ad",), views, where="event = 'view'")),
+    "filter, lenient JSON": Case(
+        Query("lenient", ("events",), "lenient", ("ad",), views, where="event = 'view'"), json="lenient"
+    ),
     "windowed count": Case(
         Query("campaigns", ("events",), "campaigns", ("window", "campaign"), per_campaign, watermark=WATERMARK,
               where="event = 'view'")
@@ -242,8 +246,8 @@ def once(
     into = f"{case.query.into}-{round_}"
     query = replace(case.query, name=into, inputs=inputs, into=into, mode=Mode.MICRO_BATCH)
     shapes = dict(engine.shapes)
-    if case.unique:
-        shapes[channel] = replace(shapes[channel], unique=case.unique)
+    if "events" in case.query.inputs:
+        shapes[channel] = replace(shapes[channel], unique=case.unique, json=case.json)
     kafka.ensure([Topic(into, PARTITIONS)])
     usage = Usage()
     running, _ = launch(replace(engine, shapes=shapes), query, 0, {})

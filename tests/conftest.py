@@ -4,6 +4,7 @@
 """
 
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -38,6 +39,12 @@ _FLAGS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+
+
+def pytest_configure() -> None:
+    """Give SIGINT back to the processes that tests start: what runs in the background of a script ignores it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -110,9 +112,11 @@ class Run:
         return sum(one["records"] for one in self.balance().get("channels", ()) if one["kind"] == "source")
 
     def settled(self, records: int) -> bool:
-        """All of them have arrived, and none is under way at any hop."""
-        hops = self.balance().get("hops", ())
-        return bool(hops) and self.records == records and not any(hop["in_flight"] or hop["missing"] for hop in hops)
+        """All of them have arrived, none is under way at any hop, and nothing stands against knowing that."""
+        balance = self.balance()
+        hops = balance.get("hops", ())
+        quiet = bool(hops) and not any(hop["in_flight"] or hop["missing"] for hop in hops)
+        return quiet and self.records == records and bool(balance["verdict"] == "whole")
 
     def rows(self, feed: str) -> dict[str, dict[str, Any]]:
         """A result as a client gets it: rows by key."""
@@ -136,6 +140,30 @@ class Outside:
         if self._process is not None:
             self._process.terminate()
             self._process.wait(20)
+
+
+def exposed(pid: int) -> list[str]:
+    """Where a process, or one below it, listens for others than this machine."""
+    found = []
+    for process in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            for one in process.net_connections("inet"):
+                if one.status == psutil.CONN_LISTEN:
+                    address = ip_address(one.laddr.ip)
+                    if not (getattr(address, "ipv4_mapped", None) or address).is_loopback:
+                        found.append(f"{process.name()} {process.pid} at {one.laddr.ip}:{one.laddr.port}")
+    return found
+
+
+def readable(folder: Path) -> list[str]:
+    """What others than its owner can do something with, of all in a folder and the folder itself."""
+    found = []
+    for path in (folder, *folder.rglob("*")):
+        # Some of it comes and goes.
+        with suppress(FileNotFoundError):
+            if not path.is_symlink() and (mode := path.stat().st_mode) & 0o077:
+                found.append(f"{path} {mode & 0o777:o}")
+    return found
 
 
 def alive(process: psutil.Process) -> bool:

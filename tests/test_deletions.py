@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.stores.lakes import LoadedLake
 
 from penstock.analysis.compare import Comparison, Expected, How, Row, Verdict, bare, compare
 from penstock.audit.account import Account, Outcome, Share
@@ -76,14 +77,14 @@ def test_an_older_row_does_not_come_back_after_its_deletion() -> None:
 
 
 def test_a_lake_of_a_table_tells_what_was_deleted_and_which_row_is_newest(tmp_path: Path) -> None:
-    typed = LakeStore(str(tmp_path / "typed"), "c", "n BIGINT NOT NULL", keyed=True)
+    typed = LoadedLake(LakeStore(str(tmp_path / "typed"), "c", keyed=True), typed=True)
     assert typed.open().write([entry(0, b'{"n": 1}', 1), entry(1, None, 2), entry(2, None, 3, key=None)], {0: 3}) == 2
     assert typed.open().share().outcomes[Outcome.REFUSED] == 1
     result = LakeStore(str(tmp_path / "result"), "c", keyed=True)
     one, other = (b'{"key": "%s", "seen": {"count": 1}}' % key for key in (b"k", b"l"))
     again = 2**44 + 1
     some = [entry(0, one, 1), entry(1, other, again, b'["l"]'), entry(2, None, 2), entry(3, one, 1)]
-    result.open().write([*some, entry(4, other, 2, b'["l"]')], {0: 5})
+    LoadedLake(result).open().write([*some, entry(4, other, 2, b'["l"]')], {0: 5})
     assert [(row.key, row.version, row.row is None) for row in result.rows()] == [
         (b'["k"]', 1, False),
         (b'["l"]', again, False),

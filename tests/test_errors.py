@@ -2,11 +2,24 @@ import pickle
 
 import pytest
 
-from penstock.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
+from penstock.errors import (
+    Misconfigured,
+    PenstockError,
+    Refused,
+    SeveralMisconfigured,
+    Unaccounted,
+    Unavailable,
+    located,
+    raise_all,
+)
 
 SENTENCES = [
     (Misconfigured("penstock.toml", "it is empty", "write a table"), "penstock.toml: it is empty; write a table"),
     (Misconfigured("penstock.toml", "it is empty"), "penstock.toml: it is empty"),
+    (
+        SeveralMisconfigured((Misconfigured("a", "it is b"), Misconfigured("c", "it is d", "do e"))),
+        "2 things are wrong:\n  a: it is b\n  c: it is d; do e",
+    ),
     (Unavailable("Redis", "it is loading", 0.5), "Redis is unavailable: it is loading; trying again in 0.5 s"),
     (Unavailable("Redis", "it is loading"), "Redis is unavailable: it is loading"),
     (Refused("an RSVP", "it has no id"), "an RSVP is refused: it has no id"),
@@ -23,5 +36,26 @@ def test_an_error_makes_its_sentence_from_its_facts(error: PenstockError, senten
 def test_an_error_survives_the_way_between_processes(error: PenstockError) -> None:
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is type(error)
-    assert vars(again) == vars(error)
+    assert repr(vars(again)) == repr(vars(error))
     assert str(again) == str(error)
+
+
+def test_what_is_wrong_is_raised_at_once_if_anything_is() -> None:
+    raise_all([])
+    one, other = Misconfigured("a", "b"), Misconfigured("c", "d")
+    with pytest.raises(Misconfigured) as alone:
+        raise_all([one])
+    assert alone.value is one
+    with pytest.raises(SeveralMisconfigured) as both:
+        raise_all([one, other])
+    assert both.value.errors == (one, other)
+
+
+def test_an_error_is_located_where_its_place_is_declared() -> None:
+    lines = {"channel rsvps": "pipe.py:7", "query by": "pipe.py:9", "query by_city": "pipe.py:12"}
+    one, other = Misconfigured("query by_city, line 2", "b", "c"), Misconfigured("elsewhere", "d")
+    assert located(one, lines).args == ("pipe.py:12, query by_city, line 2", "b", "c")
+    assert located(other, lines) is other
+    both = located(SeveralMisconfigured((one, other)), lines)
+    assert isinstance(both, SeveralMisconfigured)
+    assert [error.place for error in both.errors] == ["pipe.py:12, query by_city, line 2", "elsewhere"]

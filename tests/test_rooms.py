@@ -9,7 +9,7 @@ import pytest
 import penstock
 
 SRC = Path(penstock.__file__).parent
-WORDS = {"record", "contracts", "errors", "clock", "settings", "signatures"}
+WORDS = {"addresses", "record", "contracts", "errors", "clock", "settings", "signatures"}
 TIERS = {"collect", "channels", "analysis", "stores", "deliver"}
 BASE = WORDS | {"audit"}
 MAY_IMPORT = {

@@ -18,7 +18,7 @@ import redis
 from deltalake import DeltaTable
 from playwright.sync_api import Browser, ConsoleMessage
 from pyspark.sql import SparkSession
-from tests.running import Outside, Run, alive, demo
+from tests.running import Outside, Run, alive, demo, exposed, readable
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import encoded
@@ -190,6 +190,14 @@ def test_the_page_lives_in_a_browser(run: Run, chromium: Browser) -> None:
     assert str(RECORDS) in re.sub(r"[^0-9a-z]", "", page.inner_text("#balance"))
     page.close()
     assert errors == []
+
+
+def test_it_listens_on_this_machine_alone(run: Run) -> None:
+    assert exposed(run.pid) == []
+
+
+def test_only_its_owner_can_read_what_it_keeps(run: Run) -> None:
+    assert readable(run.folder / ".penstock") == []
 
 
 def test_a_second_run_on_the_same_folder_is_refused(run: Run) -> None:

@@ -126,3 +126,16 @@ def test_an_unknown_variable_is_answered_with_the_place(tmp_path: Path) -> None:
 def test_a_wrong_variable_is_answered_with_the_place(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=r"^environment, \[kafka\]: \"brokers\" is 'many'"):
         settings(tmp_path, "[kafka]\nbrokers = 2", PENSTOCK_KAFKA_BROKERS="many")
+
+
+def test_a_secret_that_is_wrong_is_not_shown(tmp_path: Path) -> None:
+    class Audit(Section):
+        secret: int = 0
+        webhook: int = 0
+
+    text = '[audit]\nsecret = "hush"\n', '[audit]\nwebhook = "https://ada:hush@h/?token=hush"\n'
+    for one in text:
+        (tmp_path / "penstock.toml").write_text(one)
+        with pytest.raises(Misconfigured) as told:
+            load({"audit": Audit}, tmp_path, environ={})
+        assert "hush" not in str(told.value)

@@ -55,7 +55,7 @@ app.page(
     chart={
         "mark": "bar",
         "encoding": {
-            "x": {"field": "window.start", "type": "temporal", "timeUnit": "yearmonthdatehoursminutes", "title": None},
+            "x": {"field": "window_start", "type": "temporal", "timeUnit": "yearmonthdatehoursminutes", "title": None},
             "y": {"field": "times", "type": "quantitative"},
             "color": {"field": "card", "type": "nominal"},
         },

@@ -7,7 +7,7 @@ import pytest
 from outbox import Outbox
 
 from penstock.testing.killing import KilledContract
-from penstock.testing.sources import SourceContract, plain
+from penstock.testing.sources import SourceContract, plain, text
 
 
 class Application:
@@ -37,7 +37,9 @@ def world(tmp_path):
     return Application(tmp_path / "outbox.db")
 
 
-class TestContract(SourceContract): ...
+class TestContract(SourceContract):
+    def carries(self, payload):
+        return text(payload)
 
 
 class TestKilled(KilledContract): ...

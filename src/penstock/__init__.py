@@ -7,6 +7,7 @@ from penstock.pipeline.description import Pipeline
 from penstock.record import Origin, Record
 
 if TYPE_CHECKING:
+    __version__: str
     from penstock.analysis.frames import seen
     from penstock.analysis.operators import tables
     from penstock.analysis.operators.joins import joined
@@ -26,6 +27,7 @@ __all__ = [
     "Shed",
     "Topic",
     "Value",
+    "__version__",
     "average",
     "bind",
     "by_count",
@@ -70,4 +72,8 @@ def __getattr__(name: str) -> Any:
         from penstock.channels.binders import bind
 
         return bind
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("penstock")
     raise AttributeError(f"penstock has no {name!r}")

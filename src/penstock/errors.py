@@ -9,6 +9,10 @@ PenstockError
 Every error keeps its facts as fields, makes its sentence from them, and survives pickling between processes.
 """
 
+from collections.abc import Mapping, Sequence
+
+from penstock.addresses import redacted
+
 
 class PenstockError(Exception):
     """The root of all errors that Penstock raises on purpose."""
@@ -18,6 +22,7 @@ class Misconfigured(PenstockError):
     """Raised when a setting, a pipeline or a machine is not as it has to be: `place`, what is wrong, the way out."""
 
     def __init__(self, place: str, problem: str, way_out: str = "") -> None:
+        place, problem, way_out = redacted(place), redacted(problem), redacted(way_out)
         super().__init__(place, problem, way_out)
         self.place, self.problem, self.way_out = place, problem, way_out
 
@@ -25,10 +30,41 @@ class Misconfigured(PenstockError):
         return f"{self.place}: {self.problem}" + (f"; {self.way_out}" if self.way_out else "")
 
 
+class SeveralMisconfigured(Misconfigured):
+    """Raised when several things are not as they have to be: each is one of `errors`."""
+
+    def __init__(self, errors: tuple[Misconfigured, ...]) -> None:
+        super().__init__("", "\n".join(map(str, errors)))
+        self.args = (errors,)
+        self.errors = errors
+
+    def __str__(self) -> str:
+        return "\n  ".join([f"{len(self.errors)} things are wrong:", *map(str, self.errors)])
+
+
+def raise_all(errors: Sequence[Misconfigured]) -> None:
+    """Raise what was found, if anything was: one as it is, several as one."""
+    if len(errors) == 1:
+        raise errors[0]
+    if errors:
+        raise SeveralMisconfigured(tuple(errors))
+
+
+def located(error: Misconfigured, lines: Mapping[str, str]) -> Misconfigured:
+    """The same error, with the file and line at which its place is declared, as far as `lines` tells them."""
+    if isinstance(error, SeveralMisconfigured):
+        return SeveralMisconfigured(tuple(located(one, lines) for one in error.errors))
+    for place, line in lines.items():
+        if error.place == place or error.place.startswith((f"{place},", f"{place}.")):
+            return Misconfigured(f"{line}, {error.place}", error.problem, error.way_out)
+    return error
+
+
 class Unavailable(PenstockError):
     """Raised when a part that we depend on does not answer."""
 
     def __init__(self, who: str, why: str, retry_after: float | None = None) -> None:
+        who, why = redacted(who), redacted(why)
         super().__init__(who, why, retry_after)
         self.who, self.why, self.retry_after = who, why, retry_after
 

@@ -27,6 +27,9 @@ def fact(cls: type[T]) -> type[T]:
 
 LONGEST_SENDER = 200
 """So many characters may the name of a sender have."""
+LARGEST_JUMP = 1_000_000
+"""Numbers of a sender that are further apart than this are no gap: they are not counted as missing records one by one.
+Anybody can write down a number such as 2^62."""
 LIVES = 2**44
 """A version is a life of its query times this, and the count of `seen()`: after a new start every row is newer."""
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from penstock.addresses import HIDDEN, is_secret
 from penstock.errors import Misconfigured
 
 FILE = "penstock.toml"
@@ -90,7 +91,9 @@ def _section(name: str, model: type[Section], layers: Iterable[tuple[str, Mappin
         key = ".".join(str(part) for part in first["loc"]) or name
         where = places.get(str(first["loc"][0]) if first["loc"] else "", f"[{name}]")
         raise Misconfigured(
-            where, f'"{key}" is {first["input"]!r}', first["msg"].removeprefix("Value error, ")
+            where,
+            f'"{key}" is {HIDDEN if is_secret(key) else repr(first["input"])}',
+            first["msg"].removeprefix("Value error, "),
         ) from error
 
 

@@ -17,7 +17,7 @@ from tests.analysis.still import StillWire
 from tests.channels.traffic import send
 
 from penstock.analysis.belated import Belated
-from penstock.analysis.books import Books, standing
+from penstock.analysis.books import Books
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
 from penstock.analysis.kafka import KafkaWire
@@ -35,6 +35,15 @@ Fresh = Callable[[str], str]
 Eventually = Callable[..., None]
 
 BEGIN = 1_700_000_000_000
+
+
+class Unreported:
+    """A query of whose batches no report comes."""
+
+    lastProgress, recentProgress = None, ()
+
+    def __init__(self, running: Any) -> None:
+        self.id = running.id
 
 
 def per_name(things: DataFrame) -> DataFrame:
@@ -78,10 +87,9 @@ def each_record_has_one_outcome(
     ids = {things: kafka.topic_id(things)}
 
     def launched(before: Account | None) -> Books:
-        stood = standing(engine, query, kafka.bounds)
         running, verdict = launch(engine, query, 1, ids)
         assert verdict.mode is mode
-        return Books(engine, query, running, before, stood, kafka, SystemClock())
+        return Books(engine, query, running, before, kafka, SystemClock())
 
     def until_taken(books: Books, number: int) -> Account:
         def enough() -> bool:
@@ -130,6 +138,14 @@ def each_record_has_one_outcome(
     # At once: there may be no further batch.
     assert next_life.look() is not None
     assert next_life.account.shares[things].outcomes == expected
+    # One that was killed before anything was published: it begins where the query began, not where that stands.
+    unreported = Books(engine, query, cast(Any, Unreported(next_life.running)), None, kafka, SystemClock())
+    assert not unreported.complete
+    unreported.look()
+    assert (unreported.complete, unreported.accounting) == (True, "current")
+    assert unreported.account.shares[things].since == {0: 0, 1: 0}
+    assert unreported.account.shares[things].outcomes == expected
+    assert unreported.account.step > 0
     send(kafka, things, [thing(105, 203), thing(104, 202)])
     third = until_taken(next_life, 107)
     expected[Outcome.PASSED] += 1
@@ -137,6 +153,9 @@ def each_record_has_one_outcome(
     assert third.shares[things].outcomes == expected
     assert third.conserved
     assert third.shares[things].late == {"s": {"1": [(103, 103)]}}
+    # Without a report, and without another batch, the account gets there as well.
+    assert until_taken(unreported, 107).shares == third.shares
+    assert unreported.account.conserved
     next_life.running.stop()
 
 
@@ -150,9 +169,8 @@ def test_what_an_earlier_life_has_guessed_says_nothing_about_a_new_one(
     query = Query("per_name", (things,), into, ("window", "name"), per_name, Mode.MICRO_BATCH)
 
     def told(before: Account | None, seq: int) -> Account:
-        stood = standing(engine, query, kafka.bounds)
         running, _ = launch(engine, query, 1, {things: kafka.topic_id(things)})
-        books = Books(engine, query, running, before, stood, kafka, SystemClock())
+        books = Books(engine, query, running, before, kafka, SystemClock())
         send(kafka, things, [thing(seq, seq)])
         eventually(lambda: books.look() is not None and books.account.shares[things].taken == seq, 60)
         running.stop()
@@ -199,12 +217,14 @@ class Run:
         return last
 
 
-def test_a_batch_that_ends_while_somebody_looks_is_in_the_account_of_the_next_run(tmp_path: Path) -> None:
+def test_a_batch_that_ends_while_somebody_looks_is_in_the_account_of_the_next_run() -> None:
     shapes = {"things": Shape("things")}
-    engine = Counted(cast(SparkSession, None), SparkSettings(), StillWire(), str(tmp_path), shapes)
+    # Of a checkpoint that cannot be looked into, nothing is known but what is reported.
+    engine = Counted(cast(SparkSession, None), SparkSettings(), StillWire(), "s3://elsewhere", shapes)
     query = Query("q", ("things",), "q", ("value",), "")
+    before = Account("query:q", "life", 0, {"things": Share({0: 0}, {0: 0}, 0, dict.fromkeys(Outcome, 0))})
     one, *others = Run(ended(0, 0, 2)), Run(ended(2, 5, 6)), Run()
-    books = Books(engine, query, cast(Any, one), None, {"things": {0: 0}}, MemoryChannels(), SystemClock())
+    books = Books(engine, query, cast(Any, one), before, MemoryChannels(), SystemClock())
 
     def stopped() -> None:
         one.recentProgress.append(ended(1, 2, 5))
@@ -243,7 +263,7 @@ def test_what_was_late_in_forgotten_batches_is_a_guess(
     before = Account("query:q", "life", 0, {"things": nothing})
     channels = MemoryChannels()
     belated = Belated("q", channels, 0)
-    books = Books(engine, query, cast(Any, Run()), before, {"things": {0: 4}}, channels, SystemClock(), belated)
+    books = Books(engine, query, cast(Any, Run()), before, channels, SystemClock(), belated)
     account = books.look()
     assert account is not None
     assert (account.guessed, account.conserved) == (guessed, not guessed)

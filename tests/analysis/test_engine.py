@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from tests.running import exposed
 
 from penstock.analysis.engine import Engine, in_order
 from penstock.analysis.frames import seen
@@ -86,6 +88,8 @@ def test_a_query_goes_on_where_its_checkpoint_stands(
         eventually(lambda last=last: kafka.bounds(f"{things}.dead")[0][1] >= (last + 500) // 100)
         assert failed([running, sifting]) is None
         assert progress(running)["state"] in {"starting", "running"}
+        # In real time, each task that writes a shuffle listens.
+        assert exposed(os.getpid()) == []
         for one in (running, sifting):
             one.stop()
 

@@ -66,10 +66,12 @@ UNFIT = {
     "the value is null": None,
     "it is not a JSON object": b"",
     "it is not JSON": b'{"id": 1, "at": ',
-    'the field "id" is missing': b'{"at": 1}',
+    'the field "id" is missing or null': b'{"at": 1}',
     'the field "id" is not bigint': thing(id="one"),
     'the field "tags" is not array<string>': thing(tags={"a": 1}),
     "its event time lies in the future": thing(at=MILLIS + 2 * 3_600_000),
+    # Spark's function fails with it; that must not end the query.
+    f"its event time ({SHAPE.event_time}) is null": thing(at=2**63 - 1),
 }
 
 
@@ -91,6 +93,7 @@ ODD = [
     b'{"id": 1, "at": -99999999999999999999}',
     thing(name="\x00\ud800"),
     thing(id=None),
+    thing(at=-(2**63)),
 ]
 
 

@@ -5,9 +5,15 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from tests.channels.servers import KafkaServer
+from tests.channels.traffic import numbered, send
+from tests.damaging import change
 
 from penstock.analysis.checkpoints.batches import covered
 from penstock.analysis.engine import Engine
@@ -15,9 +21,11 @@ from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.launching import failed, launch
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
+from penstock.analysis.supervision import is_transient, telling
 from penstock.channels.kafka import Kafka
 from penstock.contracts import Topic
 from penstock.record import Origin, Record
+from penstock.supervise.segments import batches
 
 
 def kept(things: DataFrame) -> DataFrame:
@@ -91,3 +99,24 @@ def test_a_record_may_be_as_large_as_its_topic_takes(
     with kafka.reader({into: {}}) as reader:
         (entry,) = reader.read(1, 20)
     assert value in (entry.value or b"")
+
+
+def test_a_damaged_batch_is_named_with_its_partition_and_the_way_out(
+    spark: SparkSession, kafka_server: KafkaServer, fresh: Callable[[str], str]
+) -> None:
+    kafka, things = Kafka(kafka_server.servers), fresh("things")
+    kafka.ensure([Topic(things)])
+    for record in numbered(5):
+        send(kafka, things, [record])
+    (file,) = kafka_server.folder.glob(f"*/data/{things}-0/*.log")
+    (batch,) = [one for one in batches(file.read_bytes()) if one.first == 2]
+    change(file, batch.stop - 1)
+    read = spark.read.format("kafka").option("kafka.bootstrap.servers", kafka.servers).option("subscribe", things)
+    with pytest.raises((PySparkException, Py4JJavaError)) as failure:
+        read.load().collect()
+    change(file, batch.stop - 1)
+    told = telling(failure.value)
+    assert f"{things}-0" in told
+    assert "penstock repair" in told
+    # It is no matter of a record: nothing is searched for, and it is tried again.
+    assert is_transient(failure.value)

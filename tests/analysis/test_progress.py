@@ -73,6 +73,16 @@ def test_event_time_is_compared_with_the_watermark_and_with_the_clock() -> None:
     assert "watermark" not in told(batch(eventTime={}))
 
 
+def test_without_a_watermark_the_newest_event_is_that_of_what_was_read() -> None:
+    observed = {
+        "things taken": {"taken": 2, "refused": 0, "filtered": 0, "newest": STARTED - 1_000_000},
+        "others taken": {"taken": 0, "refused": 0, "filtered": 0, "newest": None},
+        "things passed": {"passed": 2},
+    }
+    figures = told(batch(eventTime={}, observedMetrics=observed))
+    assert (figures["newest"], figures["skew"], figures["behind"]) == (STARTED - 1_000_000, 3_000, None)
+
+
 def test_what_a_batch_left_unread_is_counted_over_all_partitions() -> None:
     assert told(batch())["lag"] == 5
 

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Emit, Query, Shape
-from penstock.analysis.replay import comes_when_final, kept, named, recomputed
+from penstock.analysis.replay import Found, comes_when_final, kept, named, recomputed
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.contracts import Topic
@@ -56,7 +56,7 @@ def test_a_mark_is_traced_to_its_record(made: Made, spark: SparkSession) -> None
     engine, query = made
     hashed = F.xxhash64(F.lit("kiosk 7"), F.lit(1).cast("bigint"), F.lit(2).cast("bigint"))
     [[mark]] = spark.range(1).select(hashed).collect()
-    assert named(engine, query, [mark, 5], {query.inputs[0]: {0: 4}}) == {mark: ("kiosk 7", 1, 2)}
+    assert named(engine, query, [mark, 5], {query.inputs[0]: {0: 4}}) == {mark: Found("kiosk 7", 1, 2, copies=2)}
     assert named(engine, query, [], {}) == {}
 
 

@@ -1,11 +1,19 @@
 """A session of Spark in the process of somebody else."""
 
 import logging
+import os
+from contextlib import closing
 from logging.config import dictConfig
 
+import psutil
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+from tests.running import exposed
+
+from penstock.analysis.session import conf, escaped
+from penstock.analysis.settings import SparkSettings
 
 
 @pytest.mark.parametrize("wrong", ["SELECT missing FROM range(1)", "SELEC"])
@@ -37,3 +45,42 @@ def test_the_logs_of_others_keep_their_format(spark: SparkSession, caplog: pytes
         logger.addHandler(caplog.handler)
         logger.removeHandler(caplog.handler)
     assert caplog.handler.formatter is before
+
+
+def test_spark_listens_on_this_machine_alone_and_knows_who_connects(spark: SparkSession) -> None:
+    # A function in Python: its workers and the daemon that forks them listen, too.
+    add = F.udf(lambda number: number + 1, "long")
+    assert spark.range(3).select(add("id").alias("id")).groupBy().sum("id").first() == (6,)
+    assert exposed(os.getpid()) == []
+    assert spark.sparkContext.getConf().get("spark.authenticate") == "true"
+
+
+def test_what_is_told_no_address_listens_on_this_machine_alone(spark: SparkSession) -> None:
+    """As the shuffle of real-time queries does, which knows no setting for it."""
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    with closing(jvm.java.net.ServerSocket(0)) as listener:
+        assert listener.getInetAddress().isLoopbackAddress()
+        channel = jvm.java.nio.channels.SocketChannel.open(
+            jvm.java.net.InetSocketAddress("127.0.0.1", listener.getLocalPort())
+        )
+        channel.close()
+
+
+def test_a_setting_may_be_a_secret_and_is_on_no_command_line(spark: SparkSession) -> None:
+    (jvm,) = [one for one in psutil.Process().children() if any("SparkSubmit" in part for part in one.cmdline())]
+    assert not any(part.startswith(("--conf", "spark.")) for part in jvm.cmdline())
+
+
+@pytest.mark.parametrize("master", ["spark://far:7077", "local-cluster[1,1,1024]"])
+def test_on_a_cluster_the_settings_of_the_user_decide(master: str) -> None:
+    told = conf(SparkSettings(master=master, conf={"spark.driver.bindAddress": "0.0.0.0"}), 4)
+    assert {"spark.driver.host", "spark.authenticate"}.isdisjoint(told)
+    assert told["spark.driver.bindAddress"] == "0.0.0.0"
+
+
+@pytest.mark.parametrize("text", ["a=b:c # ! ü\\n", "\U0001f600\n x ", " a\t", ""])
+def test_a_setting_comes_to_spark_as_it_was_written(text: str, spark: SparkSession) -> None:
+    properties = spark.sparkContext._jvm.java.util.Properties()  # type: ignore[union-attr]
+    properties.load(spark.sparkContext._jvm.java.io.StringReader(f"{escaped('a b')}={escaped(text)}\n"))  # type: ignore[union-attr]
+    assert properties.getProperty("a b") == text

@@ -11,6 +11,7 @@ from penstock.audit.balance import Balance, balance
 from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.hops import Gap
 from penstock.audit.ledger import Ledger
+from penstock.audit.writers import Known
 from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Origin
@@ -249,7 +250,11 @@ class InOneGo:
         self.asked = 0
 
     def reduce(
-        self, start: Mapping[str, Positions], end: Mapping[str, Positions], kinds: Mapping[str, Kind]
+        self,
+        start: Mapping[str, Positions],
+        end: Mapping[str, Positions],
+        kinds: Mapping[str, Kind],
+        writers: Known | None = None,
     ) -> Findings:
         self.asked += 1
         entries = [
@@ -258,7 +263,7 @@ class InOneGo:
             for entry in self.channels.entries(channel)
             if start[channel].get(entry.partition, 0) <= entry.offset < positions.get(entry.partition, 0)
         ]
-        return reduced(entries, start, end, kinds)
+        return reduced(entries, start, end, kinds, writers=writers)
 
 
 def test_steps_and_strides_follow_each_other(channels: MemoryChannels, ledger: Ledger, clock: ManualClock) -> None:
@@ -298,9 +303,13 @@ def test_a_stride_that_somebody_else_made_is_not_counted_again(
 ) -> None:
     class Slow(InOneGo):
         def reduce(
-            self, start: Mapping[str, Positions], end: Mapping[str, Positions], kinds: Mapping[str, Kind]
+            self,
+            start: Mapping[str, Positions],
+            end: Mapping[str, Positions],
+            kinds: Mapping[str, Kind],
+            writers: Known | None = None,
         ) -> Findings:
-            found = super().reduce(start, end, kinds)
+            found = super().reduce(start, end, kinds, writers)
             read_all(Auditor(channels, ledger, WATCHED, NOTES, clock))
             return found
 
@@ -344,3 +353,40 @@ def test_a_lost_tail_is_found_when_a_reduction_reads_alone(tmp_path: Path, clock
     thread.join(5)
     assert settled(ledger, clock).channels[0].gaps == (Gap("a", 1, 6, 8),)
     ledger.close()
+
+
+def test_numbers_that_somebody_made_up_are_named_and_hide_nothing(
+    channels: MemoryChannels, ledger: Ledger, clock: ManualClock
+) -> None:
+    """Whoever can write to the channels: records and claims at both ends of 64 bits, and in between."""
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock)
+    send(channels, [1, 2, 4, 2**62, 2**63 - 1, -(2**63), -7])
+    for seq in (5, 2**62 + 1, 2**63 - 1):
+        claim = {"kind": "heartbeat", "channel": "rsvps", "sender": "a", "epoch": 1, "seq": seq, "time": 0}
+        channels.append(NOTES, json.dumps(claim).encode())
+    read_all(auditor)
+    clock.move(60)
+    auditor.step(0)
+    found = settled(ledger, clock)
+    rsvps = found.channels[0]
+    assert [(gap.first, gap.last) for gap in rsvps.gaps] == [(-6, 0), (3, 3), (5, 5), (2**62 + 1, 2**62 + 1)]
+    assert [(jump.before, jump.after) for jump in rsvps.jumps] == [(-(2**63), -7), (4, 2**62), (2**62, 2**63 - 1)]
+    assert [(one.kind, one.count) for one in found.discrepancies] == [("unexplained", 3)]
+    assert found.missing == rsvps.missing == 10
+
+
+def test_what_cannot_be_read_is_told_for_a_while(ledger: Ledger, clock: ManualClock) -> None:
+    class Damaged(MemoryChannels):
+        def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
+            stop.set()
+            raise Unavailable(f"the channel {channel}", "its log is damaged")
+
+    stop = threading.Event()
+    auditor = Auditor(Damaged(clock=clock), ledger, WATCHED, NOTES, clock)
+    assert auditor.trouble() is None
+    auditor.run(stop)
+    trouble = auditor.trouble()
+    assert trouble is not None
+    assert (trouble.why, trouble.retry_after) == ("its log is damaged", None)
+    clock.move(60)
+    assert auditor.trouble() is None

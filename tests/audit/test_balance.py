@@ -4,13 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.audit.balance import BRIEF, ChannelBalance, SenderBalance, balance
+from penstock.audit.balance import BRIEF, ChannelBalance, Jump, SenderBalance, balance
 from penstock.audit.content import Content, Numbered, Run, Tally
 from penstock.audit.findings import Kind, Numbering, Watched
 from penstock.audit.hops import Gap
+from penstock.audit.judge import Verdict
 from penstock.audit.latency import Sketch
 from penstock.errors import Unaccounted
-from penstock.record import Blind
+from penstock.record import LARGEST_JUMP, Blind
 
 SECOND = 1_000_000
 NOW = 1_000 * SECOND
@@ -248,3 +249,60 @@ def test_what_was_noticed_before_all_was_read_is_in_flight() -> None:
     rsvps = of(found)
     assert (rsvps.missing, rsvps.in_flight) == (0, 599)
     assert of(replace(found, drained=LONG_AGO)).missing == 599
+
+
+HUGE = 2**62
+
+
+def test_a_number_that_somebody_made_up_is_a_finding_and_no_missing_records() -> None:
+    found = balance(content({("rsvps", "a", 1): [(1, 40), (HUGE, HUGE)]}), NOW)
+    rsvps = found.channels[0]
+    assert (rsvps.distinct, rsvps.missing, rsvps.in_flight, rsvps.claimed) == (41, 0, 0, 41)
+    assert rsvps.jumps == (Jump("a", 1, 40, HUGE),)
+    assert found.verdict is Verdict.MISSING
+    (finding,) = found.discrepancies
+    assert (finding.kind, finding.stage, finding.count) == ("unexplained", "channel:rsvps", 1)
+    assert finding.examples == (f"a 1 from 40 to {HUGE}",)
+    json.loads(found.dumps())
+
+
+def test_the_first_number_may_be_any() -> None:
+    found = balance(content({("rsvps", "a", 1): [(HUGE, HUGE + 1)], ("rsvps", "b", 1): [(-5, -5)]}), NOW)
+    assert (found.missing, found.verdict) == (0, Verdict.WHOLE)
+
+
+def test_a_jump_just_arrived_may_still_be_filled() -> None:
+    found = balance(content({("rsvps", "a", 1): [(1, 40), (HUGE, HUGE)]}, noticed=JUST_NOW), NOW)
+    assert (found.channels[0].jumps, found.channels[0].in_flight, found.verdict) == ((), 0, Verdict.WHOLE)
+
+
+@pytest.mark.parametrize(("after", "missing"), [(LARGEST_JUMP + 2, LARGEST_JUMP), (LARGEST_JUMP + 3, 0)])
+def test_up_to_the_limit_what_lies_between_is_missing(after: int, missing: int) -> None:
+    found = balance(content({("rsvps", "a", 1): [(1, 1), (after, after)]}), NOW)
+    assert found.channels[0].missing == missing
+    assert bool(found.channels[0].jumps) is not bool(missing)
+    assert found.verdict is Verdict.MISSING
+
+
+def test_gaps_and_tails_before_a_jump_are_found_all_the_same() -> None:
+    runs = {("rsvps", "a", 1): [(1, 40), (42, 50), (HUGE, HUGE)]}
+    claims = {("a", 1): [(49, LONG_AGO), (53, LONG_AGO), (HUGE + 2, LONG_AGO)]}
+    rsvps = of(content(runs, claims))
+    assert rsvps.gaps == (Gap("a", 1, 41, 41), Gap("a", 1, 51, 53), Gap("a", 1, HUGE + 1, HUGE + 2))
+    assert rsvps.jumps == (Jump("a", 1, 50, HUGE),)
+
+
+@pytest.mark.parametrize("seen", [[(1, 40)], []])
+def test_a_claim_that_somebody_made_up_is_a_finding_and_no_missing_records(seen: list[tuple[int, int]]) -> None:
+    runs = {("rsvps", "a", 1): seen} if seen else {}
+    found = balance(content(runs, {("a", 1): [(40, LONG_AGO), (41, LONG_AGO), (HUGE, LONG_AGO)]}), NOW)
+    rsvps = found.channels[0]
+    assert rsvps.gaps == (Gap("a", 1, 41, 41),)
+    assert rsvps.jumps == (Jump("a", 1, 40, HUGE),)
+
+
+def test_numbers_at_both_ends_of_64_bits_are_no_trouble() -> None:
+    low, high = -(2**63), 2**63 - 1
+    found = balance(content({("rsvps", "a", 1): [(low, low), (high, high)]}, {("a", 1): [(high, LONG_AGO)]}), NOW)
+    assert found.channels[0].jumps == (Jump("a", 1, low, high),)
+    assert found.missing == 0

@@ -7,7 +7,7 @@ import pytest
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.content import Content, Numbered, Run, Tally
 from penstock.audit.findings import Kind, Watched
-from penstock.audit.hops import Gap, Hop, Intake, hops, paths
+from penstock.audit.hops import Gap, Hop, Intake, begun_late, hops, paths, without_account
 from penstock.record import LIVES
 
 INTAKE = Intake("rsvps", records=100, refused=2, in_flight=3, missing=1, gaps=(Gap("a", 1, 7, 7),), latency=None)
@@ -81,10 +81,50 @@ def test_a_query_that_does_not_count_its_records_is_not_accused() -> None:
     assert "not checked" in hop.note
 
 
-def test_rows_of_a_batch_that_has_not_ended_are_told() -> None:
+def test_records_in_rows_of_a_batch_that_has_not_ended_have_passed() -> None:
+    """A batch in real time lasts a minute; the balance is live all the same."""
     hop = of(content(QUERY, folded=65))
-    assert hop.missing == 0
-    assert hop.note == "5 of those in flight are in its rows already"
+    assert (hop.due, hop.taken, hop.in_flight, hop.missing) == (100, 95, 5, 0)
+    assert hop.outcomes[Outcome.PASSED] == 65
+
+
+def test_rows_cannot_hold_more_than_is_in_flight() -> None:
+    hop = of(content(QUERY, folded=1_000))
+    assert (hop.due, hop.in_flight, hop.outcomes[Outcome.PASSED]) == (100, 0, 70)
+
+
+def test_a_stage_without_an_account_has_a_line_and_is_a_doubt() -> None:
+    found = replace(content(), stages={"source:rsvps": (), "query:by_country": ("rsvps",)})
+    hop = of(found)
+    assert (hop.due, hop.taken, hop.in_flight, hop.writes) == (100, 0, 100, "by_country")
+    (doubt,) = without_account(found)
+    assert (doubt.kind, doubt.subject) == ("account", "query:by_country")
+    assert not list(without_account(replace(found, accounts={QUERY.stage: QUERY})))
+
+
+def test_a_stage_without_an_account_and_without_records_is_no_doubt() -> None:
+    empty = replace(content(records=0, until=0), stages={"query:by_country": ("rsvps",)})
+    assert not list(without_account(empty))
+
+
+LATER = replace(QUERY, shares={"rsvps": Share({0: 40}, {0: 90}, 50, {Outcome.PASSED: 50})})
+
+
+def test_an_account_that_begins_after_its_channel_is_found() -> None:
+    (found,) = begun_late(content(LATER), {"rsvps": {0: 0}})
+    assert (found.kind, found.stage, found.count) == ("unexplained", "query:by_country", 40)
+
+
+def test_a_later_beginning_that_is_explained_is_no_finding() -> None:
+    """What the channel did not hold any more cannot be read; and a query may be declared to begin later."""
+    assert not list(begun_late(content(LATER), {"rsvps": {0: 40}}))
+    assert not list(begun_late(content(replace(LATER, start_declared=True)), {"rsvps": {0: 0}}))
+    assert not list(begun_late(content(QUERY), {"rsvps": {0: 0}}))
+
+
+def test_a_stage_that_took_more_than_there_is_has_a_surplus() -> None:
+    share = replace(QUERY.shares["rsvps"], taken=101, until={0: 100}, outcomes={Outcome.PASSED: 101})
+    assert of(content(replace(QUERY, shares={"rsvps": share}), folded=101)).surplus == 1
 
 
 def test_a_result_of_single_records_is_counted_by_their_numbers() -> None:

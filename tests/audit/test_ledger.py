@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.damaging import FILE_DAMAGES, filled, flipped, small_disk
 
 from penstock.audit.account import Account
 from penstock.audit.content import Run, Tally
 from penstock.audit.findings import Findings, Kind, Numbering, Watched, islands, reduced
 from penstock.audit.latency import Sketch
-from penstock.audit.ledger import DAY, SETTLES_AFTER, Ledger
+from penstock.audit.ledger import DAY, SETTLES_AFTER, Ledger, Unreadable, set_aside
 from penstock.audit.runs import Runs
 from penstock.contracts import Entry
 from penstock.errors import Misconfigured, Refused, Unavailable
@@ -158,6 +159,28 @@ def test_the_claims_of_a_sender_stay_few(ledger: Ledger) -> None:
     assert len(claims) == 7
 
 
+def test_a_claim_that_somebody_made_up_hides_no_other(ledger: Ledger) -> None:
+    second = 1_000_000
+    for at, seq in enumerate([1, 2**62, *range(2, 40), 2**63 - 1, -(2**63)]):
+        found = batch(at or None, at)
+        found.claims.append(("rsvps", Heartbeat("a", 1, seq, 0), at * second))
+        ledger.merge(found, now=0)
+    claims = [seq for seq, _ in ledger.content().claims[A]]
+    assert {39, 2**62, 2**63 - 1} <= set(claims)
+    assert len(claims) < 20
+
+
+def test_numbers_at_both_ends_of_64_bits_are_kept(ledger: Ledger) -> None:
+    low, high = -(2**63), 2**63 - 1
+    found = batch(None, 4)
+    found.runs[A] = Runs([(low, low), (5, 5), (high, high)])
+    ledger.merge(found, now=1)
+    found = batch(1, 6)
+    found.runs[A] = Runs([(low + 1, low + 1), (high - 1, high - 1)])
+    ledger.merge(found, now=2)
+    assert [(run.first, run.last) for run in ledger.content().runs[A]] == [(low, low + 1), (5, 5), (high - 1, high)]
+
+
 def test_a_claim_is_as_old_as_its_reading(ledger: Ledger) -> None:
     """An auditor that was away reads old claims, perhaps before the records that they are about."""
     found = batch(None, 1)
@@ -260,9 +283,10 @@ def test_without_a_ledger_the_way_out_is_told(path: Path) -> None:
 def test_a_file_that_is_no_ledger_is_told(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"not a database, but long enough to be taken for one" * 100)
-    with pytest.raises(Misconfigured, match="move it away"):
+    with pytest.raises(Unreadable) as told:
         Ledger(path)
-    with pytest.raises(Misconfigured, match="move it away"):
+    assert told.value.place == str(path)
+    with pytest.raises(Unreadable):
         Ledger(path, read_only=True)
 
 
@@ -272,8 +296,68 @@ def test_a_ledger_of_another_format_is_told(path: Path, version: int) -> None:
     db = sqlite3.connect(path)
     db.execute(f"PRAGMA user_version = {version}")
     db.close()
-    with pytest.raises(Misconfigured, match=f"format {version}, .* move it away"):
+    with pytest.raises(Unreadable, match=f"format {version}"):
         Ledger(path)
+
+
+def test_a_ledger_that_is_gone_where_an_auditor_ran_is_away(path: Path) -> None:
+    log = path.parent.parent / "logs" / "audit.log"
+    log.parent.mkdir()
+    log.touch()
+    with pytest.raises(Unreadable) as told:
+        Ledger(path, read_only=True)
+    assert told.value.place == str(path)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_damage_is_noticed_unless_it_changes_nothing(path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    with closing(Ledger(path)) as ledger:
+        ledger.watch([Watched("rsvps", Kind.SOURCE)])
+        for start in range(0, 2_000, 500):
+            ledger.merge(batch(start or None, *(chance.randrange(10_000) for _ in range(500))), now=start)
+        before = ledger.content()
+    damage = chance.choice(FILE_DAMAGES)
+    damage(path, chance)
+    noticed: Misconfigured | None = None
+    try:
+        with closing(Ledger(path, read_only=True)) as ledger:
+            ledger.verify()
+            found = ledger.content()
+    except Misconfigured as error:
+        noticed = error
+    if noticed is None:
+        assert damage is flipped, "only a byte that holds nothing can change without notice"
+        assert found == before
+    else:
+        assert noticed.place == str(path)
+
+
+def test_what_is_replaced_and_removed_keeps_the_checksums_right(ledger: Ledger) -> None:
+    ledger.rows_kept = 10
+    ledger.watch([Watched("rsvps", Kind.SOURCE), Watched("table", Kind.RESULT, windowed=True)])
+    for step in range(30):
+        found = batch(step or None, step)
+        found.rows["table"] = dict.fromkeys(range(step, step + 3), step + 1)
+        ledger.merge(found, now=step)
+        ledger.mark_drained(step)
+        ledger.verify()
+    ledger.watch([])
+    ledger.verify()
+
+
+def test_a_ledger_that_was_set_aside_is_named_in_the_new_one(path: Path) -> None:
+    with closing(Ledger(path)) as ledger:
+        ledger.merge(batch(None, 1, 2), now=0)
+        copy = set_aside(path)
+    assert copy is not None
+    assert copy.exists()
+    with closing(Ledger(path)) as ledger:
+        assert ledger.content().copies == [str(copy)]
+        assert ledger.positions() == {}
+    second = set_aside(path)
+    assert second not in (None, copy)
+    assert set_aside(path) is None
 
 
 def test_numbers_out_of_order_are_remembered_across_batches(ledger: Ledger) -> None:
@@ -374,5 +458,16 @@ def test_a_stage_that_the_pipeline_has_no_longer_is_not_shown(ledger: Ledger) ->
     found.accounts += [Account("query:a", "x", 1, {}), Account("query:b", "x", 1, {})]
     ledger.merge(found, now=0)
     assert set(ledger.content().accounts) == {"query:a", "query:b"}
-    ledger.watch([], ["query:b", "query:c"])
+    ledger.watch([], {"query:b": ["rsvps"], "query:c": ["rsvps"]})
     assert set(ledger.content().accounts) == {"query:b"}
+
+
+def test_a_full_disk_is_waited_out(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 8) as disk, closing(Ledger(disk / "audit" / "ledger.db")) as ledger:
+        ledger.merge(batch(None, 1, 2), now=0)
+        more = batch(2, *range(10, 10_000, 2))
+        with filled(disk), pytest.raises(Unavailable):
+            ledger.merge(more, now=0)
+        assert ledger.positions() == {"rsvps": {0: 2}}
+        ledger.merge(more, now=0)
+        ledger.verify()

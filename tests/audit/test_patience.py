@@ -1,3 +1,4 @@
+import logging
 from collections.abc import Callable
 from threading import Event
 
@@ -50,3 +51,19 @@ def test_any_other_error_is_not_waited_out() -> None:
 
     with pytest.raises(Misconfigured):
         patiently(work, Event(), lambda error: None)
+
+
+def test_the_log_has_a_reason_once(caplog: pytest.LogCaptureFixture) -> None:
+    stop, tries = Event(), list[Unavailable]()
+
+    def work(well: Callable[[], None]) -> None:
+        well()
+        raise Unavailable("Redis", "it is away" if len(tries) < 3 else "it is loading")
+
+    def waiting(error: Unavailable) -> None:
+        tries.append(error)
+        if len(tries) == 5:
+            stop.set()
+
+    patiently(work, stop, waiting, logging.getLogger("waiting"))
+    assert len([record for record in caplog.records if record.name == "waiting"]) == 2

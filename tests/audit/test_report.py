@@ -102,9 +102,9 @@ def test_what_is_in_flight_is_said() -> None:
     assert "Whole: nothing is missing; up to 12 records are in flight." in shown(replace(RSVPS, in_flight=12))
 
 
-def test_nothing_counted_is_not_called_whole() -> None:
+def test_no_record_at_all_is_said_so() -> None:
     empty = replace(RSVPS, records=0, distinct=0, duplicates=0, claimed=0)
-    assert "Nothing was counted yet." in shown(empty)
+    assert "no record has come yet" in shown(empty)
 
 
 def test_there_are_colours_on_a_terminal_only() -> None:

@@ -59,3 +59,9 @@ def test_a_list_of_runs_is_as_long_as_there_are_runs() -> None:
     runs = Runs([(1, 10**18), (2 * 10**18, 3 * 10**18)])
     assert list(runs) == [(1, 10**18), (2 * 10**18, 3 * 10**18)]
     assert runs == Runs(list(runs))
+
+
+def test_the_parts_of_runs_within_bounds() -> None:
+    runs = Runs([(1, 5), (8, 9), (20, 30)])
+    assert runs.between(4, 22) == [(4, 5), (8, 9), (20, 22)]
+    assert runs.between(6, 7) == runs.between(31, 40) == []

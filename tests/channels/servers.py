@@ -5,6 +5,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
@@ -37,6 +38,22 @@ class KafkaServer:
         while not self._service.ready():
             assert time.monotonic() < until, self._process.last_lines()
             time.sleep(0.05)
+
+    @property
+    def folder(self) -> Path:
+        """That of all brokers: `kafka` in a state folder."""
+        assert self._service.folder is not None
+        return self._service.folder.parent
+
+    def stop(self) -> None:
+        """In order: what it has in memory is written."""
+        if self._process:
+            self._process.signal(signal.SIGTERM)
+            until = time.monotonic() + 60
+            while self._process.exit_code() is None:
+                assert time.monotonic() < until, self._process.last_lines()
+                time.sleep(0.05)
+            self.kill()
 
     def kill(self) -> None:
         if self._process:

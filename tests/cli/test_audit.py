@@ -1,5 +1,6 @@
 import asyncio
 import json
+import random
 import subprocess
 import sys
 import threading
@@ -7,12 +8,16 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import pytest
 import typer
 from tests.cli.standing import standing
+from tests.damaging import Damage, deleted, emptied, overwritten, truncated
+from tests.pipeline.test_spools import leave
 from typer.testing import CliRunner, Result
 
 from penstock.audit.auditor import Auditor
 from penstock.audit.findings import Kind, Watched
+from penstock.audit.judge import Discrepancy, Doubt, Report
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
 from penstock.cli.audit import audit
@@ -38,6 +43,7 @@ def audited(folder: Path, *seqs: int, blind: bool = False, clock: Clock | None =
     while auditor.step(0):
         pass
     auditor.close()
+    ledger.report(Report((clock or SystemClock()).now(), closed=True))
     ledger.close()
 
 
@@ -112,22 +118,26 @@ def test_without_a_ledger_it_exits_with_2_and_tells_the_way_out(tmp_path: Path) 
     assert not result.stdout
 
 
-def test_what_a_running_audit_has_not_read_is_told_and_fails_the_strict(
-    tmp_path: Path, kafka: Kafka, fresh: Fresh
-) -> None:
-    channel = fresh("rsvps")
-    sent(kafka, channel, fresh("notes"), 1, 2, 3)
+def test_what_a_running_audit_has_not_read_is_in_flight(tmp_path: Path, kafka: Kafka, fresh: Fresh) -> None:
+    channel, notes = fresh("rsvps"), fresh("notes")
+    sent(kafka, channel, notes, 1, 2, 3)
     with closing(Ledger(Wiring.read(tmp_path).ledger)) as ledger:
-        ledger.watch([Watched(channel, Kind.SOURCE)])
+        auditor = Auditor(kafka, ledger, [Watched(channel, Kind.SOURCE)], notes)
+        while sum(ledger.unread({channel: kafka.bounds(channel)}).values()):
+            auditor.step(1)
+        auditor.close()
+        ledger.report(Report(SystemClock().now()))
+    sent(kafka, channel, notes, 4, 5)
     with standing(tmp_path, kafka.servers):
         result = command(tmp_path, "--wait", "0")
         strict = command(tmp_path, "--wait", "0", "--strict", "--json")
+        waited = json.loads(command(tmp_path, "--wait", "0.1", "--json").stdout)
     assert result.exit_code == 0
-    assert f"{channel}: 3 records are not read yet" in result.stdout
-    assert "3 records are in flight" in result.stdout
     assert strict.exit_code == 1
     (source,) = json.loads(strict.stdout)["channels"]
-    assert (source["unread"], source["in_flight"]) == (3, 3)
+    assert (source["unread"], source["in_flight"]) == (2, 2)
+    # Nobody reads it: after a while that is a doubt.
+    assert (waited["verdict"], [doubt["kind"] for doubt in waited["doubts"]]) == ("not known", ["audit"])
 
 
 def test_it_waits_until_a_running_audit_has_read_what_was_there(tmp_path: Path, kafka: Kafka, fresh: Fresh) -> None:
@@ -136,6 +146,7 @@ def test_it_waits_until_a_running_audit_has_read_what_was_there(tmp_path: Path, 
     ledger, stop = Ledger(Wiring.read(tmp_path).ledger), threading.Event()
     watched = [Watched(channel, Kind.SOURCE)]
     ledger.watch(watched)
+    ledger.report(Report(SystemClock().now()))
     auditing = threading.Thread(target=Auditor(kafka, ledger, watched, notes).run, args=(stop,))
     called = SystemClock().now()
     with standing(tmp_path, kafka.servers):
@@ -160,16 +171,92 @@ def test_what_was_read_long_ago_is_no_old_news_while_the_channel_holds_no_more(
         while sum(ledger.unread({channel: kafka.bounds(channel)}).values()):
             auditor.step(1)
         auditor.close()
+        ledger.report(Report(SystemClock().now(), closed=True))
     assert "as of 2023" in command(tmp_path).stdout
     with standing(tmp_path, kafka.servers):
         assert "Whole: nothing is missing." in command(tmp_path).stdout
 
 
-def test_when_the_channels_do_not_answer_the_ledger_does_and_the_strict_fails(tmp_path: Path) -> None:
+def test_when_the_channels_do_not_answer_the_verdict_is_not_known(tmp_path: Path) -> None:
     audited(tmp_path, 1, 2)
     # A Redis that is not there says so at once; a client of Kafka would wait for it.
     with standing(tmp_path, "127.0.0.1:1", "redis://127.0.0.1:1/0"):
-        result, strict = command(tmp_path), command(tmp_path, "--strict")
-    assert "Whole: nothing is missing." in result.stdout
-    assert "Redis at 127.0.0.1:1 is unavailable" in result.stderr
-    assert (result.exit_code, strict.exit_code) == (0, 1)
+        result = command(tmp_path, "--json")
+    assert result.exit_code == 3
+    assert [(doubt["kind"], doubt["subject"]) for doubt in json.loads(result.stdout)["doubts"]] == [
+        ("channel", "Redis at 127.0.0.1:1")
+    ]
+
+
+def doubts(folder: Path) -> list[str]:
+    """The kinds of what is doubted; the command has to say the same by its exit code."""
+    result = command(folder, "--json")
+    told = json.loads(result.stdout)
+    assert result.exit_code == (3 if told["doubts"] else 0)
+    assert told["verdict"] == ("not known" if told["doubts"] else "whole")
+    return [doubt["kind"] for doubt in told["doubts"]]
+
+
+def reported(folder: Path, report: Report) -> None:
+    with closing(Ledger(Wiring.read(folder).ledger)) as ledger:
+        ledger.report(report)
+
+
+def test_an_auditor_that_was_killed_leaves_a_doubt(tmp_path: Path) -> None:
+    audited(tmp_path, 1, 2)
+    assert doubts(tmp_path) == []
+    reported(tmp_path, Report(SystemClock().now() - 3_600_000_000))
+    assert doubts(tmp_path) == ["audit"]
+
+
+def test_a_run_that_was_killed_leaves_a_doubt_at_once(tmp_path: Path) -> None:
+    audited(tmp_path, 1, 2)
+    reported(tmp_path, Report(SystemClock().now()))
+    assert doubts(tmp_path) == []
+    with standing(tmp_path, "127.0.0.1:1"):
+        pass  # Its note stays behind, as after kill -9.
+    assert doubts(tmp_path) == ["audit"]
+
+
+def test_what_the_auditor_doubts_is_doubted_here(tmp_path: Path) -> None:
+    audited(tmp_path, 1, 2)
+    reported(tmp_path, Report(SystemClock().now(), True, (), (Doubt("process", "analyse", "it is down"),)))
+    assert doubts(tmp_path) == ["process"]
+
+
+def test_a_finding_of_the_auditor_exits_with_1(tmp_path: Path) -> None:
+    audited(tmp_path, 1, 2)
+    finding = Discrepancy("changed", "store:redis/by_country", 1, "a row was changed", ("nl",))
+    reported(tmp_path, Report(SystemClock().now(), True, (finding,)))
+    result = command(tmp_path, "--json")
+    assert (result.exit_code, json.loads(result.stdout)["verdict"]) == (1, "missing")
+
+
+def test_records_in_a_spool_are_doubted_while_nothing_runs(tmp_path: Path) -> None:
+    audited(tmp_path, 1, 2)
+    leave(tmp_path, "rsvps", "rsvps")
+    assert doubts(tmp_path) == ["spool"]
+
+
+def test_a_spool_that_cannot_be_read_is_doubted_with_its_file(tmp_path: Path) -> None:
+    audited(tmp_path, 1, 2)
+    leave(tmp_path, "rsvps", "rsvps")
+    (file,) = (Wiring.read(tmp_path).state / "spool" / "rsvps" / "0").glob("*.log")
+    emptied(file, random.Random(1))
+    (doubt,) = json.loads(command(tmp_path, "--json").stdout)["doubts"]
+    assert doubt["kind"] == "spool"
+    assert str(file) in doubt["text"]
+
+
+@pytest.mark.parametrize("damage", [truncated, overwritten, emptied, deleted])
+def test_a_damaged_ledger_is_not_known_and_named(tmp_path: Path, damage: Damage) -> None:
+    audited(tmp_path, *range(2_000))
+    ledger = Wiring.read(tmp_path).ledger
+    damage(ledger, random.Random(1))
+    result = command(tmp_path, "--json")
+    assert result.exit_code == 3
+    told = json.loads(result.stdout)
+    assert told["verdict"] == "not known"
+    assert [(doubt["kind"], doubt["subject"]) for doubt in told["doubts"]] == [("ledger", str(ledger))]
+    # For people, too: never that nothing was counted yet.
+    assert str(ledger) in command(tmp_path).stdout.replace("\n", "")

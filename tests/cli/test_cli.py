@@ -5,12 +5,14 @@ import os
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from penstock.cli import COMMANDS, app
+from penstock import __version__
+from penstock.cli import COMMANDS, TRACE, app, main
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
 HELP = """
@@ -51,6 +53,12 @@ def test_every_command_has_help_of_its_own(command: str) -> None:
     assert f"Usage: penstock {command} [OPTIONS]" in found.stdout
     doc = getattr(import_module(f"penstock.cli.{command}"), command).__doc__
     assert doc.split()[:4] == found.stdout.split("\n\n")[1].split()[:4]
+
+
+def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
+    found = penstock(tmp_path, "--version")
+    assert (found.returncode, found.stdout.split()) == (0, ["penstock", version("penstock")])
+    assert __version__ == version("penstock")
 
 
 def test_without_a_command_the_help_is_shown(tmp_path: Path) -> None:
@@ -126,3 +134,22 @@ def test_doctor_looks_at_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     findings = {finding["what"]: finding for finding in json.loads(found.stdout)}
     assert "GiB free" in findings["disk"]["told"]
     assert not (tmp_path / "to").exists()
+
+
+def test_a_fault_of_our_own_is_a_line_and_its_trace_is_there_on_demand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail() -> None:
+        raise ZeroDivisionError("a fault")
+
+    monkeypatch.setattr("penstock.cli.app", fail)
+    # It would stay as it is for all tests that follow in this process.
+    monkeypatch.setattr("os.umask", lambda mode: mode)
+    monkeypatch.setattr(sys, "argv", ["penstock", "status"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 70
+    assert len(capsys.readouterr().err.splitlines()) == 1
+    monkeypatch.setenv(TRACE, "1")
+    with pytest.raises(ZeroDivisionError):
+        main()

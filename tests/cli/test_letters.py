@@ -59,6 +59,7 @@ def test_every_kind_of_skipping_has_its_words() -> None:
     *_, last = redrive_lines("rsvps", True, [Outcome("rsvps.dead:0:1", None, verdict, "why") for verdict in Verdict])
     assert last == (
         "rsvps: 1 would be sent, "
-        "5 skipped: 1 redriven before, 1 came back, 1 too late for a query, 1 kept only in part, "
+        "6 skipped: 1 redriven before, 1 came back, 1 too late for a query, "
+        "1 excluded by a query that fails with it, 1 kept only in part, "
         "1 not taken by the channel"
     )

@@ -26,6 +26,7 @@ from penstock.cli.standard import Input
 from penstock.collect.numbering import Numbering
 from penstock.contracts import Entry, Topic
 from penstock.errors import Misconfigured, Refused, Unavailable
+from penstock.pipeline.accounts import announce
 from penstock.record import Origin, Record
 from penstock.testing.clock import ManualClock
 
@@ -312,3 +313,15 @@ def test_updates_over_tcp_reach_who_listens() -> None:
         out, _ = consumer.communicate(timeout=60)
     assert done.exit_code == 0, done.output
     assert [json.loads(line)["seq"] for line in out.splitlines()] == list(range(1, 21))
+
+
+def test_results_dead_letters_and_internal_channels_are_refused(kafka: Kafka, fresh: Fresh) -> None:
+    result, bookmarks = fresh("result"), f"penstock.{fresh('p')}.bookmarks"
+    kafka.ensure([Topic(result), Topic(bookmarks, compacted=True), Topic(f"{result}.dead")])
+    announce(kafka, bookmarks, "people", result, "a1b2c3d4", 0)
+    for name in (result, f"{result}.dead", bookmarks):
+        refused = CliRunner().invoke(whole, ["produce", "--topic", name, "--servers", kafka.servers], input="x\n")
+        assert refused.exit_code == 2 or isinstance(refused.exception, Misconfigured), name
+        updates = ["produce", "updates", "--topic", name, "--total", "1", "--servers", kafka.servers]
+        assert CliRunner().invoke(whole, updates).exit_code != 0
+    assert sum(end for _, end in kafka.bounds(result).values()) == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.analysis.compare import Difference, How, Row, Verdict
+from penstock.analysis.replay import Found
 from penstock.cli.recompute import recompute, show
 from penstock.errors import Misconfigured
 from penstock.pipeline.comparison import Gone, Judged, Report
@@ -18,7 +19,7 @@ MISSING = Difference(b'["de"]', How.MISSING, None, Row(b'{"n":1}', 1))
 
 def report(*judged: Judged, gone: tuple[Gone, ...] = (), late: int = 0) -> Report:
     until = {"rsvps": {0: 10, 1: 20}}
-    return Report("q", "t", until, {"rsvps": {0: 10, 1: 25}}, gone, judged, {0b100: ("kiosk 7", 1, 4100)}, late)
+    return Report("q", "t", until, {"rsvps": {0: 10, 1: 25}}, gone, judged, {0b100: Found("kiosk 7", 1, 4100, 1)}, late)
 
 
 def judged(holder: str, *differences: Difference, late: bool = False, **counts: int) -> Judged:
@@ -64,12 +65,10 @@ def test_only_the_first_rows_that_differ_are_printed(capsys: pytest.CaptureFixtu
     assert lines[-1] == "60 rows differ from what the log gives."
 
 
-def test_records_that_came_too_late_are_no_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_may_have_come_too_late_cannot_be_told(capsys: pytest.CaptureFixture[str]) -> None:
     found = report(judged("channel:t", LACKS, late=True, different=1), late=4)
-    assert printed(found, capsys)[-1] == (
-        "Equal, but for what came too late for the stream: 4 did, and 1 row lacks some."
-    )
-    assert found.code == 0
+    assert printed(found, capsys)[-1].startswith("It cannot be told: 1 row differs")
+    assert found.code == 2
 
 
 def test_the_part_of_the_log_that_is_gone_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

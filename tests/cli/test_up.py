@@ -192,7 +192,7 @@ def test_what_the_supervisor_is_refused_is_the_answer_of_up(quick: Place) -> Non
         (quick.folder / "penstock.toml").write_text(f"{REDIS_ALONE}[local]\nredis_port = {port}\n")
         told = quick.penstock("up")
     assert told.returncode == 2
-    assert told.stderr.startswith(f"penstock: [local] redis_port: port {port} for redis is taken; ")
+    assert told.stderr.startswith(f"penstock: [local] redis_port: port {port} is taken; ")
 
 
 def test_in_the_foreground_it_stays_until_ctrl_c(quick: Place, eventually: Eventually) -> None:

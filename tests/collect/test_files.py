@@ -27,7 +27,7 @@ from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Record
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.killing import KilledContract
-from penstock.testing.sources import QUIET, Running, SourceContract, plain
+from penstock.testing.sources import QUIET, Running, SourceContract, lines, plain
 
 OFTEN = timedelta(milliseconds=5)
 
@@ -136,7 +136,8 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Writers:
 
 
 class TestContract(SourceContract):
-    pass
+    def carries(self, payload: bytes) -> bool:
+        return lines(payload)
 
 
 class TestKilled(KilledContract):

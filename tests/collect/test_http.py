@@ -20,7 +20,7 @@ from penstock.collect.ways import source_at
 from penstock.contracts import Arrival, Guarantee, Intake, Taken
 from penstock.errors import Misconfigured, Unavailable
 from penstock.testing.killing import KilledContract
-from penstock.testing.sources import SourceContract
+from penstock.testing.sources import SourceContract, anything
 
 
 def source_in(folder: Path, **options: Any) -> HttpSource:
@@ -43,7 +43,8 @@ async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
 
 
 class TestContract(SourceContract):
-    pass
+    def carries(self, payload: bytes) -> bool:
+        return anything(payload)
 
 
 class TestKilled(KilledContract):
@@ -140,12 +141,29 @@ async def test_who_says_who_it_is_keeps_its_numbers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "body", "limit", "option"),
+    [
+        ("/in", b"x" * 5_000_000, 900_000, "max_size"),
+        ("/in?lines", b"x\n" * 4_200_000, 8 << 20, "body"),
+        ("/in?lines", b"x\n" + b"x" * 900_001, 900_000, "max_size"),
+    ],
+)
+async def test_who_sends_too_much_learns_the_limit_and_the_option_that_raises_it(
+    tmp_path: Path, path: str, body: bytes, limit: int, option: str
+) -> None:
+    async with opened(source_in(tmp_path)) as door:
+        answer = await door.posted(body, path)
+    assert (answer.status_code, answer.json()["limit"], answer.json()["option"]) == (413, limit, option)
+
+
+@pytest.mark.parametrize(
     ("path", "body", "headers", "status", "place", "said"),
     [
         ("/in", b"", {}, 400, "the body", "it is empty"),
         ("/in?lines", b"\n\r\n", {}, 400, "the body", "it is empty"),
-        ("/in", b"x" * 1_001, {}, 413, "the body", "larger than the 1000 bytes"),
-        ("/in", b"x" * 5_001, {}, 413, "the body", "more than 5000 bytes"),
+        ("/in", b"x" * 1_001, {}, 413, "the body", "larger than the 1,000 bytes"),
+        ("/in", b"x" * 5_001, {}, 413, "the body", "larger than the 1,000 bytes"),
+        ("/in?lines", b"x\n" * 2_501, {}, 413, "the body", "more than 5,000 bytes"),
         ("/in?lines", b"a\n" + b"x" * 1_001, {}, 413, "line 2", "nothing was taken"),
         ("/in?lines", b"x\n" * 11, {}, 413, "line 11", "more than 10 records"),
         ("/in?lines=1", b"x", {}, 400, "?lines", "takes no value"),
@@ -198,7 +216,7 @@ async def test_who_says_who_it_is_keeps_its_numbers(tmp_path: Path) -> None:
             {"content-encoding": "gzip"},
             413,
             "the body",
-            "more than 5000",
+            "1,000 bytes",
         ),
         ("/in", b"x", {"origin": "https://elsewhere.example"}, 403, "the header origin", "other sites"),
         ("/in", b"x", {"host": "elsewhere.example"}, 403, "the header host", "none of the names"),
@@ -219,6 +237,18 @@ async def test_what_a_client_does_wrong_is_told_with_its_place_and_nothing_is_ta
         posting = asyncio.create_task(door.posted(b"good"))
         assert [one.value for one in await door.taken(1)] == [b"good"]
         await posting
+
+
+@pytest.mark.parametrize("how", ["address", "header"])
+async def test_a_jump_is_refused_and_nothing_is_taken(tmp_path: Path, how: str) -> None:
+    async with opened(source_in(tmp_path), Taken({"a": (5, 41)}, highest={"a": (5, 41)})) as door:
+        asked = f"?sender=a&epoch=5&seq={2**62}" if how == "address" else ""
+        headers = {} if asked else {"idempotency-key": f"a/5/{2**62}"}
+        answer = await door.client.post(f"/in{asked}", content=b"x", headers=headers)
+        assert (answer.status_code, answer.json()["place"]) == (400, "?seq")
+        posting = asyncio.create_task(door.client.post("/in?sender=a&epoch=5&seq=42", content=b"good"))
+        assert [one.value for one in await door.taken(1)] == [b"good"]
+        assert (await posting).status_code == 202
 
 
 async def test_a_name_is_asked_for_where_it_is_needed(tmp_path: Path) -> None:

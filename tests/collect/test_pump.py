@@ -329,6 +329,18 @@ async def test_no_more_is_on_its_way_than_is_allowed() -> None:
     assert len(channels.entries("rsvps")) == 1_000
 
 
+async def test_nothing_is_taken_or_settled_while_the_disk_is_full() -> None:
+    channels, source, room = MemoryChannels(), Outside(numbered(10)), list[str | None](["the disk is full"])
+    one = pump(source, channels, lacking=lambda: room[0])
+    running = asyncio.create_task(one.run(asyncio.Event()))
+    await until(lambda: one.figures()["paused"])
+    assert (channels.entries("rsvps"), source.settled) == ([], [])
+    room[0] = None
+    await running
+    assert len(channels.entries("rsvps")) == 10
+    assert one.figures()["paused"] is None
+
+
 async def test_a_bookmark_never_claims_what_is_still_on_its_way() -> None:
     channels, source = Slow(), Outside(numbered(30), chunk=lambda: 1)
     running = asyncio.create_task(pumped(source, channels))

@@ -14,7 +14,7 @@ import pytest
 from penstock.collect.stdin import StdinSource
 from penstock.contracts import Arrival, Intake, Taken
 from penstock.errors import Misconfigured
-from penstock.testing.sources import SourceContract, plain
+from penstock.testing.sources import SourceContract, lines, plain
 
 
 @contextmanager
@@ -55,7 +55,8 @@ def world() -> Iterator[Writer]:
 
 
 class TestContract(SourceContract):
-    pass
+    def carries(self, payload: bytes) -> bool:
+        return lines(payload)
 
 
 async def test_each_line_is_a_record_and_the_end_is_the_end() -> None:

@@ -20,7 +20,7 @@ from penstock.collect.tcp import TcpSource
 from penstock.contracts import Arrival, Guarantee, Taken
 from penstock.errors import Misconfigured, Unavailable
 from penstock.testing.killing import KilledContract
-from penstock.testing.sources import SourceContract
+from penstock.testing.sources import SourceContract, lines
 
 HELLO = b'{"sender": "a", "epoch": 1}'
 QUICK = timedelta(milliseconds=50)
@@ -149,7 +149,8 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
 
 
 class TestContract(SourceContract):
-    pass
+    def carries(self, payload: bytes) -> bool:
+        return lines(payload)
 
 
 class TestKilled(KilledContract):
@@ -188,6 +189,19 @@ async def test_who_has_forgotten_the_beginning_is_not_asked_for_it() -> None:
         (found,) = await taken(intakes, 1)
         assert found.origin is not None
         assert found.origin.seq == 100
+
+
+async def test_a_jump_is_refused_and_keeps_nobody_out(frames: str) -> None:
+    source = listening(frames=frames)
+    async with source.open(Taken({"a": (5, 41)}, highest={"a": (5, 41)})), sending(source) as true:
+        true.send(b'{"sender":"a","epoch":5}')
+        assert await true.hear() == {"after": 41}
+        async with sending(source, b'{"sender":"a","epoch":5,"seq":%d}' % 2**62) as forged:
+            assert "error" in await forged.hear()
+        # The connection of the true sender is still there.
+        true.send(b"x")
+        async with sending(source, b'{"sender":"a","epoch":5}') as again:
+            assert await again.hear() == {"after": 41}
 
 
 async def test_who_would_count_beyond_64_bits_is_told_so_and_no_such_number_is_given(frames: str) -> None:

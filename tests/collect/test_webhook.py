@@ -27,7 +27,7 @@ from penstock.record import Origin
 from penstock.signatures import keys, new_secret, signed
 from penstock.testing.clock import ManualClock
 from penstock.testing.killing import KilledContract
-from penstock.testing.sources import Running, SourceContract
+from penstock.testing.sources import Running, SourceContract, anything
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 KEY = keys("", SECRET)[0]
@@ -58,7 +58,8 @@ async def world(tmp_path: Path) -> AsyncIterator[Provider]:
 
 
 class TestContract(SourceContract):
-    pass
+    def carries(self, payload: bytes) -> bool:
+        return anything(payload)
 
 
 class TestKilled(KilledContract):

@@ -501,5 +501,5 @@ async def test_a_token_in_the_address_is_not_shown() -> None:
     async with saying() as (url, _):
         pass
     with pytest.raises(Unavailable) as error:
-        await heard(WebSocketSource(f"{url}?token=secret", "rsvps"), 1)
+        await heard(WebSocketSource(f"{url.replace('://', '://ada:secret@')}?token=secret", "rsvps"), 1)
     assert "secret" not in str(error.value)

@@ -20,7 +20,7 @@ from penstock.contracts import Guarantee, Intake, Taken
 from penstock.errors import Unavailable
 from penstock.record import Origin
 from penstock.testing.killing import KilledContract
-from penstock.testing.sources import SourceContract
+from penstock.testing.sources import SourceContract, text
 
 
 @dataclass
@@ -74,7 +74,8 @@ async def world() -> AsyncIterator[Device]:
 
 
 class TestContract(SourceContract):
-    pass
+    def carries(self, payload: bytes) -> bool:
+        return text(payload)
 
 
 @asynccontextmanager
@@ -290,6 +291,36 @@ async def test_pages_of_other_sites_are_turned_away() -> None:
         with pytest.raises(InvalidStatus) as error:
             await connect(url, origin="https://elsewhere.example")  # type: ignore[arg-type]
         assert error.value.response.status_code == 403
+
+
+async def test_a_jump_is_refused() -> None:
+    before = Taken({"a": (5, 41)}, highest={"a": (5, 41)})
+    async with opened(taken=before) as (url, _):
+        with pytest.raises(InvalidStatus) as error:
+            await connect(f"{url}?sender=a&epoch=5&seq={2**62}")
+        assert error.value.response.status_code == 400
+        async with connect(f"{url}?sender=a&epoch=5") as sender:
+            assert orjson.loads(await sender.recv()) == {"after": 41}
+        async with connect(f"{url}?sender=a&epoch=6&seq={2**62}") as sender:
+            assert orjson.loads(await sender.recv()) == {"after": 2**62 - 1}
+
+
+async def test_a_name_that_was_pointed_at_this_machine_is_none_of_ours() -> None:
+    """DNS rebinding: to a browser, the source is then the page's own site."""
+    async with opened() as (url, _):
+        port = int(url.partition("//127.0.0.1:")[2].partition("/")[0])
+        evil = f"evil.example:{port}"
+        for origin in (f"http://{evil}", None):
+            with pytest.raises(InvalidStatus) as error:
+                await connect(url.replace(f"127.0.0.1:{port}", evil), origin=origin, host="127.0.0.1", port=port)  # type: ignore[arg-type]
+            assert error.value.response.status_code == 403
+
+
+async def test_pages_of_a_site_that_may_send_are_let_in() -> None:
+    address = f"listen+ws://127.0.0.1:{later_port()}/"
+    source = WebSocketServer(address, "door", named=False, origins="https://mine.example")
+    async with opened(source) as (url, _), connect(url, origin="https://mine.example") as page:  # type: ignore[arg-type]
+        await page.recv()
 
 
 async def test_too_many_are_turned_away() -> None:

@@ -6,7 +6,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -115,11 +115,11 @@ class Demo:
         self._stop.set()
         self._thread.join()
 
-    def app(self, cache: Path) -> Starlette:
+    def app(self, cache: Path, charts: Sequence[ChartSpec] | None = None) -> Starlette:
         keep = timedelta(minutes=5)
         names = ["by_country", "trending", "answers", "members", "venues"]
         feeds = [FeedSpec(name, name, f"id of {name}", keep) for name in names]
-        return build(self.channels, feeds, _CHARTS, _GRAPH, STATUS, "RSVPs, live", cache=cache)
+        return build(self.channels, feeds, charts or _CHARTS, _GRAPH, STATUS, "RSVPs, live", cache=cache)
 
     def _run(self) -> None:
         said = time.monotonic()
@@ -219,7 +219,8 @@ class Demo:
         for process, nodes in processes.items():
             said: dict[str, object] = {"process": process, "at": now, "pid": 1, "memory": 10**8, "nodes": nodes}
             if process == "audit":
-                said["balance"] = {"whole": not self.missing, "channels": [channel, result]}
+                verdict = "missing" if self.missing else "whole"
+                said["balance"] = {"verdict": verdict, "channels": [channel, result]}
             self.channels.append(STATUS, json.dumps(said).encode(), process.encode())
 
 

@@ -5,7 +5,7 @@ import json
 import socket
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractContextManager, asynccontextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -78,6 +78,14 @@ async def until(condition: Callable[[], bool]) -> None:
     async with asyncio.timeout(20):
         while not condition():  # noqa: ASYNC110 # what is waited for has no event
             await asyncio.sleep(0.01)
+
+
+def _open(port: int) -> int:
+    """Connections to a port of this machine, as the side sees it that listens there."""
+    return sum(
+        one.status == psutil.CONN_ESTABLISHED and one.laddr[1] == port
+        for one in psutil.Process().net_connections("tcp")
+    )
 
 
 # --- three ways -------------------------------------------------------------------------------------------------------
@@ -223,6 +231,54 @@ async def test_a_page_of_another_site_may_not_follow(
         for welcome in (address, "https://friend.example", None):
             async with following(address, origin=welcome) as client:
                 await client.recv()
+
+
+@pytest.mark.parametrize(
+    "begun",
+    [
+        b"",
+        b"GET /status HTTP/1.1\r\nHost: localhost\r\n",
+        b"GET /feeds/by_country HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n",
+        b"GET /status HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nx",
+        b"GET /status HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nx",
+    ],
+    ids=["nothing", "head", "handshake", "body", "chunk"],
+)
+async def test_a_request_that_is_never_whole_holds_no_connection(
+    channels: MemoryChannels, vega_cache: Path, served: Served, begun: bytes
+) -> None:
+    """Neither silent, nor with a byte now and then. Those who follow are not concerned."""
+    with served(make(channels, vega_cache, patience="1 second")) as address:
+        port = int(address.rpartition(":")[2])
+        async with following(address) as client, asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(begun)
+            ended = asyncio.create_task(reader.read())
+            with suppress(ConnectionError):
+                while not ended.done():
+                    writer.write(b"x" if begun else b"")
+                    await asyncio.wait([ended], timeout=0.3)
+            writer.close()
+            put(channels, "nl", 1)
+            rows: dict[str, object] = {}
+            while rows != {"nl": 1}:
+                _, rows, _ = await told(client)
+
+
+async def test_there_are_only_so_many_connections(channels: MemoryChannels, vega_cache: Path, served: Served) -> None:
+    with served(make(channels, vega_cache, connections=2)) as address:
+        port = int(address.rpartition(":")[2])
+        held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+        try:
+            async with httpx.AsyncClient(base_url=address) as client:
+                await until(lambda: _open(port) >= 3)
+                assert (await client.get("/status")).status_code == 503
+        finally:
+            for _, writer in held:
+                writer.close()
+        async with httpx.AsyncClient(base_url=address) as client:
+            await until(lambda: _open(port) <= 2)
+            assert (await client.get("/status")).status_code == 200
 
 
 async def test_who_asks_for_a_name_that_is_not_ours_is_refused(

@@ -43,7 +43,7 @@ class Audit:
         missing = sum(one["missing"] for one in self.hops)
         rsvps = channel("rsvps", "source", MILLION, senders=1_024, missing=self.hops[0]["missing"])
         balance = {
-            "whole": not missing,
+            "verdict": "missing" if missing else "whole",
             "at": self.at,
             "as_of": self.at - 100_000,
             "hops": self.hops,
@@ -285,6 +285,17 @@ def test_what_is_not_known_is_not_called_whole(page: Page, audit: Audit) -> None
     expect(page.locator("#verdict")).to_have_text("12.5 s unknown")
     expect(page.locator("#as-of")).to_have_text(re.compile(r"^as of .*\d\d:\d\d:\d\d UTC$"))
     expect(page.locator("#findings")).to_contain_text("rsvps: for 12.5 s the source was not heard")
+    doubts = [{"kind": "process", "subject": "analyse", "text": "the process analyse is down"}]
+    audit.rest = {"verdict": "not known", "doubts": doubts}
+    audit.say()
+    expect(page.locator("#verdict")).to_have_attribute("data-verdict", "unknown")
+    expect(page.locator("#verdict")).to_contain_text("the process analyse is down")
+    expect(page.locator("#findings")).to_contain_text("the process analyse is down")
+    row = {"kind": "changed", "stage": "store:redis/x", "count": 1, "text": "a row differs", "examples": ["<b>nl</b>"]}
+    audit.rest = {"verdict": "missing", "doubts": doubts, "discrepancies": [row]}
+    audit.say()
+    expect(page.locator("#verdict")).to_have_attribute("data-verdict", "missing")
+    expect(page.locator("#findings")).to_contain_text("a row differs: <b>nl</b>")
     audit.rest, audit.at = {}, audit.at - 60_000_000
     audit.say()
     expect(page.locator("#verdict")).to_have_text(re.compile("the audit is silent for"))

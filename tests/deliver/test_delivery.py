@@ -9,6 +9,7 @@ import pytest
 from tests.audit.odd import Marked
 
 from penstock.audit.account import Outcome
+from penstock.audit.writers import Writer
 from penstock.clock import SystemClock
 from penstock.contracts import Entry, Positions, Reader
 from penstock.deliver.app import build
@@ -131,3 +132,16 @@ async def test_offsets_without_a_record_at_the_end_do_not_hold_it_up() -> None:
     async with delivery.running(), asyncio.timeout(4):
         await delivery.ready.wait()
     assert delivery.outlets["f"].count == 1
+
+
+async def test_rows_that_the_query_has_not_written_are_not_shown() -> None:
+    channels = MemoryChannels()
+    writer = Writer("f", "a1", "q", 0, "", {})
+    channels.append("marks", writer.dumps(), writer.key)
+    channels.append("f", b'{"n": 1}', b"[1]", [("writer", b"a1"), ("version", b"1")])
+    channels.append("f", b'{"n": 2}', b"[1]", [("version", b"999999")])
+    channels.append("f", b'{"n": 3}', b"[1]", [("writer", b"a1"), ("version", b"3")])
+    delivery = Delivery(channels, [FeedSpec("f", "f", "id")], "status", SystemClock(), "marks")
+    async with delivery.running():
+        await until(lambda: delivery.outlets["f"].feed.taken == 2)
+    assert delivery.outlets["f"].feed.passed == 2

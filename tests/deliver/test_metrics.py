@@ -11,6 +11,7 @@ import httpx
 import orjson
 import pytest
 
+from penstock.audit.judge import Verdict
 from penstock.deliver.app import build
 from penstock.deliver.metrics import metrics
 from penstock.testing.channels import MemoryChannels
@@ -87,7 +88,7 @@ def hop(stage: object = "source:rsvps", reads: str = "", writes: str = "rsvps", 
 def status(**more: Any) -> dict[str, object]:
     """What the delivery tells of a small pipeline."""
     balance = {
-        "whole": False,
+        "verdict": "missing",
         "hops": [hop(), hop("query:by_country", "rsvps", "by_country", step=LATENCY), hop("feed:x", "by_country", "")],
         "channels": [
             {"channel": "rsvps", "kind": "source", "senders": 20, "unknown_seconds": 1.5},
@@ -115,10 +116,22 @@ def test_every_record_has_its_outcome_at_its_stage() -> None:
     assert value(samples, "penstock_missing", stage="feed:x", channel="by_country") == 4
 
 
+def verdict(samples: Samples) -> str:
+    """The one that is 1."""
+    (found,) = (one for one in Verdict if value(samples, "penstock_verdict", verdict=one) == 1)
+    return found
+
+
 def test_the_verdict_and_what_is_unknown_are_told() -> None:
     samples = read(status())
-    assert value(samples, "penstock_whole") == 0
-    assert value(read(status(balance={"whole": True})), "penstock_whole") == 1
+    assert verdict(samples) == "missing"
+    assert verdict(read(status(balance={"verdict": "whole"}))) == "whole"
+    doubt = {"kind": "process", "subject": "analyse", "text": "it is down"}
+    finding = {"kind": "changed", "stage": "store:redis/x", "count": 2, "text": "…", "examples": []}
+    unsure = read(status(balance={"verdict": "not known", "doubts": [doubt], "discrepancies": [finding]}))
+    assert verdict(unsure) == "not known"
+    assert value(unsure, "penstock_doubts", kind="process", subject="analyse") == 1
+    assert value(unsure, "penstock_discrepancies", kind="changed", stage="store:redis/x") == 2
     assert value(samples, "penstock_unknown_seconds", channel="rsvps") == 1.5
     assert value(samples, "penstock_senders", channel="rsvps") == 20
     assert value(samples, "penstock_senders", channel="by_country") is None
@@ -185,12 +198,14 @@ def test_where_a_supervisor_looks_its_word_on_memory_counts_and_earlier_runs_are
 def test_no_verdict_is_given_while_the_audit_is_silent() -> None:
     silent = {"audit": {"at": NOW - 11_000_000}}
     samples = read(status(processes=silent))
-    assert value(samples, "penstock_whole") is None
+    assert verdict(samples) == "not known"
     assert value(samples, "penstock_up", process="audit") == 0
 
 
-def test_before_anybody_spoke_there_is_nothing() -> None:
-    assert metrics({"now": NOW, "processes": {}, "nodes": {}, "balance": None}) == b""
+def test_before_any_process_reports_the_verdict_is_not_known() -> None:
+    samples = read({"now": NOW, "processes": {}, "nodes": {}, "balance": None})
+    assert verdict(samples) == "not known"
+    assert {name for name, _ in samples} == {"penstock_verdict"}
 
 
 def test_the_same_status_gives_the_same_text_whatever_the_order_of_its_parts() -> None:
@@ -199,7 +214,7 @@ def test_the_same_status_gives_the_same_text_whatever_the_order_of_its_parts() -
     assert metrics(forth) == metrics(back)
 
 
-HOSTILE = ['"', "\\", "\n", '\\"\n\\n', '"} 1\npenstock_whole 1\n# ', "", "é \u202e \0 \r \u2028", "x" * 10_000]
+HOSTILE = ['"', "\\", "\n", '\\"\n\\n', '"} 1\npenstock_up 1\n# ', "", "é \u202e \0 \r \u2028", "x" * 10_000]
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -218,7 +233,7 @@ def test_a_hostile_name_stays_within_its_label(name: str) -> None:
     assert value(samples, "penstock_rate", node=name) == 1
     assert value(samples, "penstock_up", process=name) == 1
     assert value(samples, "penstock_alarms", name=name, stage=name) == 1
-    assert value(samples, "penstock_whole") == 0
+    assert verdict(samples) == "missing"
 
 
 def test_half_a_pair_of_characters_is_replaced() -> None:

@@ -1,13 +1,15 @@
 """The page in a real browser."""
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
+
+from penstock.deliver.site import ChartSpec
 
 Served = Callable[..., AbstractContextManager[str]]
 CHARTS = ["by_country", "trending", "answers", "members", "venues"]
@@ -18,7 +20,7 @@ AWAY = re.compile(r"ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_EMPTY_RESPON
 class Demo(Protocol):
     missing: int
 
-    def app(self, cache: Path) -> Any: ...
+    def app(self, cache: Path, charts: Sequence[ChartSpec] | None = None) -> Any: ...
 
 
 @pytest.fixture
@@ -67,6 +69,23 @@ def test_the_charts_are_there_and_move_and_the_numbers_change(page: Page, addres
         until_it_changes(page, figure)
     for figure in ("#p50", "#p95", "#p99", "#max"):
         expect(page.locator(figure)).to_have_text(re.compile(r"^\d.*(ms|s)$"))
+    assert complaints == []
+
+
+def test_without_a_chart_the_rows_are_a_table_that_stays_up_to_date(
+    page: Page, demo: Demo, served: Served, vega_cache: Path, complaints: list[str]
+) -> None:
+    tables = [ChartSpec(name, name, name, "", None) for name in ("by_country", "answers", "venues")]
+    with served(demo.app(vega_cache, tables)) as address:
+        page.goto(address)
+        heads = page.locator("[data-chart=by_country] thead th")
+        expect(heads).to_have_text(["window_start", "window_end", "country", "people", "records"], timeout=30_000)
+        first = page.locator("[data-chart=by_country] tbody tr").first
+        expect(first.locator("td").first).to_have_text(re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$"))
+        expect(page.locator("[data-chart=answers] tbody tr")).to_have_count(16, timeout=30_000)
+        expect(page.locator("[data-chart=venues] tbody tr")).to_have_count(100, timeout=30_000)
+        until_it_changes(page, "[data-chart=answers] tbody")
+        page.screenshot(path=str(vega_cache / "table.png"))
     assert complaints == []
 
 

@@ -24,6 +24,7 @@ from penstock.contracts import Taken
 from penstock.errors import Refused
 from penstock.record import Origin
 from penstock.serve.problems import Problem
+from penstock.serve.visitors import Visitors
 
 _ADDRESS = "listen+ws://127.0.0.1:8765/in"
 _WORDS = ("sender", "epoch", "seq", "a")
@@ -89,7 +90,8 @@ def handshake(data: bytes) -> None:
     if isinstance(headers, InvalidHeaderValue):
         # The library does not let it through.
         return
-    serving = _Serving(WebSocketServer(_ADDRESS, "rsvps"), door(_ADDRESS, "rsvps"), Taken())
+    source, visitors = WebSocketServer(_ADDRESS, "rsvps"), Visitors("127.0.0.1")
+    serving = _Serving(source, door(_ADDRESS, "rsvps"), Taken(), visitors)
     answer = cast(HTTPStatus | None, serving.answer(cast(ServerConnection, _Client()), Handshake(path, headers)))
     if answer is None:
         assert _named(urlsplit(path).query, "rsvps") is not None

@@ -12,6 +12,7 @@ import pytest
 from tests.gateway.conftest import Opened, until
 from tests.ports import later_port
 
+from penstock.audit.writers import Writer
 from penstock.channels.tcp import Tcp
 from penstock.contracts import Place, Positions, Sender, Topic
 from penstock.errors import Unavailable
@@ -324,6 +325,22 @@ async def test_channels_of_the_machinery_can_be_read_and_not_written(
     answer = await client.post("/channels/penstock.demo.status/records", json={"records": [{"value": 1}]})
     assert answer.status_code == 403
     assert (await client.get("/channels/penstock.demo.status/records")).status_code == 200
+
+
+async def test_results_and_dead_letters_are_not_written(client: httpx.AsyncClient, channels: MemoryChannels) -> None:
+    """A row forged so was shown on the page."""
+    channels.ensure([Topic("rsvps.dead"), Topic("penstock.demo.bookmarks")])
+    # As the query announces itself before its first row.
+    writer = Writer("two", "a1b2c3d4", "by_two", 0, channels.topic_id("two"), {0: 0, 1: 0})
+    channels.append("penstock.demo.bookmarks", writer.dumps(), writer.key)
+    for name in ("two", "rsvps.dead"):
+        answer = await client.post(f"/channels/{name}/records", json={"records": [{"value": 1}]})
+        told = answer.json()
+        assert (answer.status_code, told["place"]) == (403, f"channel {name}")
+        assert told["error"]
+        assert told["way_out"]
+        assert not channels.entries(name)
+    assert (await client.post(RECORDS, json={"records": [{"value": 1}]})).status_code == 200
 
 
 async def test_an_unknown_channel_is_not_made_by_sending(client: httpx.AsyncClient, channels: MemoryChannels) -> None:

@@ -387,6 +387,18 @@ async def test_who_asks_for_a_name_that_is_not_ours_is_refused() -> None:
             assert (answer.status_code, answer.json()["place"]) == (403, "the header host")
 
 
+async def test_pages_of_other_sites_may_not_write() -> None:
+    channels = MemoryChannels(None)
+    channels.ensure([Topic("one")])
+    async with served(channels) as client:
+        url, headers = "/channels/one/records", {"content-type": "application/octet-stream"}
+        answer = await client.post(url, content=b"x", headers={**headers, "origin": "https://elsewhere.example"})
+        assert (answer.status_code, answer.json()["place"]) == (403, "the header origin")
+        own = str(client.base_url).rstrip("/")
+        assert (await client.post(url, content=b"y", headers={**headers, "origin": own})).status_code == 200
+    assert [entry.value for entry in channels.entries("one")] == [b"y"]
+
+
 async def test_an_address_that_is_taken_is_said() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import Misconfigured
-from penstock.pipeline.checks import check
+from penstock.pipeline.checks import Level, check, unconnected
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.wiring import Wiring
 from penstock.simulate.kinds import KINDS
@@ -123,3 +123,33 @@ def test_a_table_whose_file_is_not_there_is_found_before_anything_starts(tmp_pat
         check(app.describe(), wiring)
     (tmp_path / "campaigns.csv").touch()
     check(app.describe(), wiring)
+
+
+def levels(made: Pipeline) -> list[tuple[Level, str]]:
+    return [(finding.level, finding.place) for finding in unconnected(made.describe())]
+
+
+def test_a_source_that_nothing_reads_is_a_warning_until_a_store_or_a_query_reads_it() -> None:
+    made = Pipeline("app")
+    made.source("ws://host/path", into="rsvps")
+    assert levels(made) == [(Level.WARNING, "source rsvps")]
+    made.store("rsvps", "redis://")
+    assert levels(made) == []
+
+
+def test_a_channel_that_nothing_fills_is_a_warning() -> None:
+    made = Pipeline("app")
+    made.channel("rsvps", schema="city STRING")
+    made.channel("unused")
+    made.query("by_city", key="city", sql="SELECT city, seen() FROM rsvps GROUP BY city")
+    assert levels(made) == [(Level.WARNING, "channel rsvps"), (Level.WARNING, "channel unused")]
+
+
+def test_both_at_once_are_an_error_that_names_the_other_channel() -> None:
+    made = Pipeline("app")
+    made.channel("rsvps", schema="city STRING")
+    made.source("ws://host/path", into="rsvp")
+    made.query("by_city", key="city", sql="SELECT city, seen() FROM rsvps GROUP BY city")
+    found = unconnected(made.describe())
+    assert [(one.level, one.place) for one in found] == [(Level.ERROR, "source rsvp"), (Level.ERROR, "channel rsvps")]
+    assert '"rsvps"' in found[0].way_out

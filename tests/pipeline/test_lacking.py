@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.stores.lakes import LoadedLake
 
 from penstock.audit.content import Content, Run
 from penstock.audit.hops import Gap
@@ -28,7 +29,7 @@ def lake(tmp_path: Path) -> LakeStore:
     store = LakeStore(str(tmp_path / "lake"), "things")
     headers = [Origin("kiosk", 2, seq, 0).headers() for seq in (1, 2, 3, 6, 8, 9, 10)]
     entries = [Entry("things", 0, at, 0, None, b"{}", some) for at, some in enumerate([*headers, []])]
-    with closing(store.open()) as table:
+    with closing(LoadedLake(store).open()) as table:
         table.write(entries, {})
     return store
 

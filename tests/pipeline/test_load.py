@@ -94,9 +94,9 @@ def test_a_mistake_in_a_part_is_told_with_its_line(written: Written) -> None:
     assert said == "pipe.py:4: channel a: 0 partitions are asked for; ask for one or more"
 
 
-def test_parts_that_do_not_fit_are_told_with_the_file(written: Written) -> None:
+def test_parts_that_do_not_fit_are_told_with_the_line_of_their_declaration(written: Written) -> None:
     said = refusal(written(BEGIN + 'app.store("rsvps", "redis://")\n'))
-    assert said == 'pipe.py, store redis://: there is no channel "rsvps"; declare it: app.channel(…)'
+    assert said == 'pipe.py:3, store redis://: there is no channel "rsvps"; declare it: app.channel(…)'
 
 
 def test_a_file_without_a_pipeline_is_told(written: Written) -> None:
@@ -110,3 +110,30 @@ def test_a_file_with_two_pipelines_is_told(written: Written) -> None:
 
 def test_a_pipeline_with_two_names_is_one(written: Written) -> None:
     assert load(written(BEGIN + "same = app\n")).name == "meetups"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'app.source("listen+http://127.0.0.1:8080/in", into="hits", key=5)',
+        'app.source("listen+http://127.0.0.1:8080/in", into="hits", maxsize=5)',
+        'app.channel("hits", keep=7)',
+        'app.channel("hits", schema={"url": "string"})',
+        'app.channel("hits", partitions="2")',
+        'app.channel("hits", event_time=5)',
+        'app.store("hits", None)',
+        'app.store("hits", "redis://", ttl=60)',
+        'app.page("hits", chart="bar")',
+        'app.query("SELECT * FROM hits")',
+        'app.query("by_url", key="url")',
+        "app.query(lambda hits: hits)",
+        'app.query("by_url", key="url", watermark=30, sql="SELECT * FROM hits")',
+        'app.query("by_url", key="url", windw="10 seconds", sql="SELECT * FROM hits")',
+    ],
+)
+def test_an_option_of_the_wrong_kind_is_told_with_its_line_and_no_word_of_python(written: Written, line: str) -> None:
+    with pytest.raises(Misconfigured) as error:
+        load(written(f"{BEGIN}\n{line}\n"))
+    assert error.value.place.startswith("pipe.py:4")
+    assert "Error" not in str(error.value)
+    assert error.value.way_out or "; " in error.value.problem

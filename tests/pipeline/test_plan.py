@@ -1,15 +1,18 @@
+import inspect
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from penstock import Keyed
+from penstock import Keyed, seen
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.operators.statics import table
-from penstock.errors import Misconfigured
+from penstock.errors import Misconfigured, SeveralMisconfigured
+from penstock.pipeline.checks import Level
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.plan import Plan, plan
 from penstock.pipeline.wiring import Wiring
@@ -53,6 +56,78 @@ def test_the_first_query_that_can_is_in_real_time_and_each_says_why(spark: Spark
     assert [query.mode for query in found.queries] == ["real-time", "micro-batch"]
     assert all(query.why for query in found.queries)
     assert {query.checkpoint for query in found.queries} == {"new"}
+
+
+def test_a_checkpoint_that_does_not_fit_is_an_error_with_the_way_out(spark: SparkSession, tmp_path: Path) -> None:
+    app = Pipeline("meetups")
+    app.channel("rsvps", schema="city STRING")
+    app.source("ws://feed/rsvps", into="rsvps")
+    app.query("by_city", key="city", sql=COUNTS)
+    assert not planned(app, tmp_path, spark).findings
+    (tmp_path / "checkpoints/by_city").mkdir(parents=True)
+    (tmp_path / "checkpoints/by_city/penstock.json").write_text("{")
+    found = planned(app, tmp_path, spark)
+    (finding,) = found.findings
+    assert found.wrong
+    assert finding.level is Level.ERROR
+    assert "by_city" in finding.place
+    assert "--new-checkpoint by_city" in finding.way_out
+    assert found.to_json()["findings"][0]["level"] == "error"
+
+
+def test_all_queries_that_cannot_work_are_told_at_once(spark: SparkSession, tmp_path: Path) -> None:
+    app = Pipeline("meetups")
+    app.channel("rsvps", schema="city STRING")
+    app.query("one", key="city", sql=COUNTS.replace("GROUP BY city", "GROUP BY ciy"))
+    app.query("right", key="city", sql=COUNTS)
+    app.query("other", key="town", sql=COUNTS)
+    with pytest.raises(SeveralMisconfigured) as error:
+        planned(app, tmp_path, spark)
+    assert [one.place.partition(",")[0] for one in error.value.errors] == ["query one", "query other"]
+
+
+def nothing_returned(rsvps: DataFrame) -> None:
+    rsvps.groupBy("city").agg(seen())
+
+
+def bad_window(rsvps: DataFrame) -> DataFrame:
+    return rsvps.groupBy(F.window("event_time", "10 secnds")).agg(seen())
+
+
+def bad_type(rsvps: DataFrame) -> DataFrame:
+    return rsvps.groupBy("city").agg(F.sum(F.col("city") > 1).alias("n"), seen())
+
+
+def right(rsvps: DataFrame) -> DataFrame:
+    return rsvps.groupBy("city").agg(seen())
+
+
+@pytest.mark.parametrize(
+    ("schema", "event_time", "function", "options", "offset"),
+    [
+        ("city STRNG", None, right, {}, None),
+        ("city STRING, at BIGINT", "timestamp_millis(att)", right, {}, None),
+        ("city STRING", None, nothing_returned, {}, 0),
+        ("city STRING", None, bad_window, {}, 1),
+        ("city STRING", None, bad_type, {}, 1),
+        ("city STRING", None, right, {"where": "cty = 'Ulm'"}, 0),
+        ("city STRING", None, right, {"where": "length(city)"}, 0),
+        ("city STRING", None, right, {"key": "town"}, 0),
+    ],
+    ids=["type", "event time", "nothing", "window", "column type", "where", "no condition", "key"],
+)
+def test_a_mistake_is_told_with_its_file_and_line(
+    spark: SparkSession, tmp_path: Path, schema: str, event_time: str | None, function: Any, options: Any, offset: Any
+) -> None:
+    app = Pipeline("meetups")
+    app.channel("rsvps", schema=schema, event_time=event_time)
+    declared = inspect.currentframe().f_lineno - 1  # type: ignore[union-attr]
+    app.query("by_city", **{"key": "city", **options})(function)
+    with pytest.raises(Misconfigured) as error, app.describe().locating():
+        planned(app, tmp_path, spark)
+    line = declared if offset is None else function.__code__.co_firstlineno + offset
+    assert error.value.place.startswith(f"test_plan.py:{line}, ")
+    assert "_fits" not in error.value.problem
 
 
 def test_rows_without_an_identity_and_channels_without_a_schema_are_remarked(

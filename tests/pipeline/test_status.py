@@ -40,30 +40,31 @@ def test_it_is_told_as_json() -> None:
     }
 
 
-def test_all_is_well_while_everybody_speaks_and_nothing_is_missing() -> None:
-    def well(late: int, whole: bool) -> bool:
-        said = {"load": {"at": 60 * SECOND - late, "nodes": {}}}
-        audit = {"audit": {"at": 60 * SECOND, "nodes": {}, "balance": {"whole": whole}}}
-        return Status({**said, **audit}).well(now=60 * SECOND)
-
-    assert well(late=10 * SECOND, whole=True)
-    assert not well(late=10 * SECOND + 1, whole=True)
-    assert not well(late=0, whole=False)
+NOW = 60 * SECOND
 
 
-def test_nothing_is_well_where_nobody_spoke() -> None:
-    assert not Status({}).well(now=0)
+def test_the_verdict_is_that_of_the_audit_while_every_process_reports() -> None:
+    def verdict(late: int, verdict: str) -> str:
+        said = {"load": {"at": NOW - late, "nodes": {}}}
+        audit = {"audit": {"at": NOW, "nodes": {}, "balance": {"verdict": verdict}}}
+        return Status({**said, **audit}).verdict(NOW)
+
+    assert verdict(10 * SECOND, "whole") == "whole"
+    assert verdict(10 * SECOND + 1, "whole") == "not known"
+    assert verdict(0, "not known") == "not known"
+    assert verdict(0, "missing") == verdict(11 * SECOND, "missing") == "missing"
 
 
-def test_before_the_first_balance_nothing_is_missing() -> None:
-    assert Status({"load": {"at": 0, "nodes": {}}}).well(now=0)
+def test_before_the_first_balance_the_verdict_is_not_known() -> None:
+    assert Status({}).verdict(0) == Status({"load": {"at": 0, "nodes": {}}}).verdict(0) == "not known"
 
 
 def test_a_process_that_is_no_part_of_the_run_any_more_is_not_waited_for() -> None:
-    run = {"at": 60 * SECOND, "nodes": {}, "usage": {"load": {"memory": 1}}}
-    said = {"run": run, "load": {"at": 60 * SECOND, "nodes": {}}, "deliver": {"at": 0, "nodes": {}}}
-    assert Status(said).well(now=60 * SECOND)
-    assert not Status({**said, "load": {"at": 0, "nodes": {}}}).well(now=60 * SECOND)
+    run = {"at": NOW, "nodes": {}, "usage": {"load": {"memory": 1}, "audit": {"memory": 1}}}
+    audit = {"at": NOW, "nodes": {}, "balance": {"verdict": "whole"}}
+    said = {"run": run, "audit": audit, "load": {"at": NOW, "nodes": {}}, "deliver": {"at": 0, "nodes": {}}}
+    assert Status(said).verdict(NOW) == "whole"
+    assert Status({**said, "load": {"at": 0, "nodes": {}}}).verdict(NOW) == "not known"
 
 
 def test_who_listens_hears_the_last_word_of_each(eventually: Callable[..., None]) -> None:
@@ -75,9 +76,8 @@ def test_who_listens_hears_the_last_word_of_each(eventually: Callable[..., None]
         eventually(lambda: said.get("audit") == {"at": 2})
 
 
-def test_alarms_are_told_and_a_slow_stage_is_well() -> None:
+def test_alarms_are_told() -> None:
     alarm = {"level": "alarm", "text": "it is slow"}
     found = Status({"audit": {"at": 5, "nodes": {}, "balance": {"whole": True, "alarms": [alarm]}}})
     assert found.alarms == [alarm]
-    assert found.well(5)
     assert Status({"audit": {"at": 5, "nodes": {}}}).alarms == []

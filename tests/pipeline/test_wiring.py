@@ -7,7 +7,7 @@ from penstock.channels.files import Files
 from penstock.contracts import Topic
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Pipeline, SourceSpec
-from penstock.pipeline.wiring import Wiring, shown, simulated, topics
+from penstock.pipeline.wiring import Wiring, simulated, topics
 
 FILE = """
 [channels]
@@ -131,20 +131,6 @@ def test_files_lie_in_the_state_folder_or_beside_the_pipeline(
 )
 def test_an_address_may_be_that_of_a_simulation(url: str, found: tuple[str, dict[str, str]] | None) -> None:
     assert simulated(url) == found
-
-
-@pytest.mark.parametrize(
-    ("url", "eyes"),
-    [
-        ("redis://", "redis://"),
-        ("redis://ada:se@cret@host:6379/2", "redis://host:6379/2"),
-        ("wss://host/feed?token=abc", "wss://host/feed"),
-        ("simulate://rsvps?rate=200", "simulate://rsvps?rate=200"),
-        ("delta://lake/a@b", "delta://lake/a@b"),
-    ],
-)
-def test_what_is_secret_in_an_address_is_not_shown(url: str, eyes: str) -> None:
-    assert shown(url) == eyes
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,12 @@ from datetime import timedelta
 
 from penstock.audit.account import Share
 from penstock.contracts import Entry, Guarantee, Positions
-from penstock.stores.lake import LakeStore, LakeTable
 from penstock.stores.redis import RedisStore, RedisTable
 
 
 @dataclass(frozen=True)
 class Dropping:
-    store: LakeStore | RedisStore
+    store: RedisStore
     lost: Callable[[Entry], bool]
 
     @property
@@ -24,7 +23,7 @@ class Dropping:
 
 
 class DroppingTable:
-    def __init__(self, table: LakeTable | RedisTable, lost: Callable[[Entry], bool]) -> None:
+    def __init__(self, table: RedisTable, lost: Callable[[Entry], bool]) -> None:
         self._table = table
         self._lost = lost
 

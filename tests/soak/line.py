@@ -8,16 +8,16 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 from tests.soak.dropping import Dropping
 from tests.soak.sizes import PATIENCE
-from tests.soak.things import PARTITIONS, SCHEMA, WINDOW
+from tests.soak.things import PARTITIONS, SCHEMA, WINDOW, Who
 
-from penstock.analysis.books import Books, standing
-from penstock.analysis.checkpoints.batches import covered
+from penstock.analysis.books import Books
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import launch, sift
+from penstock.analysis.launching import launch
 from penstock.analysis.query import Query
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account
@@ -35,12 +35,27 @@ from penstock.pipeline.description import Description, Pipeline
 from penstock.pipeline.graph import reads, store_node
 from penstock.pipeline.recompute import recompute
 from penstock.pipeline.tiers.audit import watched
+from penstock.pipeline.tiers.lakes import Lake
 from penstock.pipeline.wiring import Wiring, topics
 from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
 from penstock.stores.redis import RedisStore
 
 Lost = Callable[[Entry], bool]
+
+
+class LosingLake(Lake):
+    """A lake that does not get one record."""
+
+    lost: Who | None = None
+
+    def chosen(self, raw: DataFrame) -> DataFrame:
+        if self.lost is None:
+            return super().chosen(raw)
+        told = {name: F.expr(f"filter(headers, h -> h.key = '{name}')[0].value") for name in ("sender", "seq")}
+        sender, seq = self.lost
+        is_lost = (told["sender"].cast("string") == sender) & (told["seq"].cast("string") == str(seq))
+        return raw.where(~F.coalesce(is_lost, F.lit(False)))
 
 
 def until(condition: Callable[[], object], patience: float = PATIENCE) -> None:
@@ -74,10 +89,9 @@ class Line:
 
     def start_query(self) -> None:
         """Launch the query, as the analysis does when it begins and when it comes back."""
-        stood = standing(self.engine, self.query, self.kafka.bounds)
         running, _ = launch(self.engine, self.query, 0, {})
         before = last_accounts(self.kafka, self.description.bookmarks).get(f"query:{self.query.name}")
-        self._books = Books(self.engine, self.query, running, before, stood, self.kafka, SystemClock())
+        self._books = Books(self.engine, self.query, running, before, self.kafka, SystemClock())
 
     def stop_query(self) -> None:
         if self._books is not None:
@@ -124,8 +138,7 @@ class Line:
 
     def at_rest(self) -> bool:
         """Whether every part has read all there is, the ledger knows it, and nothing is in flight."""
-        sifted = covered(self.engine.checkpoint(f"{self.things}.dead")) or {}
-        if not self.taken() or sifted.get(self.things) != self.ends(self.things):
+        if not self.taken():
             return False
         content = self.content()
         stages = all(
@@ -149,7 +162,7 @@ def line(
     redis_url: str,
     folder: Path,
     name: str,
-    lake_loses: Lost | None = None,
+    lake_loses: Who | None = None,
     redis_loses: Lost | None = None,
 ) -> Iterator[Line]:
     """Everything runs, each part as its tier runs it, until the end of the body."""
@@ -160,13 +173,14 @@ def line(
     shapes = {one: channel.shape for one, channel in description.channels.items()}
     engine = Engine(spark, settings, KafkaWire(kafka.servers), str(folder / "checkpoints"), shapes)
     things, totals = (f"things_{name}", f"totals_{name}")
-    lake = LakeStore(wiring.path("delta://lake"), things, SCHEMA)
+    (spec,) = description.lakes
+    filling = LosingLake(engine, spec, description, wiring, kafka, kafka.topic_id(things))
+    filling.lost = lake_loses
     live = RedisStore(redis_url, totals)
     loaders = {
-        store_node("delta://lake", things): Loader(kafka, things, Dropping(lake, lake_loses) if lake_loses else lake),
         store_node("redis://", totals): Loader(kafka, totals, Dropping(live, redis_loses) if redis_loses else live),
     }
-    made = Line(kafka, engine, description, wiring, lake)
+    made = Line(kafka, engine, description, wiring, LakeStore(wiring.path(spec.url), things))
     with ExitStack() as stack:
         ledger = stack.enter_context(closing(Ledger(wiring.ledger)))
         auditor = Auditor(kafka, ledger, watched(description), description.heartbeats, bookmarks=description.bookmarks)
@@ -174,13 +188,12 @@ def line(
 
         def accounts() -> list[Account]:
             told = [loader.account(stage) for stage, loader in loaders.items()]
-            return [*made.query_account(), *(account for account in told if account)]
+            return [*made.query_account(), *(account for account in (filling.account(), *told) if account)]
 
         stack.enter_context(accounting(kafka, description.bookmarks, accounts, every=0.5))
         for loader in loaders.values():
             _work(stack, loader.run)
-        sifting = sift(engine, shapes[things], f"{things}.dead", {})
-        stack.callback(sifting.stop)
+        stack.callback(filling.start().stop)
         made.start_query()
         stack.callback(made.stop_query)
         yield made

@@ -12,6 +12,12 @@ MANY, SENDERS = (5_000_000, 1_000) if FULL else (20_000, 200)
 """Records of many senders, and the senders."""
 AWAY, RATE = (60, 5_000) if FULL else (3, 2_000)
 """For how many seconds Kafka is away, and how many records come in each."""
+VERDICTS = 200 if FULL else 6
+"""In how many ways a pipeline is harmed, of which the verdict has to speak."""
+RESTARTS = 30
+"""How often the analysis is killed."""
+POISONED = 10_000, 20
+"""Records, and how many of them make a query fail."""
 PATIENCE = 900.0 if FULL else 120.0
 
 FIGURES: list[tuple[str, str]] = []

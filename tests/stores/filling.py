@@ -5,6 +5,8 @@ import sys
 import threading
 from datetime import timedelta
 
+from tests.stores.lakes import LoadedLake
+
 from penstock.record import Origin
 from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
@@ -13,14 +15,13 @@ from penstock.stores.redis import RedisStore
 from penstock.testing.channels import MemoryChannels
 
 CHANNEL = "rsvps"
-SCHEMA = "n BIGINT NOT NULL"
 RECORDS, KEYS = 12_000, 97
 
 
 def described(kind: str, place: str, every: float = 0.005) -> Loadable:
     if kind == "redis":
         return RedisStore(place, CHANNEL, topic_id="one", every=timedelta(seconds=every))
-    return LakeStore(place, CHANNEL, SCHEMA, topic_id="one", every=timedelta(seconds=every), compact_every=7)
+    return LoadedLake(LakeStore(place, CHANNEL, "one", compact_every=7), typed=True, every=timedelta(seconds=every))
 
 
 def filled() -> MemoryChannels:

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.servers import RedisServer
+from tests.stores.lakes import LoadedLake
 
 from penstock.contracts import Entry
 from penstock.errors import Unavailable
@@ -32,7 +33,7 @@ def test_a_live_table_is_read_with_keys_and_versions(redis_server: RedisServer) 
 
 def test_a_lake_is_read_in_the_order_of_its_channel(tmp_path: Path) -> None:
     store = LakeStore(str(tmp_path), "live")
-    table = store.open()
+    table = LoadedLake(store).open()
     table.write(ENTRIES[:2], {})
     table.write(ENTRIES[2:], {})
     assert [one.row for one in store.rows()] == [b'{"n":1}', b'{"n":3}', b'{"n":4}', b'{"n":2}']

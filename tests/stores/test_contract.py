@@ -5,6 +5,8 @@ import random
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,15 +16,23 @@ import pytest
 from deltalake import DeltaTable
 from tests.servers import RedisServer
 from tests.stores import filling
+from tests.stores.lakes import LoadedLake
+from tests.stores.tampering import LakeTampering, RedisTampering
 
 from penstock.audit.account import Outcome, Share
-from penstock.contracts import Entry, Guarantee, Store
+from penstock.audit.judge import Discrepancy
+from penstock.audit.reconcile import Check, RecordCheck, TableCheck
+from penstock.clock import SystemClock
+from penstock.contracts import Channels, Entry, Guarantee, Store
 from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Origin
 from penstock.stores.lake import LakeStore
+from penstock.stores.lake_rows import LakeRows
+from penstock.stores.loader import Loader
 from penstock.stores.loading import Loadable
 from penstock.stores.redis import RedisStore
 from penstock.stores.totals import Accounting
+from penstock.testing.channels import MemoryChannels
 
 
 class Kin(Protocol):
@@ -40,6 +50,12 @@ class Kin(Protocol):
 
     def outcomes(self, some: Sequence[Entry]) -> list[int]:
         """What has to become of these entries: passed, duplicate, refused."""
+
+    def check(self, channels: Channels) -> Check:
+        """Its comparison with the channel."""
+
+    def tampering(self) -> LakeTampering | RedisTampering:
+        """What changes its rows behind the back of the loader."""
 
 
 class RedisKin:
@@ -74,6 +90,13 @@ class RedisKin:
                 passed += 1
         return [passed, len(some) - passed, 0]
 
+    def check(self, channels: Channels) -> Check:
+        store = RedisStore(self.place, filling.CHANNEL).open()
+        return TableCheck("store:redis/rsvps", filling.CHANNEL, store, channels, SystemClock())
+
+    def tampering(self) -> LakeTampering | RedisTampering:
+        return RedisTampering(self._client, filling.CHANNEL)
+
 
 class LakeKin:
     name = "lake"
@@ -82,7 +105,7 @@ class LakeKin:
         self.place = str(folder / "lake")
 
     def describe(self, topic_id: str = "one") -> Loadable:
-        return LakeStore(self.place, filling.CHANNEL, filling.SCHEMA, topic_id=topic_id)
+        return LoadedLake(LakeStore(self.place, filling.CHANNEL, topic_id), typed=True)
 
     def content(self) -> object:
         rows = DeltaTable(self.place).to_pyarrow_table().to_pylist()
@@ -97,6 +120,12 @@ class LakeKin:
         refused = numbers.count("?")
         passed = len(set(numbers) - {"?"})
         return [passed, len(numbers) - passed - refused, refused]
+
+    def check(self, channels: Channels) -> Check:
+        return RecordCheck("store:delta/rsvps", filling.CHANNEL, LakeRows(self.place, filling.CHANNEL), channels)
+
+    def tampering(self) -> LakeTampering | RedisTampering:
+        return LakeTampering(self.place)
 
 
 @pytest.fixture(params=["redis", "lake"])
@@ -349,7 +378,7 @@ def test_a_writer_killed_at_any_moment_leaves_an_exact_store(
     """kill -9 of the loader's process, again and again; then content and totals are what they have to be."""
     channels = filling.filled()
     done = {partition: end for partition, (_, end) in channels.bounds(filling.CHANNEL).items()}
-    command = [sys.executable, filling.__file__, kin.name, kin.place]
+    command = [sys.executable, "-m", filling.__name__, kin.name, kin.place]
     chance, kills = random.Random(5), 0
     watched = kin.describe().open()
 
@@ -357,7 +386,7 @@ def test_a_writer_killed_at_any_moment_leaves_an_exact_store(
         return sum(watched.positions().values())
 
     while True:
-        before, child = loaded(), subprocess.Popen(command)
+        before, child = loaded(), subprocess.Popen(command, cwd=Path(filling.__file__).parents[2])
         due = before + chance.randrange(1, sum(done.values()) // 5)
         eventually(lambda due=due, child=child: loaded() >= due or child.poll() is not None)  # type: ignore[misc]  # bound now
         if child.poll() is not None:
@@ -375,3 +404,51 @@ def test_a_writer_killed_at_any_moment_leaves_an_exact_store(
     assert became == kin.outcomes(channels.entries(filling.CHANNEL))
     assert share(watched).since == dict.fromkeys(done, 0)
     watched.close()
+
+
+def loaded(kin: Kin) -> MemoryChannels:
+    """The store, filled from a channel by its loader."""
+    channels, stop = filling.filled(), threading.Event()
+    store = kin.describe().open()
+    done = {partition: end for partition, (_, end) in channels.bounds(filling.CHANNEL).items()}
+    loader = threading.Thread(target=Loader(channels, filling.CHANNEL, kin.describe(), most=5_000).run, args=(stop,))
+    loader.start()
+    until = time.monotonic() + 60
+    while store.positions() != done:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    stop.set()
+    loader.join()
+    store.close()
+    return channels
+
+
+def compared(check: Check, times: int = 4) -> tuple[Discrepancy, ...]:
+    for _ in range(times):
+        check.turn()
+    assert check.complete
+    return check.discrepancies()
+
+
+def test_a_row_that_is_removed_doubled_or_changed_is_named(kin: Kin) -> None:
+    channels, chance = loaded(kin), random.Random(3)
+    check, tampering = kin.check(channels), kin.tampering()
+    assert compared(check) == ()
+    for kind in tampering.KINDS:
+        harm = tampering.harm(kind, chance)
+        found = {one.kind: one for one in compared(check)}
+        assert harm.kind in found, kind
+        assert found[harm.kind].count == 1
+        assert any(name.startswith((f"{harm.name}", f"key {harm.name}")) for name in found[harm.kind].examples)
+    check.close()
+
+
+def test_what_is_still_to_be_loaded_is_not_missing(kin: Kin) -> None:
+    channels, store = filling.filled(), kin.describe().open()
+    check = kin.check(channels)
+    assert compared(check) == ()
+    some = [entry for entry in channels.entries(filling.CHANNEL) if entry.offset < 1_000]
+    store.write(some, dict.fromkeys({entry.partition for entry in some}, 1_000))
+    assert compared(check) == ()
+    store.close()
+    check.close()

@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 from tests.servers import RedisServer
+from tests.stores.lakes import LoadedLake
 
 from penstock.audit.account import Account, Outcome, Share
+from penstock.audit.writers import Writer, Writers
 from penstock.contracts import Entry, Guarantee, Positions, Reader, Topic
 from penstock.errors import Misconfigured, Unaccounted, Unavailable
 from penstock.record import Origin
@@ -191,7 +193,7 @@ def test_another_channel_of_the_same_name_is_told(channels: MemoryChannels) -> N
 def test_refused_records_are_counted(tmp_path: Path, channels: MemoryChannels, eventually: Eventually) -> None:
     fill(channels, range(5))
     channels.append("rsvps", b'{"n": "?"}')
-    loader = Loader(channels, "rsvps", LakeStore(str(tmp_path / "lake"), "rsvps", "n BIGINT", every=timedelta(0)))
+    loader = Loader(channels, "rsvps", LoadedLake(LakeStore(str(tmp_path / "lake"), "rsvps"), typed=True))
     with running(loader):
         eventually(lambda: loader.figures()["count"] == 5 and loader.figures()["refused"] == 1)
 
@@ -199,7 +201,7 @@ def test_refused_records_are_counted(tmp_path: Path, channels: MemoryChannels, e
 def test_the_account_of_a_store_adds_up(tmp_path: Path, channels: MemoryChannels, eventually: Eventually) -> None:
     fill(channels, [*range(20), 3, 4])
     channels.append("rsvps", b'{"n": "?"}')
-    lake = LakeStore(str(tmp_path / "lake"), "rsvps", "n BIGINT", every=timedelta(0))
+    lake = LoadedLake(LakeStore(str(tmp_path / "lake"), "rsvps"), typed=True)
     loader = Loader(channels, "rsvps", lake)
     assert loader.account("store:delta/rsvps") is None
     with running(loader):
@@ -300,3 +302,15 @@ def test_what_retention_took_unread_ends_a_loader_or_is_skipped(eventually: Even
     with running(Loader(channels, "rsvps", store, skip_lost=True)):
         eventually(lambda: len(store.rows) == 3 + 23 - low)
     assert [entry.offset for entry in store.rows] == [0, 1, 2, *range(low, 23)]
+
+
+def test_rows_that_the_query_has_not_written_are_not_loaded(channels: MemoryChannels, eventually: Eventually) -> None:
+    writer = Writer("rsvps", "a1", "q", 0, "", {})
+    channels.append("marks", writer.dumps(), writer.key)
+    for token in (b"a1", b"b2", b"", b"a1"):
+        channels.append("rsvps", token, b"k", [("writer", token)] if token else [])
+    store = ListStore()
+    with running(Loader(channels, "rsvps", store, writers=Writers(channels, ["marks"]))):
+        eventually(lambda: len(store.rows) == 2)
+        eventually(lambda: sum(store.stands.values()) == 4)
+    assert [entry.value for entry in store.rows] == [b"a1", b"a1"]

@@ -1,9 +1,11 @@
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import redis
+from tests.damaging import filled, small_disk
 from tests.servers import RedisServer
 
 from penstock.audit.account import Outcome
@@ -223,3 +225,26 @@ def test_a_wrong_password_is_told_with_the_way_out_and_without_the_password(own_
 def test_an_address_that_is_none_is_told() -> None:
     with pytest.raises(Misconfigured, match="the URL of Redis"):
         RedisStore("http://localhost", "live").open()
+
+
+def test_a_server_whose_disk_is_full_is_waited_for(tmp_path: Path, eventually: Callable[..., None]) -> None:
+    with small_disk(tmp_path / "disk", 16) as disk:
+        server = RedisServer(disk)
+        server.start()
+        store = RedisStore(server.url, "live").open()
+        with server.client() as client:
+            table, value = Table(store, client), b"x" * 100_000
+
+            def refused() -> bool:
+                try:
+                    table.put(b"key", value)
+                except Unavailable:
+                    return True
+                return False
+
+            with filled(disk):
+                eventually(refused)
+            eventually(lambda: not refused())
+            assert table.row("key") == value.decode()
+        store.close()
+        server.kill()

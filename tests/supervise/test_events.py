@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from penstock.supervise.events import Event, Kind, reason
+from penstock.supervise.events import Event, Kind, last_line, reason
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,10 @@ def test_an_event_is_a_sentence(event: Event, sentence: str) -> None:
 
 def test_an_unknown_signal_is_told_by_its_number() -> None:
     assert reason(-200) == "it was ended by signal 200"
+
+
+def test_the_last_line_is_our_own_error_if_there_is_one() -> None:
+    assert last_line([]) == ""
+    assert last_line(["one", "two", "  "]) == "two"
+    assert last_line(["penstock: the disk is full", "shutdown hook called"]) == "the disk is full"
+    assert len(last_line(["x" * 10_000])) == 500

@@ -127,3 +127,46 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Misconfigured, match="no state can be kept there"), StateFolder(tmp_path / "file" / "x").held():
         pass
+
+
+def test_a_new_folder_is_its_owners_alone(tmp_path: Path) -> None:
+    with StateFolder(tmp_path / ".penstock").held() as folder:
+        assert folder.path.stat().st_mode & 0o777 == 0o700
+        assert folder.sub("kafka").stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_of_an_earlier_version_is_closed_to_others(tmp_path: Path) -> None:
+    state, outside = tmp_path / ".penstock", tmp_path / "outside"
+    outside.touch()
+    (state / "logs").mkdir(parents=True)
+    (state / "logs" / "run.log").write_text("a payload")
+    (state / "link").symlink_to(outside)
+    for path, mode in (
+        (outside, 0o644),
+        (state, 0o755),
+        (state / "logs", 0o755),
+        (state / "logs" / "run.log", 0o644),
+    ):
+        path.chmod(mode)
+    with StateFolder(state).held():
+        pass
+    assert [one.stat().st_mode & 0o777 for one in (state, state / "logs", state / "logs" / "run.log")] == [
+        0o700,
+        0o700,
+        0o600,
+    ]
+    assert outside.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
+def test_another_user_is_told_that_the_folder_is_not_his(tmp_path: Path) -> None:
+    with StateFolder(tmp_path / ".penstock").held():
+        pass
+    ask = (
+        "import os, sys; from pathlib import Path; from penstock.supervise.folder import StateFolder; os.setuid(65534)"
+    )
+    ask += "\ntry: StateFolder(Path(sys.argv[1])).holder()\nexcept Exception as error: print(type(error).__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", ask, str(tmp_path / ".penstock")], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "Misconfigured\n", done.stderr

@@ -21,3 +21,13 @@ def test_it_becomes_the_command() -> None:
     ) as process:
         assert process.stdout is not None
         assert int(process.stdout.read()) == process.pid
+
+
+def test_what_the_command_makes_is_its_owners_alone() -> None:
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), "sh", "-c", "umask"],
+        capture_output=True,
+        text=True,
+        umask=0o022,
+    )
+    assert done.stdout == "0077\n"

@@ -26,10 +26,9 @@ def test_a_missing_note_says_nothing(tmp_path: Path) -> None:
     assert read_note(tmp_path / "a.json") == {}
 
 
-def test_a_private_note_is_for_its_owner_alone(tmp_path: Path) -> None:
-    write_note(tmp_path / "a.json", {"x": 1})
-    assert (tmp_path / "a.json").stat().st_mode & 0o077
-    write_note(tmp_path / "a.json", {"x": 2}, private=True)
+def test_only_the_owner_can_read_a_note(tmp_path: Path) -> None:
+    (tmp_path / "a.json").touch(0o644)
+    write_note(tmp_path / "a.json", {"x": 2})
     assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o600
 
 

@@ -42,7 +42,7 @@ def test_a_set_port_is_given_and_another_name_yields_it(tmp_path: Path) -> None:
 
 
 def test_a_set_port_that_is_taken_is_refused_by_the_name_of_its_setting(tmp_path: Path) -> None:
-    with listening() as port, pytest.raises(Misconfigured, match=rf"\[local\] redis_port: port {port} .* is taken"):
+    with listening() as port, pytest.raises(Misconfigured, match=rf"\[local\] redis_port: port {port} is taken"):
         Ports(tmp_path / "ports.json").port("redis", port, "[local] redis_port")
 
 

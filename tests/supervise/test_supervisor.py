@@ -285,3 +285,14 @@ def test_services_that_do_not_fit_together_are_refused(folder: StateFolder, scri
         Supervisor([scripts.service("a"), scripts.service("a")], folder)
     with pytest.raises(CycleError):
         Supervisor([scripts.service("a", "", "b"), scripts.service("b", "", "a")], folder)
+
+
+def test_usage_says_why_a_service_died(running: Running, scripts: Scripts, watch_until: Watch) -> None:
+    script = "test -e again && exec sleep 600; touch again; sleep 0.1; echo first; echo 'no room' >&2; echo; exit 3"
+    with running([scripts.service("a", script, mark="again")]) as supervisor:
+        assert supervisor.processes()["a"].error is None
+        watch_until(supervisor, lambda: supervisor.processes()["a"].deaths == 1)
+        error = supervisor.processes()["a"].error
+        assert error is not None
+        assert "code 3" in error
+        assert "no room" in error

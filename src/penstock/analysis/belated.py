@@ -1,31 +1,32 @@
 """Late records that are not dropped but kept: each lies in the dead letters of its channel, once for each query."""
 
 import asyncio
-import logging
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
 from pyspark.sql import DataFrame
 
+from penstock.analysis.letters import AT_ONCE, SKEW, fingerprint, send
 from penstock.analysis.query import Query
 from penstock.audit.findings import BELATED
 from penstock.audit.held import held
 from penstock.clock import Micros
-from penstock.contracts import Channels, Positions, Sender
-from penstock.errors import Refused
+from penstock.contracts import Channels, Positions
 from penstock.record import Record
-
-log = logging.getLogger(__name__)
-
-_SKEW = 3_600_000_000
-"""How far the clocks of those who write into channels may be apart."""
-_SENT_AT_ONCE = 500
 
 
 def of_sessions(result: DataFrame) -> bool:
     """Whether a result has session windows. They grow together, so a record's own is not among them."""
     return "session_window#" in str(result._jdf.queryExecution().analyzed().toString())
+
+
+def gap_of(result: DataFrame) -> str | None:
+    """The gap that ends the sessions of a result, as it was written; None when it differs from record to record."""
+    plan = str(result._jdf.queryExecution().analyzed().toString())
+    found = re.findall(r"event_time#\d+L? \+ cast\(([\w .]+) as interval\)", plan)
+    return str(found[0]) if len(found) == 1 else None
 
 
 def by_time(result: DataFrame) -> bool:
@@ -58,16 +59,24 @@ class Belated:
     no account knows: those are found again, and not written twice.
     """
 
-    def __init__(self, query: str, channels: Channels, accounted: Micros) -> None:
-        """`accounted` is when the last account of this life of the query was made; 0 when there is none."""
+    def __init__(
+        self, query: str, channels: Channels, accounted: Micros, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """`accounted` is when the last account of this life of the query was made; 0 when there is none.
+
+        `headers` say why the records are here, when they are not late.
+        """
         self._query, self._channels, self._accounted = query, channels, accounted
+        self._why = headers or {"reason": f"{BELATED}its window was closed in query {query}"}
         self._lying: dict[str, int] | None = None
 
     def bury(self, channel: str, records: Iterable[Any]) -> None:
         """Return once each of these raw records has its letter; raises Unavailable when that cannot be."""
         lying = self._letters(f"{channel}.dead")
         letters = ((_place(one), self._letter(one)) for one in records)
-        fresh = ((place, letter) for place, letter in letters if lying.get(place) != _print(letter.key, letter.value))
+        fresh = (
+            (place, letter) for place, letter in letters if lying.get(place) != fingerprint(letter.key, letter.value)
+        )
         asyncio.run(self._send(f"{channel}.dead", fresh, lying))
 
     def accounted(self, until: Positions) -> None:
@@ -81,46 +90,28 @@ class Belated:
     def _letters(self, dead: str) -> dict[str, int]:
         """Which records have a letter, and may be in no account yet: what was in each, by its place."""
         if self._lying is None:
-            start = self._channels.since(dead, max(0, self._accounted - _SKEW))
+            start = self._channels.since(dead, max(0, self._accounted - SKEW))
             self._lying = {}
             for entry in held(self._channels, dead, start):
                 told = dict(entry.headers)
                 if told.get("query") == self._query.encode() and "place" in told:
-                    self._lying[told["place"].decode()] = _print(entry.key, entry.value)
+                    self._lying[told["place"].decode()] = fingerprint(entry.key, entry.value)
         return self._lying
 
     async def _send(self, dead: str, letters: Iterator[tuple[str, Record]], lying: dict[str, int]) -> None:
         async with self._channels.sender() as sender:
-            while some := list(islice(letters, _SENT_AT_ONCE)):
-                await _send(sender, dead, some)
-                lying.update({place: _print(letter.key, letter.value) for place, letter in some})
+            while some := list(islice(letters, AT_ONCE)):
+                await send(sender, dead, some)
+                lying.update({place: fingerprint(letter.key, letter.value) for place, letter in some})
 
     def _letter(self, raw: Any) -> Record:
-        """The record as it came, and with it the reason, its place, and the query that it came too late for."""
+        """The record as it came, and with it the reason, its place, and the query that it is about."""
         headers = [(one["key"], bytes(one["value"] or b"")) for one in raw["headers"] or ()]
-        reason = f"{BELATED}its window was closed in query {self._query}"
-        told = {"reason": reason, "place": _place(raw), "query": self._query}
+        told = {**self._why, "place": _place(raw), "query": self._query}
         key, value = (None if raw[part] is None else bytes(raw[part]) for part in ("key", "value"))
         extra = (*headers, *((name, text.encode()) for name, text in told.items()))
         return Record(value, key=key, extra=extra)
 
 
-async def _send(sender: Sender, dead: str, some: Sequence[tuple[str, Record]]) -> None:
-    try:
-        await sender.send(dead, [letter for _, letter in some])
-    except Refused as refused:
-        if len(some) > 1:
-            for one in some:
-                await _send(sender, dead, [one])
-            return
-        # It lies in its channel, and is counted and named as late.
-        log.warning("the late record %s gets no dead letter: %s", some[0][0], refused.reason)
-
-
 def _place(raw: Any) -> str:
     return f"{raw['topic']}:{raw['partition']}:{raw['offset']}"
-
-
-def _print(key: bytes | None, value: bytes | None) -> int:
-    """A channel that was made anew counts its places anew; what lies there is another record then."""
-    return hash((key, value))

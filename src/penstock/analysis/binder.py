@@ -240,7 +240,7 @@ def _batches(channels: Channels, channel: str, stretch: Stretch) -> Iterator[pa.
     """The entries of a stretch; Unaccounted when they are not kept any more, Unavailable when they do not come."""
     bounds = {stretch.partition: (stretch.since, stretch.until)}
     for entries in batches(channels, channel, bounds=bounds, most=_MOST):
-        yield _table(entries)
+        yield raw_table(entries)
 
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
@@ -258,7 +258,8 @@ _SCHEMA = pa.schema(
 )
 
 
-def _table(entries: Sequence[Entry]) -> pa.RecordBatch:
+def raw_table(entries: Sequence[Entry]) -> pa.RecordBatch:
+    """Entries of a channel with the columns of raw records."""
     columns = [
         pa.array([entry.key for entry in entries], pa.binary()),
         pa.array([entry.value for entry in entries], pa.binary()),

@@ -1,13 +1,17 @@
-"""The account of a query: what became of each record that it took, from what Spark tells of its finished batches.
+"""The account of a query: what became of each record that it took.
 
-Spark tells it once, after it has committed a batch. If the driver dies in between, the next one finds that its account
-ends before the checkpoint does, and counts that stretch of the log anew. So the account is exact after any crash.
+It is derived from what is stored: the checkpoint says which batches are committed and how far each has read, the log
+holds their records. What Spark reports of a batch saves counting it; where a report does not come, because the driver
+died before it or for any other reason, that stretch of the log is counted. So the account is exact after any crash, and
+needs no further batch to get there.
 """
 
 import json
 import logging
+import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -18,13 +22,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.analysis.belated import Belated
 from penstock.analysis.checkpoints.abandoning import given_up
-from penstock.analysis.checkpoints.batches import batches
-from penstock.analysis.checkpoints.doctor import readable
+from penstock.analysis.checkpoints.batches import Batch, batches, on_disk
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import counts, words
 from penstock.analysis.query import Query
 from penstock.analysis.recount import NAMED, Late, Log, Recount, Stretch
+from penstock.analysis.supervision import last_commit
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.runs import Runs
 from penstock.clock import Clock
@@ -34,25 +38,24 @@ log = logging.getLogger(__name__)
 
 LONGEST = 200
 """Of a sender's name, so much is told with them."""
+REPORTED_WITHIN = 3.0
+"""Seconds after which a committed batch that was not reported is counted from the log."""
 
 Bounds = Callable[[str], Mapping[int, tuple[int, int]]]
 
 
-def standing(engine: Engine, query: Query, bounds: Bounds) -> dict[str, Positions]:
-    """Where a query will go on that is not launched yet: where its checkpoint stands, or where it is to begin."""
-    folder = engine.checkpoint(query.name)
-    # What is to be given up is read no more.
-    known = batches(folder, begun=engine.gives_up(query))
-    since = readable(query.name, folder).since or {}
+def beginning(folder: str, channels: Iterable[str], bounds: Bounds) -> dict[str, Positions]:
+    """Where a query began to read, as the note of its checkpoint says; without a note, where its channels begin."""
+    note = note_of(folder)
     found: dict[str, Positions] = {}
-    for channel in query.inputs:
-        first = {partition: low for partition, (low, _) in bounds(channel).items()} | dict(since.get(channel, {}))
-        found[channel] = known[-1].ends.get(channel, first) if known else first
+    for channel in channels:
+        stored = {**(note.began or {}).get(channel, {}), **(note.since or {}).get(channel, {})}
+        found[channel] = stored or {partition: low for partition, (low, _) in bounds(channel).items()}
     return found
 
 
 class Books:
-    """One query's books. `look` is called again and again; it costs little when no batch has ended."""
+    """The account of one query. `look` is called again and again; it costs little when no batch has ended."""
 
     def __init__(
         self,
@@ -60,43 +63,60 @@ class Books:
         query: Query,
         running: StreamingQuery,
         before: Account | None,
-        stood: Mapping[str, Positions],
         channels: Log,
         clock: Clock,
         belated: Belated | None = None,
     ) -> None:
-        """`before` is the last account that is known, `stood` is where the query stood when it was launched.
-
-        `belated` brings its late records to the dead letters.
-        """
+        """`before` is the last account that is known. `belated` brings its late records to the dead letters."""
         self._query = query
         self._runs = deque([(engine, running)])
-        self._stood = stood
         self._log = channels
         self._recount = Recount(engine, query, channels)
         self._belated = belated
-        self._watermarks: dict[int, int] = {}
+        self._batches: dict[int, Batch] = {}
+        self._remembering = threading.Lock()
         self._clock = clock
         self._gated = engine.gated(query)
         self._late: dict[str, dict[tuple[str, int], Runs]] = {channel: {} for channel in query.inputs}
+        self._late_at: dict[str, dict[int, Runs]] = {channel: {} for channel in query.inputs}
         self._looked = ""
         self._conserved: bool | None = None
         self._guessed = False
+        self._behind: float | None = None
+        self._complete, self._failure = False, ""
         life = str(running.id)
         if before is not None and before.life == life:
             self._account, self._guessed = before, before.guessed
             for channel, late in self._late.items():
                 for sender, epochs in before.shares[channel].late.items():
                     late.update({(sender, int(epoch)): Runs(runs) for epoch, runs in epochs.items()})
+                at = before.shares[channel].late_at
+                self._late_at[channel] = {int(partition): Runs(runs) for partition, runs in at.items()}
         else:
-            # An account that begins later than its query, because there was none before, begins where that stood.
-            fresh = {channel: Share(at, at, 0, dict.fromkeys(Outcome, 0)) for channel, at in stood.items()}
-            number = note_of(engine.checkpoint(query.name)).life
-            self._account = Account(f"query:{query.name}", life, clock.now(), fresh, number=number)
+            begin = beginning(engine.checkpoint(query.name), query.inputs, channels.bounds)
+            fresh = {channel: Share(at, at, 0, dict.fromkeys(Outcome, 0)) for channel, at in begin.items()}
+            note = note_of(engine.checkpoint(query.name))
+            declared = note.since is not None
+            name = f"query:{query.name}"
+            self._account = Account(name, life, clock.now(), fresh, number=note.life, start_declared=declared)
 
     @property
     def account(self) -> Account:
         return self._account
+
+    @property
+    def complete(self) -> bool:
+        """Whether the account covers what was committed when the query was launched; it must not be used before."""
+        return self._complete
+
+    @property
+    def accounting(self) -> str:
+        """How the account stands: "current", "rebuilding", or "failed: …" with the reason."""
+        if self._failure:
+            return f"failed: {self._failure}"
+        behind = self._behind
+        overdue = behind is not None and time.monotonic() - behind > REPORTED_WITHIN
+        return "current" if self._complete and not overdue else "rebuilding"
 
     @property
     def running(self) -> StreamingQuery:
@@ -104,27 +124,54 @@ class Books:
         return self._runs[0][1]
 
     def follow(self, engine: Engine, running: StreamingQuery) -> None:
-        """The query was stopped, and goes on as this one: so does its account, when all is taken that was told.
+        """The query was stopped, and goes on as this one: so does its account, when all is taken that was reported.
 
         Another thread may look meanwhile.
         """
         self._runs.append((engine, running))
 
+    def remember(self) -> None:
+        """Remember the batches that the checkpoint holds: Spark removes old ones, even while others are counted.
+
+        Any thread may call it.
+        """
+        with self._remembering:
+            last = last_commit(self._checkpoint)
+            if last is not None and last not in self._batches:
+                self._batches.update({batch.number: batch for batch in batches(self._checkpoint)})
+
     def look(self) -> Account | None:
-        """The account with all batches that have ended by now; None when there is nothing new."""
-        before = self._account
-        # Asked before each look: when one follows, the query has told all that it ever will.
-        while len(self._runs) > 1:
-            self._look()
-            self._runs.popleft()
-            self._recount = replace(self._recount, engine=self._runs[0][0])
-            self._looked = ""
-        self._look()
+        """The account with all batches that are committed by now; None when there is nothing new.
+
+        It raises when the account cannot be kept; then `accounting` has the reason.
+        """
+        before = self._account if self._complete else None
+        self.remember()
+        try:
+            self._reports()
+        except Exception as error:  # noqa: BLE001 - whatever it is, the log says the same
+            log.warning("query %s: a report cannot be taken: %s", self._query.name, _words(error))
+        try:
+            self._catch_up()
+        except Exception as error:
+            self._failure = _words(error)
+            raise
+        self._failure = ""
+        self._forget()
         return None if self._account is before else self._account
 
-    def _look(self) -> None:
-        if self._stood:
-            self._catch_up()
+    def _reports(self) -> None:
+        # Asked before each look: when one follows, the query has reported all that it ever will.
+        while len(self._runs) > 1:
+            try:
+                self._take_reports()
+            finally:
+                self._runs.popleft()
+                self._recount = replace(self._recount, engine=self._runs[0][0])
+                self._looked = ""
+        self._take_reports()
+
+    def _take_reports(self) -> None:
         last = self.running.lastProgress
         if last is None or last.timestamp == self._looked:
             return
@@ -132,19 +179,56 @@ class Books:
         stands = {channel: share.until for channel, share in self._account.shares.items()}
         follows = _offsets(last.sources, "startOffset") == stands
         for progress in [last] if follows else self.running.recentProgress:
+            if not self._committed(progress.batchId):
+                # In real time a batch is reported before it is committed; after a crash in between it is another one.
+                return
             if self._told(progress):
                 self._take(progress)
         self._looked = last.timestamp
 
+    def _committed(self, number: int) -> bool:
+        known = self._known()
+        if (not known or known[-1].number < number) and on_disk(self._checkpoint) is not None:
+            self.remember()
+            known = self._known()
+            return bool(known) and known[-1].number >= number
+        return True
+
+    def _known(self) -> list[Batch]:
+        """The batches that are remembered, in order."""
+        with self._remembering:
+            return sorted(self._batches.values(), key=lambda batch: batch.number)
+
     def _catch_up(self) -> None:
-        """Take what an earlier life had finished and not told: there may be no further batch that would show it."""
+        """Count what is committed and was not reported: at first at once, later when its report is overdue."""
+        known = self._known()
+        last = known[-1] if known else None
         shares = dict(self._account.shares)
-        for channel, stood in self._stood.items():
-            if not _ahead(shares[channel].until, stood):
-                shares[channel] = self._made_up(channel, shares[channel], stood)
-        self._stood = {}
-        if shares != self._account.shares:
-            self._publish(shares, self._account.step)
+        behind = [
+            channel
+            for channel in self._query.inputs
+            if last is not None and not _ahead(shares[channel].until, last.ends.get(channel, {}))
+        ]
+        if last is not None and behind:
+            now = time.monotonic()
+            self._behind = self._behind or now
+            if self._complete and now - self._behind < REPORTED_WITHIN:
+                return
+            for channel in behind:
+                shares[channel] = self._made_up(channel, shares[channel], last.ends[channel])
+            self._publish(shares, last.number)
+        self._behind, self._complete = None, True
+
+    def _forget(self) -> None:
+        """Keep what a later look needs: the batches behind the account, and the last before them."""
+        covered = [
+            batch.number
+            for batch in self._known()
+            if all(_ahead(share.until, batch.ends.get(name, {})) for name, share in self._account.shares.items())
+        ]
+        with self._remembering:
+            for number in covered[:-2]:
+                del self._batches[number]
 
     def _told(self, progress: Any) -> bool:
         return any(counts(progress.observedMetrics, channel) for channel in self._query.inputs)
@@ -207,32 +291,35 @@ class Books:
 
     def _watermark_before(self, progress: Any) -> int:
         """That of the batch before, by which Spark judges what is late; in milliseconds."""
-        number, told = progress.batchId, _moment(progress.eventTime.get("watermark"))
-        if number - 1 not in self._watermarks:
-            known = {batch.number: batch.watermark for batch in batches(self._checkpoint)}
-            self._watermarks[number - 1] = known.get(number - 1, told)
-        self._watermarks = {number - 1: self._watermarks[number - 1], number: told}
-        return self._watermarks[number - 1]
+        known = self._batches.get(progress.batchId - 1)
+        return known.watermark if known is not None else _moment(progress.eventTime.get("watermark"))
 
     def _made_up(self, channel: str, share: Share, until: Positions) -> Share:
-        """Count the batches that ended, and that nobody was told of."""
-        log.info("query %s: its account is made up from the log, from %s to %s", self._query.name, share.until, until)
-        known, lost = batches(self._checkpoint), given_up(self._checkpoint)
+        """Count the batches up to there that are committed and were not reported."""
+        log.info("query %s: its account is counted from the log, from %s to %s", self._query.name, share.until, until)
+        known, lost = self._known(), given_up(self._checkpoint)
+        stretches: list[Stretch] = []
+        stands = share.until
         for before, batch in zip([None, *known], known, strict=False):
-            end = batch.ends.get(channel, {})
-            if not _ahead(share.until, end) and _ahead(until, end):
-                if batch.number in lost:
-                    # It has read on without taking anything: what lies there is missing, and the audit says so.
-                    share = _added(share, {}, end)
-                    continue
-                if before is None and batch.number and batch.watermark:
+            end = {**stands, **batch.ends.get(channel, {})}
+            if _ahead(stands, end) or not _ahead(until, batch.ends.get(channel, {})):
+                continue
+            if batch.number in lost:
+                # It has read on without taking anything: what lies there is missing, and the audit says so.
+                share = _added(self._counted(stretches, share), {}, end)
+                stretches = []
+            else:
+                follows = before is not None and before.number == batch.number - 1
+                if not follows and batch.number and batch.watermark:
                     # Of those before it, it tells no watermark, and there was one: none ever falls.
                     self._guess(end)
-                share = self._counted(Stretch(channel, share.until, end, before.watermark if before else 0), share)
-        if share.until != until:
+                watermark = before.watermark if before is not None and follows else 0
+                stretches.append(Stretch(channel, stands, end, watermark))
+            stands = end
+        if not _ahead(stands, until):
             self._guess(until)
-            share = self._counted(Stretch(channel, share.until, until, 0), share)
-        return share
+            stretches.append(Stretch(channel, stands, {**stands, **until}, 0))
+        return self._counted(stretches, share)
 
     def _guess(self, until: Positions) -> None:
         """Beyond what the checkpoint remembers: what was late then passes for taken, and nothing is proved by it."""
@@ -240,11 +327,14 @@ class Books:
         if self._belated is not None:
             log.warning("query %s: what was late up to %s is not in the dead letters", self._query.name, until)
 
-    def _counted(self, stretch: Stretch, share: Share) -> Share:
-        outcomes, late = self._recount.outcomes(stretch, share.since)
-        self._guessed = self._guessed or late.count is None
-        self._remember(stretch, late)
-        return _added(share, outcomes, stretch.end)
+    def _counted(self, stretches: list[Stretch], share: Share) -> Share:
+        if not stretches:
+            return share
+        outcomes, late = self._recount.outcomes(stretches, share.since)
+        for stretch, found in late:
+            self._guessed = self._guessed or found.count is None
+            self._remember(stretch, found)
+        return _added(share, outcomes, stretches[-1].end)
 
     def _remember(self, stretch: Stretch, late: Late) -> None:
         if self._belated is not None and late.count:
@@ -252,6 +342,10 @@ class Books:
         for sender, epoch, seq in late.numbers:
             if sum(len(list(runs)) for some in self._late.values() for runs in some.values()) < NAMED:
                 self._late[stretch.channel].setdefault((sender[:LONGEST], epoch), Runs()).add(seq)
+
+        for partition, offset in late.offsets:
+            if sum(len(list(runs)) for some in self._late_at.values() for runs in some.values()) < NAMED:
+                self._late_at[stretch.channel].setdefault(partition, Runs()).add(offset)
 
     def _conserves(self) -> bool:
         if self._conserved is None:
@@ -264,7 +358,7 @@ class Books:
         self._account = replace(
             self._account,
             at=self._clock.now(),
-            shares={channel: replace(share, late=self._named(channel)) for channel, share in shares.items()},
+            shares={channel: self._with_late(channel, share) for channel, share in shares.items()},
             conserved=self._conserves(),
             step=batch + 1,
             guessed=self._guessed,
@@ -273,6 +367,10 @@ class Books:
         if self._belated is not None:
             (share,) = shares.values()
             self._belated.accounted(share.until)
+
+    def _with_late(self, channel: str, share: Share) -> Share:
+        at = {str(partition): list(runs) for partition, runs in self._late_at[channel].items()}
+        return replace(share, late=self._named(channel), late_at=at)
 
     def _named(self, channel: str) -> dict[str, dict[str, list[tuple[int, int]]]]:
         """The first late records of a channel, as shares tell them."""
@@ -284,6 +382,10 @@ class Books:
     @property
     def _checkpoint(self) -> str:
         return self._recount.engine.checkpoint(self._query.name)
+
+
+def _words(error: Exception) -> str:
+    return words(error) or type(error).__name__
 
 
 def _added(share: Share, outcomes: Mapping[Outcome, int], until: Positions) -> Share:

@@ -1,15 +1,18 @@
 """What Spark makes of the queries of a pipeline: their frames, their columns, what speaks against them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
 from typing import Self
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from penstock.analysis.belated import of_sessions, untold
 from penstock.analysis.checkpoints.batches import on_disk
-from penstock.analysis.checkpoints.note import note_of
+from penstock.analysis.checkpoints.excluded import excluded
+from penstock.analysis.checkpoints.note import Note, note_of
 from penstock.analysis.conserving import against, stateless
 from penstock.analysis.cost import Cost, cost, shuffles
 from penstock.analysis.frames import (
@@ -31,6 +34,11 @@ from penstock.analysis.wire import Wire
 from penstock.contracts import Positions
 from penstock.errors import Misconfigured
 
+Offsets = Mapping[str, list[tuple[int, int]]]
+"""Per partition (as text), runs of offsets."""
+_REHEARSALS = 2
+"""So many queries are tried at a time."""
+
 
 @dataclass(frozen=True)
 class Engine:
@@ -43,7 +51,13 @@ class Engine:
     shapes: Mapping[str, Shape]
     tables: Mapping[str, Table] = field(default_factory=dict)
     """The static tables, as they were read last."""
+    announce: Callable[[Query, Note], None] = lambda *_: None
+    """Called before a query starts: announces the token of its rows, see `audit.writers`."""
+    excluding: bool = True
+    """Queries leave out the records that make them fail."""
     _gates: dict[str, bool] = field(default_factory=dict, compare=False)
+    _made: dict[tuple[str, Query], DataFrame] = field(default_factory=dict, init=False, compare=False)
+    """Results over no records, which many questions are about: each takes Spark a good part of a second to make."""
 
     def stream(self, channel: str, since: Positions | None = None) -> DataFrame:
         """The raw records of a channel, from these offsets and on; from the beginning if they are not said."""
@@ -55,10 +69,33 @@ class Engine:
         """The raw records that a channel holds, from these offsets up to those."""
         return self.wire.batch(self.spark, channel, since, until)
 
+    def typed(self, channel: str) -> DataFrame:
+        """What queries see of a channel, without a record; Misconfigured when its schema or event time is wrong."""
+        return typed(self.nothing(channel), self.shapes[channel])
+
     def frame(self, query: Query, raw: Callable[[str], DataFrame]) -> DataFrame:
         """The result of a query over raw frames of its inputs."""
         gated = self.gated(query)
-        return self.built(query, [sorted_out(raw(name), self.shapes[name], query, gated) for name in query.inputs])
+        admitted = {name: self.admitted(query.name, name, raw(name)) for name in query.inputs}
+        return self.built(query, [sorted_out(admitted[name], self.shapes[name], query, gated) for name in query.inputs])
+
+    def left_out(self, query: str, channel: str) -> Column | None:
+        """Whether a query leaves out a raw record of a channel, because it fails with it; None when it takes all."""
+        offsets: dict[int, list[int]] = {}
+        for one in excluded(self.checkpoint(query)) if self.excluding else ():
+            if one.channel == channel:
+                offsets.setdefault(one.partition, []).append(one.offset)
+        found = None
+        for partition, some in offsets.items():
+            here = (F.col("partition") == partition) & F.col("offset").isin(*some)
+            found = here if found is None else found | here
+        return found
+
+    def admitted(self, query: str, channel: str, raw: DataFrame) -> DataFrame:
+        """Raw records of a channel, without the content of those that the query leaves out: they do not fit then."""
+        if (out := self.left_out(query, channel)) is None:
+            return raw
+        return raw.withColumns({name: F.when(~out, F.col(name)) for name in ("key", "value")})
 
     def built(self, query: Query, frames: Sequence[DataFrame]) -> DataFrame:
         """A query applied to frames of its inputs, and to the static tables that it names."""
@@ -80,7 +117,7 @@ class Engine:
 
     def updates(self, query: Query) -> bool:
         """Whether rows are written whenever they change; otherwise once, when they are final."""
-        return query.emit is Emit.CHANGE and accepts_update(self.frame(query, self.stream))
+        return query.emit is Emit.CHANGE and accepts_update(self._over_empty(query))
 
     def gives_up(self, query: Query) -> bool:
         """Whether a batch that a crash left unfinished is given up: its rows would be there twice, unknown to anyone.
@@ -89,14 +126,14 @@ class Engine:
         """
         if not query.once or self.gated(query) or on_disk(self.checkpoint(query.name)) is None:
             return False
-        result = self._over_nothing(query)
+        result = self.over_nothing(query)
         return not {"seen", "origin"} & set(result.columns) and stateless(result)
 
     def uncounted(self, query: Query) -> str | None:
         """Why it cannot be checked that each record is counted in one row of the result; None when it can."""
         if not self.updates(query):
             return "its rows come when they are final"
-        return against(self.frame(query, self.nothing), boundaries(query, self.gated(query)))
+        return against(self.over_nothing(query), boundaries(query, self.gated(query)))
 
     def nothing(self, channel: str) -> DataFrame:
         """No records, of the shape that Kafka's have."""
@@ -107,36 +144,53 @@ class Engine:
         query: Query,
         until: Mapping[str, Positions] | None = None,
         since: Mapping[str, Positions] | None = None,
+        without: Mapping[str, Offsets] | None = None,
     ) -> DataFrame:
         """The query as a batch over the log, from where it began: what its live result has to be equal to.
 
-        `since` tells that for a log that may not hold it any more, or has more partitions by now.
+        `since` tells that for a log that may not hold it any more, or has more partitions by now. `without`: what is
+        left out, because the live query has dropped it as late.
         """
         since = since or note_of(self.checkpoint(query.name)).since or {}
-        return self.frame(query, lambda name: self.batch(name, (until or {}).get(name), since.get(name)))
+
+        def raw(name: str) -> DataFrame:
+            out = F.lit(False)
+            for partition, runs in ((without or {}).get(name) or {}).items():
+                for first, last in runs:
+                    out = out | ((F.col("partition") == int(partition)) & F.col("offset").between(first, last))
+            return self.batch(name, (until or {}).get(name), since.get(name)).where(~out)
+
+        return self.frame(query, raw)
 
     def columns(self, query: Query) -> list[str]:
         """The columns of a query's result; Misconfigured when it cannot work."""
-        result = self._over_nothing(query)
+        result = self.over_nothing(query)
         encoded(result, query)
         self.require_told(query)
         return result.columns
 
     def result(self, query: Query) -> Shape:
         """What a query's result looks like to another query."""
-        rows = self._over_nothing(query).drop(*ADDED)
+        rows = self.over_nothing(query).drop(*ADDED)
         table = False
         if "seen" in rows.columns:
             table = "deleted" in getattr(rows.schema["seen"].dataType, "names", ())
             rows = rows.withColumn("seen", told_of_seen())
-        return Shape(query.into, rows.schema.toDDL(), table=table)
+        # Spark wrote the rows itself: what it writes for NaN, it reads.
+        return Shape(query.into, rows.schema.toDDL(), table=table, json="lenient")
 
-    def _over_nothing(self, query: Query) -> DataFrame:
-        return self.frame(query, self.nothing)
+    def over_nothing(self, query: Query) -> DataFrame:
+        """The result over tables without a row."""
+        return self._once("nothing", query, self.nothing)
 
     def _over_empty(self, query: Query) -> DataFrame:
         """The result over streams that need no broker."""
-        return self.frame(query, lambda _: empty_stream(self.spark))
+        return self._once("empty", query, lambda _: empty_stream(self.spark))
+
+    def _once(self, what: str, query: Query, raw: Callable[[str], DataFrame]) -> DataFrame:
+        if (made := self._made.get((what, query))) is None:
+            made = self._made[what, query] = self.frame(query, raw)
+        return made
 
     def cost(self, query: Query) -> Cost:
         """The class of what a query costs."""
@@ -158,7 +212,7 @@ class Engine:
         """Refuse a query whose late records are to be kept, when nobody can tell which these are."""
         if query.late is not Late.DEAD or self.gated(query):
             return
-        result = self._over_nothing(query)
+        result = self.over_nothing(query)
         if why := untold(query, result, against(result, boundaries(query, False))):
             raise Misconfigured(
                 f"query {query.name}",
@@ -178,17 +232,24 @@ class Engine:
 
     def verdicts(self, queries: Iterable[Query]) -> dict[str, Verdict]:
         """The mode that each query would get, in the order of their declaration, by a rehearsal of each."""
-        places = self.settings.real_time_queries
-        found: dict[str, Verdict] = {}
+        queries, places = tuple(queries), self.settings.real_time_queries
         for query in queries:
             self.require_streamable(query, self._over_empty(query))
-            found[query.name] = decide(query, self.objection(query), places)
+        open_ones = [query for query in queries if query.mode is not Mode.MICRO_BATCH and query.every is None]
+        # A rehearsal waits for Spark most of the time.
+        with ThreadPoolExecutor(_REHEARSALS) as pool:
+            objections = dict(
+                zip((query.name for query in open_ones), pool.map(self.objection, open_ones), strict=True)
+            )
+        found: dict[str, Verdict] = {}
+        for query in queries:
+            found[query.name] = decide(query, objections.get(query.name), places)
             places -= found[query.name].mode is Mode.REAL_TIME
         return found
 
     def objection(self, query: Query) -> str | None:
-        return self.foreseen(query, self._over_nothing(query)) or objection(
-            self.spark, lambda raw: encoded(self.frame(query, lambda _: raw()), query)
+        return self.foreseen(query, self.over_nothing(query)) or objection(
+            lambda: encoded(self._over_empty(query), query)
         )
 
     def foreseen(self, query: Query, result: DataFrame) -> str | None:

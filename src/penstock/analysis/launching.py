@@ -1,13 +1,14 @@
 """The start of queries: each where its checkpoint stands, in the best mode that Spark accepts."""
 
 import logging
-import re
 import shutil
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from secrets import token_hex
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -15,6 +16,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from penstock.analysis.checkpoints import excluded
 from penstock.analysis.checkpoints.abandoning import give_up, take_up
 from penstock.analysis.checkpoints.batches import on_disk
 from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, begin_anew, examine, readable
@@ -28,12 +30,15 @@ from penstock.analysis.frames import dead_letters, encoded
 from penstock.analysis.modes import Verdict, accepts_update, decide, plainly, refusal
 from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.state.keyed import keeps_state, waits
+from penstock.analysis.supervision import telling
 from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Unavailable
 
 log = logging.getLogger(__name__)
 
 _WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+_STARTING = threading.Lock()
+"""A setting of the session is read when a query starts: no other may start between the two."""
 
 
 def examined(engine: Engine, query: Query, known: Known | None = None, result: DataFrame | None = None) -> Diagnosis:
@@ -44,7 +49,10 @@ def examined(engine: Engine, query: Query, known: Known | None = None, result: D
     def planned(path: Path, found: Written) -> str | None:
         return objection_to_state(engine.spark, encoded(over, query), output, path, found)
 
-    now = fingerprint(over, query.into, output)
+    # A record that is left out changes nothing of what the query is.
+    all_in = replace(engine, excluding=False)
+    plain = all_in.frame(query, engine.stream) if excluded.excluded(engine.checkpoint(query.name)) else over
+    now = fingerprint(plain, query.into, output)
     return examine(query.name, engine.checkpoint(query.name), now, _knowing(engine, known or Known()), planned)
 
 
@@ -108,7 +116,7 @@ def _over_streams(engine: Engine, query: Query, since: Mapping[str, Positions]) 
         return result
     limited = engine.wire.limited(engine.settings.state_batch)
     whole = {name for name in query.inputs if engine.shapes[name].table}
-    if whole and not by_arrival(engine.frame(query, engine.nothing)):
+    if whole and not by_arrival(engine.over_nothing(query)):
         # Only what a stream finds in a table depends on how much of that was read before it.
         whole = set()
 
@@ -122,6 +130,8 @@ def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 
     """Start a query that was found to fit, see `launch`."""
     folder, result, diagnosis = engine.checkpoint(query.name), fits.result, fits.diagnosis
     note = diagnosis.require()
+    if not note.writer or note.life > fits.before.life:
+        note = replace(note, writer=token_hex(4))
     for remark in diagnosis.remarks:
         log.info("query %s: %s", query.name, remark)
     if note.life > fits.before.life:
@@ -159,21 +169,29 @@ def _not_in_real_time(query: Query, against: str, diagnosis: Diagnosis) -> Misco
 def _start(engine: Engine, query: Query, result: DataFrame, mode: Mode, note: Note, turn: int) -> StreamingQuery:
     update = mode is Mode.REAL_TIME or (query.emit is Emit.CHANGE and accepts_update(result))
     at_once = mode is Mode.REAL_TIME
-    writer = _into(engine, encoded(result, query, note.life), query.into, query.name, note, at_once)
+    writer = _into(engine, encoded(result, query, note.life, note.writer), query.into, query.name, note, at_once)
+    # Before its first row: whoever finds the token in a row can look up whose it is.
+    engine.announce(query, note)
     writer = writer.outputMode("update" if update else "append")
     if mode is Mode.REAL_TIME:
         length = _length(engine.settings.real_time_batch, turn)
         # PySpark's own overloads do not know this trigger yet.
         return writer.trigger(realTime=length).start()  # type: ignore[call-overload,no-any-return]
     # A row may become final without another record: by what the last batch has done to the watermark. Timers, too.
-    engine.spark.conf.set(_WITHOUT_DATA, str(not update or waits(result)).lower())
-    return writer.trigger(processingTime=_every(query.every or engine.settings.every, turn)).start()
+    without_data = str(not update or waits(result)).lower()
+    writer = writer.trigger(processingTime=_every(query.every or engine.settings.every, turn))
+    with _STARTING:
+        engine.spark.conf.set(_WITHOUT_DATA, without_data)
+        return writer.start()
 
 
 def sift(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str], turn: int = 0) -> StreamingQuery:
     """Bring what does not fit a channel's schema to its dead letters."""
     name, note = f"{shape.channel}.dead", require_sifting(engine, shape, into, topics)
-    refused = dead_letters(engine.stream(shape.channel, (note.since or {}).get(shape.channel)), shape)
+    raw = engine.stream(shape.channel, (note.since or {}).get(shape.channel))
+    if (out := engine.left_out(name, shape.channel)) is not None:
+        raw = raw.where(~out)
+    refused = dead_letters(raw, shape)
     writer = _into(engine, refused, into, name, note).outputMode("append")
     return writer.trigger(processingTime=_every(engine.settings.every, turn)).start()
 
@@ -208,17 +226,8 @@ def failed(queries: Iterable[StreamingQuery]) -> Unavailable | None:
     for query in queries:
         if not query.isActive:
             error: StreamingQueryException | None = query.exception()
-            return Unavailable(f"query {query.name}", _telling(error) if error else "it ended")
+            return Unavailable(f"query {query.name}", telling(error) if error else "it ended")
     return None
-
-
-def _telling(error: StreamingQueryException) -> str:
-    """The line that tells most: of a Python function's failure the end of its trace, otherwise the first."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    if "PYTHON_EXCEPTION" in lines[0]:
-        traced = [line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception|Misconfigured)\b", line)]
-        return (traced or lines)[-1].removeprefix("penstock.errors.Misconfigured: ")
-    return lines[0]
 
 
 def _forget_if_unused(folder: str) -> None:
@@ -228,5 +237,5 @@ def _forget_if_unused(folder: str) -> None:
         for left in path.iterdir():
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
-            elif left.name != NAME:
+            elif left.name not in (NAME, excluded.NAME):
                 left.unlink()

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.analysis.frames import RAW, words
 from penstock.analysis.plans import analyzed
 from penstock.analysis.query import Mode, Query
+from penstock.analysis.supervision import is_transient
 
 _PATIENCE = 60.0
 
@@ -45,20 +46,20 @@ def decide(query: Query, objection: str | None, places: int) -> Verdict:
     return Verdict(Mode.REAL_TIME, "Spark allows it, and no earlier query has taken the place")
 
 
-def objection(spark: SparkSession, build: Callable[[Callable[[], DataFrame]], DataFrame]) -> str | None:
+def objection(build: Callable[[], DataFrame]) -> str | None:
     """What Spark says against running this in real time; None if it accepts.
 
-    `build` gets a maker of raw frames. They come from Spark's own in-memory source of real-time streams, so the planner
-    goes through everything that it would do for Kafka.
+    What `build` makes is made of `empty_stream`, Spark's own in-memory source of real-time streams: so the planner goes
+    through everything that it would do for Kafka.
     """
     folder = tempfile.mkdtemp(prefix="penstock-rehearsal-")
     try:
-        frame = build(lambda: empty_stream(spark))
+        frame = build()
         writer = frame.writeStream.format("console").outputMode("update")
         writer = writer.trigger(realTime="5 seconds")  # type: ignore[call-overload]  # unknown to PySpark's overloads
         query = writer.option("checkpointLocation", folder).start()
         try:
-            return refusal(spark, query)
+            return refusal(frame.sparkSession, query)
         finally:
             query.stop()
     except (PySparkException, Py4JJavaError) as error:
@@ -71,10 +72,11 @@ def refusal(spark: SparkSession, query: StreamingQuery) -> str | None:
     """Wait until a query in real time is planned; what Spark has against it, or None when its job runs."""
     until = time.monotonic() + _PATIENCE
     jobs = spark.sparkContext.statusTracker()
-    while query.isActive and not jobs.getJobIdsForGroup(str(query.runId)) and time.monotonic() < until:
+    while not (planned := jobs.getJobIdsForGroup(str(query.runId))) and query.isActive and time.monotonic() < until:
         time.sleep(0.02)
     error = query.exception()
-    return plainly(error) if error else None
+    # What fails once its job runs is no objection to the mode; nor is what may be gone at the next attempt.
+    return plainly(error) if error and not planned and not is_transient(error) else None
 
 
 def accepts_update(frame: DataFrame) -> bool:

@@ -16,7 +16,7 @@ PAUSE = 0.5
 
 def practise(engine: Engine, query: Query, stop: threading.Event, times: int = TIMES, pause: float = PAUSE) -> int:
     """Plan a query over nothing again and again, with pauses for what it is done for; how often, until `stop`."""
-    rows = encoded(engine.frame(query, engine.nothing), query)
+    rows = encoded(engine.over_nothing(query), query)
     for done in range(times):
         if stop.wait(pause):
             return done

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.analysis.frames import newest_event
+
 __all__ = ["Progress", "StreamingQuery", "ended", "progress"]
 
 _COMMIT = ("walCommit", "commitOffsets", "commitBatch")
@@ -94,6 +96,9 @@ def told(last: StreamingQueryProgress) -> dict[str, Any]:
         found["newest"] = _moment(newest) if newest else None
         found["watermark"] = (_moment(watermark) if watermark else 0) or None
         found |= _compared(found["newest"], found["watermark"], at)
+    elif (event := newest_event(last.observedMetrics)) is not None:
+        # Without a watermark, Spark looks at no times.
+        found |= {"watermark": None, **_compared(event, None, at)}
     if last.stateOperators:
         found["store"] = _store(last.stateOperators)
     return found

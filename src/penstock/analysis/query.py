@@ -5,11 +5,14 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
+
+Json = Literal["strict", "lenient"]
+"""How the payloads of a channel are read: as RFC 8259 says, or as Spark reads JSON by default."""
 
 NUMBER, PAYLOAD = "number", "payload"
 """By what a record is told from its duplicate, beside the columns of its payload."""
@@ -59,6 +62,7 @@ class Shape:
     """What tells a record from its duplicate: its number, its payload, or a column of it; None: nothing does."""
     table: bool = False
     """The channel is a table: its last record of a key is the row of that key, and one without a value deletes it."""
+    json: Json = "strict"
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """A stretch of the log, counted again: what became of it in a query, and which of its records came late."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
@@ -9,10 +9,10 @@ from typing import Protocol
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
-from penstock.analysis.belated import by_time, of_sessions
+from penstock.analysis.belated import by_time, gap_of, of_sessions
 from penstock.analysis.conserving import judges
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import ONCE, judged, names_of, taken, welcome
+from penstock.analysis.frames import ONCE, fits_and_wanted, judged, names_of, taken, welcome
 from penstock.analysis.modes import empty_stream
 from penstock.analysis.query import Query
 from penstock.audit.account import Outcome
@@ -21,6 +21,7 @@ from penstock.contracts import Positions
 
 NAMED = 100
 """So many late records are named."""
+_TURN = "_turn"
 Number = tuple[str, int, int]
 """Sender, epoch, number."""
 
@@ -44,11 +45,20 @@ class Stretch:
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """How many records came too late; None when that cannot be told. And the numbers of the first, and all of them."""
+    """How many records came too late; None when that is not known. The first by number and offset, and all of them."""
 
     count: int | None
     numbers: list[Number] = field(default_factory=list)
     records: DataFrame | None = None
+    offsets: list[tuple[int, int]] = field(default_factory=list)
+    """Partition and offset."""
+
+    @classmethod
+    def of(cls, count: int, records: DataFrame) -> "Late":
+        rows = records.orderBy("event_time").limit(NAMED).select("origin.*").collect()
+        numbers = ((row["sender"], row["epoch"], row["seq"]) for row in rows)
+        offsets = [(row["partition"], row["offset"]) for row in rows]
+        return cls(count, [number for number in numbers if None not in number], records, offsets)
 
 
 @dataclass(frozen=True)
@@ -57,24 +67,37 @@ class Recount:
     query: Query
     log: Log
 
-    def outcomes(self, stretch: Stretch, begin: Positions) -> tuple[dict[Outcome, int], Late]:
-        """What became of the records of a stretch, in a log that begins there."""
-        frame = self._frame(stretch)
-        told = frame.agg(*taken()).collect()[0].asDict()
+    def outcomes(
+        self, stretches: Sequence[Stretch], begin: Positions
+    ) -> tuple[dict[Outcome, int], list[tuple[Stretch, Late]]]:
+        """What became of the records of stretches that follow each other, in a log that begins there.
+
+        With it, which of them came late, for each stretch that has some.
+        """
+        first, last = stretches[0], stretches[-1]
+        frame = self._frame(Stretch(first.channel, first.start, last.end, 0)).withColumn(_TURN, _turn(stretches))
+        old = F.lit(False)
+        for turn, stretch in enumerate(stretches):
+            if stretch.watermark and (self._gated or self._judges):
+                old = F.when(F.col(_TURN) == turn, F.col("event_time") <= _moment(stretch.watermark)).otherwise(old)
+        # One job for all of them: each would take a second, while queries wait for the same cores.
+        rows = frame.groupBy(_TURN).agg(*taken(), F.count_if(fits_and_wanted() & old).alias("old")).collect()
+        told = {name: sum(row[name] for row in rows) for name in ("taken", "refused", "filtered")}
+        late = [(stretches[row[_TURN]], self.late(stretches[row[_TURN]])) for row in rows if row["old"]]
+        late.sort(key=lambda one: stretches.index(one[0]))
         left = told["taken"] - told["refused"] - told["filtered"]
-        late = self.late(stretch)
-        passed = left - (late.count or 0)
+        passed = left - (dropped := sum(found.count or 0 for _, found in late))
         if self._gated:
             keys = [ONCE, "event_time"]
-            fresh = welcome(frame).where(F.col("event_time") > _moment(stretch.watermark)).dropDuplicates(keys)
-            known = self._frame(Stretch(stretch.channel, self._remembered(stretch, begin), stretch.start, 0))
+            fresh = welcome(frame).where(~F.coalesce(old, F.lit(False))).dropDuplicates(keys)
+            known = self._frame(Stretch(first.channel, self._remembered(first, begin), first.start, 0))
             passed = fresh.join(welcome(known).select(*keys), keys, "left_anti").count()
         return {
             Outcome.PASSED: passed,
             Outcome.REFUSED: told["refused"],
             Outcome.FILTERED: told["filtered"],
-            Outcome.LATE: late.count or 0,
-            Outcome.DUPLICATE: left - (late.count or 0) - passed,
+            Outcome.LATE: dropped,
+            Outcome.DUPLICATE: left - dropped - passed,
         }, late
 
     def late(self, stretch: Stretch) -> Late:
@@ -92,11 +115,13 @@ class Recount:
         if not (count := old.count()):
             return Late(0)
         if self._gated or self._judges == [True]:
-            return Late(count, _named(old), old)
+            return Late.of(count, old)
         if len(self.query.inputs) > 1:
             return Late(None)
         result = self.engine.built(self.query, [old.select(*names_of(self.engine.shapes[stretch.channel]))])
-        if not {"window", "seen"} <= set(result.columns) or of_sessions(result):
+        if of_sessions(result):
+            return self._late_for_sessions(old, stretch, result)
+        if not {"window", "seen"} <= set(result.columns):
             # Which of these were dropped, only Spark knows.
             return Late(None)
         if not by_time(result):
@@ -108,7 +133,17 @@ class Recount:
         dropped = old.where(within(closed) & ~within(still_open))
         # What the function itself leaves out of its rows was not dropped.
         most = sum(row["count"] for row in closed)
-        return Late(min(dropped.count(), most), _named(dropped), dropped)
+        return Late.of(min(dropped.count(), most), dropped)
+
+    def _late_for_sessions(self, old: DataFrame, stretch: Stretch, result: DataFrame) -> Late:
+        """Spark drops a record whose own session, from its time to a gap later, is over; it merges the others then."""
+        if (gap := gap_of(result)) is None or "seen" not in result.columns:
+            return Late(None)
+        dropped = old.where(F.expr(f"event_time + INTERVAL '{gap}'") <= _moment(stretch.watermark))
+        counted = self.engine.built(self.query, [dropped.select(*names_of(self.engine.shapes[stretch.channel]))])
+        # What the function itself leaves out of its rows was not dropped.
+        most = counted.agg(F.coalesce(F.sum("seen.count"), F.lit(0))).head()
+        return Late.of(min(dropped.count(), most[0] if most else 0), dropped)
 
     def raw(self, stretch: Stretch, late: Late) -> Iterator[Row]:
         """Late records of a stretch as they lie in their channel."""
@@ -129,7 +164,13 @@ class Recount:
         return judges(self.engine.frame(self.query, lambda _: empty_stream(self.engine.spark)))
 
     def _frame(self, stretch: Stretch) -> DataFrame:
-        raw = self.engine.batch(stretch.channel, stretch.end, stretch.start)
+        start = {at: stretch.start.get(at, 0) for at in stretch.end}
+        if any(at not in stretch.start for at in stretch.end):
+            # A partition that the channel got later is read from its beginning.
+            start = {at: max(begin, self.log.bounds(stretch.channel)[at][0]) for at, begin in start.items()}
+        raw = self.engine.admitted(
+            self.query.name, stretch.channel, self.engine.batch(stretch.channel, stretch.end, start)
+        )
         return judged(raw, self.engine.shapes[stretch.channel], self.query)
 
     def _remembered(self, stretch: Stretch, begin: Positions) -> Positions:
@@ -139,6 +180,17 @@ class Recount:
         ahead = self.engine.shapes[stretch.channel].ahead // timedelta(microseconds=1)
         found = self.log.since(stretch.channel, stretch.watermark * 1_000 - ahead)
         return {at: min(found.get(at, to), to) for at, to in stretch.start.items()}
+
+
+def _turn(stretches: Sequence[Stretch]) -> Column:
+    """To which of the stretches a record belongs: the first that ends behind it."""
+    turn = F.lit(len(stretches) - 1)
+    for number in reversed(range(len(stretches) - 1)):
+        within = F.lit(False)
+        for partition, end in stretches[number].end.items():
+            within = within | ((F.col("origin.partition") == partition) & (F.col("origin.offset") < end))
+        turn = F.when(within, number).otherwise(turn)
+    return turn
 
 
 def _moment(milliseconds: int) -> Column:
@@ -159,9 +211,3 @@ def within(windows: Iterable[Row]) -> Column:
     known = ", ".join(f"struct({start}L AS begin, {end}L AS until)" for start, end in spans)
     at = "unix_micros(event_time)"
     return F.expr(f"exists(array({known}), span -> {at} >= span.begin AND {at} < span.until)")
-
-
-def _named(frame: DataFrame) -> list[Number]:
-    rows = frame.orderBy("event_time").limit(NAMED).select("origin.*").collect()
-    known = ((row["sender"], row["epoch"], row["seq"]) for row in rows)
-    return [number for number in known if None not in number]

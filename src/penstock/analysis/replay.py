@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -10,7 +11,7 @@ from pyspark.sql import functions as F
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.compare import Row, key_of, put
 from penstock.analysis.conserving import by_arrival
-from penstock.analysis.engine import Engine
+from penstock.analysis.engine import Engine, Offsets
 from penstock.analysis.frames import MARK, encoded, typed, words
 from penstock.analysis.query import Query
 from penstock.analysis.state.keyed import waits
@@ -21,12 +22,30 @@ Until = Mapping[str, Positions]
 """Per channel, the offsets up to which it is read."""
 
 
-def recomputed(engine: Engine, query: Query, until: Until, since: Until | None = None) -> dict[bytes, Row]:
-    """The rows that the live result has to be equal to, once it has covered these offsets from those on."""
+class Found(NamedTuple):
+    """A record that the log holds, and how often."""
+
+    sender: str
+    epoch: int
+    seq: int
+    copies: int
+
+
+def recomputed(
+    engine: Engine,
+    query: Query,
+    until: Until,
+    since: Until | None = None,
+    without: Mapping[str, Offsets] | None = None,
+) -> dict[bytes, Row]:
+    """The rows that the live result has to be equal to, once it has covered these offsets from those on.
+
+    `without`: the offsets of what it has dropped as late.
+    """
     table: dict[bytes, Row] = {}
     with _explained():
         life = note_of(engine.checkpoint(query.name)).life
-        for row in encoded(engine.recompute(query, until, since), query, life).toLocalIterator():
+        for row in encoded(engine.recompute(query, until, since, without), query, life).toLocalIterator():
             headers = [(header["key"], header["value"]) for header in row["headers"]]
             value = None if row["value"] is None else bytes(row["value"])
             put(table, key_of(bytes(row["key"])), Row.of(value, headers))
@@ -35,7 +54,7 @@ def recomputed(engine: Engine, query: Query, until: Until, since: Until | None =
 
 def require_repeatable(engine: Engine, query: Query) -> None:
     """Refuse a query whose rows a batch cannot find again."""
-    result = engine.frame(query, engine.nothing)
+    result = engine.over_nothing(query)
     if by_arrival(result):
         raise Misconfigured(
             f"query {query.name}",
@@ -59,17 +78,18 @@ def kept(engine: Engine, channel: str, until: Positions, since: Positions | None
         return engine.batch(channel, until, since).count()
 
 
-def named(engine: Engine, query: Query, marks: Collection[int], until: Until) -> dict[int, tuple[str, int, int]]:
-    """The records that these marks stand for: sender, epoch and number of each that the log holds."""
-    found: dict[int, tuple[str, int, int]] = {}
+def named(engine: Engine, query: Query, marks: Collection[int], until: Until) -> dict[int, Found]:
+    """The records that these marks stand for, of those that the log holds."""
+    found: dict[int, Found] = {}
     if not marks:
         return found
     with _explained():
         for channel in query.inputs:
             records = typed(engine.batch(channel, until.get(channel)), engine.shapes[channel])
             hits = records.select("origin", F.expr(MARK).alias("mark")).where(F.col("mark").isin(*marks))
-            for row in hits.select("origin.sender", "origin.epoch", "origin.seq", "mark").distinct().collect():
-                found[row["mark"]] = (row["sender"], row["epoch"], row["seq"])
+            columns = ("origin.sender", "origin.epoch", "origin.seq", "mark")
+            for row in hits.groupBy(*columns).count().collect():
+                found[row["mark"]] = Found(row["sender"], row["epoch"], row["seq"], row["count"])
     return found
 
 

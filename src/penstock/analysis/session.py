@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
@@ -29,6 +30,8 @@ from penstock.analysis.classpath import classpath, spark_home
 from penstock.analysis.columnar import SETTING
 from penstock.analysis.settings import SparkSettings
 from penstock.errors import Unavailable
+
+log = logging.getLogger(__name__)
 
 # What Spark needs of the module system; the list is that of its own launcher.
 _OPENED = {
@@ -70,20 +73,34 @@ _FILES = {
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
+    # Hadoop sets permissions by itself, whatever the process has as its umask.
+    "spark.hadoop.fs.permissions.umask-mode": "077",
+}
+# Without them Spark listens on all addresses, and takes whatever connects. In local mode Spark makes the secret by
+# itself, anew for each session. On a cluster the executors have to reach the driver: there the user's settings decide.
+_LOOPBACK = "127.0.0.1"
+_CLOSED = {
+    "spark.driver.host": _LOOPBACK,
+    "spark.driver.bindAddress": _LOOPBACK,
+    "spark.authenticate": "true",
 }
 _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 
 def conf(settings: SparkSettings, slots: int) -> dict[str, str]:
     """The settings of Spark that make both modes fast; the user's own come last."""
-    local = settings.master == "local"
+    local = _is_local(settings.master)
     return {
-        "spark.master": f"local[{slots}]" if local else settings.master,
+        "spark.master": f"local[{slots}]" if settings.master == "local" else settings.master,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
+        # The files of lakes: with times that all readers know, and without markers that nobody reads.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
+        "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
         "spark.sql.shuffle.partitions": str(settings.shuffle_partitions),
-        **(_FILES if local else {}),
+        **(_FILES | _CLOSED if local else {}),
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
@@ -126,10 +143,13 @@ class Gateway:
         log: IO[bytes] | None = None,
     ) -> Self:
         home = spark_home()
-        local = conf.get("spark.master", "local").startswith("local")
+        local = _is_local(conf.get("spark.master", "local"))
         folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         told = folder / "gateway"
-        options = [part for name, value in conf.items() for part in ("--conf", f"{name}={value}")]
+        # Everybody can read a command line; the folder is private. A setting may be a secret.
+        properties = folder / "spark.properties"
+        properties.write_text("".join(f"{escaped(name)}={escaped(value)}\n" for name, value in conf.items()), "ascii")
+        options = ["--properties-file", str(properties), "--load-spark-defaults"]
         if not local and jars:
             options += ["--jars", ",".join(map(str, jars))]
         command = [
@@ -153,6 +173,7 @@ class Gateway:
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told),
             # RocksDB allocates outside the heap; an arena for each thread would keep what others need.
             "MALLOC_ARENA_MAX": "2",
+            **({"SPARK_LOCAL_IP": _LOOPBACK} if local else {}),
         }
         out = log if log is not None else subprocess.DEVNULL
         try:
@@ -202,6 +223,8 @@ def session(
     try:
         interrupted = signal.getsignal(signal.SIGINT)
         spark = SparkSession.builder.getOrCreate()
+        if _is_local(str(spark.sparkContext.master)):
+            _listen_here(spark)
         if threading.current_thread() is threading.main_thread():
             # PySpark takes Ctrl-C for itself; it is for whoever started us to say what that means.
             signal.signal(signal.SIGINT, interrupted)
@@ -212,6 +235,9 @@ def session(
         # What is collected from now on reports itself to a JVM that is gone, and py4j would log a trace for each.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         logging.getLogger().addFilter(_not_of_the_gone)
+        if (context := SparkContext._active_spark_context) is not None:
+            # Its server of accumulators would print a trace as soon as the JVM hangs up.
+            context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
         gateway.stop(patience)
         del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
         # PySpark remembers its JVM for the life of the process; the next session has another one.
@@ -228,6 +254,47 @@ def wait_for_slots(spark: SparkSession, needed: int, patience: float = 60.0) -> 
     return there
 
 
+def _listen_here(spark: SparkSession) -> None:
+    """Let the JVM listen on this machine alone, also where it is told no address.
+
+    The shuffle of real-time queries listens on all addresses, without the secret of the session, and has no setting
+    for it. So what this JVM takes for "all addresses" becomes the loopback address.
+    """
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    try:
+        held = jvm.java.lang.Class.forName("java.net.InetAddress").getDeclaredField("impl")
+        held.setAccessible(True)
+        impl = held.get(None)
+        # Asked first: it is found once, and kept.
+        impl.anyLocalAddress()
+        every = impl.getClass().getDeclaredField("anyLocalAddress")
+        every.setAccessible(True)
+        every.set(impl, jvm.java.net.InetAddress.getByName(_LOOPBACK))
+    except Py4JError as error:
+        log.warning("this Java does not tell where it keeps its addresses: real-time queries listen on all (%s)", error)
+
+
+def _is_local(master: str) -> bool:
+    return master == "local" or master.startswith("local[")
+
+
+def escaped(text: str) -> str:
+    """A name or a value in a properties file of Java."""
+    units = text.encode("utf-16-be", "surrogatepass")
+    numbers = (int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2))
+    return "".join(chr(one) if chr(one).isascii() and chr(one).isalnum() else f"\\u{one:04x}" for one in numbers)
+
+
+def is_alive(spark: SparkSession) -> bool:
+    """Whether the session still runs queries: its JVM answers, and its context was not stopped."""
+    try:
+        jsc = spark.sparkContext._jsc
+        return jsc is not None and not jsc.sc().isStopped()
+    except (Py4JError, OSError):
+        return False
+
+
 def _not_of_the_gone(record: logging.LogRecord) -> bool:
     """Some traces py4j logs under no name of its own."""
     return "py4j" not in record.pathname
@@ -238,6 +305,7 @@ def _logging() -> list[str]:
 
 
 def _end_with_parent() -> None:
+    os.umask(0o077)
     # Ctrl-C is for the driver, which ends the JVM in order.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":

@@ -40,6 +40,11 @@ class SparkSettings(Section):
         "in memory together",
     )
     real_time_queries: int = Field(1, ge=0, description="how many queries may run in real time at once")
+    poison_limit: int = Field(
+        100,
+        ge=0,
+        description="how many records that make a query fail it may leave out; with more of them it is stopped",
+    )
     answers: str = Field(
         "127.0.0.1:0",
         pattern=r"^\S+:\d{1,5}$",

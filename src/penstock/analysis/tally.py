@@ -8,7 +8,7 @@ one aggregation by hash, with two groupings, makes the rows that come to the dri
 import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -19,9 +19,20 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.analysis.frames import words
-from penstock.audit.findings import BELATED, Findings, Kind, Numbering, Span, key_hash
+from penstock.audit.findings import (
+    IN_CHANNEL,
+    STRANGERS,
+    Findings,
+    Kind,
+    Numbering,
+    Span,
+    Stranger,
+    key_hash,
+    shown_key,
+)
 from penstock.audit.latency import HIGHEST, STEP, Sketch
 from penstock.audit.runs import Runs
+from penstock.audit.writers import HEADER, Known
 from penstock.contracts import Positions
 from penstock.errors import Unaccounted, Unavailable
 
@@ -43,7 +54,11 @@ class Tally:
     """Entries that one task reduces at less cost than several would, with their shuffles."""
 
     def reduce(
-        self, start: Mapping[str, Positions], end: Mapping[str, Positions], kinds: Mapping[str, Kind]
+        self,
+        start: Mapping[str, Positions],
+        end: Mapping[str, Positions],
+        kinds: Mapping[str, Kind],
+        writers: Known | None = None,
     ) -> Findings:
         """What the entries from `start` up to `end` tell; a partition without a start is read from its beginning.
 
@@ -55,19 +70,21 @@ class Tally:
         if not ranges:
             return found
         try:
-            rows = _rows(self._reduced(ranges, kinds))
+            rows = _rows(self._reduced(ranges, kinds, writers or Known()))
         except (PySparkException, Py4JJavaError) as error:
             raise _explained(error, ranges) from error
         _take(found, rows)
         return found
 
-    def _reduced(self, ranges: "_Ranges", kinds: Mapping[str, Kind]) -> DataFrame:
+    def _reduced(self, ranges: "_Ranges", kinds: Mapping[str, Kind], writers: Known) -> DataFrame:
         entries = self._entries(ranges)
         if sum(until - max(since, 0) for since, until in ranges.values()) <= self.small:
             entries = entries.coalesce(1)
         results, dead = ([name for name, one in kinds.items() if one is kind] for kind in (Kind.RESULT, Kind.DEAD))
-        result, belated = F.col("topic").isin(results), F.col("topic").isin(dead) & F.expr(_BELATED)
-        told = entries.select("*", result.alias("result"), belated.alias("belated")).selectExpr(*_HEADERS)
+        result, belated = F.col("topic").isin(results), F.col("topic").isin(dead) & F.expr(_IN_CHANNEL)
+        forged = F.expr(_forged(results, writers))
+        judged = entries.select("*", result.alias("result"), belated.alias("belated"), forged.alias("forged"))
+        told = judged.selectExpr(*_HEADERS)
         ordered = told.selectExpr(*_IDENTITY).selectExpr("*", _BEFORE, *_BUCKETS)
         ordered.createOrReplaceTempView(_VIEW)
         return self._session.sql(_GROUPED)
@@ -129,7 +146,22 @@ def _once(name: str) -> str:
 
 # The last reason: a record may have had such a header before.
 _REASON = "get(filter(reverse(headers), h -> h.key = 'reason'), 0).value"
-_BELATED = f"coalesce(startswith({_REASON}, CAST('{BELATED}' AS BINARY)), false)"
+_IN_CHANNEL = " OR ".join(f"coalesce(startswith({_REASON}, CAST('{known}' AS BINARY)), false)" for known in IN_CHANNEL)
+
+
+def _forged(results: Iterable[str], writers: Known) -> str:
+    """Whether none of the writers of a result has written a row; as `Known.genuine`, for Spark."""
+    token, cases = f"hex({_first(HEADER)})", []
+    for channel in results:
+        if not (tokens := writers.tokens(channel)):
+            continue
+        first = writers.first(channel)
+        old = " ".join(f"WHEN {partition} THEN offset < {offset}" for partition, offset in first.items())
+        old = f"CASE partition {old} ELSE false END" if first else "false"
+        known = ", ".join(f"'{one.hex().upper()}'" for one in sorted(tokens))
+        cases.append(f"WHEN '{channel}' THEN NOT if({token} IS NULL, {old}, {token} IN ({known}))")
+    return f"CASE topic {' '.join(cases)} ELSE false END" if cases else "false"
+
 
 _HEADERS = (
     "topic",
@@ -140,6 +172,7 @@ _HEADERS = (
     "value IS NULL AS gone",
     "result",
     "belated",
+    "forged",
     f"CAST(coalesce({_first('sender')}, X'') AS STRING) AS sender",
     _number("epoch", "NOT belated"),
     _number("seq", "NOT belated"),
@@ -170,8 +203,9 @@ _IDENTITY = (
     "gone",
     "result",
     "belated",
+    "forged",
     "version",
-    "CASE WHEN version IS NOT NULL THEN key END AS key",
+    "CASE WHEN version IS NOT NULL OR forged THEN key END AS key",
     *(f"CASE WHEN {_WHOLE} THEN {name} END AS {name}" for name in ("sender", "epoch", "seq")),
     f"{_WHOLE} AND redriven AS redriven",
     _if_told("time", "delay"),
@@ -209,17 +243,18 @@ def _measured(duration: str) -> str:
 
 
 _GROUPED = f"""
-SELECT topic, grouping(minute) = 0 AS timed, count(1) AS records,
+SELECT topic, grouping(minute) = 0 AS timed, forged, count(1) AS records,
     minute, delay_bucket, step_bucket, count_if(gone) AS gone,
     count_if(seq IS NULL AND NOT result AND NOT belated) AS unknown,
     {_measured("delay")}, {_measured("step")},
     partition, sender, epoch, redriven, block, bit_or(bit) AS bits, max(at) AS newest,
     bit_or(CASE WHEN seq < before THEN bit ELSE 0 END) AS late,
     max(CASE WHEN before IS NULL THEN seq END) AS first, max(seq) AS highest,
-    key, max(version) AS version
+    key, max(version) AS version, max(offset) AS last
 FROM {_VIEW}
 GROUP BY GROUPING SETS (
-    (topic, minute, delay_bucket, step_bucket), (topic, partition, sender, epoch, redriven, block, key))
+    (topic, forged, minute, delay_bucket, step_bucket),
+    (topic, forged, partition, sender, epoch, redriven, block, key))
 """
 
 
@@ -253,6 +288,7 @@ class _Row(NamedTuple):
 
     topic: str
     timed: bool
+    forged: bool
     records: int
     minute: int
     delay_bucket: int | None
@@ -283,6 +319,7 @@ class _Row(NamedTuple):
     highest: int
     key: bytes | None
     version: int
+    last: int
 
     @property
     def delay(self) -> tuple[int, int, int]:
@@ -345,6 +382,9 @@ def _take(found: Findings, rows: Iterator[_Row]) -> None:
     seen: defaultdict[Numbering, _Blocks] = defaultdict(lambda: defaultdict(int))
     late: defaultdict[Numbering, _Blocks] = defaultdict(lambda: defaultdict(int))
     for row in rows:
+        if row.forged:
+            _stranger(found, row)
+            continue
         if row.timed:
             _count(found, row)
             delays[row.topic].add(row.delay_bucket, row.delays, row.delay_skewed, *row.delay)
@@ -367,6 +407,13 @@ def _take(found: Findings, rows: Iterator[_Row]) -> None:
     found.disorder = {numbering: Runs(_pieces(blocks)) for numbering, blocks in late.items()}
     found.latencies = {channel: some.sketch() for channel, some in delays.items() if some.count}
     found.steps = {channel: some.sketch() for channel, some in steps.items() if some.count}
+
+
+def _stranger(found: Findings, row: _Row) -> None:
+    if row.timed:
+        found.forged[row.topic] += row.records
+    elif len(found.strangers) < STRANGERS:
+        found.strangers.append(Stranger(row.topic, row.partition, row.last, shown_key(row.key), row.version))
 
 
 def _count(found: Findings, row: _Row) -> None:

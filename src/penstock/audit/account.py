@@ -41,6 +41,15 @@ class Share:
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
     late: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
     """The first late records, by sender, epoch (as text) and runs of numbers."""
+    late_at: Mapping[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """Where the first late records lie: by partition (as text), runs of offsets."""
+
+    @property
+    def all_late_at(self) -> bool:
+        """Whether it is known of each late record where it lies."""
+        known = sum(last - first + 1 for runs in self.late_at.values() for first, last in runs)
+        # What its function leaves out by itself may lie among them.
+        return known >= self.outcomes.get(Outcome.LATE, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,8 @@ class Account:
     pipeline; how long results took is in their channel."""
     number: int = 0
     """Of a query: how many lives it had before this one, as the versions of its rows tell it."""
+    start_declared: bool = False
+    """It was declared to begin at certain offsets, and not at the beginning of its channels."""
 
     @property
     def key(self) -> bytes:
@@ -82,6 +93,7 @@ class Account:
                 "guessed": self.guessed,
                 "latency": self.latency,
                 "number": self.number,
+                "start_declared": self.start_declared,
                 "shares": {channel: asdict(one) for channel, one in self.shares.items()},
             },
             ensure_ascii=False,
@@ -103,14 +115,18 @@ class Account:
                 bool(told.get("guessed", False)),
                 {str(name): float(value) for name, value in (told.get("latency") or {}).items()} or None,
                 int(told.get("number", 0)),
+                bool(told.get("start_declared", False)),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise Refused("an account", f"it cannot be read: {error!r}") from error
 
 
 def is_account(key: bytes | None) -> bool:
-    """Whether an entry of the bookmarks is an account: names of stages hold a colon, names of sources never."""
-    return key is not None and b":" in key
+    """Whether an entry of the bookmarks is an account: names of stages hold a colon, names of sources never.
+
+    Those of announcements do, too, see `audit.writers`.
+    """
+    return key is not None and b":" in key and not key.startswith(b"writer:")
 
 
 def _share(told: Mapping[str, Any]) -> Share:
@@ -121,7 +137,11 @@ def _share(told: Mapping[str, Any]) -> Share:
         }
         for sender, epochs in told.get("late", {}).items()
     }
-    return Share(_positions(told["since"]), _positions(told["until"]), int(told["taken"]), outcomes, late)
+    late_at = {
+        str(int(partition)): [(int(first), int(last)) for first, last in runs]
+        for partition, runs in told.get("late_at", {}).items()
+    }
+    return Share(_positions(told["since"]), _positions(told["until"]), int(told["taken"]), outcomes, late, late_at)
 
 
 def _positions(told: Mapping[str, Any]) -> Positions:

@@ -38,10 +38,10 @@ class Alarm:
         return asdict(self)
 
 
-def named(name: object) -> str:
+def named(name: object, longest: int = LONGEST) -> str:
     """A name from outside, fit to be read by people: in one line, without escape codes, and not too long."""
     text = str(name)
-    short = text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
+    short = text if len(text) <= longest else f"{text[:longest]}…"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)
 
 

@@ -7,18 +7,16 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 from penstock.audit.alarm import Alarm
-from penstock.audit.rules.records import Disorder, Missing, Refused, Unknown
+from penstock.audit.rules.records import Discrepancies, Disorder, Missing, NotKnown, Refused, Unknown
 from penstock.audit.rules.retention import Overtaken
 from penstock.audit.rules.senders import Silent, SlowSender
-from penstock.audit.rules.stages import Away, SlowStage, Stalled, Unheard
+from penstock.audit.rules.stages import Away, EventTime, Full, SlowStage, Stalled, Unheard
 from penstock.audit.settings import AuditSettings
-from penstock.audit.sight import Sight
+from penstock.audit.sight import Elapsed, Sight
 from penstock.clock import Micros
 
 ENDS_AFTER = 10.0
 """An alarm ends when it was absent for so many seconds: one that comes and goes is one alarm."""
-LONGEST_STEP = 5.0
-"""Two looks that lie further apart saw no more than so many seconds."""
 
 
 class Rule(Protocol):
@@ -42,19 +40,22 @@ class Alarms:
         self._settings = settings
         self._rules: Sequence[Rule] = (
             Missing(),
+            Discrepancies(),
+            NotKnown(),
             Overtaken(),
             Stalled(batch, reads),
             Away(),
+            Full(),
             Unheard(),
             Unknown(),
             Refused(),
             Silent(),
+            EventTime(),
             SlowStage(),
             SlowSender(),
             Disorder(),
         )
-        self._now: Micros | None = None
-        self._elapsed = 0.0
+        self._elapsed = Elapsed()
         self._standing: dict[tuple[str, str], Alarm] = {}
         self._seen: dict[tuple[str, str], float] = {}
 
@@ -64,15 +65,13 @@ class Alarms:
         `balance` is that of `Balance.to_json()`; with all senders if silent and slow ones are to be found among all.
         `processes` are the last words of all processes.
         """
-        if self._now is not None:
-            self._elapsed += min(max(now - self._now, 0) / 1e6, LONGEST_STEP)
-        self._now = now
-        sight = Sight(now, self._elapsed, self._settings, balance, processes)
+        elapsed = self._elapsed.at(now)
+        sight = Sight(now, elapsed, self._settings, balance, processes)
         for alarm in _united(alarm for rule in self._rules for alarm in rule.look(sight)):
             before = self._standing.get(alarm.key)
             self._standing[alarm.key] = replace(alarm, since=before.since) if before else alarm
-            self._seen[alarm.key] = self._elapsed
-        for key in [key for key, seen in self._seen.items() if self._elapsed - seen >= ENDS_AFTER]:
+            self._seen[alarm.key] = elapsed
+        for key in [key for key, seen in self._seen.items() if elapsed - seen >= ENDS_AFTER]:
             del self._standing[key], self._seen[key]
         return sorted(self._standing.values(), key=lambda alarm: (alarm.level, alarm.since))
 

@@ -2,7 +2,7 @@
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from threading import Event
 from typing import Protocol
@@ -11,6 +11,7 @@ from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.ledger import Ledger
 from penstock.audit.patience import patiently
 from penstock.audit.retention import from_what_is_kept
+from penstock.audit.writers import Known, Writers
 from penstock.clock import Clock, SystemClock
 from penstock.contracts import Channels, Entry, Positions, Reader
 from penstock.errors import Misconfigured, Refused, Unavailable
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 FULL = 3
 """After so many full reads in a row it is asked how much there is left."""
+LATELY = 15.0
+"""Seconds for which trouble is told after it was last met; it is tried again every five."""
 STRIDE = 1_000_000
 """So many entries are reduced at once, so that memory stays bounded."""
 
@@ -27,7 +30,11 @@ class Reduction(Protocol):
     """Who can reduce a long stretch of channels at once, such as Spark."""
 
     def reduce(
-        self, start: Mapping[str, Positions], end: Mapping[str, Positions], kinds: Mapping[str, Kind]
+        self,
+        start: Mapping[str, Positions],
+        end: Mapping[str, Positions],
+        kinds: Mapping[str, Kind],
+        writers: Known | None = None,
     ) -> Findings: ...
 
 
@@ -46,7 +53,7 @@ class Auditor:
         clock: Clock | None = None,
         most: int = 10_000,
         bookmarks: str = "",
-        stages: Collection[str] | None = None,
+        stages: Mapping[str, Sequence[str]] | None = None,
         strides_only: bool = False,
         skip_lost: bool = False,
     ) -> None:
@@ -63,8 +70,10 @@ class Auditor:
         self._stages = stages
         self._strides_only = strides_only
         self._skip_lost = skip_lost
+        self._writers = Writers(channels, [bookmarks], self._clock) if bookmarks else None
         self._positions: dict[str, dict[int, int]] = {}
         self._opened = ExitStack()
+        self._trouble: tuple[Unavailable | None, float] = None, 0.0
         self._reader: Reader | None = None
         self._drained = False
         self._last = self._clock.now()
@@ -98,7 +107,11 @@ class Auditor:
         start = {channel: {at: start[channel][at] for at in positions} for channel, positions in end.items()}
         if end:
             try:
-                found = reduction.reduce(start, end, self._kinds)
+                if self._writers is not None:
+                    # Whoever wrote what lies before these ends was announced by now.
+                    self._writers.refresh()
+                known = None if self._writers is None else self._writers.known
+                found = reduction.reduce(start, end, self._kinds, known)
                 self._ledger.merge(found, now, now if left == 0 else 0)
             except Refused as error:
                 raise Unavailable("the audit", f"somebody else keeps this ledger: {error.reason}") from error
@@ -134,7 +147,7 @@ class Auditor:
                     stop.wait(every)
 
         try:
-            patiently(work, stop, lambda error: log.warning("%s", error))
+            patiently(work, stop, self._troubled, log)
         finally:
             self.close()
 
@@ -154,6 +167,15 @@ class Auditor:
         while left > behind and not stop.is_set():
             left = self.stride(reduction())
             well()
+
+    def trouble(self) -> Unavailable | None:
+        """What stood in the way lately: a part that cannot be read does so again and again, while others are read."""
+        error, at = self._trouble
+        return error if self._clock.elapsed() - at < LATELY else None
+
+    def _troubled(self, error: Unavailable) -> None:
+        # Without the delay: the same trouble has the same text.
+        self._trouble = Unavailable(error.who, error.why), self._clock.elapsed()
 
     def close(self) -> None:
         """Let go of the channels; the ledger stays open."""
@@ -209,7 +231,11 @@ class Auditor:
         # Who leaves the channels to a reduction reads notes alone here, and knows nothing of the rest.
         drained = 0 if self._strides_only or math.isinf(age := reader.age()) else now - int(age * 1e6)
         if end:
-            found = reduced(entries, self._positions, end, self._kinds, self._heartbeats, self._bookmarks)
+            known = None
+            if self._writers is not None:
+                self._writers.learn(entries, lambda channel: self._kinds.get(channel) is Kind.RESULT)
+                known = self._writers.known
+            found = reduced(entries, self._positions, end, self._kinds, self._heartbeats, self._bookmarks, known)
             self._ledger.merge(found, now, drained)
             self._last = now
             for channel, positions in end.items():

@@ -7,19 +7,21 @@ seen of it. No I/O.
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any
 
+from penstock.audit import tampering
 from penstock.audit.content import Content, Numbered, Run, Tally
 from penstock.audit.findings import Kind, Numbering, Span, as_delay, shed_from
-from penstock.audit.hops import Gap, Hop, Intake, hops, paths
+from penstock.audit.hops import Gap, Hop, Intake, hops, paths, without_account
+from penstock.audit.judge import Discrepancy, Doubt, Report, Verdict, unique, verdict_of
 from penstock.audit.ledger import SETTLES_AFTER
 from penstock.clock import Micros
 from penstock.errors import Unaccounted
-from penstock.record import Blind
+from penstock.record import LARGEST_JUMP, Blind
 
 BRIEF = 100
 """So many gaps per channel are named in brief."""
@@ -27,6 +29,23 @@ WORST = 50
 """So many senders per channel are told in brief."""
 HOUR = 60
 """In minutes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jump:
+    """A number of a sender, or the claim of one, that is more than LARGEST_JUMP behind the last one before it."""
+
+    sender: str
+    epoch: int
+    before: int
+    after: int
+
+    @property
+    def size(self) -> int:
+        return self.after - self.before - 1
+
+    def __str__(self) -> str:
+        return f"{self.sender} {self.epoch} from {self.before} to {self.after}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +97,8 @@ class ChannelBalance:
     by_sender: tuple[SenderBalance, ...] = ()
     note: str = ""
     """What cannot be told of what is missing, and why."""
+    jumps: tuple[Jump, ...] = ()
+    """Numbers that are too far from those before them to be a gap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +113,21 @@ class Balance:
     """End to end."""
     minutes: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """The records of the last hour: per channel, minutes since 1970 and how many came."""
+    discrepancies: tuple[Discrepancy, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def missing(self) -> int:
         return sum(hop.missing for hop in self.hops)
 
     @property
+    def verdict(self) -> Verdict:
+        """What is in flight may still come; intervals in which a source was not heard are not counted here."""
+        return verdict_of(self.missing, self.discrepancies, self.doubts)
+
+    @property
     def whole(self) -> bool:
-        """Nothing is missing. What is in flight may still come; what is unknown is not counted here."""
-        return not self.missing
+        return self.verdict is Verdict.WHOLE
 
     @property
     def settled(self) -> bool:
@@ -111,6 +138,14 @@ class Balance:
     def unknown_seconds(self) -> float:
         return sum(channel.unknown_seconds for channel in self.channels)
 
+    def with_report(self, report: Report) -> "Balance":
+        """The balance, with what the auditor finds beside the counts of the ledger."""
+        return replace(
+            self,
+            discrepancies=(*self.discrepancies, *report.discrepancies),
+            doubts=unique((*self.doubts, *report.doubts)),
+        )
+
     def to_json(self, brief: bool = False) -> dict[str, Any]:
         """Everything; in brief the worst senders instead of all, and of each channel the first gaps."""
         shown = self
@@ -118,12 +153,13 @@ class Balance:
             shown = replace(
                 self,
                 channels=tuple(
-                    replace(one, gaps=one.gaps[:BRIEF], by_sender=_worst(one.by_sender)) for one in self.channels
+                    replace(one, gaps=one.gaps[:BRIEF], jumps=one.jumps[:BRIEF], by_sender=_worst(one.by_sender))
+                    for one in self.channels
                 ),
                 hops=tuple(replace(one, gaps=one.gaps[:BRIEF], late=one.late[:BRIEF]) for one in self.hops),
                 paths=tuple(replace(one, gaps=(), late=()) for one in self.paths),
             )
-        told = {"whole": self.whole, **asdict(shown)}
+        told = {"whole": self.whole, "verdict": self.verdict, **asdict(shown)}
         for hop in (*told["hops"], *told["paths"]):
             hop["outcomes"] = {str(outcome): number for outcome, number in hop["outcomes"].items()}
         for channel, one in zip(told["channels"], self.channels, strict=True):
@@ -145,11 +181,16 @@ class Balance:
 
 
 def balance(
-    content: Content, at: Micros, grace: Micros = SETTLES_AFTER, unread: Mapping[str, int] = MappingProxyType({})
+    content: Content,
+    at: Micros,
+    grace: Micros = SETTLES_AFTER,
+    unread: Mapping[str, int] = MappingProxyType({}),
+    report: Report | None = None,
 ) -> Balance:
     """The balance at a moment. What is due for less than `grace` is in flight, afterwards it is missing.
 
-    `unread` are entries per channel that the ledger does not know yet: they are in flight, too.
+    `unread` are entries per channel that the ledger does not know yet: they are in flight, too. `report` is what the
+    auditor finds beside the counts of the ledger.
     """
     sources = [channel for channel, one in content.channels.items() if one.kind is Kind.SOURCE]
     # What the ledger had not read when something was noticed may be the very thing that is due.
@@ -182,7 +223,50 @@ def balance(
     ]
     found = hops(content, intakes)
     minutes = {channel: some[-HOUR:] for channel, some in content.minutes.items()}
-    return Balance(at, content.as_of, channels, found, paths(found), minutes)
+    surplus = (
+        Discrepancy("doubled", hop.stage, hop.surplus, f"{hop.stage}: {hop.note}") for hop in found if hop.surplus
+    )
+    made = Balance(
+        at,
+        content.as_of,
+        channels,
+        found,
+        paths(found),
+        minutes,
+        (*surplus, *_jumped(channels), *tampering.discrepancies(content)),
+        tuple(_unread(content)) or unique((*_of_ledger(content, sources), *without_account(content))),
+    )
+    return made.with_report(report) if report else made
+
+
+def _jumped(channels: Iterable[ChannelBalance]) -> Iterator[Discrepancy]:
+    for one in channels:
+        if one.jumps:
+            text = (
+                f"{one.channel}: the numbers of {one.jumps[0].sender} jump from {one.jumps[0].before} to "
+                f"{one.jumps[0].after}, beyond the limit of {LARGEST_JUMP:,}: what lies between was lost, or somebody "
+                "made up a number; it is not counted as missing"
+            )
+            examples = tuple(map(str, one.jumps[:BRIEF]))
+            yield Discrepancy("unexplained", f"channel:{one.channel}", len(one.jumps), text, examples)
+
+
+def _unread(content: Content) -> Iterable[Doubt]:
+    if content.as_of is None:
+        yield Doubt("audit", "audit", "the auditor has read no channel yet")
+
+
+def _of_ledger(content: Content, sources: Sequence[str]) -> Iterator[Doubt]:
+    """A ledger that was made anew has not counted what its channels held no more by then."""
+    gone = {channel: sum(content.since.get(channel, {}).values()) for channel in sources}
+    if lost := [f"{count:,} of {channel}" for channel, count in gone.items() if count]:
+        for copy in content.copies:
+            text = (
+                f"an earlier ledger could not be read, and this one counts from what the channels held then: offsets "
+                f"that were removed before ({', '.join(lost)}) are not known. The earlier one is {copy}; to take the "
+                "new one as the beginning, move that file away"
+            )
+            yield Doubt("ledger", copy, text)
 
 
 def _worst(senders: Sequence[SenderBalance]) -> tuple[SenderBalance, ...]:
@@ -212,8 +296,11 @@ def _channel(
     kept = {who: _melted([*runs.get(who, ()), *dead.get(who, ())]) for who in {*runs, *dead}}
     there = {who: _melted([*kept.get(who, ()), *shed.get(who, ())]) for who in {*kept, *shed}}
     due = list(_due(there, claims, settled)) if kind is Kind.SOURCE else []
+    jumps = list(_jumps(there, claims, settled)) if kind is Kind.SOURCE else []
     gaps = tuple(gap for gap, missing in due if missing)
     distinct, missing, note = _size(there), sum(gap.size for gap in gaps), ""
+    if content.channels[channel].compacted:
+        jumps = [jump for jump in jumps if jump.size > _outdated(channel, content)]
     if content.channels[channel].compacted and (outdated := min(missing, _outdated(channel, content))):
         missing, gaps = missing - outdated, ()
         if missing:
@@ -244,6 +331,7 @@ def _channel(
         shed=_size(there) - _size(kept),
         by_sender=tuple(_senders(numbered, runs, there, claims, gaps)) if kind is Kind.SOURCE else (),
         note=note,
+        jumps=tuple(jumps),
     )
 
 
@@ -311,21 +399,48 @@ def _melted(runs: Iterable[Run]) -> list[Run]:
 
 
 def _due(runs: Seen, claims: Claims, settled: Micros) -> Iterable[tuple[Gap, bool]]:
-    """The ranges that are not there; True for those that should be by now."""
+    """The ranges that are not there; True for those that should be by now. What a jump leaves out is not due."""
     for sender, epoch in sorted({*runs, *claims}):
         seen, claimed = runs.get((sender, epoch), ()), claims.get((sender, epoch), ())
         for before, after in pairwise(seen):
-            yield Gap(sender, epoch, before.last + 1, after.first - 1), after.noticed <= settled
-        if not claimed:
-            continue
-        # Of a sender that was never seen, only what came after its first word is known to be due.
-        last = seen[-1].last if seen else claimed[0][0]
-        overdue = max([last, *(seq for seq, at in claimed if at <= settled)])
-        newest = max(overdue, claimed[-1][0])
-        if overdue > last:
-            yield Gap(sender, epoch, last + 1, overdue), True
-        if newest > overdue:
-            yield Gap(sender, epoch, overdue + 1, newest), False
+            if not _is_jump(before.last, after.first):
+                yield Gap(sender, epoch, before.last + 1, after.first - 1), after.noticed <= settled
+        for last in _ends(seen, claimed):
+            near = [(seq, at) for seq, at in claimed if last < seq and not _is_jump(last, seq)]
+            overdue = max([last, *(seq for seq, at in near if at <= settled)])
+            newest = max([overdue, *(seq for seq, _ in near)])
+            if overdue > last:
+                yield Gap(sender, epoch, last + 1, overdue), True
+            if newest > overdue:
+                yield Gap(sender, epoch, overdue + 1, newest), False
+
+
+def _jumps(runs: Seen, claims: Claims, settled: Micros) -> Iterator[Jump]:
+    for sender, epoch in sorted({*runs, *claims}):
+        seen, claimed = runs.get((sender, epoch), ()), claims.get((sender, epoch), ())
+        for before, after in pairwise(seen):
+            if _is_jump(before.last, after.first) and after.noticed <= settled:
+                yield Jump(sender, epoch, before.last, after.first)
+        ends = _ends(seen, claimed)
+        for seq, at in claimed:
+            before_it = max((last for last in ends if last < seq), default=None)
+            inside = any(run.first <= seq <= run.last for run in seen)
+            if before_it is not None and not inside and _is_jump(before_it, seq) and at <= settled:
+                yield Jump(sender, epoch, before_it, seq)
+
+
+def _is_jump(before: int, after: int) -> bool:
+    return after - before - 1 > LARGEST_JUMP
+
+
+def _ends(seen: Sequence[Run], claimed: _Claimed) -> list[int]:
+    """The last number before each jump, and the last of all: behind each of them, a claim tells what is due.
+
+    Of a sender that was never seen, only what came after its first claim is known to be due.
+    """
+    if not seen:
+        return [claimed[0][0]] if claimed else []
+    return [before.last for before, after in pairwise(seen) if _is_jump(before.last, after.first)] + [seen[-1].last]
 
 
 def _claims_by_channel(content: Content, sources: Sequence[str]) -> dict[str, dict[tuple[str, int], _Claimed]]:

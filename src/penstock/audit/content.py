@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.audit.account import Account
-from penstock.audit.findings import Numbering, Span, Watched
+from penstock.audit.findings import Numbering, Span, Stranger, Watched
+from penstock.audit.judge import Report
 from penstock.audit.latency import Sketch
 from penstock.clock import Micros
 from penstock.contracts import Positions
@@ -38,6 +39,24 @@ class Numbered:
 
 
 @dataclass(frozen=True, slots=True)
+class Lost:
+    """Offsets that a channel held when they were counted, and that it removed before their time."""
+
+    channel: str
+    partition: int
+    first: int
+    last: int
+    until: Micros | None
+    """When the channel would have removed them anyway; None: never."""
+    unread: tuple[str, ...] = ()
+    """The stages that had not read all of them."""
+
+    @property
+    def size(self) -> int:
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True, slots=True)
 class Content:
     channels: Mapping[str, Watched]
     tallies: Mapping[str, Tally]
@@ -67,3 +86,14 @@ class Content:
     """Stages that began anew: what they wrote in an earlier life is in their channels, too."""
     drained: Micros | None = None
     """When there was last nothing more to be read; None when nobody knows."""
+    stages: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The stages that have to give an account, and the channels that each of them reads."""
+    forged: Mapping[str, int] = field(default_factory=dict)
+    """Rows per channel of results that its query has not written. They are in none of the counts."""
+    strangers: Sequence[Stranger] = ()
+    """Some of them."""
+    lost: Sequence[Lost] = ()
+    report: Report | None = None
+    """What the auditor reported last; None when it never did."""
+    copies: Sequence[str] = ()
+    """Files of earlier ledgers that could not be read, kept beside this one."""

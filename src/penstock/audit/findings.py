@@ -11,6 +11,7 @@ from itertools import pairwise
 from penstock.audit.account import Account, is_account
 from penstock.audit.latency import Sketch
 from penstock.audit.runs import Runs
+from penstock.audit.writers import Known
 from penstock.clock import Micros
 from penstock.contracts import Entry, Positions
 from penstock.errors import Refused
@@ -19,6 +20,12 @@ from penstock.record import Blind, Headers, Heartbeat, Origin
 MINUTE = 60_000_000
 BELATED = "late: "
 """How the reason of a dead letter begins that was not refused: its record is in the channel, too late for a query."""
+STRANGERS = 100
+"""So many forged rows are named for each batch, and kept for each channel."""
+LONGEST_KEY = 200
+EXCLUDED = "excluded: "
+"""The same of a record that makes one query fail, and is left out by that query alone."""
+IN_CHANNEL = (BELATED, EXCLUDED)
 _LONGEST = 2**62
 _MOST_SHED = 10_000_000
 
@@ -102,6 +109,26 @@ class Findings:
     claims: list[tuple[str, Heartbeat, Micros]] = field(default_factory=list)
     blinds: list[tuple[str, Blind]] = field(default_factory=list)
     accounts: list[Account] = field(default_factory=list)
+    forged: Counter[str] = field(default_factory=Counter)
+    """Rows per channel of results that none of its writers has written. They count nowhere else."""
+    strangers: list["Stranger"] = field(default_factory=list)
+    """Some of the forged rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stranger:
+    """A row of a result that its query has not written."""
+
+    channel: str
+    partition: int
+    offset: int
+    key: str
+    version: int | None
+
+    @property
+    def name(self) -> str:
+        version = "" if self.version is None else f", version {self.version}"
+        return f"partition {self.partition}, offset {self.offset}, key {self.key}{version}"
 
 
 def reduced(
@@ -111,8 +138,12 @@ def reduced(
     kinds: Mapping[str, Kind],
     heartbeats: str = "",
     bookmarks: str = "",
+    writers: Known | None = None,
 ) -> Findings:
-    """What the entries tell. An entry whose headers are broken is counted as one without identity."""
+    """What the entries tell. An entry whose headers are broken is counted as one without identity.
+
+    Rows of results that none of these writers has written are forged.
+    """
     found = Findings(start, end)
     numbers: defaultdict[Numbering, list[int]] = defaultdict(list)
     delays: defaultdict[str, Counter[Micros]] = defaultdict(Counter)
@@ -121,6 +152,9 @@ def reduced(
         channel = entry.channel
         if channel == bookmarks:
             _take_account(found, entry)
+            continue
+        if writers is not None and kinds.get(channel) is Kind.RESULT and not writers.genuine(entry):
+            _forged(found, entry)
             continue
         found.records[channel] += 1
         if channel == heartbeats:
@@ -131,7 +165,7 @@ def reduced(
             found.deletions[channel] += 1
         told = _told(entry.headers)
         origin = Origin.read(entry.headers) if "sender" in told or "seq" in told or "epoch" in told else None
-        if kinds.get(channel) is Kind.DEAD and _belated(entry.headers):
+        if kinds.get(channel) is Kind.DEAD and _in_channel(entry.headers):
             # What became of it, the account of the query tells.
             continue
         if origin is not None:
@@ -191,10 +225,10 @@ def _told(headers: Headers) -> dict[str, bytes]:
     return told
 
 
-def _belated(headers: Headers) -> bool:
+def _in_channel(headers: Headers) -> bool:
     # The last: a record may have had such a header before.
     reason = next((value for name, value in reversed(headers) if name == "reason"), b"")
-    return reason.startswith(BELATED.encode())
+    return reason.startswith(tuple(known.encode() for known in IN_CHANNEL))
 
 
 def _order(found: Findings, partition: int, numbering: Numbering, seq: int) -> None:
@@ -227,6 +261,18 @@ def _row(found: Findings, entry: Entry, told: Mapping[str, bytes]) -> None:
     rows = found.rows.setdefault(entry.channel, {})
     key = key_hash(entry.key)
     rows[key] = max(version, rows.get(key, version))
+
+
+def _forged(found: Findings, entry: Entry) -> None:
+    found.forged[entry.channel] += 1
+    if len(found.strangers) < STRANGERS:
+        version = _micros(_told(entry.headers).get("version"))
+        found.strangers.append(Stranger(entry.channel, entry.partition, entry.offset, shown_key(entry.key), version))
+
+
+def shown_key(key: bytes | None) -> str:
+    """A key for people: text, cut off where it is long."""
+    return "null" if key is None else key[:LONGEST_KEY].decode(errors="replace")
 
 
 def _take_account(found: Findings, entry: Entry) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.content import Content, Run, Tally
 from penstock.audit.findings import Kind
+from penstock.audit.judge import Discrepancy, Doubt
 from penstock.contracts import Positions
 from penstock.record import life_and_count
 
@@ -64,6 +65,8 @@ class Hop:
     """From the sender to the end of this hop, in ms: count, min, mean, p50, p95, p99, max."""
     step: Mapping[str, float] | None = None
     """The same from the beginning of this hop to its end, where both are known."""
+    surplus: int = 0
+    """Records that the stage says it took, beyond those that there are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +89,39 @@ def hops(content: Content, intakes: Iterable[Intake]) -> tuple[Hop, ...]:
     """Each stage with each channel that it reads, in the order in which a record flows."""
     found = [_source(content, intake) for intake in intakes]
     order = {"query": 1, "store": 2, "feed": 3}
-    for stage in sorted(content.accounts, key=lambda stage: (order.get(stage.partition(":")[0], 4), stage)):
-        if not stage.startswith("source:"):
-            found += _stage(content, content.accounts[stage])
+    for stage in sorted(
+        content.accounts.keys() | content.stages.keys(),
+        key=lambda stage: (order.get(stage.partition(":")[0], 4), stage),
+    ):
+        if stage.startswith("source:"):
+            continue
+        found += _stage(content, content.accounts[stage]) if stage in content.accounts else _silent(content, stage)
     return tuple(found)
+
+
+def without_account(content: Content) -> Iterator[Doubt]:
+    """Stages that have records to read, and have given no account yet."""
+    for stage, channels in content.stages.items():
+        waiting = sum(content.tallies.get(channel, Tally()).records for channel in channels)
+        if stage not in content.accounts and waiting:
+            yield Doubt("account", stage, f"{stage} has not accounted for its {waiting:,} records yet")
+
+
+def begun_late(content: Content, first: Mapping[str, Positions]) -> Iterator[Discrepancy]:
+    """Accounts that begin after the beginning of their channel, although its first records were still there.
+
+    `first` is the first offset that each partition still holds: what lay before it, no stage can read. A query may be
+    declared to begin later.
+    """
+    for stage, account in content.accounts.items():
+        for channel, share in account.shares.items():
+            if account.start_declared or _compacted(content, channel) or channel not in first:
+                continue
+            counted = content.since.get(channel, {})
+            begins = {at: max(offset, first[channel].get(at, 0)) for at, offset in counted.items()}
+            if (skipped := _distance(begins, {at: share.since.get(at, 0) for at in begins})) > 0:
+                text = f"the account of {stage} leaves out {skipped:,} offsets at the beginning of {channel}"
+                yield Discrepancy("unexplained", stage, skipped, text)
 
 
 def paths(found: Sequence[Hop]) -> tuple[Hop, ...]:
@@ -151,9 +183,13 @@ def _source(content: Content, intake: Intake) -> Hop:
 
 
 def _stage(content: Content, account: Account) -> Iterator[Hop]:
-    into = next((name for name, one in content.channels.items() if account.stage in one.fed_by), "")
+    into = _writes(content, account.stage)
     made = [_hop(content, account, channel, share, into) for channel, share in account.shares.items()]
     lost, note = _unfolded(content, account, into)
+    if lost < 0 and len(made) == 1:
+        # In real time a batch lasts a minute, and is accounted for when it ends. Its rows say more.
+        made, note = [_with_rows(made[0], -lost)], ""
+    lost = max(0, lost)
     if lost and len(made) > 1:
         note = f"{lost} records are in none of its rows: of which of its channels cannot be told"
     for hop in made:
@@ -165,8 +201,28 @@ def _stage(content: Content, account: Account) -> Iterator[Hop]:
         yield replace(hop, missing=hop.missing + some, outcomes=outcomes, note=told)
 
 
+def _silent(content: Content, stage: str) -> Iterator[Hop]:
+    """A stage that has given no account yet: all that its channels hold is in flight."""
+    into = _writes(content, stage)
+    for channel in content.stages[stage]:
+        records = content.tallies.get(channel, Tally()).records
+        outcomes = dict.fromkeys(Outcome, 0)
+        yield Hop(stage, channel, into, records, 0, records, 0, outcomes, note="it has given no account yet")
+
+
+def _writes(content: Content, stage: str) -> str:
+    return next((name for name, one in content.channels.items() if stage in one.fed_by), "")
+
+
+def _with_rows(hop: Hop, ahead: int) -> Hop:
+    """The hop, with so many of those in flight that are in its rows already."""
+    some = min(ahead, hop.in_flight)
+    outcomes = {**hop.outcomes, Outcome.PASSED: hop.outcomes[Outcome.PASSED] + some}
+    return replace(hop, taken=hop.taken + some, in_flight=hop.in_flight - some, outcomes=outcomes)
+
+
 def _hop(content: Content, account: Account, channel: str, share: Share, into: str) -> Hop:
-    missing, note = _untaken(content, channel, share)
+    missing, surplus, note = _untaken(content, channel, share)
     in_flight = _distance(share.until, content.until.get(channel, {}))
     if share.since == content.since.get(channel, {}):
         # Both have counted from the same place: what the stage lacks is known as a number of records.
@@ -192,11 +248,12 @@ def _hop(content: Content, account: Account, channel: str, share: Share, into: s
         note=note,
         latency=latency.summary() if latency else account.latency,
         step=step.summary() if step else None,
+        surplus=surplus,
     )
 
 
-def _untaken(content: Content, channel: str, share: Share) -> tuple[int, str]:
-    """How many records the stage has passed by without taking them, and what stands against knowing it.
+def _untaken(content: Content, channel: str, share: Share) -> tuple[int, int, str]:
+    """How many records the stage has passed by without taking them, how many it took too many, and a note.
 
     Offsets are not counts: markers of transactions use some. Where the stage has read all that the ledger has, the
     ledger's count is exact; elsewhere as many may be explained by such gaps. What lies beyond the ledger may hold no
@@ -208,7 +265,7 @@ def _untaken(content: Content, channel: str, share: Share) -> tuple[int, str]:
     if _compacted(content, channel):
         # Rows that were outdated when the stage came are not there to be taken.
         gone = records - share.taken if same else 0
-        return 0, f"{gone} rows were outdated before it read them" if gone > 0 else ""
+        return 0, 0, f"{gone} rows were outdated before it read them" if gone > 0 else ""
     if same:
         due = records
     else:
@@ -216,8 +273,8 @@ def _untaken(content: Content, channel: str, share: Share) -> tuple[int, str]:
         known = {partition: min(offset, until.get(partition, 0)) for partition, offset in share.until.items()}
         due = _distance(share.since, known) - max(0, unused)
     if share.taken > (most := max(due, _distance(share.since, share.until))):
-        return 0, f"it took {share.taken - most} more than there are"
-    return max(0, due - share.taken), ""
+        return 0, share.taken - most, f"it took {share.taken - most} more than there are"
+    return max(0, due - share.taken), 0, ""
 
 
 def _compacted(content: Content, channel: str) -> bool:
@@ -226,7 +283,10 @@ def _compacted(content: Content, channel: str) -> bool:
 
 
 def _unfolded(content: Content, account: Account, into: str) -> tuple[int, str]:
-    """How many records have passed into a query, and are in none of its rows; and what stands against knowing it."""
+    """How many records have passed into a query, and are in none of its rows; and what stands against knowing it.
+
+    Less than 0 when its rows are ahead of its account.
+    """
     if not into or content.channels[into].kind is not Kind.RESULT:
         return 0, ""
     wrote, until = account.wrote.get(into, {}), content.until.get(into, {})
@@ -237,8 +297,7 @@ def _unfolded(content: Content, account: Account, into: str) -> tuple[int, str]:
         return 0, f"{folded}: not checked"
     passed = sum(share.outcomes.get(Outcome.PASSED, 0) for share in account.shares.values())
     if folded > passed:
-        # A batch in real time lasts a minute, and is accounted for when it ends.
-        return 0, f"{folded - passed} of those in flight are in its rows already"
+        return passed - folded, f"{folded - passed} of those in flight are in its rows already"
     return passed - folded, ""
 
 
@@ -249,7 +308,8 @@ def _folded(content: Content, account: Account, into: str) -> int | str:
     if account.stage in content.reborn and not (account.number and into in content.folded):
         return "it began anew, over rows of an earlier life"
     since, until = content.since.get(into, {}), content.until.get(into, {})
-    if any(since.values()) or _distance(since, until) > content.tallies.get(into, Tally()).records:
+    counted = content.tallies.get(into, Tally()).records + content.forged.get(into, 0)
+    if any(since.values()) or _distance(since, until) > counted:
         return "rows were outdated before the ledger counted them"
     if into in content.folded:
         if (folded := content.folded[into]) is None:

@@ -3,27 +3,32 @@
 Each batch says where it started. Unless that is where the ledger stands, it is refused: so after any crash, and with
 any number of auditors, every entry is counted once. The file grows with senders, gaps and rows of results, not with
 records. Others may read it while it is written.
+
+SQLite checks the structure of a file, not its values: so triggers keep a checksum of each table, and `verify` compares.
 """
 
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from threading import RLock
+from zlib import crc32
 
 from penstock.audit.account import Account
-from penstock.audit.content import Content, Numbered, Run, Tally
-from penstock.audit.findings import Findings, Kind, Numbering, Span, Watched
+from penstock.audit.content import Content, Lost, Numbered, Run, Tally
+from penstock.audit.findings import MINUTE, STRANGERS, Findings, Kind, Numbering, Span, Stranger, Watched
+from penstock.audit.judge import Report
 from penstock.audit.latency import Sketch
 from penstock.audit.runs import Runs
 from penstock.clock import Micros
 from penstock.contracts import Positions
 from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.record import LIVES, Blind, life_and_count
+from penstock.record import LARGEST_JUMP, LIVES, Blind, life_and_count
 
-FORMAT = 4
+FORMAT = 6
 SETTLES_AFTER = 10_000_000
 """Microseconds after which what was announced and has not come is missing rather than in flight."""
 NAMED = 100
@@ -37,7 +42,7 @@ _TABLES = """
 CREATE TABLE channels (
     channel TEXT PRIMARY KEY, kind TEXT NOT NULL, fed_by TEXT NOT NULL, windowed INTEGER NOT NULL,
     compacted INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE stages (stage TEXT PRIMARY KEY) WITHOUT ROWID;
+CREATE TABLE stages (stage TEXT PRIMARY KEY, reads TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE topics (channel TEXT PRIMARY KEY, id TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE positions (
     channel TEXT, partition INTEGER, since INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (channel, partition)
@@ -74,8 +79,51 @@ CREATE TABLE folded (
     channel TEXT PRIMARY KEY, records INTEGER NOT NULL, rows INTEGER NOT NULL, trimmed INTEGER NOT NULL,
     doubtful INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE accounts (stage TEXT PRIMARY KEY, document TEXT NOT NULL, lives INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE forged (channel TEXT PRIMARY KEY, rows INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE strangers (
+    channel TEXT, partition INTEGER, offset INTEGER, key TEXT NOT NULL, version INTEGER,
+    PRIMARY KEY (channel, partition, offset)) WITHOUT ROWID;
+CREATE TABLE begins (
+    channel TEXT, partition INTEGER, first INTEGER NOT NULL, PRIMARY KEY (channel, partition)) WITHOUT ROWID;
+CREATE TABLE ends (
+    channel TEXT, partition INTEGER, at INTEGER, upto INTEGER NOT NULL, PRIMARY KEY (channel, partition, at)
+) WITHOUT ROWID;
+CREATE TABLE lost (
+    channel TEXT, partition INTEGER, first INTEGER, last INTEGER NOT NULL, until INTEGER, unread TEXT NOT NULL,
+    PRIMARY KEY (channel, partition, first)) WITHOUT ROWID;
+CREATE TABLE report (only INTEGER PRIMARY KEY CHECK (only = 0), document TEXT NOT NULL);
 CREATE TABLE merged (only INTEGER PRIMARY KEY CHECK (only = 0), at INTEGER NOT NULL, drained INTEGER NOT NULL);
 """
+
+_CHECKSUMS = "checksums"
+_REMADE = "the auditor keeps it as a copy and makes a new one from what the channels still hold: start the pipeline"
+_SHORT_READ = 522
+"""SQLite's code for a file that ends within a page."""
+_BROKEN = ("no such ", "Could not decode ", "user-defined function ")
+"""What SQLite says of tables that are gone, and of texts that are none."""
+
+
+class Unreadable(Misconfigured):
+    """Raised when the file is damaged, is of another version, or is away where there was one."""
+
+
+def set_aside(path: Path) -> Path | None:
+    """Keep a ledger that cannot be read as a copy, so that a new one can be made; None when there is no file."""
+    if not path.exists():
+        # What SQLite keeps beside a file that was deleted does not belong to the next one.
+        for suffix in ("-wal", "-shm"):
+            path.with_name(path.name + suffix).unlink(missing_ok=True)
+        return None
+    copy = next(copy for number in count(1) if not (copy := path.with_name(f"{path.name}.old-{number}")).exists())
+    path.rename(copy)
+    for suffix in ("-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + suffix).rename(copy.with_name(copy.name + suffix))
+    return copy
+
+
+def _checksum(*values: object) -> int:
+    return crc32(repr(values).encode())
 
 
 def _span(count: int, least: Micros, total: float, most: Micros, newest: Micros) -> Span | None:
@@ -96,26 +144,32 @@ class Ledger:
         with self._explained():
             if read_only:
                 if not path.is_file():
-                    raise Misconfigured(
-                        str(path), "there is no ledger", "start the pipeline once; its auditor makes one"
-                    )
+                    raise self._away()
                 self._db = self._connect("ro")
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
+                if path.is_file() and not path.stat().st_size:
+                    raise Unreadable(str(path), "the ledger is empty", _REMADE)
                 self._db = self._connect("rwc")
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")
+                # Without it, a row that is replaced is not taken out of the checksum.
+                self._db.execute("PRAGMA recursive_triggers=ON")
             self._db.execute("PRAGMA busy_timeout=5000")
             self._check_format(read_only)
 
-    def watch(self, watched: Sequence[Watched], stages: Collection[str] | None = None) -> None:
-        """These are the channels of the balance, and the stages; None: all that give an account.
+    def watch(self, watched: Sequence[Watched], stages: Mapping[str, Sequence[str]] | None = None) -> None:
+        """These are the channels of the balance, and the stages with the channels that each reads.
 
-        A stage that the pipeline has no longer is not shown; what it accounted for is kept, it may come back.
+        None: all stages that give an account. A stage that the pipeline has no longer is not shown; what it accounted
+        for is kept, it may come back.
         """
         with self._transaction():
             self._db.execute("DELETE FROM stages")
-            self._db.executemany("INSERT INTO stages VALUES (?)", [(stage,) for stage in stages or ()])
+            self._db.executemany(
+                "INSERT INTO stages VALUES (?, ?)",
+                [(stage, " ".join(reads)) for stage, reads in (stages or {}).items()],
+            )
             self._db.execute("DELETE FROM channels")
             self._db.executemany(
                 "INSERT INTO channels VALUES (?, ?, ?, ?, ?)",
@@ -185,6 +239,7 @@ class Ledger:
             )
             for account in batch.accounts:
                 self._take(account)
+            self._add_forged(batch)
             self._db.execute(
                 "INSERT INTO merged VALUES (0, ?1, ?2) ON CONFLICT DO UPDATE SET at = ?1, drained = max(drained, ?2)",
                 (now, now if drained is None else drained),
@@ -245,7 +300,99 @@ class Ledger:
                         " WHERE stage IN (SELECT stage FROM stages) OR NOT EXISTS (SELECT 1 FROM stages)"
                     )
                 },
+                stages={stage: reads.split() for stage, reads in self._db.execute("SELECT stage, reads FROM stages")},
+                report=next(
+                    (Report.of(json.loads(text)) for (text,) in self._db.execute("SELECT document FROM report")), None
+                ),
+                copies=sorted(
+                    str(copy)
+                    for copy in self._path.parent.glob(f"{self._path.name}.old-*")
+                    if not copy.name.endswith(("-wal", "-shm"))
+                ),
+                forged=dict(self._db.execute("SELECT channel, rows FROM forged").fetchall()),
+                strangers=[Stranger(*row) for row in self._db.execute("SELECT * FROM strangers")],
+                lost=[
+                    Lost(channel, partition, first, last, until, tuple(unread.split()))
+                    for channel, partition, first, last, until, unread in self._db.execute("SELECT * FROM lost")
+                ],
                 reborn={stage for (stage,) in self._db.execute("SELECT stage FROM accounts WHERE lives > 1")},
+            )
+
+    def report(self, report: Report) -> None:
+        """Keep what the auditor reports beside its counts, in place of its last report."""
+        with self._transaction():
+            self._db.execute("INSERT OR REPLACE INTO report VALUES (0, ?)", (json.dumps(report.to_json()),))
+
+    def verify(self) -> None:
+        """Unreadable when a value is not the one that was written."""
+        with self._transaction("DEFERRED"):
+            for table, written in self._db.execute(f"SELECT name, sum FROM {_CHECKSUMS}").fetchall():
+                sums = f"SELECT coalesce(sum(checksum({self._columns(table)})), 0) FROM {table}"
+                (found,) = self._db.execute(sums).fetchone()
+                if found != written:
+                    raise Unreadable(
+                        str(self._path), f"the ledger is damaged: the checksum of {table} is wrong", _REMADE
+                    )
+
+    def begins(self) -> dict[str, dict[int, int]]:
+        """Where the partitions of each channel began when they were last looked at."""
+        with self._explained():
+            found: defaultdict[str, dict[int, int]] = defaultdict(dict)
+            for channel, partition, first in self._db.execute("SELECT * FROM begins"):
+                found[channel][partition] = first
+            return dict(found)
+
+    def mark_bounds(
+        self, bounds: Mapping[str, Mapping[int, tuple[int, int]]], lost: Sequence[Lost], now: Micros
+    ) -> None:
+        """The channels begin and end here now, and have lost this since the last call.
+
+        Ends are kept by the minute for two hours, then by the hour. Losses are kept until the channel would have
+        removed the records anyway.
+        """
+        rows = [(channel, at, *both) for channel, some in bounds.items() for at, both in some.items()]
+        minute = now - now % MINUTE
+        with self._transaction():
+            self._db.executemany(
+                "INSERT OR REPLACE INTO begins VALUES (?, ?, ?)",
+                [(channel, at, first) for channel, at, first, _ in rows],
+            )
+            self._db.executemany(
+                "INSERT OR IGNORE INTO ends VALUES (?, ?, ?, ?)",
+                [(channel, at, minute, end) for channel, at, _, end in rows],
+            )
+            self._db.execute("DELETE FROM ends WHERE at < ? AND at % ?", (now - 120 * MINUTE, 60 * MINUTE))
+            self._db.execute("DELETE FROM lost WHERE until < ?", (now,))
+            self._db.executemany(
+                "INSERT OR REPLACE INTO lost VALUES (?, ?, ?, ?, ?, ?)",
+                [(one.channel, one.partition, one.first, one.last, one.until, " ".join(one.unread)) for one in lost],
+            )
+
+    def appended_after(self, channel: str, partition: int, offset: int) -> Micros | None:
+        """A time after which a record was appended, to the minute; None when none is known."""
+        with self._explained():
+            row = self._db.execute(
+                "SELECT max(at) FROM ends WHERE channel = ? AND partition = ? AND upto <= ?",
+                (channel, partition, offset),
+            ).fetchone()
+            return None if row is None else row[0]
+
+    def strangers(self) -> list[Stranger]:
+        """The forged rows that are known by name."""
+        with self._explained():
+            return [Stranger(*row) for row in self._db.execute("SELECT * FROM strangers")]
+
+    def forget_stranger(self, one: Stranger) -> None:
+        """A forged row is no longer in its channel. With the last one that has a name, all are forgotten."""
+        with self._transaction():
+            self._db.execute(
+                "DELETE FROM strangers WHERE channel = ? AND partition = ? AND offset = ?",
+                (one.channel, one.partition, one.offset),
+            )
+            self._db.execute("UPDATE forged SET rows = rows - 1 WHERE channel = ?", (one.channel,))
+            self._db.execute(
+                "DELETE FROM forged WHERE channel = ?1 AND NOT EXISTS (SELECT 1 FROM strangers WHERE channel = ?1)",
+                (one.channel,),
             )
 
     def mark_drained(self, now: Micros) -> None:
@@ -260,7 +407,32 @@ class Ledger:
     def _connect(self, mode: str) -> sqlite3.Connection:
         # The lock lets one thread at a time through.
         address = f"{self._path.absolute().as_uri()}?mode={mode}"
-        return sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+        db = sqlite3.connect(address, uri=True, isolation_level=None, check_same_thread=False)
+        db.create_function("checksum", -1, _checksum, deterministic=True)
+        return db
+
+    def _away(self) -> Misconfigured:
+        # Only an auditor makes its folder, and its log beside that.
+        if self._path.parent.is_dir() or (self._path.parent.parent / "logs" / "audit.log").exists():
+            problem = "the ledger is away: a pipeline has run here, and what it counted is not known"
+            return Unreadable(str(self._path), problem, f"bring it back, or {_REMADE}")
+        return Misconfigured(str(self._path), "there is no ledger", "start the pipeline once; its auditor makes one")
+
+    def _columns(self, table: str, of: str = "") -> str:
+        names = [row[1] for row in self._db.execute(f"PRAGMA table_info({table})")]
+        return ", ".join(f'{of}"{name}"' for name in names)
+
+    def _keep_checksums(self) -> None:
+        tables = [name for (name,) in self._db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        self._db.execute(f"CREATE TABLE {_CHECKSUMS} (name TEXT PRIMARY KEY, sum INTEGER NOT NULL) WITHOUT ROWID")
+        for table in tables:
+            self._db.execute(f"INSERT INTO {_CHECKSUMS} VALUES (?, 0)", (table,))
+            new, old = (f"checksum({self._columns(table, of)})" for of in ("NEW.", "OLD."))
+            for event, change in (("INSERT", f"+ {new}"), ("DELETE", f"- {old}"), ("UPDATE", f"+ {new} - {old}")):
+                self._db.execute(
+                    f"CREATE TRIGGER {table}_{event.lower()} AFTER {event} ON {table} BEGIN"
+                    f" UPDATE {_CHECKSUMS} SET sum = sum {change} WHERE name = '{table}'; END"
+                )
 
     def _advance(self, start: Mapping[str, Positions], end: Mapping[str, Positions]) -> None:
         for channel, positions in end.items():
@@ -386,6 +558,17 @@ class Ledger:
                 (channel,),
             )
 
+    def _add_forged(self, batch: Findings) -> None:
+        self._db.executemany(
+            "INSERT INTO forged VALUES (?, ?) ON CONFLICT DO UPDATE SET rows = rows + excluded.rows",
+            batch.forged.items(),
+        )
+        self._db.executemany(
+            "INSERT OR IGNORE INTO strangers SELECT ?1, ?2, ?3, ?4, ?5"
+            " WHERE (SELECT count(*) FROM strangers WHERE channel = ?1) < ?6",
+            [(one.channel, one.partition, one.offset, one.key, one.version, STRANGERS) for one in batch.strangers],
+        )
+
     def _windowed(self, channel: str) -> bool:
         return bool(self._db.execute("SELECT 1 FROM channels WHERE channel = ? AND windowed", (channel,)).fetchone())
 
@@ -446,14 +629,16 @@ class Ledger:
     def _add_claim(self, numbering: Numbering, seq: int, at: Micros) -> None:
         """Keep the first claim, the last that is settled, and those that are younger: a few per sender.
 
-        Of claims that were read at once, as after an outage, the highest says it all.
+        Of claims that were read at once, as after an outage, the highest says it all. One that jumps says nothing of
+        those before it: somebody may have made it up.
         """
         self._db.execute("INSERT OR IGNORE INTO claims VALUES (?, ?, ?, ?, ?)", (*numbering, seq, at))
         own = "channel = ?1 AND sender = ?2 AND epoch = ?3"
+        later = f"SELECT 1 FROM claims AS later WHERE {own} AND later.seq > old.seq AND later.seq - old.seq <= ?7"
         self._db.execute(
-            f"DELETE FROM claims WHERE {own} AND seq > (SELECT min(seq) FROM claims WHERE {own})"
-            f" AND (seq < (SELECT max(seq) FROM claims WHERE {own} AND at <= ?4) OR seq < ?5 AND at >= ?6)",
-            (*numbering, at - SETTLES_AFTER, seq, at),
+            f"DELETE FROM claims AS old WHERE {own} AND seq > (SELECT min(seq) FROM claims WHERE {own})"
+            f" AND (EXISTS ({later} AND later.at <= ?4) OR seq < ?5 AND ?5 - seq <= ?7 AND at >= ?6)",
+            (*numbering, at - SETTLES_AFTER, seq, at, LARGEST_JUMP),
         )
 
     def _check_format(self, read_only: bool) -> None:
@@ -464,16 +649,14 @@ class Ledger:
                 if self._db.execute("PRAGMA user_version").fetchone() == (0,):
                     for statement in _TABLES.strip().split(";"):
                         self._db.execute(statement)
+                    self._keep_checksums()
                     self._db.execute(f"PRAGMA user_version = {FORMAT}")
         elif found == 0:
-            # Its auditor is just about to make it.
-            raise Misconfigured(str(self._path), "the ledger is empty", "ask again in a moment")
+            # Or its auditor is just about to make it.
+            raise Unreadable(str(self._path), "the ledger is empty", _REMADE)
         elif found != FORMAT:
-            raise Misconfigured(
-                str(self._path),
-                f"this ledger has format {found}, and this version of Penstock reads {FORMAT}",
-                "move it away; the auditor makes a new one from what the channels still hold",
-            )
+            problem = f"this ledger has format {found}, and this version of Penstock reads {FORMAT}"
+            raise Unreadable(str(self._path), problem, _REMADE)
 
     @contextmanager
     def _transaction(self, mode: str = "IMMEDIATE") -> Iterator[None]:
@@ -494,13 +677,14 @@ class Ledger:
             with self._lock:
                 yield
         except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
+            if getattr(error, "sqlite_errorcode", 0) == _SHORT_READ or str(error).startswith(_BROKEN):
+                raise self._damaged(error) from error
             # The file is in order: it is locked, the disk is full, or another thread has closed it.
             raise Unavailable(f"the ledger {self._path}", str(error)) from error
-        except sqlite3.DatabaseError as error:
-            raise Misconfigured(
-                str(self._path),
-                f"it cannot be read as a ledger: {error}",
-                "move it away; the auditor makes a new one from what the channels still hold",
-            ) from error
+        except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
+            raise self._damaged(error) from error
         except OSError as error:
             raise Misconfigured(str(self._path), f"it cannot be made: {error.strerror}") from error
+
+    def _damaged(self, error: Exception) -> Unreadable:
+        return Unreadable(str(self._path), f"the ledger is damaged: {error}", _REMADE)

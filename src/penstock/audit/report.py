@@ -13,6 +13,7 @@ from penstock.audit.account import Outcome
 from penstock.audit.balance import Balance, SenderBalance
 from penstock.audit.findings import Kind
 from penstock.audit.hops import ARROW, Gap, Hop
+from penstock.audit.judge import Verdict
 from penstock.clock import Micros
 
 NAMED = 20
@@ -152,6 +153,11 @@ def _findings(balance: Balance) -> Iterator[Text]:
             yield Text(f"{_hop(hop)}: late were {some}{more}", style="yellow")
         if hop.note:
             yield Text(f"{_hop(hop)}: {printable(hop.note)}", style="dim")
+    for one in balance.discrepancies:
+        some = f": {', '.join(one.examples)}" if one.examples else ""
+        yield Text(printable(f"{one.kind}: {one.text}{some}"), style="red")
+    for doubt in balance.doubts:
+        yield Text(printable(f"not known: {doubt.text}"), style="yellow")
     for channel in balance.channels:
         if channel.unread:
             yield Text(
@@ -175,12 +181,17 @@ def _findings(balance: Balance) -> Iterator[Text]:
 
 
 def _verdict(balance: Balance) -> Text:
-    missing = balance.missing
-    age = _age(balance.as_of, balance.at)
-    if missing:
-        return Text(f"Not whole: {_number(missing)} records are missing{age}.", style="bold red")
+    missing, age = balance.missing, _age(balance.as_of, balance.at)
+    if balance.verdict is Verdict.MISSING:
+        records = f"{_number(missing)} records are missing" if missing else ""
+        others = f"{len(balance.discrepancies)} findings" if balance.discrepancies else ""
+        return Text(f"Not whole: {'; '.join(filter(None, (records, others)))}{age}.", style="bold red")
+    if balance.verdict is Verdict.NOT_KNOWN:
+        more = f"; and {len(balance.doubts) - 1} more reasons" if len(balance.doubts) > 1 else ""
+        text = f"Not known whether records are missing: {balance.doubts[0].text.rstrip('.')}{more}{age}."
+        return Text(printable(text), style="bold yellow")
     if not any(channel.records or channel.claimed for channel in balance.channels):
-        return Text(f"Nothing was counted yet{age}.", style="bold")
+        return Text(f"Whole: no record has come yet{age}.", style="bold green")
     in_flight = max((hop.in_flight for hop in balance.hops), default=0)
     known = "Whole" if not balance.unknown_seconds else "Whole where it is known"
     flying = f"; up to {_number(in_flight)} records are in flight" if in_flight else ""
@@ -189,10 +200,13 @@ def _verdict(balance: Balance) -> Text:
 
 def _age(as_of: Micros | None, at: Micros) -> str:
     """When the verdict was true, unless that is now."""
-    if as_of is None or at - as_of <= _FRESH:
-        return ""
-    then, now = (datetime.fromtimestamp(micros // 1_000_000, UTC) for micros in (as_of, at))
-    return then.strftime(f", as of {'' if then.date() == now.date() else '%Y-%m-%d '}%H:%M:%S UTC")
+    return "" if as_of is None or at - as_of <= _FRESH else f", as of {utc(as_of, at)}"
+
+
+def utc(micros: Micros, now: Micros | None = None) -> str:
+    """A time for people; without the date when that is the one of `now`."""
+    then, today = (datetime.fromtimestamp(at // 1_000_000, UTC) for at in (micros, now or 0))
+    return then.strftime(f"{'' if then.date() == today.date() else '%Y-%m-%d '}%H:%M:%S UTC")
 
 
 def _range(gap: Gap) -> str:

@@ -43,6 +43,12 @@ class Runs:
         """The gaps between the first number seen and the last."""
         return [(a + 1, b - 1) for (_, a), (b, _) in pairwise(self)]
 
+    def between(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The parts of its runs that lie within first–last."""
+        low, high = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
+        some = zip(self._firsts[low:high], self._lasts[low:high], strict=True)
+        return [(max(one, first), min(other, last)) for one, other in some]
+
     @property
     def first(self) -> int | None:
         return self._firsts[0] if self._firsts else None

@@ -33,8 +33,20 @@ class AuditSettings(Section):
     slow_stage: Duration = Field(
         timedelta(seconds=30), description="a stage is slow when one record in a hundred takes longer in it"
     )
+    away_after: Duration = Field(
+        timedelta(seconds=10),
+        description="a process that reports nothing for so long is away: the verdict is not known",
+    )
+    stale_after: Duration = Field(
+        timedelta(seconds=20),
+        description="the verdict is not known when records wait for a stage and its account stays the same for so long",
+    )
     stalled_after: Duration = Field(
         timedelta(seconds=120), description="a stage is stalled when it has input and gets no further for so long"
+    )
+    event_time_off: Duration = Field(
+        timedelta(days=365),
+        description="event times that are further than this from when they are read are told: another unit?",
     )
     refused_share: float = Field(
         0.05,
@@ -55,7 +67,16 @@ class AuditSettings(Section):
         SecretStr(""), description="signs what is posted, as Standard Webhooks do; whsec_ and base64, or any text"
     )
 
-    @field_validator("silent_after", "gone_after", "slow", "slow_stage", "stalled_after")
+    @field_validator(
+        "silent_after",
+        "gone_after",
+        "slow",
+        "slow_stage",
+        "away_after",
+        "stale_after",
+        "stalled_after",
+        "event_time_off",
+    )
     @classmethod
     def _more_than_nothing(cls, value: timedelta) -> timedelta:
         if value <= timedelta(0):

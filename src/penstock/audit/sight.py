@@ -12,13 +12,29 @@ from penstock.audit.settings import AuditSettings
 from penstock.clock import Micros
 
 Json = Mapping[str, Any]
+LONGEST_STEP = 5.0
+"""Two looks that lie further apart saw no more than so many seconds."""
+
+
+class Elapsed:
+    """Seconds in which somebody looked: a clock that jumps and a machine that sleeps do not count."""
+
+    def __init__(self) -> None:
+        self._now: Micros | None = None
+        self._seconds = 0.0
+
+    def at(self, now: Micros) -> float:
+        if self._now is not None:
+            self._seconds += min(max(now - self._now, 0) / 1e6, LONGEST_STEP)
+        self._now = now
+        return self._seconds
 
 
 @dataclass(frozen=True)
 class Sight:
     now: Micros
     elapsed: float
-    """Seconds in which somebody looked: a clock that jumps and a machine that sleeps do not count."""
+    """See `Elapsed`."""
     settings: AuditSettings
     balance: Json
     processes: Json

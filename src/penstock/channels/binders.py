@@ -5,6 +5,7 @@ import importlib
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
+from penstock.addresses import shown
 from penstock.channels.kafka.settings import KafkaSettings
 from penstock.contracts import Channels
 from penstock.errors import Misconfigured
@@ -32,7 +33,7 @@ def bind(address: str, kafka: KafkaSettings | None = None) -> Channels:
         return maker(f"{scheme}://{rest}", kafka or KafkaSettings())
     except ValueError as error:
         raise Misconfigured(
-            f"channels at {_shown(address)}", str(error), "see to the spelling of the address"
+            f"channels at {shown(address)}", str(error), "see to the spelling of the address"
         ) from error
 
 
@@ -48,10 +49,4 @@ def _maker(address: str, scheme: str) -> Callable[[str, KafkaSettings], Channels
     way_out = f"an address begins with {', '.join(f'{name}://' for name in known)}"
     if close := difflib.get_close_matches(scheme, known, n=1):
         way_out = f'did you mean "{close[0]}://"?'
-    raise Misconfigured(f"channels at {_shown(address)}", "no binder knows this address", way_out)
-
-
-def _shown(address: str) -> str:
-    """Without what may be a password."""
-    scheme, _, rest = address.partition("://")
-    return f"{scheme}://…@{rest.rpartition('@')[2]}" if "@" in rest else address
+    raise Misconfigured(f"channels at {shown(address)}", "no binder knows this address", way_out)

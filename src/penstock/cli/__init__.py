@@ -1,8 +1,12 @@
 """The command line: a file per command."""
 
 import importlib
+import importlib.metadata
+import os
 import sys
-from typing import Any
+import traceback
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
@@ -29,6 +33,7 @@ COMMANDS = {
     "verify": "Verify that no number is missing: in a channel, a file or a pipe.",
     "dlq": "List, show and redrive what channels have refused.",
     "state": "Ask for the state of a query; spread it over more partitions.",
+    "repair": "Find damaged files of a stopped pipeline, and go on without them.",
     "doctor": "Check what this machine has and lacks.",
     "feed": "Serve a simulated public feed over WebSocket.",
     "warm": "Prepare Java for quick starts, once per machine.",
@@ -58,16 +63,32 @@ class _Lazy(TyperGroup):
             formatter.write_dl(list(COMMANDS.items()))
 
 
-app = typer.Typer(cls=_Lazy, add_completion=False, no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    cls=_Lazy, add_completion=False, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False
+)
+TRACE = "PENSTOCK_TRACE"
+"""The environment variable with which a fault of our own is shown with its trace."""
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"penstock {importlib.metadata.version('penstock')}")
+        raise typer.Exit
 
 
 @app.callback()
-def penstock() -> None:
+def penstock(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_version)
+    ] = False,
+) -> None:
     """Streaming data pipelines in Python, on Spark, that account for every record."""
 
 
 def main() -> None:
     """Run a command; what Penstock raises on purpose is shown as a sentence, not as a trace."""
+    # Payloads, logs and accounts are nobody else's: whatever this process and its children make is its owner's alone.
+    os.umask(0o077)
     try:
         app()
     except PenstockError as error:
@@ -75,3 +96,12 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        # Tiers write into logs, where the trace belongs.
+        if TRACE in os.environ or sys.argv[1:2] == ["tier"]:
+            raise
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        what = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        typer.echo(f"penstock: {what} ({where}); this is a fault of Penstock: {TRACE}=1 shows where it is", err=True)
+        sys.exit(70)

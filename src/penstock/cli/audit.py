@@ -1,7 +1,7 @@
 """`penstock audit`: the balance of records, from the ledger, once it has read what the channels hold."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,13 +14,15 @@ from rich.live import Live
 from penstock.audit.balance import Balance, balance
 from penstock.audit.content import Content
 from penstock.audit.findings import Kind
-from penstock.audit.ledger import Ledger
-from penstock.audit.report import parts, show
+from penstock.audit.judge import EXIT_CODES, Doubt, Report
+from penstock.audit.ledger import Ledger, Unreadable
+from penstock.audit.report import parts, show, utc
 from penstock.cli.options import AsJson, Folder, Profile
-from penstock.clock import SystemClock
+from penstock.clock import Micros, SystemClock
 from penstock.errors import Misconfigured, PenstockError, Unavailable
 from penstock.pipeline.running import Running
 from penstock.pipeline.services import here
+from penstock.pipeline.spools import waiting
 from penstock.pipeline.wiring import Wiring
 
 Bounds = Mapping[str, Mapping[int, tuple[int, int]]]
@@ -45,13 +47,17 @@ def audit(
         str | None,
         typer.Option("--recompute", help="Compute this query again from the log, and compare row by row."),
     ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Compare every row of all stores and results with the channels, once.")
+    ] = False,
     pipeline: Annotated[
-        Path | None, typer.Option("--pipeline", help="With --recompute: the file of the pipeline.", exists=True)
+        Path | None,
+        typer.Option("--pipeline", help="With --recompute or --deep: the file of the pipeline.", exists=True),
     ] = None,
 ) -> None:
     """Account for every record: what is there, what is missing, what is unknown.
 
-    Exits with 0 when nothing is missing, 1 when something is, 2 when there is no ledger to read.
+    Exits with 0 when all is whole, 1 when something is missing, 2 when nothing has run here, 3 when it is not known.
     """
     if query is not None:
         from penstock.cli.recompute import recompute  # Spark is imported for those who want it.
@@ -64,33 +70,72 @@ def audit(
     if watch:
         _watch(wiring, patience, senders, as_json)
         return
-    found, certain = _balance(wiring, patience, wait)
+    found = _balance(wiring, patience, wait)
+    if deep:
+        from penstock.cli.deep import deepened  # So is what reads stores.
+
+        found = deepened(found, folder, profile, pipeline)
     if as_json:
         typer.echo(found.dumps())
     else:
         show(found, senders=senders)
-    doubtful = strict and (found.unknown_seconds > 0 or not found.settled or not certain)
-    raise typer.Exit(0 if found.whole and not doubtful else 1)
+    doubtful = strict and (found.unknown_seconds > 0 or not found.settled)
+    raise typer.Exit(EXIT_CODES[found.verdict] or int(doubtful))
 
 
-def _balance(wiring: Wiring, grace: int, wait: float) -> tuple[Balance, bool]:
-    """The balance, once the ledger has read what the channels hold; and whether they could be asked."""
+def _balance(wiring: Wiring, grace: int, wait: float) -> Balance:
+    """The balance, with all that stands against knowing it: a ledger that cannot be read, too."""
+    try:
+        return _counted(wiring, grace, wait)
+    except Unreadable as error:
+        doubt = Doubt("ledger", error.place, f"{error.place}: {error.problem}; {error.way_out}")
+        return Balance(SystemClock().now(), None, (), doubts=(doubt,))
+
+
+def _counted(wiring: Wiring, grace: int, wait: float) -> Balance:
+    """The balance, once the ledger has read what the channels hold."""
     clock = SystemClock()
     with closing(Ledger(wiring.ledger, read_only=True)) as ledger:
-        asked, certain = clock.now(), True
+        asked, doubts = clock.now(), list[Doubt]()
         try:
             bounds = _bounds(wiring, ledger)
         except Unavailable as error:
             typer.echo(f"penstock: {error}; this is what was read before", err=True)
-            bounds, certain = {}, False
-        unread = _awaited(ledger, bounds, wait)
+            bounds, doubts = {}, [Doubt("channel", error.who, f"the channels cannot be read: {error}")]
+        ledger.verify()
+        unread = _awaited(ledger, bounds or {}, wait)
         content = ledger.content()
-    found = balance(content, clock.now(), grace, unread)
+    if wait and any(unread.values()):
+        doubts.append(Doubt("audit", "audit", f"the auditor has not read {sum(unread.values()):,} entries"))
+    doubts += _unwatched(content.report, clock.now(), wiring)
+    if bounds is None:
+        doubts += _spooled(wiring)
+    report = replace(content.report or Report(0), doubts=(*doubts, *(content.report.doubts if content.report else ())))
+    found = balance(content, clock.now(), grace, unread, report)
     if bounds and not any(unread.values()):
         found = replace(found, as_of=asked)
     if any(hop.missing and hop.stage.startswith("store:delta/") for hop in found.hops):
         found = _with_names(found, content, wiring)
-    return found, certain
+    return found
+
+
+def _unwatched(report: Report | None, now: Micros, wiring: Wiring) -> Iterator[Doubt]:
+    """Whether an auditor watches, or has stopped in order."""
+    if report is None:
+        yield Doubt("audit", "audit", "the auditor has reported nothing yet")
+    elif report.silent(now, wiring.audit.away_after) or (not report.closed and Running.crashed(wiring.state)):
+        yield Doubt(
+            "audit", "audit", f"the auditor has reported nothing since {utc(report.at)} and did not stop in order"
+        )
+
+
+def _spooled(wiring: Wiring) -> Iterator[Doubt]:
+    """What waits on disk for its channel while nothing runs here that would bring it there."""
+    try:
+        for spool in waiting(wiring):
+            yield Doubt("spool", f"source:{spool.name}", f"records of {spool.name} wait on disk for their channel")
+    except PenstockError as error:
+        yield Doubt("spool", "spool", f"what waits on disk cannot be read: {error}")
 
 
 def _with_names(found: Balance, content: Content, wiring: Wiring) -> Balance:
@@ -113,7 +158,7 @@ def _watch(wiring: Wiring, grace: int, senders: bool, as_json: bool) -> None:
     with Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext() as live:
         while True:
             try:
-                found, _ = _balance(wiring, grace, 0)
+                found = _balance(wiring, grace, 0)
             except Unavailable as error:
                 typer.echo(f"penstock: {error}", err=True)
             else:
@@ -126,12 +171,12 @@ def _watch(wiring: Wiring, grace: int, senders: bool, as_json: bool) -> None:
             time.sleep(1)
 
 
-def _bounds(wiring: Wiring, ledger: Ledger) -> Bounds:
-    """What the source channels hold now; nothing when no run is up that could be asked."""
+def _bounds(wiring: Wiring, ledger: Ledger) -> Bounds | None:
+    """What the source channels hold now; None when no run is up that could be asked."""
     try:
         channels = here(wiring).bind()
     except Misconfigured:
-        return {}
+        return None
     return {channel: channels.bounds(channel) for channel, kind in ledger.channels().items() if kind is Kind.SOURCE}
 
 

@@ -19,6 +19,7 @@ from penstock.pipeline.wiring import Wiring
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import kept_jars
 from penstock.supervise.java import find_java
+from penstock.supervise.limits import raise_files, too_few
 from penstock.supervise.redis import find_redis
 
 
@@ -45,6 +46,7 @@ def doctor(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
             "memory", psutil.virtual_memory().available, 3 << 30, "a pipeline with its services takes up to 3 GiB"
         ),
         _measure("disk", _free(folder), 5 << 30, "logs, checkpoints and the lake grow here"),
+        _files(),
         Finding("processors", True, f"{os.cpu_count()}; real-time queries want one each"),
     ]
     if as_json:
@@ -84,6 +86,11 @@ def _free(folder: Path) -> int:
     """What is free where the folder is, or will be."""
     place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     return shutil.disk_usage(place).free
+
+
+def _files() -> Finding:
+    few = too_few(files := raise_files())
+    return Finding("open files", few is None, few or f"{files:,} in each process")
 
 
 def _measure(what: str, have: int, need: int, why: str) -> Finding:

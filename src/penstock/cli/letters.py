@@ -119,6 +119,7 @@ _SKIPPED = {
     Verdict.BEFORE: "redriven before",
     Verdict.BACK: "came back",
     Verdict.LATE: "too late for a query",
+    Verdict.EXCLUDED: "excluded by a query that fails with it",
     Verdict.CUT: "kept only in part",
     Verdict.FAILED: "not taken by the channel",
 }

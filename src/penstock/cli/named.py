@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Sequence
 
 from penstock.audit.report import printable
+from penstock.audit.writers import protected
 from penstock.contracts import Channels, Topic
 from penstock.errors import Misconfigured
 
@@ -29,3 +30,9 @@ def there(channels: Channels, names: Sequence[str], *, create: bool = False, hin
             f"there is none of that name at {channels.where}",
             f"{close}make it: penstock topics --create --topic {printable(name)}{hint}",
         )
+
+
+def require_writable(channels: Channels, name: str) -> None:
+    """Misconfigured for a result, for dead letters and for an internal channel: these have writers of their own."""
+    if (refusal := protected(name, channels)) is not None:
+        raise Misconfigured(f"channel {printable(name)}", *refusal)

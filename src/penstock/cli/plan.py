@@ -1,41 +1,63 @@
 """`penstock plan`: what a pipeline will do."""
 
 import json
-import sys
+import time
+from typing import TYPE_CHECKING
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from penstock.cli.console import console
 from penstock.cli.options import AsJson, File, Profile
-from penstock.pipeline.checks import check
+from penstock.pipeline.checks import check, unconnected
 from penstock.pipeline.load import load
-from penstock.pipeline.plan import Plan
-from penstock.pipeline.plan import plan as make
-from penstock.pipeline.tiers.analyse import engine
 from penstock.pipeline.wiring import Wiring
+
+if TYPE_CHECKING:
+    from penstock.pipeline.plan import Plan
 
 
 def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
     """Check a pipeline and explain what it will do: its hops, their guarantees, the mode of each query and why.
 
-    Nothing is started but Spark's planner, which is asked about each query.
+    What needs no Spark is checked first. Nothing is started but Spark's planner, which is asked about each query.
+    Exits with 1 when the pipeline would not start so, or is not connected; with 2 when it cannot be planned at all.
     """
+    say = _Progress()
     description = load(file)
     wiring = Wiring.read(file.parent, profile)
-    check(description, wiring)
-    if not as_json and sys.stderr.isatty():
-        typer.echo("asking Spark about the queries …", err=True)
+    with description.locating():
+        check(description, wiring)
+    say(f"{file.name}: names, addresses and settings fit")
+    for finding in unconnected(description):
+        say(f"{finding.level}: {finding}")
+    say("starting Spark, to ask it about the queries")
+    # These take longest to import: who has mistyped something does not wait for them.
+    from penstock.pipeline.plan import plan as make
+    from penstock.pipeline.tiers.analyse import engine
+
     # What a run would start is not there yet, and nobody reads from it here.
-    with engine(description, wiring.at("local", "redis://local"), log=None) as spark:
-        made = make(description, wiring, spark)
+    with description.locating(), engine(description, wiring.at("local", "redis://local"), log=None) as spark:
+        made = make(description, wiring, spark, say)
     if as_json:
         typer.echo(json.dumps(made.to_json(), indent=2, ensure_ascii=False))
     else:
         show(made)
+    raise typer.Exit(1 if made.wrong else 0)
 
 
-def show(made: Plan) -> None:
+class _Progress:
+    """Says on standard error how far the command is, with the seconds since it began."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        typer.echo(f"{time.monotonic() - self._began:5.1f} s  {text}", err=True)
+
+
+def show(made: "Plan") -> None:
     screen = console()
     screen.print(f"Its channels lie at {made.channels}.")
     columns = ("from", "by", "to", "asked for", "given", "because")
@@ -55,3 +77,6 @@ def show(made: Plan) -> None:
         screen.print(f"The queries can use {made.slots.most} slots of Spark, and need {made.slots.least}.")
     for remark in made.remarks:
         screen.print(f"note: {remark}")
+    for finding in made.findings:
+        screen.print(Text(f"{finding.level}: ", "bold red" if finding.level == "error" else "yellow"), end="")
+        screen.print(str(finding))

@@ -15,7 +15,7 @@ import typer
 from penstock.cli.channels import found
 from penstock.cli.lines import IDENTITY, Json, Layout, Separated, properties, separator, switched
 from penstock.cli.moments import span
-from penstock.cli.named import there
+from penstock.cli.named import require_writable, there
 from penstock.cli.options import Folder, Profile, Servers
 from penstock.cli.standard import Input
 from penstock.clock import Clock, SystemClock
@@ -111,6 +111,7 @@ def produce(
     clock = SystemClock()
     numbering = None if no_identity else _numbering(sender, clock)
     channels = found(folder, profile, servers)
+    require_writable(channels, topic)
     there(channels, [topic], create=create, hint=", or add --create")
     lines = Input.standard(longest, _ask)
     reading = Reading(lines, Json() if as_json else layout, numbering, clock, longest)
@@ -162,6 +163,7 @@ def random_walk(
 
 
 def _generated(batches: AsyncIterator[list[Record]], pace: "Pace", topic: str, channels: Channels) -> NoReturn:
+    require_writable(channels, topic)
     there(channels, [topic], create=True)
     with stop_on_signals() as stop:
         code = _ended(channels, topic, _until(stop, batches))

@@ -10,7 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from penstock.pipeline.running import Running
-from penstock.supervise.events import Event, Kind
+from penstock.supervise.events import Event, Kind, last_line
 
 _STYLES = {Kind.READY: "green", Kind.DIED: "bold red", Kind.RESTARTING: "yellow", Kind.KILLED: "yellow"}
 _QUIET = {Kind.STARTED}
@@ -26,6 +26,7 @@ class Screen:
         self._dated = dated
         self._console = Console(highlight=False, soft_wrap=True)
         self._since = time.monotonic()
+        self._reasons: dict[str, str] = {}
         self._bar: Progress | None = None
         self._task: TaskID | None = None
 
@@ -46,6 +47,10 @@ class Screen:
     def event(self, event: Event) -> None:
         if event.kind not in _QUIET:
             self.say(str(event), _STYLES.get(event.kind, ""))
+        if not event.lines or self._reasons.get(event.service) == (reason := last_line(event.lines)):
+            # In a restart loop the reason is said once.
+            return
+        self._reasons[event.service] = reason
         for line in event.lines[-8:]:
             self._console.print(Text(f"          | {line}", style="dim"))
 

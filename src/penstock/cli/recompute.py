@@ -104,12 +104,14 @@ def _json(value: Any) -> str:
 
 
 def _verdict(report: Report) -> str:
+    differing = {one.key for holder in report.judged for one in holder.differences}
+    rows = "1 row differs" if len(differing) == 1 else f"{len(differing):,} rows differ"
+    if report.maybe_late:
+        late = f"{report.late:,} records came" if report.late else "some records may have come"
+        return f"\nIt cannot be told: {rows}, {late} too late for the stream, and it is not known which."
     if not report.told:
         return "It cannot be told: every row may hold records from the part of the log that is gone."
     if not report.equal:
-        rows = len({one.key for holder in report.judged for one in holder.differences})
-        return f"\n{rows:,} {'row differs' if rows == 1 else 'rows differ'} from what the log gives."
-    if lacking := {one.key for holder in report.judged for one in holder.differences}:
-        some = "1 row lacks" if len(lacking) == 1 else f"{len(lacking):,} rows lack"
-        return f"\nEqual, but for what came too late for the stream: {report.late:,} did, and {some} some."
-    return "Equal: every row that was compared is what the log gives."
+        return f"\n{rows} from what the log gives."
+    left_out = f", without the {report.late:,} that came too late" if report.late and report.late_left_out else ""
+    return f"Equal: every row that was compared is what the log gives{left_out}."

@@ -14,6 +14,7 @@ import typer
 
 from penstock.cli.channels import found
 from penstock.cli.moments import moment
+from penstock.cli.named import require_writable
 from penstock.cli.options import AsJson, Folder, Profile, Servers
 from penstock.clock import SystemClock
 from penstock.contracts import Channels
@@ -55,6 +56,7 @@ def replay(
     chosen = stretch(source, channel, starts, ends)
     if _same(source, channel, target, into):
         raise Misconfigured("--into", "every record would be in the channel twice", "name another channel")
+    require_writable(target, into)
     _made(source, channel, target, into)
     tell = _Progress(as_json)
     with stop_on_signals() as stop:

@@ -4,7 +4,8 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -14,13 +15,18 @@ from penstock.cli.moments import moment
 from penstock.cli.options import File, Profile
 from penstock.cli.progress import Screen
 from penstock.errors import Misconfigured
-from penstock.pipeline.checks import check
+from penstock.pipeline.checks import check, unconnected
 from penstock.pipeline.load import load
 from penstock.pipeline.renewal import OPTION, Begin, Renewal
 from penstock.pipeline.run import LocalRun
 from penstock.pipeline.services import prepared
 from penstock.pipeline.wiring import Wiring
+from penstock.supervise.limits import Space, raise_files, too_few
 from penstock.supervise.signals import stop_on_signals
+
+NOTHING_LOST = (
+    "nothing is lost: what was acknowledged is in the channels and spools, and the next run goes on from there"
+)
 
 
 def run(
@@ -82,18 +88,36 @@ def supervised(file: Path, folder: Path, profile: str | None, renewal: Renewal |
     # Until the run itself begins there is nothing to stop in order: a signal ends this at once.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with Screen() as screen:
+        if few := too_few(raise_files()):
+            screen.say(few, "bold yellow")
         screen.say(f"reading {file.name}")
         description = load(file)
         wiring = Wiring.read(folder, profile)
-        check(description, wiring, os.environ)
+        if full := Space(wiring.folder, wiring.local.reserve).lacking():
+            screen.say(full, "bold yellow")
+        with description.locating():
+            check(description, wiring, os.environ)
+        for finding in unconnected(description):
+            screen.say(f"{finding.level}: {finding}", "yellow")
         if renewal is not None:
             renewal.require(description)
         local = LocalRun(file, description, wiring, profile, renewal)
+        local.require()
         machine = prepared(screen)
-        with stop_on_signals() as stop:
+        with stop_on_signals() as stop, _told_if_cut_short(screen):
             with local.started(machine, stop, screen) as (supervisor, running):
                 if not stop.is_set():
                     screen.running(description.name, running, folder)
                     supervisor.run_until(stop)
-                screen.say("stopping")
+                screen.say("stopping; Ctrl-C again stops at once, and nothing is lost either way")
             screen.say("stopped; the next run goes on from here")
+
+
+@contextmanager
+def _told_if_cut_short(screen: Screen) -> Iterator[None]:
+    """A second Ctrl-C kills what has not stopped yet: say what that means for the records."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        screen.say(f"killed before all had stopped; {NOTHING_LOST}", "yellow")
+        raise

@@ -9,15 +9,20 @@ from typing import Any
 import typer
 from rich.table import Table
 
+from penstock.audit.judge import EXIT_CODES, Verdict
 from penstock.audit.report import printable
 from penstock.cli.console import console
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.clock import SystemClock
+from penstock.errors import Unavailable
 from penstock.pipeline.running import Running
 from penstock.pipeline.services import Services, here
 from penstock.pipeline.status import Status
 from penstock.pipeline.wiring import Wiring
+from penstock.supervise.events import last_line, repair_of
 from penstock.supervise.folder import StateFolder
+from penstock.supervise.limits import Space
+from penstock.supervise.process import tail
 
 _TROUBLED = {"waiting", "ended", "missing", "reading"}
 
@@ -25,19 +30,34 @@ _TROUBLED = {"waiting", "ended", "missing", "reading"}
 def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = False) -> None:
     """Show how the pipeline that runs here is doing: rates, lag, latency, memory of each part.
 
-    Exits with 1 when a process has said nothing for ten seconds, or records are missing. Other alarms are shown.
+    Exits with 0 when all is whole, 1 when something is missing, 3 when that is not known. Other alarms are shown.
     """
     wiring = Wiring.read(folder, profile)
     if StateFolder(wiring.state).holder() is None and (services := Services.find(wiring)) is not None:
         show_services(services, as_json)
         return
     running = Running.find(wiring)
-    found = Status.read(here(wiring).bind(), running.status)
+    try:
+        found = Status.read(here(wiring).bind(), running.status)
+    except Unavailable as error:
+        _unanswered(wiring, error)
+        raise typer.Exit(EXIT_CODES[Verdict.NOT_KNOWN]) from error
+    verdict = found.verdict(SystemClock().now())
     if as_json:
-        typer.echo(json.dumps({"run": running.to_json(), **found.to_json()}, ensure_ascii=False))
+        typer.echo(json.dumps({"run": running.to_json(), "verdict": verdict, **found.to_json()}, ensure_ascii=False))
     else:
-        show(running, found)
-    raise typer.Exit(0 if found.well(SystemClock().now()) else 1)
+        show(running, found, verdict)
+    raise typer.Exit(EXIT_CODES[verdict])
+
+
+def _unanswered(wiring: Wiring, error: Unavailable) -> None:
+    """The channels do not answer: what this machine tells all the same."""
+    typer.echo(f"penstock: {error}", err=True)
+    if full := Space(wiring.state, wiring.local.reserve).lacking():
+        typer.echo(f"penstock: {full}", err=True)
+    for log in sorted((wiring.state / "logs").glob("kafka-*.log")):
+        if said := last_line(lines := tail(log, 20)):
+            typer.echo(f"penstock: {log} ends with: {printable(said)}{repair_of(lines)}", err=True)
 
 
 def show_services(services: Services, as_json: bool) -> None:
@@ -49,7 +69,7 @@ def show_services(services: Services, as_json: bool) -> None:
     typer.echo(f"no pipeline runs here; the services are {state}: {services.where}; penstock run FILE uses them")
 
 
-def show(running: Running, found: Status) -> None:
+def show(running: Running, found: Status, verdict: Verdict) -> None:
     screen = console()
     page = f"the page is at {running.page}, " if running.page else ""
     screen.print(f"{running.pipeline}: {page}its channels are at {running.channels}")
@@ -72,9 +92,18 @@ def show(running: Running, found: Status) -> None:
     for name, figures in sorted(found.nodes.items()):
         if figures.get("state") in _TROUBLED and (why := figures.get("note") or figures.get("why")):
             screen.print(f"{name} is {figures['state']}: {why}")
+    for name, used in sorted(found.usage.items()):
+        if used.get("deaths"):
+            times = "once" if used["deaths"] == 1 else f"{used['deaths']:,} times"
+            down = "" if used.get("pid") else ", and is down"
+            screen.print(
+                f"{name} died {times}{down}: {printable(str(used.get('error')))}", markup=False, style="yellow"
+            )
     for alarm in found.alarms:
         screen.print(f"{alarm['level']}: {printable(alarm['text'])}", markup=False, style="red")
     screen.print(_memory(found.usage))
+    more = "" if verdict is Verdict.WHOLE else '; see "penstock audit"'
+    screen.print(f"verdict: {verdict}{more}")
 
 
 def _queries(nodes: Mapping[str, Mapping[str, Any]], now: int) -> Table:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from penstock.addresses import Redacting
 from penstock.cli.options import File, Profile
 from penstock.pipeline.load import load
 from penstock.pipeline.tiers import Tier, run
@@ -25,15 +26,21 @@ def tier(
 
     `penstock run` starts all of them on one machine; on several machines, start each where it belongs.
     """
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s", level=logging.INFO)
+    handler = logging.StreamHandler()
+    handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
     logging.getLogger("py4j").setLevel(logging.WARNING)
 
     def tell() -> None:
         if ready is not None:
             ready.parent.mkdir(parents=True, exist_ok=True)
-            ready.write_text(str(os.getpid()))
+            # Whole from the beginning: whoever waits for the file reads it at once.
+            new = ready.with_name(f"{ready.name}.new")
+            new.write_text(str(os.getpid()))
+            new.replace(ready)
 
     if ready is not None:
         ready.unlink(missing_ok=True)
-    with stop_on_signals() as stop:
-        run(which, load(file), Wiring.read(folder or file.parent, profile), stop, tell)
+    description, wiring = load(file), Wiring.read(folder or file.parent, profile)
+    with stop_on_signals() as stop, description.locating():
+        run(which, description, wiring, stop, tell)

@@ -14,13 +14,16 @@ from typing import Annotated
 
 import typer
 
+from penstock.addresses import shown
 from penstock.cli.options import Folder, Profile
 from penstock.cli.progress import Screen, folder_option
 from penstock.errors import Misconfigured, PenstockError, Unavailable
+from penstock.pipeline.prerequisites import require
 from penstock.pipeline.services import ROLE, Machine, Needs, Services, prepared, serving, starting
-from penstock.pipeline.wiring import Wiring, shown
+from penstock.pipeline.wiring import Wiring
 from penstock.supervise.events import Event
 from penstock.supervise.folder import StateFolder
+from penstock.supervise.limits import raise_files, too_few
 from penstock.supervise.process import rotate, tail
 from penstock.supervise.signals import stop_on_signals
 
@@ -64,6 +67,10 @@ def up(
     # Until something was started there is nothing to stop in order: a signal ends this at once.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with Screen(dated=tell is not None) as screen, _telling(tell) as waiting:
+        if few := too_few(raise_files()):
+            screen.say(few, "bold yellow")
+        if tell is None:
+            require(wiring, needs)
         machine = prepared(screen) if needs.kafka else None
         if foreground:
             _serve(wiring, needs, machine, screen, waiting)

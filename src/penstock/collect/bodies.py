@@ -25,20 +25,28 @@ class Bodies:
         self._held = 0
 
     @asynccontextmanager
-    async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body, which counts for as long as it is used. An empty one is refused."""
+    async def body(self, request: Request, record: Problem | None = None) -> AsyncIterator[bytes]:
+        """The whole body, which counts for as long as it is used. An empty one is refused.
+
+        `record`: what is said of it if it is one record, and a larger one than its `limit`: see `too_large`.
+        """
         unpacking = self._unpacking(request)
-        announced = request.headers.get("content-length", "0")
-        if not announced.isdecimal() or len(announced) > 20 or int(announced) > self._most:
-            raise self._too_long()
+        refusal = record or self._too_long()
+        announced, most = request.headers.get("content-length", "0"), int(str(refusal.facts["limit"]))
+        if not announced.isdecimal() or len(announced) > 20 or int(announced) > self._sent(most, unpacking):
+            raise refusal
         taken = bytearray()
         try:
-            await self._fill(taken, request, unpacking)
+            await self._fill(taken, request, unpacking, refusal, most)
             if not taken:
                 raise Problem(400, "the body", "it is empty", "send a record")
             yield bytes(taken)
         finally:
             self._held -= len(taken)
+
+    def _sent(self, most: int, unpacking: "_Unpacking | None") -> int:
+        """The bytes that may come. What is packed badly is larger than what it holds."""
+        return most if unpacking is None else max(most, self._most)
 
     def _unpacking(self, request: Request) -> "_Unpacking | None":
         coding = ", ".join(request.headers.getlist("content-encoding")).strip().lower() or "identity"
@@ -49,17 +57,18 @@ class Bodies:
         way_out = "send it packed by gzip, or as it is" if self._packed else "send it as it is"
         raise Problem(415, "the header content-encoding", f'"{coding[:40]}" is not taken', way_out)
 
-    async def _fill(self, taken: bytearray, request: Request, unpacking: "_Unpacking | None") -> None:
+    async def _fill(
+        self, taken: bytearray, request: Request, unpacking: "_Unpacking | None", refusal: Problem, most: int
+    ) -> None:
         came = 0
         try:
             async with asyncio.timeout(self._upload):
                 async for chunk in request.stream():
-                    if (came := came + len(chunk)) > self._most:
-                        raise self._too_long()
-                    if unpacking is None:
-                        self._add(taken, chunk)
-                        continue
-                    for part in unpacking.feed(chunk):
+                    if (came := came + len(chunk)) > self._sent(most, unpacking):
+                        raise refusal
+                    for part in (chunk,) if unpacking is None else unpacking.feed(chunk):
+                        if len(taken) + len(part) > most:
+                            raise refusal
                         self._add(taken, part)
         except TimeoutError:
             way_out = "send it faster, or less at a time"
@@ -68,15 +77,14 @@ class Bodies:
             raise _broken("it ends too early")
 
     def _add(self, taken: bytearray, part: bytes) -> None:
-        if len(taken) + len(part) > self._most:
-            raise self._too_long()
         if self._held + len(part) > self._memory:
             raise Unavailable(self._whose, "more is being sent to it than it holds at a time; nothing was taken", 1.0)
         taken += part
         self._held += len(part)
 
     def _too_long(self) -> Problem:
-        return Problem(413, "the body", f"it has more than {self._most} bytes", "send less in more requests")
+        why, way_out = f"it has more than {self._most:,} bytes", "send fewer records in a request, or raise body="
+        return Problem(413, "the body", why, way_out, {"limit": self._most, "option": "body"})
 
 
 class _Unpacking:
@@ -130,8 +138,7 @@ def lines(body: bytes, most: int, count: int) -> list[bytes]:
         line = body[start:end].removesuffix(b"\r")
         start, number = end + 1, number + 1
         if len(line) > most:
-            why = f"it is larger than the {most} bytes that a record may have; nothing was taken"
-            raise Problem(413, f"line {number}", why, "send the others without it")
+            raise too_large(f"line {number}", most)
         if line:
             found.append(line)
         if len(found) > count:
@@ -140,3 +147,12 @@ def lines(body: bytes, most: int, count: int) -> list[bytes]:
     if not found:
         raise Problem(400, "the body", "it is empty", "send a record on each line")
     return found
+
+
+def too_large(place: str, most: int, lines: bool = False) -> Problem:
+    """What the sender of a record beyond `max_size` is told; `lines`: whether a body may hold one on each line."""
+    way_out = "a larger one needs a larger max_size= of the source, and on Kafka max.message.bytes of its channel"
+    if lines:
+        way_out = f"if it holds one record on each line, post it to ?lines; {way_out}"
+    why = f"it is larger than the {most:,} bytes that a record may have; nothing was taken"
+    return Problem(413, place, why, way_out, {"limit": most, "option": "max_size"})

@@ -1,7 +1,7 @@
 """Where a source listens: the address of its door, and who may come through it."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -50,6 +50,11 @@ def door(address: str, name: str, path: bool = True) -> Door:
     if parts.username is not None or parts.query or parts.fragment or (parts.path.strip("/") and not path):
         raise Misconfigured(f"source {name}", "its address tells more than where to listen", way_out)
     return Door(host, port, parts.path or "/")
+
+
+def origins_of(given: Sequence[str] | str) -> tuple[str, ...]:
+    """Sites whose pages may send: a list, or a text with commas or spaces between them."""
+    return tuple(given.replace(",", " ").split() if isinstance(given, str) else given)
 
 
 def why_no_sender(sender: str, source: str) -> str | None:

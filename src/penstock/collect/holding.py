@@ -31,7 +31,9 @@ UNFINISHED = 64 << 20
 class Holding:
     """What all connections of a server hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        """`most`: connections, those included that have not said yet what they want; more are not even heard."""
+        self._most = most
         self._waiting = self._unfinished = 0
         # The one that was read last comes last, here and among those that are read again.
         self._connections: dict[Held, None] = {}
@@ -40,7 +42,9 @@ class Holding:
 
     def enter(self, one: "Held") -> None:
         self._connections[one] = None
-        if self._stopped:
+        if self._most is not None and len(self._connections) > self._most:
+            one.transport.abort()
+        elif self._stopped:
             # Not at once: the transport begins to read when it has said that it is there.
             asyncio.get_running_loop().call_soon(self._too_late, one)
 

@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 USUAL_BYTES = 900_000
 """Of a record with its key: so many every channel takes that was not told otherwise, with room for the headers."""
+_LOOK_AGAIN = 0.5
 LAND_WITHIN = 3.0
 """Seconds that records on their way have to arrive, when the pump is stopped."""
 
@@ -36,7 +37,8 @@ class Pump:
 
     `limit_bytes`: so many may a record have, with its key; `mark_bytes`: so many a bookmark. Neither may be more than
     its channel takes: what that refuses, it would refuse in each life again. `others`: which names of senders belong
-    to other collectors; who comes by one of them is numbered here.
+    to other collectors; who comes by one of them is numbered here. `lacking`: what this machine has too little of, such
+    as room on its disk; while it says something, nothing is taken, and so nothing acknowledged.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Pump:
         delays: Callable[[], Iterator[float]] = backoff,
         spool: Spool | None = None,
         others: Callable[[str], bool] = nobody,
+        lacking: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._source = source
         self._names = Names(into, dead or f"{into}.dead", heartbeats, bookmarks)
@@ -65,7 +68,8 @@ class Pump:
         self._clock = clock or SystemClock()
         self._mark_every = mark_every.total_seconds()
         self._delays = delays
-        self._spool, self._others = spool, others
+        self._spool, self._others, self._lacking = spool, others, lacking
+        self._paused: str | None = None
         self._spooling: Spooling | None = None
         self._rate = Rate(self._clock)
         self._duplicates = self._refused = self._shed = self._connections = 0
@@ -90,6 +94,7 @@ class Pump:
             "trouble": None if self._trouble is None or self._done else str(self._trouble),
             "done": self._done,
             "in_flight": crossing.arrivals if crossing else 0,
+            "paused": self._paused,
             "reconnects": max(0, self._connections - 1),
             "heard": crossing.safe.heard if crossing else None,
             **self._spooled(),
@@ -181,6 +186,7 @@ class Pump:
             heard = self._clock.now()
             size = sum(len(arrival.value) for arrival in intake.arrivals if isinstance(arrival, Arrival))
             try:
+                await self._unpaused()
                 await crossing.room(size)
             except BaseException as error:
                 stopped = Unavailable(self._source.name, "its pump was stopped")
@@ -193,6 +199,17 @@ class Pump:
             self._refused += len(found.dead)
             self._shed += len(found.shed)
             crossing.launch(intake, found, heard, size)
+
+    async def _unpaused(self) -> None:
+        """Wait while this machine lacks something."""
+        while (lacking := self._lacking()) is not None:
+            if self._paused is None:
+                log.warning("%s waits: %s", self._source.name, lacking)
+            self._paused = lacking
+            await asyncio.sleep(_LOOK_AGAIN)
+        if self._paused is not None:
+            log.warning("%s goes on", self._source.name)
+            self._paused = None
 
     async def _mark_until(self, finished: asyncio.Event, sender: Sender, crossing: Crossing) -> None:
         while True:

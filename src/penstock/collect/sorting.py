@@ -105,10 +105,11 @@ class Sorting:
         if reason is None:
             if self.key is not None and size <= self.limit:
                 key = key_of(value, self.key)
-            if size + len(key or b"") <= self.limit:
+            if (whole := size + len(key or b"")) <= self.limit:
                 found.records.append(Record(value, origin, key, extra))
                 return
-            reason = f"it has {size} bytes, more than the {self.limit} that the channel takes"
+            with_key = f" with its key of {len(key)}" if key else ""
+            reason = f"it has {whole} bytes{with_key}, more than the {self.limit} that the channel takes"
         if extra and size > DEAD_BYTES:
             # By it the record is known when it comes again, for its beginning tells not all.
             extra = (*extra, (CHECKSUM, b"%d" % mark_of("", value).checksum))

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from importlib.metadata import entry_points
 
+from penstock.addresses import shown
 from penstock.clock import duration
 from penstock.contracts import Source
 from penstock.errors import Misconfigured
@@ -73,8 +74,7 @@ def _maker(name: str, address: str, scheme: str) -> Callable[..., Source]:
     if close := [one for one in known if one.endswith(f"+{said}")] or difflib.get_close_matches(said, known, n=1):
         meant = " or ".join(f'"{one}://"' for one in close)
         way_out = f"did you mean {meant}?"
-    # What follows the scheme may hold a token.
-    raise Misconfigured(f"source {name}", f"{address.partition('?')[0]} is no address that is known here", way_out)
+    raise Misconfigured(f"source {name}", f"{shown(address)} is no address that is known here", way_out)
 
 
 def _fitting(name: str, maker: Callable[..., Source], options: Mapping[str, object]) -> dict[str, object]:

@@ -24,17 +24,22 @@ from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
 from penstock.clock import Clock, SystemClock
-from penstock.collect.door import Door, door, why_no_sender
+from penstock.collect.door import Door, door, origins_of, why_no_sender
 from penstock.collect.gathering import Gathering
 from penstock.collect.holding import Held, Holding
-from penstock.collect.senders import LARGEST, Senders, counted, promise
+from penstock.collect.senders import LARGEST, Senders, counted, promise, same_name
 from penstock.collect.websocket import received
 from penstock.contracts import Arrival, Guarantee, Intake, Taken
 from penstock.errors import Refused, Unavailable
-from penstock.record import Origin
+from penstock.record import LARGEST_JUMP, Origin
+from penstock.serve.visitors import Visitors
+
+log = logging.getLogger(__name__)
 
 _LAST_WORDS = 1.0
 """Seconds that senders have at the end to hear that their records are safe."""
+_LEAVING = 100
+"""So many beyond those that may be connected are told that there are too many."""
 _QUIET = logging.getLogger(f"{__name__}.connections")
 _QUIET.setLevel(logging.CRITICAL)
 """The library tells of each handshake that fails, which any visitor can make happen."""
@@ -45,13 +50,18 @@ class WebSocketServer:
     """Listens at `listen+ws://host:port/path`. A message beyond `max_size` becomes a dead letter without its payload.
 
     `named`: whether senders have to say who they are. Without a name, what a sender gives again is taken again.
+    `largest_jump`: a sender that goes on further than this behind its last number is refused; 0: it is not, nor where
+    the source is `shared` with other processes.
+    `origins`: sites whose pages may send here; behind a proxy, also the name that it passes on.
     """
 
     url: str
     name: str
     named: bool = True
+    origins: Sequence[str] | str = ()
     max_size: int = 1 << 20
     connections: int = 20_000
+    largest_jump: int = LARGEST_JUMP
     shared: bool = False
     ping_every: timedelta = timedelta(seconds=20)
     pong_within: timedelta = timedelta(seconds=20)
@@ -61,6 +71,7 @@ class WebSocketServer:
 
     def __post_init__(self) -> None:
         door(self.url, self.name)
+        object.__setattr__(self, "origins", origins_of(self.origins))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -73,8 +84,8 @@ class WebSocketServer:
     @asynccontextmanager
     async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
         at = door(self.url, self.name)
-        serving = _Serving(self, at, taken)
         with at.opened(self.name, self.shared) as listener:
+            serving = _Serving(self, at, taken, Visitors(listener, at.host, origins=self.origins))
             server = await serve(
                 serving.attend,
                 sock=listener,
@@ -130,14 +141,15 @@ class _Visit:
 class _Serving:
     """The connections of one opening, and how far each sender is."""
 
-    def __init__(self, source: WebSocketServer, at: Door, taken: Taken) -> None:
+    def __init__(self, source: WebSocketServer, at: Door, taken: Taken, visitors: Visitors) -> None:
         self.gathering = Gathering(source.name)
-        self._source, self._door = source, at
-        self._senders = Senders(taken.places)
-        self._holding = Holding()
+        self._source, self._door, self._visitors = source, at, visitors
+        self._senders = Senders(taken, 0 if source.shared else source.largest_jump)
+        self._holding = Holding(source.connections + _LEAVING)
         self._connected: dict[_Who, _Visit] = {}
         self._open = 0
         self._tasks: set[asyncio.Task[None]] = set()
+        self._logged: set[str] = set()
 
     def connection(self, *of_the_library: Any, **options: Any) -> Held:
         return Held(self._holding, *of_the_library, **options)
@@ -150,14 +162,14 @@ class _Serving:
             return client.respond(HTTPStatus.BAD_REQUEST, "This is no address.\n")
         if parts.path != self._door.path:
             return client.respond(HTTPStatus.NOT_FOUND, f"There is only {self._door.path} here.\n")
-        # Either may be there twice.
-        host = request.headers.get_all("Host")
-        if any([origin.partition("://")[2]] != host for origin in request.headers.get_all("Origin")):
-            return client.respond(HTTPStatus.FORBIDDEN, "Pages of other sites may not send here.\n")
+        refusal = self._visitors.refusal(request.headers.get_all("Host"), request.headers.get_all("Origin"))
+        if refusal is not None:
+            return client.respond(HTTPStatus.FORBIDDEN, f"The header {refusal.header}: {refusal.why}.\n")
         if self._open >= self._source.connections:
             return client.respond(HTTPStatus.SERVICE_UNAVAILABLE, "There are too many connections; come back later.\n")
         try:
             who = _named(parts.query, self._source.name)
+            self._after(who)
         except Refused as refused:
             return client.respond(HTTPStatus.BAD_REQUEST, f"{refused.reason}.\n")
         if who is None and self._source.named:
@@ -177,6 +189,7 @@ class _Serving:
                 if (before := self._connected.get(who)) is not None:
                     # It lost that connection, and came back before we noticed.
                     before.client.leave(CloseCode.POLICY_VIOLATION, "another connection of this sender")
+                    self._warn(same_name(who.sender, who.epoch))
                 self._connected[who] = visit
             with suppress(ConnectionClosed):
                 await client.send(orjson.dumps({"after": after}), text=True)
@@ -186,6 +199,12 @@ class _Serving:
             self._open -= 1
             if who is not None and self._connected.get(who) is visit:
                 del self._connected[who]
+
+    def _warn(self, words: str) -> None:
+        """Once for each kind of trouble: any visitor could fill the log."""
+        if words not in self._logged and len(self._logged) < 100:
+            self._logged.add(words)
+            log.warning("%s: %s", self._source.name, words)
 
     def _after(self, who: _Who | None) -> int:
         if who is None:
@@ -234,9 +253,9 @@ class _Serving:
             return
         if visit.failed:
             return
-        visit.safe = last
+        first, visit.safe = visit.safe + 1, last
         if (who := visit.who) is not None:
-            self._senders.safe(who.sender, who.epoch, last)
+            self._senders.safe(who.sender, who.epoch, first, last)
         if visit.telling is None:
             visit.telling = asyncio.create_task(self._tell(visit))
             self._tasks.add(visit.telling)

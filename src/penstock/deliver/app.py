@@ -39,13 +39,15 @@ def build(
     clock: Clock | None = None,
     settings: DeliverSettings | None = None,
     cache: Path | None = None,
+    bookmarks: str = "",
 ) -> Starlette:
     """The app; while it is served it follows the channels, from where each feed starts.
 
     `app.state.delivery.figures()` tells what it measures itself. `cache` is a folder for what takes long to make.
+    In the channel of bookmarks the writers of results are announced.
     """
     clock, settings = clock or SystemClock(), settings or DeliverSettings()
-    delivery = Delivery(channels, feeds, status, clock)
+    delivery = Delivery(channels, feeds, status, clock, bookmarks)
     doors, site = Doors(delivery, settings, clock), Site(charts, graph, title, cache)
     states = States(delivery, clock)
     allow_anything()

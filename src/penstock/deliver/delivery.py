@@ -11,6 +11,7 @@ import orjson
 
 from penstock.audit.account import Account
 from penstock.audit.latency import Sketch
+from penstock.audit.writers import Writers
 from penstock.clock import Clock
 from penstock.contracts import Channels, Entry, Positions, Reader
 from penstock.deliver.outlet import FeedSpec, Outlet
@@ -24,7 +25,10 @@ _RETRY = 1.0
 class Delivery:
     """Follows result channels and the status channel while it is `running`."""
 
-    def __init__(self, channels: Channels, feeds: Sequence[FeedSpec], status: str, clock: Clock) -> None:
+    def __init__(
+        self, channels: Channels, feeds: Sequence[FeedSpec], status: str, clock: Clock, bookmarks: str = ""
+    ) -> None:
+        """`bookmarks`: the channel in which the writers of results are announced; rows of others are not shown."""
         self.outlets = {spec.name: Outlet(spec, clock) for spec in feeds}
         self.ready = asyncio.Event()
         self.closing = asyncio.Event()
@@ -33,6 +37,7 @@ class Delivery:
         self._channels = channels
         self._clock = clock
         self._status = status
+        self._writers = Writers(channels, [bookmarks], clock) if bookmarks else None
         self._processes: dict[str, dict[str, object]] = {}
         self._read_status: dict[int, int] = {}
         self._live: dict[str, Positions] = {}
@@ -97,8 +102,10 @@ class Delivery:
 
     def _hand_over(self, in_loop: Callable[..., object], entries: Sequence[Entry]) -> None:
         # Waiting until they are applied lets a busy loop get fewer and bigger batches instead of a queue of them.
-        applied = threading.Event()
-        in_loop(self._take, entries, applied)
+        applied, genuine = threading.Event(), entries
+        if self._writers is not None:
+            genuine = self._writers.genuine(entries, lambda channel: channel != self._status)
+        in_loop(self._take, genuine, applied)
         while not applied.wait(_WAIT) and not self._stop.is_set():
             pass
 

@@ -12,7 +12,6 @@ from penstock.deliver.outlet import Outlet
 from penstock.deliver.settings import DeliverSettings
 from penstock.deliver.streams import EventStream, Socket
 from penstock.serve.replies import problem
-from penstock.serve.visitors import own_page
 
 _START_UP = 20.0
 
@@ -37,8 +36,6 @@ class Doors:
 
     async def websocket(self, socket: WebSocket) -> None:
         outlet = await self._enter(socket, follows=True)
-        if not isinstance(outlet, Response) and not self._welcome(socket):
-            outlet = problem(403, "pages of other sites may not follow feeds", {"origin": socket.headers["origin"]})
         if isinstance(outlet, Response):
             await socket.send_denial_response(outlet)
             return
@@ -60,9 +57,6 @@ class Doors:
         except TimeoutError:
             return problem(503, "the tables are still being read; come back later")
         return outlet
-
-    def _welcome(self, socket: WebSocket) -> bool:
-        return own_page(socket) or socket.headers["origin"] in self._settings.origins
 
 
 def _after(visitor: HTTPConnection) -> str | None:

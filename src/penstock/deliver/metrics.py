@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Literal
 
 from penstock.audit.alive import alive
+from penstock.audit.judge import Verdict
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -76,10 +77,20 @@ def _balance(status: _Document) -> Iterator[_Family]:
         step.summarise(hop.get("step"), **labels)
     yield from (records, in_flight, missing)
 
-    whole = _Family("penstock_whole", "gauge", "1 when nothing is missing; left out while the audit is silent.")
-    if isinstance(verdict := balance.get("whole"), bool) and _spoke(status, "audit"):
-        whole.add(int(verdict))
-    yield whole
+    verdict = _Family("penstock_verdict", "gauge", "1 for the verdict of the audit, 0 for the other two.")
+    # While the auditor is silent, nobody knows.
+    found = _text(balance.get("verdict")) if _spoke(status, "audit") else Verdict.NOT_KNOWN
+    for one in Verdict:
+        verdict.add(int(found == one), verdict=one)
+    yield verdict
+
+    discrepancies = _Family("penstock_discrepancies", "gauge", "Records or rows that are not as they have to be.")
+    for finding in _documents(balance.get("discrepancies")):
+        discrepancies.add(finding.get("count"), kind=_text(finding.get("kind")), stage=_text(finding.get("stage")))
+    doubts = _Family("penstock_doubts", "gauge", "Reasons why the verdict is not known.")
+    for doubt in _documents(balance.get("doubts")):
+        doubts.add(1, kind=_text(doubt.get("kind")), subject=_text(doubt.get("subject")))
+    yield from (discrepancies, doubts)
 
     unknown = _Family(
         "penstock_unknown_seconds", "gauge", "How long a source that cannot be asked again was not heard."

@@ -12,7 +12,10 @@ from penstock.deliver.delivery import Delivery
 from penstock.deliver.settings import DeliverSettings
 from penstock.deliver.streams import LONGEST
 from penstock.serve import address, first, listening, served
-from penstock.serve.visitors import Addressed, hosts
+from penstock.serve.patient import bounded
+from penstock.serve.visitors import Checked, Visitors
+
+_FAREWELL = 3
 
 
 async def serve(
@@ -26,8 +29,8 @@ async def serve(
     settings: DeliverSettings = app.state.settings
     with listening("the page's", host, port, settings.patience.total_seconds()) as listener:
         # Behind a proxy, the other sites may be names of our own.
-        named = Addressed(app, listener, host, *hosts(settings.origins))
-        async with served(_config(named), listener) as serving:
+        checked = Checked(app, Visitors(listener, host, origins=settings.origins))
+        async with served(_config(checked, settings), listener) as serving:
             try:
                 if ready and not serving.done():
                     ready(address(host, listener))
@@ -49,14 +52,13 @@ class _NoFalseAlarm(logging.Filter):
 logging.getLogger("uvicorn.error").addFilter(_NoFalseAlarm())
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
-    return uvicorn.Config(
+def _config(app: ASGIApp, settings: DeliverSettings) -> uvicorn.Config:
+    return bounded(
         app,
+        settings.connections,
+        settings.patience.total_seconds(),
+        _FAREWELL,
         ws="websockets-sansio",
         ws_max_size=LONGEST,
         ws_per_message_deflate=False,
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        timeout_graceful_shutdown=3,
     )

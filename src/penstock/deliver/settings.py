@@ -20,6 +20,10 @@ class DeliverSettings(Section):
     origins: Annotated[tuple[str, ...], BeforeValidator(_list)] = Field(
         (), description='other sites whose pages may follow feeds, such as "https://example.org"'
     )
+    connections: int = Field(
+        2_000, ge=1, description="connections at the same time: those who follow feeds, and all others"
+    )
     patience: Duration = Field(
-        timedelta(seconds=10), description="how long a client may leave a message unread before it is dropped"
+        timedelta(seconds=10),
+        description="how long a client may leave a message unread, or a request unfinished, before it is dropped",
     )

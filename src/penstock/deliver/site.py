@@ -24,13 +24,16 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 
 @dataclass(frozen=True, slots=True)
 class ChartSpec:
-    """A chart of the page: a Vega-Lite specification whose data is named "rows", filled from a feed."""
+    """A chart of the page: a Vega-Lite specification whose data is named "rows", filled from a feed.
+
+    Without one (None) the rows are shown as a table.
+    """
 
     name: str
     feed: str
     title: str
     doc: str
-    spec: Mapping[str, object]
+    spec: Mapping[str, object] | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ from penstock.clock import Clock
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.feed import Feed
 from penstock.serve.replies import problem, reply
-from penstock.serve.visitors import own_page
 
 PROCESS, ADDRESS = "analyse", "answers"
 """The process that knows, and under what it says where it can be asked."""
@@ -33,7 +32,7 @@ class States:
     async def one(self, request: Request) -> Response:
         """The state of a key, and its newest row."""
         query, key = request.path_params["query"], request.path_params["key"]
-        answer = await self._ask(request, f"/state/{quote(query, safe='')}/{quote(key, safe='')}")
+        answer = await self._ask(f"/state/{quote(query, safe='')}/{quote(key, safe='')}")
         if isinstance(answer, Response):
             return answer
         outlet = self._delivery.outlets.get(str(answer.get("into")))
@@ -43,13 +42,11 @@ class States:
     async def some(self, request: Request) -> Response:
         """The state of many keys."""
         asked = f"?{request.url.query}" if request.url.query else ""
-        answer = await self._ask(request, f"/state/{quote(request.path_params['query'], safe='')}{asked}")
+        answer = await self._ask(f"/state/{quote(request.path_params['query'], safe='')}{asked}")
         return answer if isinstance(answer, Response) else reply(answer)
 
-    async def _ask(self, request: Request, path: str) -> dict[str, Any] | Response:
+    async def _ask(self, path: str) -> dict[str, Any] | Response:
         """What the analysis answers, or why there is no answer."""
-        if not own_page(request):
-            return problem(403, "pages of other sites may not ask here", {"place": "the header origin", "way_out": ""})
         address = self._address()
         if address is None:
             return _away("it has said nothing for ten seconds")

@@ -11,7 +11,6 @@ from penstock.gateway.gateway import Gateway
 from penstock.gateway.members import GroupRoutes
 from penstock.serve.problems import handlers
 from penstock.serve.replies import Guarded
-from penstock.serve.visitors import OwnPages
 
 OVERVIEW = """\
 Penstock's gateway: channels over HTTP. Errors are JSON: error, place, way_out.
@@ -53,7 +52,7 @@ def build(gateway: Gateway) -> Starlette:
             Route("/groups/{group}/members/{member}/records", groups.poll),
             Route("/groups/{group}/members/{member}/commit", groups.commit, methods=["POST"]),
         ],
-        middleware=[Middleware(Guarded, policy=_POLICY), Middleware(OwnPages)],
+        middleware=[Middleware(Guarded, policy=_POLICY)],
         exception_handlers=handlers("the gateway", "GET / tells what there is"),
     )
 

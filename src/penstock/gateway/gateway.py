@@ -4,8 +4,10 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
+from penstock.audit.writers import protected
 from penstock.clock import Clock, SystemClock
 from penstock.contracts import Channels, Sender
 from penstock.errors import Unavailable
@@ -26,8 +28,8 @@ _ASKING_PATIENCE = 5.0
 _KNOWN_FOR = 5.0
 """A channel that was there is believed to be there for so many seconds."""
 _INLETS = 1_000
-_OWN = "penstock."
-"""Channels that begin so are those by which the parts of a pipeline talk to each other."""
+_FREE_FOR = 60.0
+"""A channel that no query wrote may be written to for so many seconds before it is looked up again."""
 LEAVING = 5.0
 """How long the middleware may take to let members go, at the end."""
 
@@ -46,6 +48,7 @@ class Gateway:
         self._polling = Threads(self.settings.polls, "long polls", 0.0)
         self._sender: Sender | None = None
         self._inlets: dict[str, Inlet] = {}
+        self._free: dict[str, float] = {}
         self._names: frozenset[str] = frozenset()
         self._named = -_KNOWN_FOR
 
@@ -101,9 +104,15 @@ class Gateway:
         await self._inlet(channel).take(records)
 
     async def writable(self, channel: str) -> None:
-        if channel.startswith(_OWN):
-            why = "the parts of a pipeline talk to each other here: it can be read, and not written to"
-            raise Problem(403, f"channel {channel}", why)
+        """Return if clients may write to this channel: not to results, dead letters and internal channels."""
+        looked = self._free.get(channel)
+        if looked is None or self.clock.elapsed() - looked > _FREE_FOR:
+            self._free.pop(channel, None)
+            if (refusal := await self.ask(partial(protected, channel, self.channels))) is not None:
+                raise Problem(403, f"channel {channel}", *refusal)
+            if len(self._free) >= _INLETS:
+                self._free.clear()
+            self._free[channel] = self.clock.elapsed()
         await self.known(channel)
 
     def _inlet(self, channel: str) -> Inlet:

@@ -7,7 +7,7 @@ from penstock.gateway.app import build
 from penstock.gateway.gateway import Gateway
 from penstock.serve import address, first, listening, served
 from penstock.serve.patient import http_alone
-from penstock.serve.visitors import Addressed
+from penstock.serve.visitors import Checked, Visitors
 
 
 async def serve(
@@ -19,7 +19,7 @@ async def serve(
     """
     settings, patience = gateway.settings, gateway.settings.patience.total_seconds()
     with listening("the gateway's", host, port, patience) as listener:
-        app = Addressed(build(gateway), listener, host)
+        app = Checked(build(gateway), Visitors(listener, host))
         farewell = round(settings.acknowledged.total_seconds()) + 2
         config = http_alone(app, settings.connections, patience, farewell)
         async with gateway.running(), served(config, listener) as serving:

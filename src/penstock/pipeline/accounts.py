@@ -1,5 +1,6 @@
 """The accounts of stages: told on the channel of bookmarks, and found there again by the next life of a stage."""
 
+import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -8,10 +9,12 @@ from dataclasses import replace
 
 from penstock.audit.account import Account, is_account
 from penstock.audit.held import held
+from penstock.audit.writers import Writer, Writers
 from penstock.contracts import Channels
 from penstock.errors import PenstockError, Refused
 from penstock.pipeline.beside import beside
 from penstock.pipeline.pulse import Posting
+from penstock.record import Record
 
 EVERY = 2.0
 
@@ -61,3 +64,22 @@ def last_accounts(channels: Channels, bookmarks: str) -> dict[str, Account]:
             else:
                 found[account.stage] = account
     return found
+
+
+def announce(channels: Channels, bookmarks: str, query: str, into: str, token: str, generation: int) -> None:
+    """Announce a query as the writer of its result, and return once the announcement is acknowledged.
+
+    Of a token that was announced before, the first announcement stays: it tells where its rows begin.
+    """
+    writers = Writers(channels, [bookmarks])
+    writers.refresh()
+    if token.encode() in writers.known.tokens(into):
+        return
+    ends = {partition: end for partition, (_, end) in channels.bounds(into).items()}
+    writer = Writer(into, token, query, generation, channels.topic_id(into), ends)
+
+    async def send() -> None:
+        async with channels.sender() as sender:
+            await sender.send(bookmarks, [Record(writer.dumps(), key=writer.key)])
+
+    asyncio.run(send())

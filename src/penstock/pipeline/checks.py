@@ -1,20 +1,85 @@
 """Whether a pipeline and the wiring of its environment fit together, found before anything starts."""
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from itertools import combinations
 
+from penstock.addresses import shown
 from penstock.channels.kafka import Kafka
 from penstock.collect.door import door
 from penstock.contracts import Channels, Source
 from penstock.errors import Misconfigured
-from penstock.pipeline.description import Description
+from penstock.pipeline.description import Description, SourceSpec
 from penstock.pipeline.sources import made
 from penstock.pipeline.wiring import Wiring, simulated
 from penstock.simulate.kinds import check_options, kind_of
 
 STORES = ("redis", "rediss", "delta")
 _EVERYWHERE = {"0.0.0.0", "::"}
+
+
+class Level(StrEnum):
+    ERROR = "error"
+    """It cannot start so, or is almost certainly not what is meant."""
+    WARNING = "warning"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong with a pipeline, or may be: the place, the problem, the fix."""
+
+    level: Level
+    place: str
+    problem: str
+    way_out: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.problem}" + (f"; {self.way_out}" if self.way_out else "")
+
+
+def unconnected(description: Description) -> list[Finding]:
+    """Channels that nothing fills, and sources whose channel nothing reads.
+
+    Each alone is a warning: others may fill a channel, or read it. Both at once are an error: a name is wrong.
+    """
+    filled = {source.into for source in description.sources} | {query.into for query in description.queries}
+    readers = {name: f"query {query.name}" for query in reversed(description.queries) for name in query.inputs}
+    readers |= {
+        store.channel: f"store {shown(store.url)}" for store in description.stores if store.channel not in readers
+    }
+    unfilled = [name for name in description.channels if name not in filled]
+    read = [name for name in unfilled if name in readers]
+    unread = [source for source in description.sources if source.into not in readers]
+    level = Level.ERROR if read and unread else Level.WARNING
+    return [*_unread(unread, read, level), *_unfilled(unfilled, readers, unread, level)]
+
+
+def _unread(unread: Iterable[SourceSpec], unfilled: list[str], level: Level) -> Iterator[Finding]:
+    for source in unread:
+        way_out = f'read it: name a parameter of a query "{source.into}", or store it: app.store("{source.into}", …)'
+        if unfilled:
+            close = difflib.get_close_matches(source.into, unfilled, n=1, cutoff=0) or unfilled
+            way_out = f'did you mean into="{close[0]}"?'
+        problem = f'it fills the channel "{source.into}", which no query and no store reads'
+        yield Finding(level, f"source {source.name}", problem, way_out)
+
+
+def _unfilled(
+    unfilled: Iterable[str], readers: Mapping[str, str], unread: list[SourceSpec], level: Level
+) -> Iterator[Finding]:
+    for name in unfilled:
+        if name not in readers:
+            problem = "it is declared, but nothing fills it and nothing reads it"
+            yield Finding(Level.WARNING, f"channel {name}", problem, "remove it, or check how it is spelled elsewhere")
+        elif unread:
+            problem = f"{readers[name]} reads it, and no source fills it"
+            yield Finding(level, f"channel {name}", problem, f'app.source(…, into="{name}")')
+        else:
+            problem = f"{readers[name]} reads it, and nothing in this pipeline fills it"
+            way_out = f'add app.source(…, into="{name}"), or fill it from outside: penstock produce --topic {name}'
+            yield Finding(level, f"channel {name}", problem, way_out)
 
 
 def check(description: Description, wiring: Wiring, environ: Mapping[str, str] | None = None) -> None:

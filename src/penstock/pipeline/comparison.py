@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.analysis.compare import Difference, How, Verdict, read
+from penstock.analysis.replay import Found
 from penstock.contracts import Positions
 
 
@@ -27,7 +28,7 @@ class Judged:
     counts: Counter[Verdict]
     differences: tuple[Difference, ...]
     late: bool = False
-    """All differences are records that came too late: the stream leaves them out, a batch knows no too late."""
+    """All differences may be records that came too late, which the stream leaves out: it is not known which."""
 
     @property
     def compared(self) -> int:
@@ -42,22 +43,29 @@ class Report:
     ends: Mapping[str, Positions]
     gone: tuple[Gone, ...]
     judged: tuple[Judged, ...]
-    records: Mapping[int, tuple[str, int, int]] = field(default_factory=dict)
+    records: Mapping[int, Found] = field(default_factory=dict)
     """By mark: the records that make the difference, as far as they were looked for and found."""
     late: int = 0
     """How many records came too late, by the query's own account."""
     late_runs: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
-    """The last of them by sender and epoch, as far as it names them."""
+    """The first of them by sender and epoch, as far as it names them."""
+    late_left_out: bool = False
+    """It is known where all of them lie, and they were not recomputed: no difference is theirs."""
 
     @property
     def equal(self) -> bool:
-        return all(one.late or not one.differences for one in self.judged)
+        return not any(one.differences for one in self.judged)
+
+    @property
+    def maybe_late(self) -> bool:
+        """Rows differ, by no more than what came too late; but it is not known which records these were."""
+        return not self.equal and all(one.late or not one.differences for one in self.judged)
 
     @property
     def told(self) -> bool:
-        """Whether anything could be compared, if there was anything."""
+        """Whether anything could be compared, if there was anything, and whatever differs is different for certain."""
         untold = any(one.counts[Verdict.UNTOLD] for one in self.judged)
-        return not untold or any(one.compared or one.differences for one in self.judged)
+        return not self.maybe_late and (not untold or any(one.compared or one.differences for one in self.judged))
 
     @property
     def code(self) -> int:
@@ -69,12 +77,16 @@ class Report:
         record = self._record(difference)
         if record is None:
             return ""
-        sender, epoch, seq = record
+        sender, epoch, seq, copies = record
         verb = "counts once more" if difference.how is How.EXCEEDS else "lacks"
         late = any(first <= seq <= last for first, last in self.late_runs.get(sender, {}).get(str(epoch), ()))
-        return f"{verb} {sender}/{epoch}: {seq}" + (", which came too late" if late else "")
+        # Of several copies, one may have come in time.
+        why = (
+            f", a duplicate: the log holds it {copies} times" if copies > 1 else ", which came too late" if late else ""
+        )
+        return f"{verb} {sender}/{epoch}: {seq}{why}"
 
-    def _record(self, difference: Difference) -> tuple[str, int, int] | None:
+    def _record(self, difference: Difference) -> Found | None:
         return None if difference.mark is None else self.records.get(difference.mark)
 
     def to_json(self) -> dict[str, Any]:
@@ -87,11 +99,12 @@ class Report:
             "ends": self.ends,
             "gone": [{name: getattr(one, name) for name in Gone.__slots__} for one in self.gone],
             "late": self.late,
+            "late_left_out": self.late_left_out,
             "holders": [
                 {
                     "holder": one.holder,
                     **{verdict: one.counts[verdict] for verdict in Verdict},
-                    "explained_by_late": one.late,
+                    "maybe_late": one.late,
                     "differences": [self._difference(difference) for difference in one.differences],
                 }
                 for one in self.judged
@@ -106,5 +119,5 @@ class Report:
             "held": one.held and read(one.held.value),
             "recomputed": one.recomputed and read(one.recomputed.value),
             "columns": {name: {"held": a, "recomputed": b} for name, (a, b) in one.columns.items()},
-            "record": record and dict(zip(("sender", "epoch", "seq"), record, strict=True)),
+            "record": record and record._asdict(),
         }

@@ -4,19 +4,22 @@ import difflib
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeVar
+from types import FrameType
+from typing import Any, TypeVar, get_args
 
-from penstock.analysis.query import NUMBER, PAYLOAD, TABLES, Emit, Late, Mode, Query, Shape, Static
+from penstock.addresses import redacted
+from penstock.analysis.query import NUMBER, PAYLOAD, TABLES, Emit, Json, Late, Mode, Query, Shape, Static
 from penstock.clock import duration
 from penstock.collect.shedding import Shed
 from penstock.collect.ways import kind_of, source_at
 from penstock.contracts import Source
-from penstock.errors import Misconfigured
+from penstock.errors import Misconfigured, located
 from penstock.pipeline.schema import ddl
 from penstock.pipeline.sql import line_of, selects, tables
 from penstock.pipeline.sqlfile import SqlFile, folder, named, read
@@ -48,6 +51,7 @@ class Channel:
     compacted: bool = False
     config: Mapping[str, str] = field(default_factory=dict)
     table: bool = False
+    json: Json = "strict"
 
     @property
     def dead(self) -> str:
@@ -56,7 +60,7 @@ class Channel:
 
     @property
     def shape(self) -> Shape:
-        return Shape(self.name, self.schema, self.event_time, self.ahead, self.unique, self.table)
+        return Shape(self.name, self.schema, self.event_time, self.ahead, self.unique, self.table, self.json)
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,14 @@ class Description:
     pages: tuple[PageSpec, ...]
     statics: tuple[Static, ...] = ()
     delivery: Delivery = Delivery.EXACTLY_ONCE
+    lines: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """By what errors call it, such as `channel rsvps`: the file and line at which it is declared."""
+
+    @contextmanager
+    def locating(self) -> Iterator[None]:
+        """Raise what goes wrong within with the line at which it was declared."""
+        with _locating(self.lines):
+            yield
 
     @property
     def sifted(self) -> tuple[Channel, ...]:
@@ -107,6 +119,17 @@ class Description:
         read = {name for query in self.queries for name in query.inputs}
         candidates = (channel for channel in self.channels.values() if not channel.result_of)
         return tuple(channel for channel in candidates if channel.schema or channel.name in read)
+
+    @property
+    def lakes(self) -> tuple[StoreSpec, ...]:
+        """The stores that Spark fills; loaders fill the others."""
+        return tuple(store for store in self.stores if store.url.startswith("delta:"))
+
+    @property
+    def validated(self) -> tuple[Channel, ...]:
+        """The channels whose dead letters need a query of their own: those of the others come from their lake."""
+        kept = {store.channel for store in self.lakes}
+        return tuple(channel for channel in self.sifted if channel.name not in kept)
 
     @property
     def heartbeats(self) -> str:
@@ -136,6 +159,9 @@ class Pipeline:
         self._queries: list[Query] = []
         self._stores: list[StoreSpec] = []
         self._pages: list[PageSpec] = []
+        self._lines: dict[str, str] = {}
+        self._unmade: dict[str, str] = {}
+        """By line: queries that no function was given to yet."""
 
     def channel(
         self,
@@ -150,6 +176,7 @@ class Pipeline:
         unique: str | None = None,
         compacted: bool = False,
         table: bool = False,
+        json: Json = "strict",
         config: Mapping[str, str] | None = None,
     ) -> None:
         """Say what a channel holds. A channel that a source fills or a query reads need not be said otherwise.
@@ -158,13 +185,16 @@ class Pipeline:
         `"timestamp_millis(mtime)"`. `keep`: how long records stay; forever if it is not said. `unique`: by what queries
         know a record that the channel holds twice: its "number", the whole "payload", or a column such as `"rsvp_id"`.
         `compacted`: only the last record of each key has to stay. `table`: so it is, and the last record of a key is
-        the row of that key; one without a value deletes it. `config`: further settings, in the words of the
-        middleware, such as `{"max.message.bytes": "5000000"}` for Kafka.
+        the row of that key; one without a value deletes it. `json`: "strict" takes what RFC 8259 allows, "lenient" what
+        Spark reads by default, see docs/dlq.md. `config`: further settings, in the words of the middleware, such as
+        `{"max.message.bytes": "5000000"}` for Kafka.
         """
         place = f"channel {name}"
         if name in self._channels:
             raise Misconfigured(place, "it is declared twice", "keep one, or give one of them another name")
         columns = None if schema is None else ddl(schema)
+        _text(place, "event_time", event_time)
+        self._lines[place] = _line()
         self._channels[_named("channel", name)] = Channel(
             name,
             columns,
@@ -176,6 +206,7 @@ class Pipeline:
             _unique_by(place, unique, columns),
             compacted=compacted or table,
             table=table,
+            json=_json(place, json),
             config={name: str(value) for name, value in (config or {}).items()},
         )
 
@@ -201,13 +232,15 @@ class Pipeline:
         outside tells sender, epoch and number, and `resume=`, whether it can go on after a number.
         """
         into = _named("channel", into)
+        keys = _names(f"source {name or into}", "key", key)
         if isinstance(url, str):
-            spec = SourceSpec(_named("source", name or into), url, into, _names(key), options)
+            spec = SourceSpec(_named("source", name or into), url, into, keys, options)
         else:
             if options:
                 raise Misconfigured(f"source {url.name}", f"{', '.join(options)} is said beside it", "say it to it")
-            spec = SourceSpec(_named("source", url.name), kind_of(url), into, _names(key), made=url)
+            spec = SourceSpec(_named("source", url.name), kind_of(url), into, keys, made=url)
         alike = overlap_by if overlap_by is None or isinstance(overlap_by, str) else tuple(overlap_by)
+        self._lines.setdefault(f"source {spec.name}", _line())
         self._sources.append(replace(spec, shed=shed, overlap=overlap, overlap_by=alike))
 
     def query(
@@ -239,9 +272,16 @@ class Pipeline:
         emit="final" once, when no record can change them any more.
         """
 
+        if callable(name):
+            problem = "it is declared without parentheses"
+            raise Misconfigured(f"query {name.__name__}", problem, 'write @app.query(key="…")')
+        if name is not None:
+            _named("query", name)
         if isinstance(sql, str) and named(sql):
             given = {word: value for word, value in locals().items() if word in WORDS}
             return self._of_file(_beside() / sql, sql, given, name)
+
+        line = _line()
 
         def declare(
             declared: str,
@@ -249,8 +289,11 @@ class Pipeline:
             build: Callable[..., Any] | str,
             doc: str,
             file: str | None = None,
+            at: str | None = None,
         ) -> None:
             place = f"query {declared}"
+            if file is None:
+                self._lines.setdefault(place, at or line)
             target = into or declared
             wanted = _one_of(place, "mode", Mode, Mode.AUTO if mode is None else mode)
             when = _one_of(place, "emit", Emit, Emit.CHANGE if emit is None else emit)
@@ -258,14 +301,15 @@ class Pipeline:
             _timely(place, watermark, when, belated, lateness)
             if target in self._channels:
                 raise Misconfigured(place, f"it writes into {target}, which is there already", "name another channel")
-            if not _names(key):
+            keys = _names(place, "key", key)
+            if not keys:
                 raise Misconfigured(place, "it has no key", "name the columns that tell its rows apart: key=…")
             self._channels[_named("channel", target)] = Channel(
                 target, partitions=_some(place, partitions), keep=_span(place, keep), result_of=declared
             )
             self._queries.append(
                 Query(
-                    _named("query", declared), inputs, target, _names(key), build, wanted,
+                    _named("query", declared), inputs, target, keys, build, wanted,
                     _span(place, watermark), _span(place, every), where, doc, when, belated, _span(place, lateness),
                     file=file,
                 )
@@ -276,7 +320,8 @@ class Pipeline:
             inputs = tuple(inspect.signature(function).parameters)
             if not inputs:
                 raise Misconfigured(f"query {declared}", "it has no parameter", "name the channels that it reads")
-            declare(declared, inputs, function, inspect.getdoc(function) or "")
+            self._unmade.pop(line, None)
+            declare(declared, inputs, function, inspect.getdoc(function) or "", at=_line_of(function))
             return function
 
         if sql is not None:
@@ -288,6 +333,8 @@ class Pipeline:
             if not (inputs := tables(text)):
                 raise Misconfigured(f"query {name}", "it reads no channel", "name one after FROM")
             declare(name, inputs, text, doc, file)
+        else:
+            self._unmade[line] = f"query {name}" if name else "query"
         return decorate
 
     def queries(self, path: str) -> None:
@@ -338,18 +385,38 @@ class Pipeline:
             raise Misconfigured(place, f"nobody can read {rows} here", f"its name has to end in {', '.join(TABLES)}")
         if refresh is not None and not (isinstance(rows, str) or callable(rows)):
             raise Misconfigured(place, "its rows stand in the pipeline, and never change", "leave refresh= out")
+        self._lines[place] = _line()
         self._statics[_named("table", name)] = Static(name, rows, ddl(schema), _span(place, refresh), _beside())
 
     def store(self, channel: str, url: str, *, ttl: str | None = None) -> None:
         """Keep a channel in a store: `redis://…` for live tables, `delta://PATH` for all its records."""
+        if not isinstance(url, str):
+            raise Misconfigured(f"store of {channel}", f"its address is {url!r}", 'write one such as "redis://"')
+        self._lines.setdefault(redacted(f"store {url}"), _line())
         self._stores.append(StoreSpec(channel, url, _span(f"store {url}", ttl)))
 
-    def page(self, channel: str, *, chart: Any, title: str | None = None, doc: str = "") -> None:
-        """Show a result on the live page: a Vega-Lite specification, an Altair chart, or a function that makes one."""
-        self._pages.append(PageSpec(channel, title or channel.replace("_", " "), doc, chart))
+    def page(self, channel: str, *, chart: Any = None, title: str | None = None, doc: str = "") -> None:
+        """Show a result on the live page: a Vega-Lite specification, an Altair chart, or a function that makes one.
+
+        Without `chart`, its rows are shown as a table.
+        """
+        if not (chart is None or callable(chart) or hasattr(chart, "to_dict") or isinstance(chart, Mapping)):
+            way_out = "give a Vega-Lite dict or an Altair chart, or leave it out for a table"
+            raise Misconfigured(f"page {channel}", f"its chart is {type(chart).__name__}", way_out)
+        title = title or channel.replace("_", " ")
+        for name in (title, channel):
+            self._lines.setdefault(f"page {name}", _line())
+        self._pages.append(PageSpec(channel, title, doc, chart))
 
     def describe(self) -> Description:
         """The whole, checked."""
+        with _locating(self._lines):
+            return self._described()
+
+    def _described(self) -> Description:
+        for line, place in self._unmade.items():
+            way_out = "write it as a decorator above a function, or give sql=…"
+            raise Misconfigured(f"{line}, {place}", "it has neither a function nor sql=", way_out)
         channels = dict(self._channels)
         for source in self._sources:
             channels.setdefault(source.into, Channel(source.into))
@@ -399,7 +466,7 @@ class Pipeline:
         _acyclic(self._queries)
         return Description(
             self.name, channels, tuple(self._sources), queries, tuple(self._stores), tuple(self._pages),
-            tuple(self._statics.values()), self._delivery,
+            tuple(self._statics.values()), self._delivery, dict(self._lines),
         )  # fmt: skip
 
 
@@ -436,13 +503,38 @@ def _read_as(default: object, text: str) -> object:
     return text
 
 
-def _beside() -> Path:
-    """Where the file lies that calls us: what it names is found from there."""
+@contextmanager
+def _locating(lines: Mapping[str, str]) -> Iterator[None]:
+    try:
+        yield
+    except Misconfigured as error:
+        raise located(error, lines) from error
+
+
+def _caller() -> FrameType:
+    """Whoever calls us, from outside of this file."""
     frame = sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
-    file = frame.f_globals.get("__file__")
+    return frame
+
+
+def _beside() -> Path:
+    """Where the file lies that calls us: what it names is found from there."""
+    file = _caller().f_globals.get("__file__")
     return Path(file).absolute().parent if file else Path.cwd()
+
+
+def _line() -> str:
+    """The file and line that calls us."""
+    frame = _caller()
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _line_of(function: Callable[..., Any]) -> str | None:
+    """The file and line at which a function begins; None of what has none."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code and f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def _place(query: Query, channel: str) -> str:
@@ -461,8 +553,22 @@ def _named(kind: str, name: str) -> str:
     return name
 
 
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else tuple(given)
+def _names(place: str, option: str, given: str | Sequence[str]) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else tuple(given) if isinstance(given, Iterable) else (given,)
+    if not all(isinstance(name, str) for name in names):
+        raise Misconfigured(place, f"{option}= is {given!r}", f'name columns: {option}="…" or {option}=["…", "…"]')
+    return names
+
+
+def _text(place: str, option: str, given: str | None) -> None:
+    if given is not None and not isinstance(given, str):
+        raise Misconfigured(place, f"{option}= is {given!r}", f'write it as a text: {option}="…"')
+
+
+def _json(place: str, given: Json) -> Json:
+    if given not in (choices := get_args(Json)):
+        raise Misconfigured(place, f'json is "{given}"', f"the choices are {', '.join(choices)}")
+    return given
 
 
 def _one_of(place: str, what: str, choices: type[Choice], given: str) -> Choice:
@@ -488,7 +594,7 @@ def _timely(place: str, watermark: str | None, emit: Emit, late: Late, lateness:
 
 
 def _some(place: str, partitions: int) -> int:
-    if partitions < 1:
+    if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
         raise Misconfigured(place, f"{partitions} partitions are asked for", "ask for one or more")
     return partitions
 
@@ -502,6 +608,8 @@ def _duration(place: str, text: str) -> timedelta:
         return duration(text)
     except ValueError as error:
         raise Misconfigured(place, str(error)) from error
+    except (AttributeError, TypeError):
+        raise Misconfigured(place, f"{text!r} is not a duration", 'write it as a text, such as "10 seconds"') from None
 
 
 def _unique_by(place: str, unique: str | None, columns: str | None) -> str | None:

@@ -2,8 +2,9 @@
 
 from typing import Any
 
+from penstock.addresses import shown
 from penstock.pipeline.description import Description
-from penstock.pipeline.wiring import Wiring, shown
+from penstock.pipeline.wiring import Wiring
 
 
 def store_node(url: str, channel: str) -> str:

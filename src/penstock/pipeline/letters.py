@@ -7,7 +7,7 @@ that came too late, also the `query` that it came too late for.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from penstock.audit.findings import BELATED
+from penstock.audit.findings import BELATED, EXCLUDED
 from penstock.audit.held import held
 from penstock.clock import Micros
 from penstock.contracts import Channels, Entry, Positions
@@ -32,6 +32,8 @@ class Letter:
     """The bytes of the record, which may be more than were kept."""
     late_for: str | None = None
     """The query that it came too late for; its channel has not refused it."""
+    excluded_by: str | None = None
+    """The query that fails with it, and leaves it out; its channel has not refused it."""
 
     @classmethod
     def of(cls, entry: Entry) -> "Letter":
@@ -44,7 +46,8 @@ class Letter:
         whole = int(size) if size.isascii() and size.isdigit() and len(size) < 20 else kept
         late_for = told.get("query") if reason.startswith(BELATED) else None
         origin = Origin.read(entry.headers)
-        return cls(entry, reason, place, origin, "redriven" in told, max(whole, kept), late_for)
+        excluded_by = told.get("query") if reason.startswith(EXCLUDED) else None
+        return cls(entry, reason, place, origin, "redriven" in told, max(whole, kept), late_for, excluded_by)
 
     @property
     def value(self) -> bytes | None:
@@ -64,7 +67,9 @@ class Letter:
     def headers(self) -> Headers:
         """Those that the record had before it was refused."""
         found, added = list(self.entry.headers), ["reason", "place" if self.place is not None else "size"]
-        for name in (*added, *(["query"] if self.late_for is not None else [])):
+        added += ["query"] if self.late_for is not None else []
+        added += ["query", "error"] if self.excluded_by is not None else []
+        for name in added:
             # The last of that name: a record may have had such a header before.
             last = max((at for at, (known, _) in enumerate(found) if known == name), default=None)
             if last is not None:
@@ -90,6 +95,7 @@ class Letter:
             "cut": self.cut,
             "came_back": self.came_back,
             "late_for": self.late_for,
+            "excluded_by": self.excluded_by,
         }
 
 

@@ -1,6 +1,9 @@
 """From a user's file to the pipeline in it."""
 
+import difflib
 import importlib.util
+import inspect
+import re
 import sys
 import traceback
 from pathlib import Path
@@ -24,6 +27,8 @@ def load(path: Path) -> Description:
         spec.loader.exec_module(module)
     except PenstockError as error:
         raise Misconfigured(_place(error, path), str(error)) from error
+    except TypeError as error:
+        raise _unknown_option(error, path) or Misconfigured(_place(error, path), f"TypeError: {error}") from error
     except Exception as error:
         said = error.msg if isinstance(error, SyntaxError) else error
         raise Misconfigured(_place(error, path), f"{type(error).__name__}: {said}") from error
@@ -38,7 +43,21 @@ def load(path: Path) -> Description:
     try:
         return found[0].describe()
     except Misconfigured as error:
+        if error.place.startswith(f"{path.name}:"):
+            raise
         raise Misconfigured(f"{path.name}, {error.place}", error.problem, error.way_out) from error
+
+
+def _unknown_option(error: TypeError, path: Path) -> Misconfigured | None:
+    """What to say when a part of a pipeline was given an option that it does not have; None if it is not that."""
+    match = re.search(r"Pipeline\.(\w+)\(\) got an unexpected keyword argument '(\w+)'", str(error))
+    if match is None:
+        return None
+    method, option = match.groups()
+    known = [name for name in inspect.signature(getattr(Pipeline, method)).parameters if name != "self"]
+    close = difflib.get_close_matches(option, known, n=1)
+    way_out = f'did you mean "{close[0]}"?' if close else f"it knows {', '.join(known)}"
+    return Misconfigured(_place(error, path), f'app.{method}() has no option "{option}"', way_out)
 
 
 def _place(error: Exception, path: Path) -> str:

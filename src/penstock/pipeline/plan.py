@@ -1,9 +1,11 @@
 """What a pipeline will do, checked and explained before anything starts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from penstock.addresses import shown
+from penstock.analysis.checkpoints.doctor import Fit
 from penstock.analysis.checkpoints.rescale import spread
 from penstock.analysis.engine import Engine
 from penstock.analysis.launching import examined
@@ -14,10 +16,12 @@ from penstock.analysis.slots import Need, guessed, need
 from penstock.analysis.state.keyed import keeps_state, unnumbered
 from penstock.collect.shedding import shedding
 from penstock.collect.ways import kind_of
+from penstock.errors import Misconfigured, raise_all
+from penstock.pipeline.checks import Finding, Level, unconnected
 from penstock.pipeline.delivery import Given, of_page, of_query, of_source, of_store
 from penstock.pipeline.description import Description
 from penstock.pipeline.sources import made
-from penstock.pipeline.wiring import LOCAL, LOCALS, Wiring, shown
+from penstock.pipeline.wiring import LOCAL, LOCALS, Wiring
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,12 @@ class Plan:
     queries: tuple[QueryPlan, ...]
     remarks: tuple[str, ...]
     slots: Need
+    findings: tuple[Finding, ...] = ()
+    """What is wrong, or may be."""
+
+    @property
+    def wrong(self) -> bool:
+        return any(finding.level is Level.ERROR for finding in self.findings)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -75,7 +85,7 @@ def slots_needed(
     `real_time`: those that run so, as `standing_in` tells; the worst is assumed where it is not known.
     """
     partitions = {name: there.get(name, channel.partitions) for name, channel in description.channels.items()}
-    sifted = [channel.name for channel in description.sifted]
+    sifted = [*(channel.name for channel in description.validated), *(store.channel for store in description.lakes)]
     if real_time is None:
         real_time = guessed(description.queries, wiring.spark.real_time_queries, partitions)
     kept = {query.name: spread(f"{wiring.checkpoints}/{query.name}") for query in description.queries}
@@ -92,15 +102,22 @@ def standing_in(
     return {query.name: engine.shuffles(query) for query in in_real_time}
 
 
-def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
-    """Analyse every query with Spark and say what follows; Misconfigured when something cannot work."""
+def plan(description: Description, wiring: Wiring, engine: Engine, say: Callable[[str], None] = lambda _: None) -> Plan:
+    """Analyse every query with Spark and say what follows; Misconfigured when queries cannot work: all of them.
+
+    `say` is told how far it is.
+    """
+    _analysed(description, engine, say)
+    if description.queries:
+        say("trying which queries can run in real time")
     verdicts = engine.verdicts(description.queries)
     queries: list[QueryPlan] = []
+    findings = unconnected(description)
     remarks: list[str] = []
     given: dict[str, Given] = {}
     for query in description.queries:
         identity = _identity(engine.columns(query))
-        result = engine.frame(query, engine.nothing)
+        result = engine.over_nothing(query)
         given[query.name] = of_query(
             identity != _NONE,
             engine.gives_up(query),
@@ -109,11 +126,13 @@ def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
             unnumbered=unnumbered(result) if identity == _ORIGIN else None,
         )
         remarks += _remarks(query, identity, engine, given[query.name])
-        verdict, cost = verdicts[query.name], engine.cost(query)
+        verdict, cost, diagnosis = verdicts[query.name], engine.cost(query), examined(engine, query)
+        if diagnosis.fit is Fit.REFUSED:
+            findings.append(Finding(Level.ERROR, diagnosis.place, diagnosis.problem, diagnosis.way_out))
         queries.append(
             QueryPlan(
                 query.name, verdict.mode, verdict.why, query.inputs, query.into, query.key, identity, query.doc,
-                cost, cost.words, str(examined(engine, query)),
+                cost, cost.words, str(diagnosis),
             )
         )  # fmt: skip
     remarks += [
@@ -134,7 +153,26 @@ def plan(description: Description, wiring: Wiring, engine: Engine) -> Plan:
         for hop in hops
         if hop.way_out and hop.end in filled and not hop.by.startswith(_QUERY)
     ]
-    return Plan(description.name, _channels(wiring), hops, tuple(queries), tuple(remarks), slots)
+    return Plan(description.name, _channels(wiring), hops, tuple(queries), tuple(remarks), slots, tuple(findings))
+
+
+def _analysed(description: Description, engine: Engine, say: Callable[[str], None]) -> None:
+    """Ask Spark for the columns of each channel and query; raise what it has against any of them."""
+    wrong: dict[str, Misconfigured] = {}
+    for channel in description.channels.values():
+        if not channel.result_of:
+            try:
+                engine.typed(channel.name)
+            except Misconfigured as error:
+                wrong[channel.name] = error
+    for query in description.queries:
+        if not wrong.keys() & {*query.inputs}:
+            say(f"checking the columns of {query.name}")
+            try:
+                engine.columns(query)
+            except Misconfigured as error:
+                wrong[query.into] = error
+    raise_all([*wrong.values()])
 
 
 _QUERY = "query "
@@ -191,7 +229,10 @@ def _hops(description: Description, wiring: Wiring, given: Mapping[str, Given]) 
         hops += [_hop(name, f"{_QUERY}{query.name}", query.into, given[query.name]) for name in query.inputs]
         named = (static for static in description.statics if static.name in query.statics)
         hops += [_static(static, f"query {query.name}") for static in named]
-    hops += [_hop(store.channel, "loader", shown(store.url), of_store(wanted)) for store in description.stores]
+    hops += [
+        _hop(store.channel, "Spark" if store in description.lakes else "loader", shown(store.url), of_store(wanted))
+        for store in description.stores
+    ]
     hops += [_hop(page.channel, "feed", "browsers", of_page(wanted)) for page in description.pages]
     return hops
 

@@ -11,6 +11,7 @@ import orjson
 import psutil
 
 from penstock.clock import SystemClock
+from penstock.errors import PenstockError
 from penstock.pipeline.beside import beside
 
 Figures = Mapping[str, Any]
@@ -39,12 +40,18 @@ def pulse(
         return {**about, "nodes": {}, **figures()}
 
     def beat(stop: threading.Event) -> None:
+        logged = ""
         with channels.poster() as post:
             while True:
                 try:
                     post(channel, process.encode(), orjson.dumps(said()))
-                except Exception:
+                    logged = ""
+                except PenstockError as error:
                     # The pipeline does not end because its figures cannot be told; `penstock status` sees the silence.
+                    if logged != str(error):
+                        log.warning("the figures of %s cannot be told: %s", process, error)
+                    logged = str(error)
+                except Exception:
                     log.exception("the figures of %s cannot be told", process)
                 if stop.wait(every):
                     return

@@ -31,6 +31,7 @@ class Verdict(StrEnum):
     BEFORE = "redriven before"
     BACK = "came back"
     LATE = "late"
+    EXCLUDED = "excluded"
     CUT = "cut"
     FAILED = "failed"
 
@@ -123,6 +124,9 @@ def _judge(letter: Letter, name: str, there: set[Identity], home: bool) -> tuple
         # Other queries have counted it where it lies, and the one that has not would find it late again.
         why = f"it lies in its channel, and came too late for query {letter.late_for}; send it --into another channel"
         return Verdict.LATE, why
+    if home and letter.excluded_by is not None:
+        why = f"it lies in its channel, and query {letter.excluded_by} fails with it; send it --into another channel"
+        return Verdict.EXCLUDED, why
     if letter.came_back:
         return Verdict.BACK, f"it was redriven once and refused again: {letter.reason}"
     identity = _identity(letter.origin, name)

@@ -92,7 +92,7 @@ def _begun(name: str, folder: str, note: Note) -> str:
 
 def _chosen(description: Description, name: str) -> tuple[str, Sequence[str]]:
     """Its own name, and the channels that it reads."""
-    sifted = {channel.dead: channel.name for channel in description.sifted}
+    sifted = {channel.dead: channel.name for channel in description.validated}
     if name in sifted:
         return name, (sifted[name],)
     query = find_query(description, name)

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 from urllib.error import URLError
 
 import psutil
 
 from penstock.errors import Misconfigured
 from penstock.pipeline.description import Description
+from penstock.pipeline.prerequisites import require
 from penstock.pipeline.pulse import Figures, pulse
 from penstock.pipeline.renewal import Renewal
 from penstock.pipeline.running import Running
@@ -27,6 +27,7 @@ from penstock.pipeline.tiers.topics import bring_about
 from penstock.pipeline.wiring import LOCAL, Wiring, simulated
 from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
+from penstock.supervise.limits import Space
 from penstock.supervise.service import Service
 from penstock.supervise.supervisor import Supervisor
 
@@ -47,6 +48,10 @@ class LocalRun:
         """`renewal`: which queries get a new checkpoint, before they are started."""
         self._file, self._description, self._wiring, self._profile = file, description, wiring, profile
         self._renewal = renewal
+
+    def require(self) -> None:
+        """Misconfigured when this machine lacks something that the run needs. Nothing is fetched, nothing started."""
+        require(self._wiring, self._needs(), self._description)
 
     @contextmanager
     def started(self, machine: Machine, stop: threading.Event, screen: Screen) -> Iterator[tuple[Supervisor, Running]]:
@@ -73,7 +78,8 @@ class LocalRun:
             try:
                 arriving.look()
                 supervisor.start(stop)
-                with pulse(wiring.bind(), running.status, "run", _Usage(supervisor)):
+                space = Space(wiring.state, wiring.local.reserve)
+                with pulse(wiring.bind(), running.status, "run", _Usage(supervisor, space)):
                     yield supervisor, running
             finally:
                 supervisor.stop()
@@ -142,10 +148,10 @@ class LocalRun:
     def _tiers(self) -> list[Tier]:
         description = self._description
         wanted = {
-            Tier.ANALYSE: bool(description.queries or description.sifted),
+            Tier.ANALYSE: bool(description.queries or description.sifted or description.lakes),
             # Of a source that is no more, records may wait on disk.
             Tier.COLLECT: bool(description.sources) or any(waiting(self._wiring)),
-            Tier.LOAD: bool(description.stores),
+            Tier.LOAD: len(description.stores) > len(description.lakes),
             Tier.AUDIT: True,
             Tier.DELIVER: bool(description.pages),
         }
@@ -256,17 +262,20 @@ class _Answers:
 
 
 class _Usage:
-    """The usage of all services, looked up every few seconds: adding up the pages of a JVM takes a while."""
+    """The usage of all services; their memory every few seconds: adding up the pages of a JVM takes a while."""
 
     _EVERY = 5.0
 
-    def __init__(self, supervisor: Supervisor) -> None:
-        self._supervisor = supervisor
+    def __init__(self, supervisor: Supervisor, space: Space) -> None:
+        self._supervisor, self._space = supervisor, space
         self._at = -self._EVERY
-        self._told: dict[str, Any] = {}
+        self._memory: dict[str, int] = {}
 
     def __call__(self) -> Figures:
-        if time.monotonic() - self._at >= self._EVERY:
-            self._told = {name: asdict(usage) for name, usage in self._supervisor.processes().items()}
+        if measured := time.monotonic() - self._at >= self._EVERY:
             self._at = time.monotonic()
-        return {"usage": self._told}
+        usage = self._supervisor.processes(measured)
+        if measured:
+            self._memory = {name: one.memory for name, one in usage.items()}
+        told = {name: {**asdict(one), "memory": self._memory.get(name, 0)} for name, one in usage.items()}
+        return {"usage": told, "disk": self._space.figures()}

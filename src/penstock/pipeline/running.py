@@ -3,8 +3,9 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from penstock.addresses import shown
 from penstock.errors import Misconfigured
-from penstock.pipeline.wiring import Wiring, shown
+from penstock.pipeline.wiring import Wiring
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.notes import fitting, write_note
 
@@ -31,6 +32,11 @@ class Running:
         return fitting(cls, StateFolder(state).told(cls.FILE))
 
     @classmethod
+    def crashed(cls, state: Path) -> bool:
+        """Whether a run ended here without stopping in order: it removes its note when it stops."""
+        return (state / cls.FILE).exists() and StateFolder(state).holder() is None
+
+    @classmethod
     def find(cls, wiring: Wiring) -> "Running":
         """The run in this folder; Misconfigured when there is none."""
         if (found := cls.at(wiring.state)) is None:
@@ -49,7 +55,7 @@ class Running:
 
     def write(self, state: Path) -> None:
         """Addresses may hold passwords: nobody else can read it."""
-        write_note(state / self.FILE, asdict(self), private=True)
+        write_note(state / self.FILE, asdict(self))
 
     def to_json(self) -> dict[str, object]:
         """For the eyes of others: no address tells a password."""

@@ -28,6 +28,9 @@ def ddl(schema: str | type) -> str:
     """The columns of a payload. A field of a class that may be None or has a default may be absent; others may not."""
     if isinstance(schema, str):
         return schema
+    if not isinstance(schema, type):
+        way_out = 'write DDL, such as "city STRING, guests BIGINT", or give a class with annotated fields'
+        raise Misconfigured("schema", f"it is {type(schema).__name__}", way_out)
     columns = [f"`{name}` {kind}" + ("" if optional else " NOT NULL") for name, kind, optional in _fields(schema)]
     if not columns:
         raise Misconfigured(

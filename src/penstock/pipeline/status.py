@@ -11,6 +11,7 @@ import orjson
 
 from penstock.audit.alive import alive
 from penstock.audit.held import held
+from penstock.audit.judge import Verdict
 from penstock.audit.patience import patiently
 from penstock.clock import Micros
 from penstock.contracts import Channels, Entry
@@ -50,12 +51,13 @@ class Status:
     def alarms(self) -> list[Mapping[str, Any]]:
         return list((self.balance or {}).get("alarms", ()))
 
-    def well(self, now: Micros) -> bool:
-        """Every process spoke lately, and nothing is missing. Other alarms are told, and are for people to judge."""
-        # A process of an earlier run that is none of this one any more said its last word long ago.
+    def verdict(self, now: Micros) -> Verdict:
+        """That of the audit; not known when it, or another process of the run, has reported nothing lately."""
+        found = Verdict((self.balance or {}).get("verdict", Verdict.NOT_KNOWN))
+        # A process of an earlier run that is none of this one any more reported last long ago.
         ours = {"run", *self.usage} if self.usage else self.processes.keys()
-        spoke = all(alive(said["at"], now) for name, said in self.processes.items() if name in ours)
-        return bool(self.processes) and spoke and bool((self.balance or {}).get("whole", True))
+        silent = any(not alive(said["at"], now) for name, said in self.processes.items() if name in ours)
+        return Verdict.NOT_KNOWN if found is Verdict.WHOLE and silent else found
 
     def to_json(self) -> dict[str, Any]:
         memory = sum(used["memory"] for used in self.usage.values())
@@ -75,7 +77,7 @@ def listening(channels: Channels, channel: str) -> Iterator[Mapping[str, Mapping
                         _hear(processes, entry)
                     well()
 
-        patiently(hear, stop, lambda error: log.warning("%s", error))
+        patiently(hear, stop, log=log)
 
     with beside("listening", listen):
         yield processes

@@ -1,6 +1,5 @@
 """The wiring of an environment: every section of penstock.toml, and the places that follow from it."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -10,6 +9,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import ConfigDict, Field
 
+from penstock.addresses import SIMULATED
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.settings import AuditSettings
 from penstock.channels.binders import bind
@@ -24,7 +24,6 @@ from penstock.settings import Section, load
 from penstock.supervise.folder import NAME
 from penstock.supervise.settings import LocalSettings
 
-SIMULATED = "simulate"
 LOCAL = "local"
 LOCALS = ("kafka://", "redis://")
 """Addresses of what a run starts by itself."""
@@ -149,12 +148,6 @@ class Wiring:
         """The place of a lake, `delta://PATH`: relative to the pipeline, absolute, or on an object store."""
         rest = url.removeprefix("delta://")
         return rest if "://" in rest else str(self.folder / rest)
-
-
-def shown(url: str) -> str:
-    """An address for the eyes of others: without the user, the password, or the token that it may hold."""
-    bare = re.sub(r"://[^/?#]*@", "://", url)
-    return bare if simulated(url) is not None else bare.partition("?")[0]
 
 
 def simulated(url: str) -> tuple[str, dict[str, str]] | None:

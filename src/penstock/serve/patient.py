@@ -12,18 +12,24 @@ from uvicorn.server import ServerState
 from penstock.serve.replies import problem
 
 _LONGEST_HEAD = 64 << 10
+_LEAVING = 100
+"""So many beyond the limit are told that there are too many; more are not even heard."""
 
 
 def http_alone(app: ASGIApp, connections: int, patience: float, farewell: int) -> Config:
-    """An app that speaks HTTP alone, to so many at once, who may be silent for so many seconds.
+    """An app that speaks HTTP alone; see `bounded`."""
+    return bounded(app, connections, patience, farewell, ws="none", lifespan="off")
 
-    At the end those who are being answered have `farewell` seconds.
+
+def bounded(app: ASGIApp, connections: int, patience: float, farewell: int, **more: Any) -> Config:
+    """The configuration of a server: so many connections at once, each silent for so many seconds at most.
+
+    A request has to be whole within that time, too; what is being answered may take longer, and a WebSocket that was
+    accepted stays. At the end those who are being answered have `farewell` seconds.
     """
     return Config(
         app,
         http=Patient,
-        ws="none",
-        lifespan="off",
         access_log=False,
         log_config=None,
         server_header=False,
@@ -31,6 +37,7 @@ def http_alone(app: ASGIApp, connections: int, patience: float, farewell: int) -
         timeout_keep_alive=math.ceil(patience),
         h11_max_incomplete_event_size=_LONGEST_HEAD,
         timeout_graceful_shutdown=farewell,
+        **more,
     )
 
 
@@ -54,6 +61,9 @@ class Patient(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn does
         super().connection_made(transport)
+        if self._most is not None and len(self.connections) > self._most + _LEAVING:
+            transport.abort()
+            return
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def data_received(self, data: bytes) -> None:

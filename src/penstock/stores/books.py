@@ -17,7 +17,7 @@ class Books:
         self._behind = False
         self._due = 0.0
 
-    def look(self, store: Store) -> None:
+    def look(self, store: Store | Accounting) -> None:
         """Ask the store now. What it said before keeps its time."""
         if isinstance(store, Accounting):
             share, life = store.share(), store.life

@@ -7,7 +7,7 @@ from typing import Any
 from penstock.audit.findings import time_of
 from penstock.audit.rate import Rate
 from penstock.audit.recent import Recent
-from penstock.clock import Clock
+from penstock.clock import Clock, Micros
 from penstock.contracts import Entry
 
 
@@ -30,6 +30,16 @@ class Figures:
             self._refused += refused
             self._lag = max(0, self._lag - len(entries))
             for time in times:
+                self._latency.add((now - time) / 1_000)
+
+    def stored(self, taken: int, rows: int, refused: int, time: Micros | None) -> None:
+        """A batch was written; `time` is when its newest record was sent."""
+        now = self._clock.now()
+        with self._lock:
+            self._rows.add(rows)
+            self._refused += refused
+            self._lag = max(0, self._lag - taken)
+            if time is not None:
                 self._latency.add((now - time) / 1_000)
 
     def lags(self, behind: int) -> None:

@@ -1,51 +1,47 @@
-"""A lake on Delta: every record of a channel as a row, with the positions in the same commit. No JVM."""
+"""A lake on Delta: every record of a channel as a row, with the positions in the same commit.
 
+The rows are made by Spark, which writes them as Parquet files; here they are committed. What a commit holds is in the
+table, and nothing else is: a file that a crash left behind is never seen, and removed after a while.
+"""
+
+import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.parquet as pq  # type: ignore[import-untyped]  # it ships no types
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction, write_deltalake
 from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchError, TableNotFoundError
+from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.audit.account import Outcome, Share
 from penstock.audit.runs import Runs
-from penstock.contracts import Entry, Guarantee, Positions
-from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.record import Origin
+from penstock.contracts import Guarantee, Positions
+from penstock.errors import Misconfigured, Unavailable
 from penstock.stores.contents import Stored
-from penstock.stores.ddl import schema_of
-from penstock.stores.fit import fitting
-from penstock.stores.loading import ahead_of, furthest, require_topic, version_of
+from penstock.stores.loading import furthest, require_topic
 from penstock.stores.totals import OUTCOMES, Totals
 
-ADDED = pa.schema(
-    [
-        ("_sender", pa.string()),
-        ("_epoch", pa.int64()),
-        ("_seq", pa.int64()),
-        ("_time", pa.timestamp("us", tz="UTC")),
-        pa.field("_partition", pa.int32(), nullable=False),
-        pa.field("_offset", pa.int64(), nullable=False),
-    ]
-)
-"""The columns that stand beside those of the payload: the record's origin and its place in the channel."""
-
-KEYED = pa.schema([("_key", pa.string()), pa.field("_deleted", pa.bool_(), nullable=False), ("_version", pa.int64())])
-"""Of a table these as well: the key of the row, whether the record deletes it, and the version that it has there."""
-
-_UNTYPED = pa.schema([pa.field("value", pa.binary())])
+_NUMBER, _PLACE = ["_sender", "_epoch", "_seq"], ["_partition", "_offset"]
+_RANGES = ["_epoch", "_seq", *_PLACE]
+"""The columns whose range is kept for each file. They have to be the same in all files: where only some files have the
+range of a column, delta-rs skips the others in a search for it. `_time` is not among them: delta-rs cannot read the
+range of a time that is far off."""
+_RANGES_OF = "delta.dataSkippingStatsColumns"
 _FILE_SIZE = 64 * 1024 * 1024
 _VACUUM_EVERY = 12
 _READ_AT_ONCE = 1_000
+_DAMAGED = re.compile(r"Json error|Kernel error|[Pp]arquet|[Cc]orrupt")
+"""What delta-rs says of files that are not what was written."""
 _SETTINGS = {
+    _RANGES_OF: ",".join(_RANGES),
     "delta.checkpointInterval": "50",
     "delta.enableExpiredLogCleanup": "true",
     "delta.logRetentionDuration": "interval 7 days",
@@ -57,49 +53,30 @@ Numbering = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class LakeStore:
-    """A Delta table at `path`, a folder or an address. With a schema (DDL), a column for each field of the payload.
-
-    Records that do not fit the schema are not in the table: the analysis puts them into the dead letters. Without a
-    schema, all are there, in the column `value`.
-    """
+    """A Delta table at `path`, a folder or an address, filled from a channel."""
 
     path: str
     channel: str
-    schema: str | None = None
     topic_id: str = ""
-    every: timedelta = timedelta(seconds=5)
     keyed: bool = False
-    """The channel is a table: a record without a value is one that deletes a row, and not one that does not fit."""
+    """The rows have keys: the channel is a table or the result of a query."""
     compact_every: int = 60
     keep: timedelta = timedelta(days=7)
-
-    def columns(self) -> pa.Schema:
-        """The table's columns; Misconfigured when the schema cannot be read or takes a name that is taken."""
-        payload = schema_of(self.schema) if self.schema is not None else _UNTYPED
-        added = pa.schema([*ADDED, *KEYED]) if self.keyed else ADDED
-        taken = {name.lower() for name in added.names}
-        for name in payload.names:
-            if name.lower() in taken:
-                raise Misconfigured(
-                    f"the schema of {self.channel}", f'the lake has a column "{name}" of its own', "name it otherwise"
-                )
-            taken.add(name.lower())
-        if self.keyed:
-            # A row that is deleted has none of them.
-            payload = pa.schema([column.with_nullable(True) for column in payload])
-        return pa.schema([*payload, *added])
 
     @property
     def who(self) -> str:
         """Its name in what is said about it."""
         return f"the lake {self.path}"
 
-    def open(self) -> "LakeTable":
-        """Open the table, made if it is not there."""
-        return LakeTable(self)
+    def open(self, columns: str) -> "LakeTable":
+        """Open the table, made if it is not there. `columns` are those that it has to have, as JSON in Delta's form."""
+        return LakeTable(self, columns)
 
     def stands(self) -> Positions:
-        return {} if self._there() is None else self.open().positions()
+        if (there := self._there()) is None:
+            return {}
+        with _explained(self.who):
+            return _totals_in(there, self.channel).stands
 
     def rows(self) -> Iterator[Stored]:
         if (there := self._there()) is None:
@@ -128,17 +105,15 @@ class LakeStore:
 class LakeTable:
     guarantee = Guarantee.EXACTLY_ONCE
 
-    def __init__(self, store: LakeStore) -> None:
+    def __init__(self, store: LakeStore, columns: str) -> None:
         self._store = store
         self._who = store.who
-        self._columns = store.columns()
-        self._fit = fitting(schema_of(store.schema)) if store.schema is not None else _whole_value
+        self._columns = Schema.from_json(columns)
         self._commits = 0
-        self.refused = 0
-        """How many records did not fit the schema, since this was opened."""
         with _explained(self._who):
             self._table = self._open_table()
-            self._totals = self._read_totals()
+            self.totals = _totals_in(self._table, store.channel)
+            """As they were read or committed last."""
         self._known: dict[Numbering, Runs] | None = None
         self._start: Positions = {}
 
@@ -146,14 +121,24 @@ class LakeTable:
     def life(self) -> str:
         return str(self._table.metadata().id)
 
+    @property
+    def path(self) -> str:
+        return self._store.path
+
+    @property
+    def committed(self) -> int:
+        """When the last commit was made, in microseconds since 1970; 0 when there is none with rows or totals."""
+        with _explained(self._who):
+            return int(self._table.history(1)[0]["timestamp"]) * 1_000 if self.totals.stands else 0
+
     def positions(self) -> Positions:
         with _explained(self._who):
             self._table.update_incremental()
-            totals = self._read_totals()
-            if totals.stands != self._totals.stands:
-                # Somebody else has written, by mistake or before a lost answer: what the table holds is learnt anew.
+            totals = _totals_in(self._table, self._store.channel)
+            if totals.stands != self.totals.stands:
+                # Another writer has committed, by mistake or before a lost answer: the numbers are read again.
                 self._known = None
-            self._totals = totals
+            self.totals = totals
         return totals.stands
 
     def begin(self, start: Positions) -> None:
@@ -161,34 +146,66 @@ class LakeTable:
 
     def share(self) -> Share:
         self.positions()
-        return self._totals.share(self._start)
+        return self.totals.share(self._start)
 
-    def write(self, entries: Sequence[Entry], positions: Positions) -> int:
-        stands = self._totals.stands
-        fresh = ahead_of(stands, entries)
-        reached = furthest(stands, furthest({entry.partition: entry.offset + 1 for entry in fresh}, positions))
-        if reached == stands:
-            return 0
-        known = self._numbers()
-        rows, numbers, refused = self._rows(fresh, known)
-        outcomes = {
-            Outcome.PASSED: len(rows),
-            Outcome.DUPLICATE: len(fresh) - len(rows) - refused,
-            Outcome.REFUSED: refused,
-        }
-        totals = self._totals.after(reached, self._start, outcomes)
+    def add(self, files: Sequence[Path], reached: Positions, refused: int) -> int:
+        """Commit the rows of Parquet files that lie in the table's folder; how many of them are new.
+
+        `reached` is where the table stands with them, `refused` how many records up to there did not fit. Rows whose
+        number the table has already are left out. If it raises, nothing was committed.
+        """
         with _explained(self._who):
-            write_deltalake(self._table, self._arrow(rows), mode="append", commit_properties=self._commit_of(totals))
-        self.refused += refused
-        self._totals = totals
-        for numbering, some in numbers.items():
-            runs = known.setdefault(numbering, Runs())
-            for seq in some:
-                runs.add(seq)
+            read = {file: pq.read_table(file, columns=[*_NUMBER, *_PLACE]) for file in files}
+            new = self._new(pa.concat_tables(read.values())) if read else None
+            # The files of an earlier version have ranges of all columns.
+            if read and (new is not None or _RANGES_OF not in self._table.metadata().configuration):
+                rows = pa.concat_tables(pq.read_table(file) for file in files)
+                added = self._append(rows if new is None else rows.filter(new), len(rows), reached, refused)
+                for file in files:
+                    file.unlink(missing_ok=True)
+                return added
+            for file in [file for file, rows in read.items() if not len(rows)]:
+                file.unlink()
+                del read[file]
+            actions: list[AddAction | RemoveAction] = [
+                _added(Path(self.path), file, rows) for file, rows in read.items()
+            ]
+            count = sum(map(len, read.values()))
+            with self._counted(count, count, reached, refused) as commit:
+                self._table.create_write_transaction(actions, "append", self._table.schema(), commit_properties=commit)
+                self._table.update_incremental()
+        self._committed()
+        return count
+
+    def append(self, rows: pa.Table, reached: Positions, refused: int) -> int:
+        """Write and commit rows, as `add` does those of files."""
+        new = self._new(rows.select([*_NUMBER, *_PLACE]))
+        return self._append(rows if new is None else rows.filter(new), len(rows), reached, refused)
+
+    def _append(self, rows: pa.Table, count: int, reached: Positions, refused: int) -> int:
+        arrow = pa.schema(self._table.schema())
+        with _explained(self._who), self._counted(len(rows), count, reached, refused) as commit:
+            write_deltalake(self._table, rows.select(arrow.names).cast(arrow), mode="append", commit_properties=commit)
+        self._committed()
+        return len(rows)
+
+    @contextmanager
+    def _counted(self, new: int, count: int, reached: Positions, refused: int) -> Iterator[CommitProperties]:
+        """What a commit says beside its rows. It is known afterwards only if the commit is there."""
+        outcomes = {Outcome.PASSED: new, Outcome.DUPLICATE: count - new, Outcome.REFUSED: refused}
+        totals = self.totals.after(furthest(self.totals.stands, reached), self._start, outcomes)
+        try:
+            yield self._commit_of(totals)
+        except BaseException:
+            # The numbers of these rows were taken as known.
+            self._known = None
+            raise
+        self.totals = totals
+
+    def _committed(self) -> None:
         self._commits += 1
         if self._commits % self._store.compact_every == 0:
             self.compact()
-        return len(rows)
 
     def compact(self) -> None:
         """Put small files together; now and then remove those that no version of the last days needs."""
@@ -196,90 +213,41 @@ class LakeTable:
             self._table.optimize.compact(target_size=_FILE_SIZE)
             if self._commits // self._store.compact_every % _VACUUM_EVERY == 0:
                 hours = round(self._store.keep.total_seconds() / 3600)
-                self._table.vacuum(retention_hours=hours, dry_run=False, enforce_retention_duration=False)
+                # With those that a crash left behind, which no version has ever named.
+                self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
 
     def close(self) -> None:
         """There is nothing to let go of: a table is files."""
 
-    def _numbers(self) -> dict[Numbering, Runs]:
-        """Which numbers the table holds: read from its columns once."""
+    def _new(self, rows: pa.Table) -> pa.Array | None:
+        """Which rows have a number that is new, or none; None when all of them are. Their numbers are known then."""
         if self._known is None:
             with _explained(self._who):
                 self._known = _numbers_in(self._table)
-        return self._known
-
-    def _rows(
-        self, entries: Iterable[Entry], known: Mapping[Numbering, Runs]
-    ) -> tuple[list[dict[str, Any]], Mapping[Numbering, set[int]], int]:
-        """The rows that are new, the numbers among them, and how many entries did not fit."""
-        rows: list[dict[str, Any]] = []
-        numbers: defaultdict[Numbering, set[int]] = defaultdict(set)
-        refused = 0
-        for entry in entries:
-            origin = Origin.read(entry.headers)
-            if origin is not None:
-                numbering = (origin.sender, origin.epoch)
-                if origin.seq in numbers[numbering] or origin.seq in known.get(numbering, ()):
-                    continue
-            try:
-                row = self._row(entry)
-            except Refused:
-                refused += 1
-                continue
-            if origin is not None:
-                numbers[origin.sender, origin.epoch].add(origin.seq)
-            row["_sender"], row["_epoch"], row["_seq"], row["_time"] = (
-                (origin.sender, origin.epoch, origin.seq, origin.time) if origin else (None, None, None, None)
-            )
-            row["_partition"], row["_offset"] = entry.partition, entry.offset
-            rows.append(row)
-        return rows, numbers, refused
-
-    def _row(self, entry: Entry) -> dict[str, Any]:
-        if not self._store.keyed:
-            return self._fit(entry.value)
-        if entry.key is None:
-            raise Refused("a record", "it has no key, and its channel is a table")
-        row = self._fit(entry.value) if entry.value is not None else dict.fromkeys(self._columns.names)
-        row["_key"], row["_deleted"] = entry.key.decode(errors="replace"), entry.value is None
-        row["_version"] = version_of(entry.headers)
-        return row
-
-    def _arrow(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-        return pa.Table.from_arrays(
-            [pa.array([row[column.name] for row in rows], column.type) for column in self._columns],
-            schema=self._columns,
-        )
+        known, numbered = self._known, rows.select(_NUMBER).drop_null()
+        islands = list(_islands(numbered))
+        if sum(last - first + 1 for *_, first, last in islands) == len(numbered):
+            new = [known.setdefault((sender, epoch), Runs()).add(first, last) for sender, epoch, first, last in islands]
+            if sum(new) == len(numbered):
+                return None
+            # Some are known, and now all are: the table itself tells which.
+            with _explained(self._who):
+                known = self._known = _numbers_in(self._table)
+        keep = [True] * len(rows)
+        order = pc.sort_indices(rows, [(name, "ascending") for name in _PLACE])
+        for at, row in zip(order.to_pylist(), rows.select(_NUMBER).take(order).to_pylist(), strict=True):
+            if None not in row.values():
+                keep[at] = known.setdefault((row["_sender"], row["_epoch"]), Runs()).add(row["_seq"]) == 1
+        return pa.array(keep)
 
     def _commit_of(self, totals: Totals) -> CommitProperties:
-        """One transaction id per partition and total; two loaders that write the same one collide, and one commits."""
-        held = self._parts_of(self._totals)
-        changed = {part: number for part, number in self._parts_of(totals).items() if held.get(part) != number}
+        """One transaction id per partition and total; two writers that write the same one collide, and one commits."""
+        held = _parts_of(self.totals)
+        changed = {part: number for part, number in _parts_of(totals).items() if held.get(part) != number}
         # Always there, so that any two commits collide.
-        changed["count"] = max(totals.stands) + 1
-        return CommitProperties(app_transactions=[Transaction(self._app(part), at) for part, at in changed.items()])
-
-    def _parts_of(self, totals: Totals) -> dict[str, int]:
-        """The totals as the numbers that Delta keeps for applications."""
-        return {
-            **{f"{partition}": offset for partition, offset in totals.stands.items()},
-            **{f"since/{partition}": offset for partition, offset in totals.since.items()},
-            "taken": totals.taken,
-            **{outcome.value: number for outcome, number in totals.outcomes.items()},
-        }
-
-    def _read_totals(self) -> Totals:
-        partitions = range(self._held("count") or 0)
-        stands = {number: at for number in partitions if (at := self._held(f"{number}")) is not None}
-        since = {number: at for number in stands if (at := self._held(f"since/{number}")) is not None}
-        outcomes = {outcome: self._held(outcome.value) or 0 for outcome in OUTCOMES}
-        return Totals(stands, since, self._held("taken") or 0, outcomes)
-
-    def _held(self, part: str) -> int | None:
-        return self._table.transaction_version(self._app(part))
-
-    def _app(self, part: str) -> str:
-        return f"penstock/{self._store.channel}/{part}"
+        changed["count"] = max(totals.stands, default=-1) + 1
+        channel = self._store.channel
+        return CommitProperties(app_transactions=[Transaction(_app(channel, part), at) for part, at in changed.items()])
 
     def _open_table(self) -> DeltaTable:
         store = self._store
@@ -290,7 +258,7 @@ class LakeTable:
                 Path(store.path).mkdir(parents=True, exist_ok=True)
             table = DeltaTable.create(
                 store.path,
-                schema=Schema.from_arrow(self._columns),
+                schema=self._columns,
                 name=store.channel,
                 description=f"topic {store.topic_id}" if store.topic_id else None,
                 configuration=_SETTINGS,
@@ -298,9 +266,49 @@ class LakeTable:
         way_out = "move the table away; it is filled again from what the channel holds"
         remembered = re.fullmatch(r"topic (\S+)", table.metadata().description or "")
         require_topic(self._who, store.channel, remembered and remembered[1], store.topic_id, way_out)
-        if table.schema() != Schema.from_arrow(self._columns):
+        if table.schema() != self._columns:
             raise Misconfigured(self._who, f"its columns are not those of the schema of {store.channel}", way_out)
         return table
+
+
+def _app(channel: str, part: str) -> str:
+    return f"penstock/{channel}/{part}"
+
+
+def _parts_of(totals: Totals) -> dict[str, int]:
+    """The totals as the numbers that Delta keeps for applications."""
+    return {
+        **{f"{partition}": offset for partition, offset in totals.stands.items()},
+        **{f"since/{partition}": offset for partition, offset in totals.since.items()},
+        "taken": totals.taken,
+        **{outcome.value: number for outcome, number in totals.outcomes.items()},
+    }
+
+
+def _totals_in(table: DeltaTable, channel: str) -> Totals:
+    def held(part: str) -> int | None:
+        return table.transaction_version(_app(channel, part))
+
+    partitions = range(held("count") or 0)
+    stands = {number: at for number in partitions if (at := held(f"{number}")) is not None}
+    since = {number: at for number in stands if (at := held(f"since/{number}")) is not None}
+    outcomes = {outcome: held(outcome.value) or 0 for outcome in OUTCOMES}
+    return Totals(stands, since, held("taken") or 0, outcomes)
+
+
+def _added(root: Path, file: Path, rows: pa.Table) -> AddAction:
+    """A file with what readers want to know before they open it."""
+    ranges = {name: pc.min_max(rows[name]).as_py() for name in _RANGES}
+    stats = {
+        "numRecords": len(rows),
+        **{
+            f"{end}Values": {name: one[end] for name, one in ranges.items() if one[end] is not None}
+            for end in ("min", "max")
+        },
+        "nullCount": {name: rows[name].null_count for name in ranges},
+    }
+    size, at = file.stat().st_size, int(file.stat().st_mtime * 1_000)
+    return AddAction(file.relative_to(root).as_posix(), size, {}, at, True, json.dumps(stats))
 
 
 @contextmanager
@@ -309,18 +317,17 @@ def _explained(who: str) -> Iterator[None]:
         yield
     except (DeltaProtocolError, SchemaMismatchError) as error:
         raise Misconfigured(who, str(error)) from error
-    except (DeltaError, OSError) as error:
-        raise Unavailable(who, str(error)) from error
-
-
-def _whole_value(value: bytes | None) -> dict[str, Any]:
-    return {"value": value}
+    except (DeltaError, OSError, pa.ArrowException) as error:
+        # The rest of it is a trace without names.
+        why = str(error).partition("\n")[0]
+        damaged = "; penstock repair says which file is damaged" if _DAMAGED.search(why) else ""
+        raise Unavailable(who, why + damaged) from error
 
 
 def _numbers_in(table: DeltaTable) -> dict[Numbering, Runs]:
     """Which numbers of which senders a table holds, streamed: memory grows with the gaps."""
     found: defaultdict[Numbering, Runs] = defaultdict(Runs)
-    scanner = table.to_pyarrow_dataset().scanner(columns=["_sender", "_epoch", "_seq"])
+    scanner = table.to_pyarrow_dataset().scanner(columns=_NUMBER)
     for batch in scanner.to_batches():
         for sender, epoch, first, last in _islands(pa.table(batch).drop_null()):
             found[sender, epoch].add(first, last)

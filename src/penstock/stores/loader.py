@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from penstock.audit.account import Account
 from penstock.audit.patience import patiently
 from penstock.audit.retention import from_what_is_kept
+from penstock.audit.writers import Writers
 from penstock.clock import Clock, SystemClock
 from penstock.contracts import Channels, Entry, Positions, Reader, Store
 from penstock.errors import Misconfigured, Unavailable
@@ -43,14 +44,19 @@ class Loader:
         most: int = 5_000,
         wait: timedelta = timedelta(milliseconds=200),
         skip_lost: bool = False,
+        writers: Writers | None = None,
     ) -> None:
-        """`skip_lost`: go on behind what the channel has removed unread, instead of ending there."""
+        """`skip_lost`: go on behind what the channel has removed unread, instead of ending there.
+
+        `writers`: of a result, rows that none of them has written are not loaded.
+        """
         self._channels = channels
         self._channel = channel
         self._store = store
         self._clock = clock or SystemClock()
         self._most = most
         self._skip_lost = skip_lost
+        self._writers = writers
         self._wait = wait.total_seconds()
         self._figures = Figures(self._clock)
         self._books = Books(channel, self._clock)
@@ -58,7 +64,7 @@ class Loader:
     def run(self, stop: Event) -> None:
         """Load until `stop` is set; what was read by then is still written."""
         try:
-            patiently(lambda well: self._load(stop, well), stop, self._waiting)
+            patiently(lambda well: self._load(stop, well), stop, self._waiting, log)
         finally:
             self._figures.says("stopped")
 
@@ -79,7 +85,7 @@ class Loader:
             with self._channels.reader({self._channel: self._begins(stands)}, linger) as reader:
                 if isinstance(store, Accounting):
                     store.begin(reader.positions(self._channel))
-                batch = _Batch(self._channel, store, reader, dict(stands), self._figures)
+                batch = _Batch(self._channel, store, reader, dict(stands), self._figures, self._writers)
                 self._fill(batch, store, stop, well)
 
     def _begins(self, stands: Positions) -> Positions:
@@ -115,19 +121,27 @@ class Loader:
         self._books.look(store)
 
     def _waiting(self, error: Unavailable) -> None:
-        log.warning("%s", error)
         self._figures.says("waiting", str(error))
 
 
 class _Batch:
     """Entries on their way from an opened reader to an opened store."""
 
-    def __init__(self, channel: str, store: Store, reader: Reader, stands: dict[int, int], figures: Figures) -> None:
+    def __init__(
+        self,
+        channel: str,
+        store: Store,
+        reader: Reader,
+        stands: dict[int, int],
+        figures: Figures,
+        writers: Writers | None,
+    ) -> None:
         self._channel = channel
         self._store = store
         self._reader = reader
         self._stands = stands
         self._figures = figures
+        self._writers = writers
         self._refused = 0
         self.entries: list[Entry] = []
 
@@ -135,6 +149,8 @@ class _Batch:
         """Read more; True when these are the first of a batch."""
         first = not self.entries
         some = self._reader.read(most - len(self.entries), wait)
+        if self._writers is not None:
+            some = self._writers.genuine(some)
         self.entries += some
         return first and bool(some)
 

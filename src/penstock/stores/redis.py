@@ -12,7 +12,10 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError
 from redis.retry import Retry
 
+from penstock.addresses import shown
 from penstock.audit.account import Outcome, Share
+from penstock.audit.reconcile import Kept
+from penstock.clock import Micros
 from penstock.contracts import Entry, Guarantee, Positions
 from penstock.errors import Misconfigured, Unavailable
 from penstock.record import Headers
@@ -27,6 +30,7 @@ _AT_ONCE = 1_000
 # Redis runs this alone and to its end. Entries before the positions were applied by an earlier call. A row is written
 # only over an older version; a deletion leaves its version behind, so that an older row does not come back. A partition
 # is counted from where it stood at the first call that counts, or from where it was read if nothing was loaded yet.
+# Rows that were loaded before the time to live was changed perish by the one before.
 _APPLY = """
 local positions, index, prefix = KEYS[1], KEYS[2], ARGV[1]
 local ttl, tombstones, topic, partitions = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[6])
@@ -96,6 +100,10 @@ for partition, offset in pairs(reached) do
         redis.call('HSET', positions, partition, offset)
     end
 end
+if redis.call('HGET', positions, 'ttl') ~= ARGV[2] then
+    local began = redis.call('HEXISTS', positions, 'life') == 1 and now or 0
+    redis.call('HSET', positions, 'ttl', ARGV[2], 'ttl_since', string.format('%.0f', began))
+end
 redis.call('HSETNX', positions, 'life', ARGV[5])
 redis.call('HINCRBY', positions, 'taken', taken)
 redis.call('HINCRBY', positions, 'passed', changed)
@@ -139,7 +147,7 @@ class RedisTable:
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
-        self._who = f"Redis at {urlsplit(store.url).netloc.rpartition('@')[2] or 'localhost'}"
+        self._who = f"Redis at {urlsplit(shown(store.url)).netloc or 'localhost'}"
         self._prefix = f"penstock:{store.channel}:"
         self._positions = f"{self._prefix}positions"
         with self._explained():
@@ -148,6 +156,7 @@ class RedisTable:
                 store.url, socket_timeout=10, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0)
             )
             self._apply = self._redis.register_script(_APPLY)
+        self.ttl_since: Micros | None = None
         self._known: dict[int, int] = {}
         self._start: Positions = {}
         # One that was never written to, or was emptied, takes the life that is proposed with the first rows.
@@ -207,8 +216,9 @@ class RedisTable:
         for partition, offset in reached.items():
             arguments += [partition, self._known.get(partition, 0), offset, self._start.get(partition, 0)]
         for entry in entries:
-            key = b"%d-%d" % (entry.partition, entry.offset) if entry.key is None else entry.key
-            arguments += [entry.partition, entry.offset, key, _version(entry.headers), entry.appended]
+            version = self.version(entry)
+            arguments += [entry.partition, entry.offset, self.key(entry), "" if version is None else version]
+            arguments.append(entry.appended)
             arguments += [0, b""] if entry.value is None else [1, entry.value]
         with self._explained():
             answer = self._apply(keys=[self._positions, f"{self._prefix}index"], args=arguments)
@@ -218,6 +228,30 @@ class RedisTable:
         self._known = furthest(self._known, reached)
         self._remember(_text(answer[1]))
         return int(answer[0])
+
+    @property
+    def ttl(self) -> timedelta | None:
+        return self._store.ttl
+
+    def kept(self, keys: Sequence[bytes]) -> tuple[Positions, list[Kept]]:
+        """The rows of these keys, and how far the table was filled at the same moment."""
+        with self._explained(), self._redis.pipeline(transaction=True) as asked:
+            asked.hgetall(self._positions)
+            for key in keys:
+                asked.hmget(f"{self._prefix}row:".encode() + key, ["row", "version"])
+            held, *rows = asked.execute()
+        stands = {int(name): int(offset) for name, offset in held.items() if name.isdigit()}
+        own = str(_milliseconds(self._store.ttl) if self._store.ttl else 0).encode()
+        self.ttl_since = int(held[b"ttl_since"]) if held.get(b"ttl") == own else None
+        return stands, [Kept(row, _whole(version)) for row, version in rows]
+
+    def key(self, entry: Entry) -> bytes:
+        """The key under which an entry is kept: its own, or its partition and offset."""
+        return b"%d-%d" % (entry.partition, entry.offset) if entry.key is None else entry.key
+
+    def version(self, entry: Entry) -> int | None:
+        """The version by which an entry is compared; None when it has none."""
+        return _comparable(entry.headers)
 
     def rows(self) -> Iterator[Stored]:
         """The newest row of each key."""
@@ -258,11 +292,11 @@ class RedisTable:
             raise Unavailable(self._who, str(error) or type(error).__name__) from error
 
 
-def _version(headers: Headers) -> int | str:
-    """The version of a result row; empty when it has none that can be compared."""
+def _comparable(headers: Headers) -> int | None:
+    """The version of a result row; None when it has none that can be compared."""
     version = version_of(headers)
     # Lua counts in doubles.
-    return version if version is not None and abs(version) < 2**53 else ""
+    return version if version is not None and abs(version) < 2**53 else None
 
 
 def _whole(value: bytes | None) -> int | None:

@@ -1,6 +1,8 @@
 """What a supervisor tells of its services while they come and go."""
 
+import re
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -13,6 +15,13 @@ class Kind(StrEnum):
     RESTARTING = "restarting"
     STOPPED = "stopped"
     KILLED = "killed"
+
+
+_LONGEST = 500
+_OURS = "penstock: "
+"""How our own processes begin the sentence in which they say why they end."""
+_DAMAGE = re.compile(r"corrupt|redis-check-aof|bad file format|invalid record|checksum", re.IGNORECASE)
+"""What Kafka and Redis say of files that are damaged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,3 +67,16 @@ def reason(code: int | None) -> str:
         return f"it was ended by {signal.Signals(-code).name}"
     except ValueError:
         return f"it was ended by signal {-code}"
+
+
+def last_line(lines: Sequence[str]) -> str:
+    """The line of a log that says why its process ended: our own error if there is one, otherwise the last line."""
+    said = [line.strip() for line in lines if line.strip()]
+    ours = [line.removeprefix(_OURS) for line in said if line.startswith(_OURS)]
+    return (ours or said or [""])[-1][:_LONGEST]
+
+
+def repair_of(lines: Sequence[str]) -> str:
+    """What to do about files that are damaged, if the log says that they are."""
+    damaged = any(_DAMAGE.search(line) for line in lines)
+    return "; its files are damaged: stop the pipeline and run penstock repair" if damaged else ""

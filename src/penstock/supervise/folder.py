@@ -4,7 +4,7 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -36,7 +36,8 @@ class StateFolder:
     def held(self) -> Iterator["StateFolder"]:
         """Hold the folder alone, once what a killed run left behind is ended; Misconfigured when somebody holds it."""
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _close_to_others(self.path)
             (self.path / ".gitignore").write_text("*\n")
             lock = self._lock.open("a+")
         except OSError as error:
@@ -63,6 +64,10 @@ class StateFolder:
                     return _alive(lock.read())
         except FileNotFoundError:
             pass
+        except PermissionError as error:
+            raise Misconfigured(
+                str(self.path), "only its owner may read it", "run this command as the user who runs the pipeline"
+            ) from error
         return None
 
     def told(self, file: str) -> dict[str, object]:
@@ -72,18 +77,13 @@ class StateFolder:
         """
         if (holder := self.holder()) is None:
             return {}
-        try:
-            note = read_note(self.path / file)
-        except PermissionError as error:
-            raise Misconfigured(
-                str(self.path / file), "only its owner may read it", f"ask as the user of the process {holder}"
-            ) from error
+        note = read_note(self.path / file)
         return note if note.get("pid") == holder else {}
 
     def sub(self, *names: str) -> Path:
         """A folder below this one, made if need be."""
         path = self.path.joinpath(*names)
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
 
     def log(self, name: str) -> Path:
@@ -112,6 +112,26 @@ class StateFolder:
             f"it is in use by the process {pid}" if pid else "it is in use by another process",
             f"stop that one (kill {pid or 'PID'}), or start this one in another folder",
         )
+
+
+def private(path: str, flags: int) -> int:
+    """An opener of files that only their owner can read."""
+    return os.open(path, flags, 0o600)
+
+
+def _close_to_others(folder: Path) -> None:
+    """Take from others what an earlier version gave them: the folder, and once all that lies in it."""
+    if not folder.stat().st_mode & 0o077:
+        return
+    for place, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            # What cannot be changed belongs to somebody else, or is just being removed.
+            with suppress(OSError):
+                path = Path(place, name)
+                if not path.is_symlink():
+                    path.chmod(path.stat().st_mode & 0o700)
+    # Last: a walk that was broken off is done again.
+    folder.chmod(0o700)
 
 
 def _alive(written: str) -> int | None:

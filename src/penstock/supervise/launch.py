@@ -1,4 +1,4 @@
-"""Ties a process to its parent, and becomes the command: `launch.py PARENT COMMAND…`.
+"""Ties a process to its parent, and becomes the command: `launch.py PARENT COMMAND…`. Its files are its owner's alone.
 
 A program of its own, and not a function between fork and exec: the parent has threads, and their locks would stay held.
 """
@@ -12,6 +12,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(parent: int, command: list[str]) -> None:
+    os.umask(0o077)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         # The parent may have died before the line above: then nobody would tell us.

@@ -23,10 +23,15 @@ class Children:
 
     def remember(self, name: str, pid: int, created: float) -> None:
         self._known[name] = (pid, created)
-        write_note(self._file, self._known)
+        self._write()
 
     def forget(self, name: str) -> None:
         if self._known.pop(name, None):
+            self._write()
+
+    def _write(self) -> None:
+        # On a full disk the children go on: only what ends them after a kill of the supervisor is out of date.
+        with suppress(OSError):
             write_note(self._file, self._known)
 
     def end_leftovers(self) -> list[str]:

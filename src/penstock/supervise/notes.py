@@ -31,13 +31,12 @@ def fitting(shape: type[T], note: Mapping[str, object]) -> T | None:
         return None
 
 
-def write_note(file: Path, note: Mapping[str, object], *, private: bool = False) -> None:
-    """Put the note in the place of what was there; a `private` one can be read by its owner alone."""
+def write_note(file: Path, note: Mapping[str, object]) -> None:
+    """Put the note in the place of what was there. Only its owner can read it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f"{file.name}.new")
     with new.open("w", encoding="utf-8") as out:
-        if private:
-            os.fchmod(out.fileno(), 0o600)
+        os.fchmod(out.fileno(), 0o600)
         json.dump(note, out, indent=1, sort_keys=True)
         out.flush()
         os.fsync(out.fileno())

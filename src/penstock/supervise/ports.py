@@ -24,12 +24,9 @@ class Ports:
         known = {key: port for key, port in read_note(self._file).items() if isinstance(port, int)}
         others = {port for key, port in self._given.items() if key != name}
         if wanted is not None:
-            if wanted in others or not _free(wanted):
-                raise Misconfigured(
-                    setting or name,
-                    f"port {wanted} for {name} is taken",
-                    f"free it, set another, or leave {setting or 'it'} out to get a free one",
-                )
+            if wanted in others:
+                raise _taken(wanted, setting or name)
+            require_free(wanted, setting or name)
             port = wanted
         elif (last := known.get(name)) is not None and last not in others and _free(last):
             port = last
@@ -39,6 +36,17 @@ class Ports:
         if known.get(name) != port:
             write_note(self._file, {**known, name: port})
         return port
+
+
+def require_free(port: int, setting: str) -> None:
+    """Misconfigured when something listens at a port that is set."""
+    if not _free(port):
+        raise _taken(port, setting)
+
+
+def _taken(port: int, setting: str) -> Misconfigured:
+    way_out = f"stop what listens there, set another, or leave {setting} out to get a free one"
+    return Misconfigured(setting, f"port {port} is taken", way_out)
 
 
 def _free(port: int) -> bool:

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from penstock.supervise import launch
+from penstock.supervise.folder import private
 from penstock.supervise.service import Service
 
 _LOG_LIMIT = 16 * 1024 * 1024
@@ -68,7 +69,7 @@ def start(service: Service) -> Process:
     """Start the service, from a thread that lives as long as it may: Linux ends it with the thread."""
     service.log.parent.mkdir(parents=True, exist_ok=True)
     rotate(service.log)
-    with service.log.open("ab") as log:
+    with open(service.log, "ab", opener=private) as log:  # Path.open has no opener
         log_start = log.tell()
         popen = subprocess.Popen(
             tied(*service.command),

@@ -14,6 +14,12 @@ class LocalSettings(Section):
     kafka_port: int | None = Field(default=None, ge=1, le=65535)
     kafka_memory: str = Field(default="384m", pattern=r"^[1-9][0-9]*[mg]$")
     redis_port: int | None = Field(default=None, ge=1, le=65535)
+    reserve: int = Field(
+        256 << 20,
+        ge=0,
+        description="bytes that stay free on the disk of the state folder; "
+        "with less, sources wait and an alarm is raised",
+    )
     redis_fsync: Literal["everysec", "always"] = "everysec"
 
     @field_validator("brokers")

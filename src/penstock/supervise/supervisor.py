@@ -1,19 +1,21 @@
 """Keeps services running: started in the order of their needs, again when they die, stopped in reverse order."""
 
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
 from penstock.clock import Clock, SystemClock
 from penstock.errors import Unavailable
-from penstock.supervise.events import Event, Kind, reason
+from penstock.supervise.events import Event, Kind, last_line, reason, repair_of
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.process import Process, start
 from penstock.supervise.service import Service
 
 STOP_WITHIN = 10.0
 HEALTHY_AFTER = 60.0
+LATELY = 60.0
 _TICK = 0.05
 
 
@@ -24,6 +26,10 @@ class Usage:
     pid: int | None
     memory: int
     deaths: int
+    lately: int = 0
+    """How often it died within the last minute."""
+    error: str | None = None
+    """Why it died last: its exit, and the last line that it logged."""
 
 
 def backoff(failures: int) -> float:
@@ -87,9 +93,9 @@ class Supervisor:
             for keeper in self._keepers.values():
                 keeper.kill()
 
-    def processes(self) -> dict[str, Usage]:
-        """What each service uses now."""
-        return {name: keeper.usage() for name, keeper in self._keepers.items()}
+    def processes(self, measured: bool = True) -> dict[str, Usage]:
+        """What each service uses now; `measured`: its memory as well, which takes a while for a JVM."""
+        return {name: keeper.usage(measured) for name, keeper in self._keepers.items()}
 
     def _may_start(self, keeper: "_Keeper") -> bool:
         return all(self._keepers[need].arrived for need in keeper.service.needs)
@@ -117,6 +123,7 @@ class _Keeper:
         self._ready_since: float | None = None
         self._not_before = 0.0
         self._deaths = 0
+        self._died: deque[float] = deque(maxlen=10)
         self._last_words: tuple[int | None, tuple[str, ...]] = (None, ())
 
     @property
@@ -145,7 +152,7 @@ class _Keeper:
         code, lines = self._last_words
         why = reason(code) + (f" within {self.service.patience:g} s" if code is None else "")
         said = "\n".join(["; the last lines of its log:", *lines]) if lines else ""
-        return Unavailable(self.service.name, f"{why} ({self.service.log}){said}")
+        return Unavailable(self.service.name, f"{why} ({self.service.log}){said}{repair_of(lines)}")
 
     def ask_to_stop(self) -> None:
         if self._process and self._process.exit_code() is None:
@@ -162,9 +169,18 @@ class _Keeper:
             self._gone()
             self._tell(Kind.KILLED)
 
-    def usage(self) -> Usage:
+    def usage(self, measured: bool) -> Usage:
         process = self._process
-        return Usage(process.pid if process else None, process.memory() if process else 0, self._deaths)
+        pid, memory = (process.pid, process.memory() if measured else 0) if process else (None, 0)
+        lately = sum(self._clock.elapsed() - at < LATELY for at in tuple(self._died))
+        return Usage(pid, memory, self._deaths, lately, self._error())
+
+    def _error(self) -> str | None:
+        if not self._deaths:
+            return None
+        code, lines = self._last_words
+        said = last_line(lines)
+        return f"{reason(code)}: {said}{repair_of(lines)}" if said else reason(code)
 
     def _start(self, now: float) -> None:
         self._process = process = start(self.service)
@@ -185,6 +201,7 @@ class _Keeper:
         self.failures += 1
         self._last_words = (code, lines)
         self._deaths += 1
+        self._died.append(now)
         self._not_before = now + backoff(self.failures)
         self._tell(Kind.DIED, pid=pid, code=code, lines=lines)
         self._tell(Kind.RESTARTING, delay=backoff(self.failures))

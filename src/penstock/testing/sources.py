@@ -14,11 +14,13 @@ from contextlib import suppress
 from datetime import timedelta
 from itertools import repeat
 from typing import Any, Protocol
+from unittest import SkipTest
 
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.pump import Pump
 from penstock.contracts import Arrival, Guarantee, Intake, Source, Taken
 from penstock.errors import Unavailable
+from penstock.testing.documents import DOCUMENTS
 
 PATIENCE = 30.0
 """Seconds until a test gives up."""
@@ -48,6 +50,25 @@ class World(Protocol):
 
 class SourceContract:
     """What holds for every source, as far as its guarantee goes."""
+
+    def carries(self, payload: bytes) -> bool:
+        """Whether the source can bring this payload: `anything`, `text`, `lines`; none if all have their own form."""
+        return False
+
+    async def test_every_payload_arrives_byte_by_byte(self, world: World) -> None:
+        """What is JSON and what is not: the judge is the channel, not the source."""
+        if not (given := [one.payload for one in DOCUMENTS if self.carries(one.payload)]):
+            raise SkipTest("its payloads have a form of their own")
+        found: list[bytes] = []
+        async with world.source.open(Taken()) as intakes:
+            await world.give(given)
+            async with asyncio.timeout(PATIENCE):
+                async for intake in intakes:
+                    found += [one.value for one in arrivals(intake)]
+                    await intake.settle(None)
+                    if len(found) >= len(given):
+                        break
+        assert Counter(found) == Counter(given)
 
     async def test_what_is_given_arrives_in_its_order(self, world: World) -> None:
         async with world.source.open(Taken()) as intakes:
@@ -203,6 +224,24 @@ async def until(condition: Callable[[], object]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.002)
+
+
+def anything(payload: bytes) -> bool:
+    """Any bytes, but some."""
+    return bool(payload)
+
+
+def text(payload: bytes) -> bool:
+    """UTF-8."""
+    try:
+        return bool(payload.decode())
+    except UnicodeDecodeError:
+        return False
+
+
+def lines(payload: bytes) -> bool:
+    """One line that is not blank."""
+    return bool(payload.strip()) and not {*b"\r\n"} & {*payload}
 
 
 def plain(count: int) -> list[bytes]:

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tests.channels.traffic import send
 
-from penstock.analysis.books import Books, standing
+from penstock.analysis.books import Books
 from penstock.analysis.checkpoints.batches import covered
 from penstock.analysis.checkpoints.doctor import Known
 from penstock.analysis.checkpoints.note import note_of, set_aside
@@ -70,12 +70,11 @@ def test_a_query_goes_on_in_either_mode_and_begins_anew_where_it_is_told(
 
     def launched(mode: Mode) -> Books:
         query = Query(into, (things,), into, ("name",), totals, mode)
-        stood = standing(engine, query, kafka.bounds)
         running, verdict = launch(
             engine, query, 1, ids, 0, Known(bounds={things: kafka.bounds(things)}, account=account)
         )
         assert verdict.mode is mode
-        return Books(engine, query, running, account, stood, kafka, SystemClock())
+        return Books(engine, query, running, account, kafka, SystemClock())
 
     def until_covered(books: Books, last: int) -> Account:
         eventually(lambda: covered(folder) == {things: {0: last}})

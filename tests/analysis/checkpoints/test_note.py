@@ -1,9 +1,11 @@
 """What lies beside a checkpoint."""
 
 import json
+import random
 from pathlib import Path
 
 import pytest
+from tests.damaging import flipped
 
 from penstock.analysis.checkpoints.fingerprint import Fingerprint, Operator
 from penstock.analysis.checkpoints.note import Note, last_life, note_of, set_aside
@@ -60,3 +62,12 @@ def test_a_checkpoint_is_set_aside_under_a_number_of_its_own(tmp_path: Path) -> 
         assert set_aside(path) == tmp_path / f"q.{life + 1}"
     assert last_life(str(path)) == 2
     assert not path.exists()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_note_that_has_changed_is_refused(tmp_path: Path, seed: int) -> None:
+    note = Note({"things": "one"}, 3, {"things": {0: 7, 1: 9}}, QUERY)
+    note.write(str(tmp_path))
+    flipped(tmp_path / "penstock.json", random.Random(seed))
+    with pytest.raises(Misconfigured):
+        note_of(str(tmp_path))

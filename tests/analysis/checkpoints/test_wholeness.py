@@ -1,12 +1,16 @@
 """Which files of a checkpoint have to be there."""
 
 import json
+import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 from tests.analysis.checkpoints.folders import checkpoint
+from tests.damaging import Damage, flipped, overwritten, truncated
+from tests.damaging import emptied as cleared
 
 from penstock.analysis.checkpoints.wholeness import written
 from penstock.errors import Misconfigured
@@ -100,3 +104,34 @@ def test_files_of_the_second_format_are_known_by_the_ids_of_their_commit(tmp_pat
     (path / "state/0/1/2_c.changelog").rename(path / "state/0/1/2_d.changelog")
     with pytest.raises(Misconfigured, match="state/0/1 lacks the step to version 2"):
         written(path)
+
+
+@pytest.fixture(scope="module")
+def written_by_spark(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a query that counts, after three batches."""
+    folder = tmp_path_factory.mktemp("counted")
+    (folder / "in").mkdir()
+    for number in range(3):
+        (folder / "in" / f"{number}.txt").write_text("\n".join(str(line % 7) for line in range(100)))
+    lines = spark.readStream.format("text").option("maxFilesPerTrigger", 1).load(str(folder / "in"))
+    counting = lines.groupBy("value").count().writeStream.outputMode("update").format("noop")
+    query = counting.option("checkpointLocation", str(folder / "q")).trigger(availableNow=True).start()
+    query.awaitTermination(60)
+    assert query.exception() is None
+    return folder / "q"
+
+
+@pytest.mark.parametrize("file", ["metadata", "offsets/2", "offsets/1", "commits/2", "changelog"])
+@pytest.mark.parametrize("damage", [truncated, flipped, overwritten, cleared])
+def test_damage_to_a_real_checkpoint_is_named(
+    written_by_spark: Path, tmp_path: Path, file: str, damage: Damage
+) -> None:
+    path = tmp_path / "q"
+    shutil.copytree(written_by_spark, path)
+    assert written(path) is not None
+    harmed = path / file if file != "changelog" else min(path.glob("state/0/*/3_*.changelog"))
+    damage(harmed, random.Random(1))
+    with pytest.raises(Misconfigured) as told:
+        written(path)
+    assert str(path) in told.value.place
+    assert str(harmed.relative_to(path)) in told.value.problem

@@ -12,7 +12,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tests.analysis.killed.queries import PARTITIONS, UP, Trial, bookmarks, channel, engine_for, trials
 
 from penstock.analysis.belated import Belated
-from penstock.analysis.books import Books, standing
+from penstock.analysis.books import Books
 from penstock.analysis.launching import failed, launch
 from penstock.analysis.query import Late, Mode
 from penstock.analysis.session import session
@@ -51,14 +51,13 @@ def main(servers: str, run: str, checkpoints: str, local: str, order: str) -> No
 
         def start(trial: Trial) -> None:
             engine, query = engine_for(trial, run, spark, settings, servers, checkpoints), trial.query
-            stood = standing(engine, query, kafka.bounds) if trial.accounted else {}
             started, verdict = launch(engine, query, len(live), {})
             assert verdict.mode is (Mode.REAL_TIME if trial.live else Mode.MICRO_BATCH), f"{query.name}: {verdict}"
             running.append(started)
             if trial.accounted:
                 account = before.get(f"query:{query.name}")
                 belated = Belated(query.name, kafka, account.at if account else 0) if query.late is Late.DEAD else None
-                books.append(Books(engine, query, started, account, stood, kafka, SystemClock(), belated))
+                books.append(Books(engine, query, started, account, kafka, SystemClock(), belated))
 
         with accounting(kafka, bookmarks(run), lambda: [one.look() or one.account for one in [*books]], every=0.5):
             for name in order.split(","):

@@ -23,9 +23,10 @@ from tests.analysis.operators import join_oracles, oracles, table_oracles
 from tests.analysis.operators.oracles import Event, Placed, Taken, in_batches, placed, portions
 from tests.analysis.operators.table_oracles import Change, flat
 from tests.analysis.state import cards
+from tests.stores.lakes import LoadedLake
 
 from penstock.analysis.belated import Belated
-from penstock.analysis.books import Books, standing
+from penstock.analysis.books import Books
 from penstock.analysis.checkpoints.rescale import rescale, spread
 from penstock.analysis.compare import Expected, Row, Verdict, compare, key_of, put
 from penstock.analysis.engine import Engine
@@ -252,10 +253,10 @@ def test_letters_that_no_account_knows_are_not_written_again(
     told = [Account.of(entry.key or b"", entry.value or b"") for entry in run.lying("bookmarks")]
     last, *earlier = [account for account in reversed(told) if account.stage == "query:buried"]
     known = next(account for account in earlier if account.shares != last.shares)
-    before, stood = run.lying("events.dead"), standing(own, query, run.kafka.bounds)
+    before = run.lying("events.dead")
     running, _ = launch(own, query, 0, {})
     belated = Belated(query.name, run.kafka, known.at)
-    books = Books(own, query, running, known, stood, run.kafka, SystemClock(), belated)
+    books = Books(own, query, running, known, run.kafka, SystemClock(), belated)
     eventually(lambda: books.look() or books.account is not known)
     running.stop()
     assert books.account.shares == last.shares
@@ -371,7 +372,7 @@ def test_state_in_python_is_restored_elsewhere(run: Run, spark: SparkSession, tm
     assert by_number(entry.value for entry in entries) == due
     assert brief(entries) == _briefly(run)
     # What was written twice stands once in a store.
-    lake = LakeStore(str(tmp_path / "lake"), run.trials["approved"].query.into).open()
+    lake = LoadedLake(LakeStore(str(tmp_path / "lake"), run.trials["approved"].query.into)).open()
     lake.write([*entries, *entries], {0: len(entries)})
     assert lake.share().outcomes[Outcome.PASSED] == len({use[0] for use in fed})
     # Of what was sent twice, a batch gives two rows, and nothing tells which of them is newer.

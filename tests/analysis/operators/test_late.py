@@ -175,7 +175,7 @@ def test_a_record_too_large_for_a_letter_does_not_hold_up_the_others(caplog: pyt
     channels = Flaky(fails)
     Belated("q", channels, 0).bury("events", [raw(1), raw(2, b"large"), raw(3)])
     assert places(channels) == ["events:0:1", "events:0:3"]
-    assert "the late record events:0:2 gets no dead letter: it is too large" in caplog.text
+    assert "the record events:0:2 gets no dead letter: it is too large" in caplog.text
 
 
 def test_what_came_too_late_is_redriven_into_other_channels_only() -> None:

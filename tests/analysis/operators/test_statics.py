@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.channels.traffic import read, send
 
-from penstock.analysis.books import Books, standing
+from penstock.analysis.books import Books
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.launching import failed, launch
@@ -279,10 +279,9 @@ def test_a_query_goes_on_with_new_rows_and_so_does_its_account(
     engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path), shapes, {"ads": table(spark, static)})
     sql = f"SELECT ad, campaign, c.origin FROM `{clicks}` c JOIN ads USING (ad)"
     query = Query("named", (clicks,), into, ("ad",), sql, Mode.MICRO_BATCH, statics=("ads",))
-    stood = standing(engine, query, kafka.bounds)
     running = [launch(engine, query, 0, {})[0]]
     renewed: list[Engine] = []
-    books = Books(engine, query, running[0], None, stood, kafka, SystemClock())
+    books = Books(engine, query, running[0], None, kafka, SystemClock())
 
     class Launched:
         def running(self, _: str) -> StreamingQuery:

@@ -16,7 +16,7 @@ from tests.analysis.state import cards
 from tests.analysis.state.cards import Approve
 
 from penstock import Keyed, List, Value
-from penstock.analysis.books import Books, standing
+from penstock.analysis.books import Books
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.launching import failed, launch
@@ -177,7 +177,6 @@ def test_timers_by_event_time_give_rows_without_a_record_and_an_error_is_told_wi
     )  # fmt: skip
     begin = 1_700_000_000_000
     cards.send(kafka, uses, [(1, "a", "Oslo", 5, begin), (2, "b", "Rome", 5, begin + 7_200_000)])
-    stood = standing(engine, query, kafka.bounds)
     running, _ = launch(engine, query, 0, {})
     eventually(lambda: failed([running]) or kafka.bounds(into)[0][1] >= 3)
     assert failed([running]) is None
@@ -190,7 +189,7 @@ def test_timers_by_event_time_give_rows_without_a_record_and_an_error_is_told_wi
     # One comes after the watermark has passed it: Spark does not hand it over.
     start, watermark = {at: end for at, (_, end) in kafka.bounds(uses).items()}, begin + 7_140_000
     cards.send(kafka, uses, [(3, "a", "Oslo", 5, watermark), (4, "a", "Oslo", 5, watermark + 1)])
-    books = Books(engine, query, running, None, stood, kafka, SystemClock())
+    books = Books(engine, query, running, None, kafka, SystemClock())
     eventually(lambda: failed([running]) or (books.look() and books.account.shares[uses].taken == 4))
     outcomes = books.account.shares[uses].outcomes
     assert (outcomes[Outcome.PASSED], outcomes[Outcome.LATE]) == (3, 1)
@@ -198,7 +197,7 @@ def test_timers_by_event_time_give_rows_without_a_record_and_an_error_is_told_wi
     assert table([*held(kafka, into)]).keys() == {-1, 1, 2, 4}
     # A later driver, which was not told of it, finds the same in the log.
     stretch = Stretch(uses, start, {at: end for at, (_, end) in kafka.bounds(uses).items()}, watermark)
-    outcomes, late = Recount(engine, query, kafka).outcomes(stretch, {})
+    outcomes, [(_, late)] = Recount(engine, query, kafka).outcomes([stretch], {})
     assert (outcomes[Outcome.PASSED], outcomes[Outcome.LATE], late.numbers) == (1, 1, [("s", 1, 3)])
     hurried = replace(query, build=lambda made: Hurried.over(made, "card"))
     assert Recount(engine, hurried, kafka).late(stretch) == Late(0)

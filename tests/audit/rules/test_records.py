@@ -74,3 +74,19 @@ def test_notices_come_last() -> None:
     disorder = channel(by_sender=[sender("a", 1, reordered=3)])
     watch.look(hop(), disorder)
     assert watch.names(hop(missing=1), disorder) == ["missing", "disorder"]
+
+
+def test_a_finding_is_an_alarm_of_its_stage() -> None:
+    finding = {"kind": "changed", "stage": "store:redis/x", "count": 1, "text": "a row differs", "examples": ["nl"]}
+    (alarm,) = Watch().look(discrepancies=[finding])
+    assert (alarm.name, alarm.stage, alarm.level) == ("changed", "store:redis/x", Level.ALARM)
+
+
+def test_a_verdict_that_stays_unknown_is_an_alarm() -> None:
+    watch, doubts = Watch(), [{"kind": "process", "subject": "analyse", "text": "the process analyse is down"}]
+    for _ in range(10):
+        assert watch.names(doubts=doubts) == []
+    (alarm,) = watch.look(doubts=doubts)
+    assert (alarm.name, alarm.stage, alarm.since) == ("not-known", "audit", watch.now - 10 * 1_000_000)
+    assert "the process analyse is down" in alarm.text
+    assert watch.stay(11) == []

@@ -189,3 +189,31 @@ def test_a_process_of_an_earlier_run_is_not_away(usage: dict[str, Any]) -> None:
 def test_a_process_that_left_long_ago_is_not_away() -> None:
     watch = Watch()
     assert watch.stay(60, processes={"load": {"at": watch.now - 86_400 * SECOND}}) == []
+
+
+def test_a_full_disk_is_an_alarm_once() -> None:
+    watch = Watch()
+    full = {"disk": {"folder": "/data/.penstock", "free": 1 << 20, "reserve": 256 << 20}}
+    (alarm,) = watch.look(processes={"collect": full, "run": full})
+    assert (alarm.name, alarm.stage) == ("disk", "/data/.penstock")
+    roomy = {"disk": {**full["disk"], "free": 1 << 30}}
+    assert watch.stay(20, processes={"collect": roomy, "run": roomy, "odd": {"disk": "full"}}) == []
+
+
+@pytest.mark.parametrize(
+    ("newest", "levels"),
+    [
+        (1_790_000_000 * SECOND, []),
+        (1_790_000_000 * SECOND // 1_000, ["alarm"]),
+        (1_790_000_000, ["alarm"]),
+        (1_200_000_000 * SECOND, ["notice"]),
+    ],
+    ids=["right", "seconds as milliseconds", "seconds as microseconds", "history"],
+)
+def test_event_times_that_are_far_from_when_they_are_read_are_told(newest: int, levels: list[str]) -> None:
+    at = 1_790_000_100 * SECOND
+    figures = {"query:by_country": {"newest": newest, "skew": (at - newest) // 1_000}}
+    found = Watch().look(processes={"analyse": {"at": 1, "nodes": figures}})
+    assert [(alarm.name, alarm.stage, alarm.level) for alarm in found] == [
+        ("event-time", "query:by_country", level) for level in levels
+    ]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 import threading
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from confluent_kafka import ConsumerGroupTopicPartitions
 from confluent_kafka.admin import AdminClient
+from tests.damaging import Damage, deleted, emptied, overwritten
 
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.balance import Balance, balance
@@ -155,3 +157,29 @@ def test_a_missing_record_is_an_alarm_on_the_status_channel_and_at_the_webhook(
     assert told is not None
     assert [alarm["name"] for alarm in told["alarms"] if alarm["level"] == "alarm"] == ["missing"]
     assert told["whole"] is False
+
+
+def doubted(kafka: Kafka, name: str) -> list[str]:
+    told = Status.read(kafka, f"penstock.{name}.status").balance
+    return [doubt["subject"] for doubt in told["doubts"]] if told else []
+
+
+@pytest.mark.parametrize("damage", [overwritten, emptied, deleted])
+def test_a_ledger_that_is_damaged_while_it_runs_is_made_anew(
+    tmp_path: Path, name: str, kafka: Kafka, eventually: Eventually, damage: Damage
+) -> None:
+    send(kafka, name, *numbered(*range(1, 501)))
+    ledger = tmp_path / ".penstock" / "audit" / "ledger.db"
+    with auditing(tmp_path, name, kafka):
+        eventually(lambda: records(tmp_path) == 500)
+        for file in (ledger.with_name("ledger.db-wal"), ledger):
+            if file.exists() and file.stat().st_size:
+                damage(file, random.Random(1))
+        send(kafka, name, *numbered(*range(501, 601)))
+        eventually(lambda: records(tmp_path) == 600, 30)
+        found = counted(tmp_path)
+        eventually(lambda: str(ledger) in doubted(kafka, name))
+    assert found is not None
+    assert found.channels[0].missing == 0
+    if damage is not deleted:
+        assert (tmp_path / ".penstock" / "audit" / "ledger.db.old-1").exists()

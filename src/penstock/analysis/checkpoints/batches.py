@@ -74,6 +74,11 @@ def batches(folder: str, begun: bool = False) -> list[Batch]:
     return found
 
 
+def ends_of(folder: str, number: int, channel: str) -> Positions:
+    """Up to where a batch reads a channel, from when it has begun."""
+    return _batch(Path(folder), number).ends[channel]
+
+
 def _batch(path: Path, number: int) -> Batch:
     """By its note of offsets: a version, what Spark notes for itself, then a line for each source."""
     _, metadata, *sources = (path / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()

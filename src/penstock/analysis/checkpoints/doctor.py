@@ -90,6 +90,9 @@ def examine(name: str, folder: str, now: Fingerprint, known: Known, planned: Pla
         return Diagnosis(Fit.REFUSED, place, note, *fault)
     kept = note.touching(known.topics, now)
     if found is None:
+        if known.bounds and note.began is None:
+            lows = {name: {at: low for at, (low, _) in bounds.items()} for name, bounds in known.bounds.items()}
+            kept = replace(kept, began=lows)
         if note.query in (None, now):
             return Diagnosis(Fit.NEW, place, kept)
         # In real time, rows are written before the first batch has ended: those of the query as it was are there.

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
+from zlib import crc32
 
 from penstock.analysis.checkpoints.batches import on_disk
 from penstock.analysis.checkpoints.fingerprint import Fingerprint
@@ -15,6 +16,7 @@ from penstock.errors import Misconfigured
 
 NAME = "penstock.json"
 FORMAT = 2
+_CHECKSUM = "checksum"
 LAST = 2**9 - 1
 """The last life that a version can tell: stores compare versions as numbers of 53 bits."""
 
@@ -29,6 +31,10 @@ class Note:
     """Per channel, where this life began; None: where the channels began."""
     query: Fingerprint | None = None
     """The query as it was when it last started; None in notes that are older than this."""
+    writer: str = ""
+    """The token that its rows carry; empty before it has started with one."""
+    began: Mapping[str, Positions] | None = None
+    """Per channel, the first offsets that it held when this life began; None in notes that are older than this."""
 
     @classmethod
     def read(cls, folder: str) -> Self | None:
@@ -41,13 +47,17 @@ class Note:
             if not isinstance(told.get("format"), int):
                 # The first of their kind held nothing but the topics.
                 return cls(_topics(told))
+            if told.pop(_CHECKSUM, None) not in (None, _checksum(told)):
+                raise ValueError("it is not what was written: its checksum is another")
             if told["format"] > FORMAT:
                 raise ValueError(f"a later Penstock has written it, in format {told['format']}")
             return cls(
                 _topics(told["topics"]),
                 int(told["life"]),
-                None if told["since"] is None else {name: _positions(at) for name, at in told["since"].items()},
+                _by_channel(told["since"]),
                 None if told["query"] is None else Fingerprint.of(told["query"]),
+                str(told.get("writer", "")),
+                _by_channel(told.get("began")),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"its note {NAME} cannot be read: {error!r}"
@@ -59,12 +69,18 @@ class Note:
             return
         path.mkdir(parents=True, exist_ok=True)
         written = (path / NAME).with_suffix(".new")
-        written.write_text(json.dumps({"format": FORMAT, **asdict(self)}), encoding="utf-8")
+        # As it will be read: numbers of partitions are texts then.
+        told = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
+        written.write_text(json.dumps({**told, _CHECKSUM: _checksum(told)}), encoding="utf-8")
         written.replace(path / NAME)
 
     def touching(self, topics: Mapping[str, str], query: Fingerprint) -> Self:
         """The same life, of the query as it is now."""
         return replace(self, topics={**self.topics, **topics}, query=query)
+
+
+def _checksum(told: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(told, sort_keys=True).encode())
 
 
 def note_of(folder: str) -> Note:
@@ -107,6 +123,10 @@ def _aside(path: Path) -> dict[int, Path]:
 
 def _topics(told: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(topic) for name, topic in told.items()}
+
+
+def _by_channel(told: Mapping[str, Any] | None) -> dict[str, Positions] | None:
+    return None if told is None else {str(name): _positions(at) for name, at in told.items()}
 
 
 def _positions(told: Mapping[str, Any]) -> Positions:

@@ -6,11 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 from penstock.analysis.checkpoints.batches import numbers
 from penstock.errors import Misconfigured
 
 _STATE = re.compile(r"(\d+)(?:_([^.]*))?\.(changelog|delta|zip|snapshot)")
+_CHECKSUMS = b"crc\0"
 _STEPS = ("changelog", "delta")
 
 
@@ -59,6 +61,7 @@ def written(path: Path) -> Written | None:
 def offsets(path: Path, number: int) -> tuple[dict[str, Any], tuple[str | None, ...]]:
     """What Spark noted when it began a batch: for itself, and the channel of each source."""
     file = path / "offsets" / str(number)
+    _checked(path, file)
     try:
         version, metadata, *sources = file.read_text(encoding="utf-8").splitlines()
         if not version.startswith("v"):
@@ -77,6 +80,7 @@ def _channel(line: str) -> str | None:
 
 
 def _identity(path: Path) -> str:
+    _checked(path, path / "metadata")
     try:
         return str(json.loads((path / "metadata").read_text(encoding="utf-8"))["id"])
     except FileNotFoundError:
@@ -87,6 +91,7 @@ def _identity(path: Path) -> str:
 
 def _committed(path: Path, number: int) -> set[str]:
     """The ids of the files of state that belong to the batch; none when files are known by their number alone."""
+    _checked(path, path / "commits" / str(number))
     try:
         version, told, *_ = (path / "commits" / str(number)).read_text(encoding="utf-8").splitlines()
         if not version.startswith("v"):
@@ -117,6 +122,8 @@ def _state(path: Path, version: int, known: set[str]) -> None:
         needed += [file for (kind, number), file in files.items() if kind not in _STEPS and number == snapshot]
         if empty := [file.name for file in needed if not file.stat().st_size]:
             raise _damaged(path, f"{where}/{empty[0]} is empty")
+        for file in needed:
+            _checked(path, file)
 
 
 def _stores(path: Path) -> Iterator[Path]:
@@ -124,6 +131,23 @@ def _stores(path: Path) -> Iterator[Path]:
     for partition in sorted(path.glob("state/[0-9]*/[0-9]*")):
         yield partition
         yield from (named for named in sorted(partition.iterdir()) if named.is_dir() and named.name[0].isalpha())
+
+
+def _checked(path: Path, file: Path) -> None:
+    """Compare a file with the checksums that Hadoop keeps beside it, where it does: `.NAME.crc`.
+
+    These are four bytes that name them, the size of a chunk, and the CRC-32 of each chunk.
+    """
+    try:
+        told, data = file.with_name(f".{file.name}.crc").read_bytes(), file.read_bytes()
+    except FileNotFoundError:
+        return
+    size = int.from_bytes(told[4:8])
+    if told[:4] != _CHECKSUMS or size <= 0:
+        raise _damaged(path, f"the checksums of {file.relative_to(path)} are none: .{file.name}.crc")
+    found = b"".join(crc32(data[at : at + size]).to_bytes(4) for at in range(0, len(data), size))
+    if found != told[8:]:
+        raise _damaged(path, f"{file.relative_to(path)} is not what was written: its checksum is another")
 
 
 def _damaged(path: Path, problem: str) -> Misconfigured:

@@ -34,16 +34,15 @@ from pyspark.sql.types import (
     StructType,
 )
 
-from penstock.analysis.frames import columns_of, what_is_corrupt, words
+from penstock.analysis import validation
+from penstock.analysis.frames import columns_of, words
 from penstock.analysis.query import Static
 from penstock.clock import Clock
 from penstock.errors import Misconfigured
 
 log = logging.getLogger(__name__)
 
-_TEXTS = pa.schema([("place", pa.string()), ("text", pa.string())])
-_WRONG = "_wrong"
-_PERMISSIVE = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _WRONG}
+_TEXTS = pa.schema([("place", pa.string()), ("value", pa.string())])
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _BROKEN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
@@ -130,27 +129,33 @@ def _columns(static: Static) -> StructType:
         columns = columns_of(static.ddl)
     except PySparkException as error:
         raise Misconfigured(f"table {static.name}", f"its schema cannot be read: {words(error)}") from None
-    if _WRONG in columns.names:
-        raise Misconfigured(f"table {static.name}", f'"{_WRONG}" is a name of our own', "name the column otherwise")
+    if validation.CORRUPT in columns.names:
+        raise Misconfigured(
+            f"table {static.name}", f'"{validation.CORRUPT}" is a name of our own', "name the column otherwise"
+        )
     return columns
 
 
 def _frame(spark: SparkSession, static: Static, columns: StructType, found: Sequence[tuple[str, bytes]]) -> DataFrame:
     """The rows as a local relation, typed as the payloads of channels are; Misconfigured when one does not fit."""
-    told = [{"place": place, "text": text.decode()} for place, text in found]
+    told = [{"place": place, "value": text.decode()} for place, text in found]
     texts = spark.createDataFrame(pa.Table.from_pylist(told, _TEXTS))
-    optional = StructType([StructField(column.name, column.dataType) for column in columns.fields])
-    doc = F.from_json("text", optional.add(_WRONG, "string"), _PERMISSIVE)
-    parsed = _evaluated(texts.select("place", "text", doc.alias("doc")))
-    wrong = F.when(F.col(f"doc.{_WRONG}").isNotNull(), what_is_corrupt(F.col("text"), columns))
+    parsed = _evaluated(texts.select("place", "value", validation.parsed(columns, "strict").alias("doc")))
+    wrong = F.lit(None).cast("string")
+    for objection, reason in reversed(validation.objections(F.col("doc"), columns, "strict")):
+        wrong = F.when(objection, reason()).otherwise(wrong)
     for column in columns.fields:
         if not column.nullable:
             absent = F.col(f"doc.`{column.name}`").isNull()
-            wrong = F.coalesce(wrong, F.when(absent, F.lit(f'the field "{column.name}" is missing')))
+            wrong = F.coalesce(wrong, F.when(absent, F.lit(f'the field "{column.name}" is missing or null')))
     # On a local relation this takes no job.
     for row in _evaluated(parsed.select("place", wrong.alias("wrong")).where("wrong IS NOT NULL")).take(1):
         raise Misconfigured(row["place"], row["wrong"], f"its columns are {static.ddl}")
-    return _evaluated(parsed.select(*(F.col(f"doc.`{name}`").alias(name) for name in columns.names)))
+    return _evaluated(
+        parsed.select(
+            *(validation.declared(F.col(f"doc.`{one.name}`"), one.dataType).alias(one.name) for one in columns)
+        )
+    )
 
 
 def _evaluated(frame: DataFrame) -> DataFrame:

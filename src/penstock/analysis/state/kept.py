@@ -176,7 +176,7 @@ def _grouped_by(engine: Engine, query: Query, columns: int) -> list[str] | None:
 
     State knows an expression, such as `upper(name) AS name`, by no name.
     """
-    plan = analyzed(engine.frame(query, engine.nothing))
+    plan = analyzed(engine.over_nothing(query))
     aggregates = [node for node in nodes(plan) if kind_of(node) == "Aggregate"]
     if len(aggregates) != 1:
         return None

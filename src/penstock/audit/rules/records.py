@@ -4,12 +4,14 @@ from collections.abc import Iterator
 
 from penstock.audit.alarm import Alarm, Level, named
 from penstock.audit.sight import Json, Sight, mappings, number, senders
-from penstock.audit.trail import Trail
+from penstock.audit.trail import Standstill, Trail
 
 RANGES = 5
 """So many missing ranges are named."""
 FEW = 3
 """Fewer refused records are a share of nothing."""
+SETTLES = 10.0
+"""A verdict that is not known for less, as at every start, is no alarm."""
 TOLD_FOR = 60.0
 """For so many seconds a blind interval that has ended is still told."""
 
@@ -34,6 +36,31 @@ def _ranges(hop: Json, missing: int) -> str:
     if rest := missing - sum(gap["last"] - gap["first"] + 1 for gap in gaps):
         told.append(f"and {rest:,} more")
     return f" ({', '.join(told)})"
+
+
+class Discrepancies:
+    """Something is not as it has to be: a row of a store was changed, records are gone from the log, …"""
+
+    def look(self, sight: Sight) -> Iterator[Alarm]:
+        for one in mappings(sight.balance.get("discrepancies")):
+            yield Alarm(str(one.get("kind")), str(one.get("stage")), f"{named(one.get('text'))}.", sight.now)
+
+
+class NotKnown:
+    """The verdict is not known, and stays so."""
+
+    def __init__(self) -> None:
+        self._watch = Standstill()
+
+    def look(self, sight: Sight) -> Iterator[Alarm]:
+        doubts = [named(one.get("text")) for one in mappings(sight.balance.get("doubts"))]
+        quiet = self._watch.look(sight.elapsed, (), bool(doubts))
+        if doubts and quiet >= SETTLES:
+            more = f"; and {len(doubts) - RANGES} more reasons" if len(doubts) > RANGES else ""
+            text = (
+                f'whether records are missing is not known: {"; ".join(doubts[:RANGES])}{more}: see "penstock audit".'
+            )
+            yield Alarm("not-known", "audit", text, sight.now - round(quiet * 1e6))
 
 
 class Unknown:

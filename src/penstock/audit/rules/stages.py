@@ -1,15 +1,14 @@
 """Rules about stages and processes: stalled, unheard, slow, away."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
-from penstock.audit.alarm import Alarm, lasting, named
+from penstock.audit.alarm import Alarm, Level, lasting, named
 from penstock.audit.sight import Json, Sight, number
 from penstock.audit.trail import Standstill
 from penstock.clock import Micros
 
-AWAY = 10.0
-"""A process speaks every second: after so many it is away."""
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NOISE = 0.05
 """Two quantiles that differ by less than this share are the same."""
 
@@ -103,6 +102,48 @@ class Unheard:
                 yield Alarm("unheard", node, text, sight.now - round(quiet * 1e6))
 
 
+class Full:
+    """A process says that the disk of its machine is full: nothing new is taken, and nothing acknowledged."""
+
+    def look(self, sight: Sight) -> Iterator[Alarm]:
+        full: dict[str, tuple[float, float]] = {}
+        for said in sight.processes.values():
+            disk = said.get("disk") if isinstance(said, Mapping) else None
+            if isinstance(disk, Mapping):
+                free, reserve = number(disk.get("free")), number(disk.get("reserve"))
+                if free is not None and reserve is not None and free < reserve:
+                    full[named(disk.get("folder"))] = free, reserve
+        for folder, (free, reserve) in full.items():
+            sizes = f"{free / 2**20:,.0f} MiB are free, less than the {reserve / 2**20:,.0f} MiB of [local] reserve"
+            text = f"the disk of {folder} is full: {sizes}; sources wait, and go on when there is room."
+            yield Alarm("disk", folder, text, sight.now)
+
+
+class EventTime:
+    """The newest event time that a query has seen is far from the time at which it was read."""
+
+    def look(self, sight: Sight) -> Iterator[Alarm]:
+        limit = sight.settings.event_time_off / timedelta(microseconds=1)
+        for stage, figures in sight.nodes.items():
+            newest, skew = number(figures.get("newest")), number(figures.get("skew"))
+            if newest is None or skew is None or abs(skew * 1_000) <= limit:
+                continue
+            at = newest + skew * 1_000
+            text = f"the newest event time of {stage} is of {_day(newest)}, and was read on {_day(at)}"
+            for factor, unit in ((1_000, "milliseconds"), (1_000_000, "microseconds")):
+                if abs(newest * factor - at) <= limit:
+                    why = f"seconds read as {unit}? See event_time= of the channel: timestamp_seconds(…)."
+                    yield Alarm("event-time", stage, f"{text}: {why}", sight.now)
+                    break
+            else:
+                why = "history, or another unit than event_time= of the channel expects?"
+                yield Alarm("event-time", stage, f"{text}: {why}", sight.now, Level.NOTICE)
+
+
+def _day(moment: float) -> str:
+    return f"{EPOCH + timedelta(microseconds=moment):%Y-%m-%d}"
+
+
 class SlowStage:
     """One record in a hundred took too long in a stage lately."""
 
@@ -155,9 +196,11 @@ class Away:
             if process not in self._heard or self._heard[process][0] != at:
                 self._heard[process] = at, sight.elapsed
             quiet = sight.elapsed - self._heard[process][1]
-            if quiet > AWAY and sight.now - at < gone:
+            if quiet > sight.settings.away_after.total_seconds() and sight.now - at < gone:
                 name = named(process)
-                text = f'the process {name} has said nothing for {lasting(quiet)}: see "penstock status" and its log.'
+                text = (
+                    f'the process {name} has reported nothing for {lasting(quiet)}: see "penstock status" and its log.'
+                )
                 yield Alarm("away", name, text, sight.now - round(quiet * 1e6))
 
 

@@ -138,6 +138,6 @@ def _appended_before(folder: Path, known: list[int]) -> int:
 def unaccounted(channel: str, folder: Path, base: int, damage: Damaged, offset: int) -> Unaccounted:
     why = (
         f"{segments.path(folder, base)} is damaged at byte {damage.position}, where the offset {offset} should lie: "
-        f"{damage.why}; what can be read goes on behind it, for a reader that is told to begin there"
+        f"{damage.why}; readers stop there. Stop the pipeline and run penstock repair: it takes out what is damaged"
     )
     return Unaccounted(channel, (), why)

@@ -115,7 +115,7 @@ def last_behind(fd: int, offset: int, position: int, limit: int) -> Outline | No
     """The last whole record from a position on that has this offset or a later one, by its looks."""
     rest = os.pread(fd, limit - position, position)
     found = None
-    for start in _candidates(rest, offset):
+    for start in candidates(rest, offset):
         if found is None or position + start >= found.stop:
             with suppress(Damaged):
                 body = body_of(rest, start, position)
@@ -124,7 +124,7 @@ def last_behind(fd: int, offset: int, position: int, limit: int) -> Outline | No
     return found
 
 
-def _candidates(rest: bytes, offset: int) -> Iterator[int]:
+def candidates(rest: bytes, offset: int) -> Iterator[int]:
     """Where a record may begin whose number is not far behind this one."""
     most = offset + len(rest) // FRONT
     same = 8 - ((most - offset).bit_length() + 7) // 8

@@ -75,7 +75,7 @@ class KafkaMember:
                 if stands is not None:
                     self._next[place] = max(message.offset() or 0, stands)
             else:
-                passing(error)
+                passing(error, place)
             return None
         if stands is None:
             return None  # It was on its way here when its partition went to somebody else.

@@ -18,6 +18,8 @@ CONF = {
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
+    # Off by default in this client: a record whose bytes have changed on the broker's disk would be taken for right.
+    "check.crcs": True,
     "fetch.queue.backoff.ms": 5,
     "queued.max.messages.kbytes": 16_384,
 }
@@ -32,6 +34,8 @@ _PASSING = {
     KafkaError._MAX_POLL_EXCEEDED,  # A member joins again; what it has lost is told to its `Dealing`.
 }
 
+_DAMAGED = {KafkaError._BAD_MSG, KafkaError.INVALID_MSG}
+"""What the client and the broker say of bytes that are not what was written."""
 
 _LOOK_EVERY = 3.0
 """Seconds between two looks at what the topics are by now."""
@@ -187,7 +191,7 @@ class KafkaReader:
                 self._at_end.add(place)
                 self._ended[place] = time.monotonic()
             else:
-                passing(error)
+                passing(error, place)
             return None
         entry = entry_of(message)
         self._next[channel][partition] = entry.offset + 1
@@ -209,8 +213,15 @@ def place_of(message: Message) -> Place:
     return message.topic() or "", message.partition() or 0
 
 
-def passing(error: KafkaError) -> None:
+def passing(error: KafkaError, place: Place) -> None:
     """Return if the client gets over this by itself; Unavailable otherwise."""
+    if error.code() in _DAMAGED:
+        channel, partition = place
+        why = (
+            f"its log is damaged: {error.str()}; every reader stops there. Stop the pipeline and run penstock repair, "
+            "or bring the partition back from another replica"
+        )
+        raise Unavailable(f"the channel {channel}, partition {partition}", why)
     if not error.retriable() and error.code() not in _PASSING:
         raise Unavailable("Kafka", error.str())
 

@@ -103,7 +103,8 @@ def describe(admin: AdminClient, name: str) -> Topic:
     config = {
         entry.name: entry.value
         for entry in _configs(admin, [name], _SPREADING)[name].values()
-        if entry.value is not None and (entry.source in _OURS or entry.name in _TELLING)
+        if entry.value is not None
+        and (entry.source in _OURS or entry.name in _TELLING or (entry.name, entry.value != "-1") == (_BYTES, True))
     }
     kept = int(config.pop("retention.ms", "-1"))
     policy = config.pop("cleanup.policy", "delete")
@@ -194,6 +195,7 @@ def _configs(admin: AdminClient, names: Sequence[str], passing: Collection[int] 
     return patiently(ask, also=passing)
 
 
+_BYTES = "retention.bytes"
 _TELLING = {"cleanup.policy", "retention.ms", "message.timestamp.type", "min.insync.replicas", "max.message.bytes"}
 
 

@@ -12,6 +12,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError
 from redis.retry import Retry
 
+from penstock.addresses import shown
 from penstock.clock import Micros
 from penstock.errors import Misconfigured, Unavailable
 
@@ -49,7 +50,7 @@ class Address:
             (told.hostname or "").encode("idna")  # As whoever looks the name up will spell it.
         except ValueError as error:
             raise _wrong("an address of Redis", str(error)) from error
-        self.where = urlunsplit((told.scheme, told.netloc.rpartition("@")[2], told.path, "", ""))
+        self.where = shown(url)
         self.who = f"Redis at {told.hostname}:{port or 6379}"
         if not told.hostname:
             raise _wrong(f"channels at {self.where}", "it tells no host")

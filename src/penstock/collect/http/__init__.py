@@ -15,16 +15,17 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from penstock.clock import Clock, SystemClock
-from penstock.collect.door import door
+from penstock.collect.door import door, origins_of
 from penstock.collect.http.answers import Answers
 from penstock.collect.http.receipts import seals
 from penstock.collect.http.requests import Requests, app
 from penstock.collect.numbering import OF_HTTP
 from penstock.contracts import Guarantee, Home, Intake, Taken
 from penstock.errors import Misconfigured
+from penstock.record import LARGEST_JUMP
 from penstock.serve import served
 from penstock.serve.patient import http_alone
-from penstock.serve.visitors import Addressed, hosts
+from penstock.serve.visitors import Checked, Visitors
 
 RECEIPTS = "/receipts"
 _FAREWELL = 2
@@ -40,7 +41,8 @@ class HttpSource:
     last `wait` are known at the start.
     `origins`: sites whose pages may send here. `folder`: where the key lies that seals the receipts.
     `max_size`, `body`, `memory`: bytes of a record, of a body, of all bodies at a time; `records`: in a body.
-    `shared`: whether other processes may listen at the same address.
+    `largest_jump`: a sender that goes on further than this behind its last number is refused; 0: it is not.
+    `shared`: whether other processes may listen at the same address; then no jump is refused.
     `within`: how long a record may take to be safe; `upload`: a body to arrive; `wait`: an answer to come.
     """
 
@@ -55,6 +57,7 @@ class HttpSource:
     records: int = 10_000
     waiters: int = 1_000
     connections: int = 1_000
+    largest_jump: int = LARGEST_JUMP
     within: timedelta = timedelta(seconds=10)
     upload: timedelta = timedelta(seconds=30)
     wait: timedelta = timedelta(seconds=60)
@@ -70,8 +73,7 @@ class HttpSource:
             raise Misconfigured(f"source {self.name}", f'"{path}" cannot be its path', "choose another, such as /in")
         for option in ("max_size", "body", "memory", "records", "waiters", "connections"):
             at_least_one(self.name, option, getattr(self, option))
-        if isinstance(self.origins, str):
-            object.__setattr__(self, "origins", tuple(self.origins.replace(",", " ").split()))
+        object.__setattr__(self, "origins", origins_of(self.origins))
 
     @property
     def guarantee(self) -> Guarantee:
@@ -114,8 +116,8 @@ class HttpSource:
             if requests.answers is not None:
                 await stack.enter_async_context(requests.answers.running())
             made = app(requests, unquote(at.path), self.origins)
-            guarded = Addressed(made, listener, at.host, *hosts(self.origins))
-            config = http_alone(guarded, self.connections, self.patience.total_seconds(), _FAREWELL)
+            checked = Checked(made, Visitors(listener, at.host, origins=self.origins))
+            config = http_alone(checked, self.connections, self.patience.total_seconds(), _FAREWELL)
             await stack.enter_async_context(served(config, listener))
             intakes = await stack.enter_async_context(aclosing(requests.gathering.intakes()))
             try:

@@ -11,22 +11,21 @@ import orjson
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import HTTPConnection, Request
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.collect.bodies import Bodies, lines
+from penstock.collect.bodies import Bodies, lines, too_large
 from penstock.collect.gathering import Gathering
 from penstock.collect.http.answers import Answer, Answers
 from penstock.collect.http.asked import LARGEST, Asked, parameters, seconds
 from penstock.collect.http.receipts import Key, Receipt, Seals
 from penstock.collect.http.whereabouts import Searching, Whereabouts
+from penstock.collect.senders import Senders
 from penstock.contracts import Arrival, Taken
-from penstock.errors import Unavailable
+from penstock.errors import Refused, Unavailable
 from penstock.serve.problems import Problem, handlers
 from penstock.serve.replies import Guarded, problem, reply
-from penstock.serve.visitors import own_page
 
 if TYPE_CHECKING:
     from penstock.collect.http import HttpSource
@@ -48,6 +47,7 @@ class Requests:
         # An opening has an epoch of its own: what an earlier one has numbered and lost leaves no gap in this one.
         self._opening = max(source.clock.now(), self._before.get(source.sender, (0, 0))[0] + 1)
         self._last = 0
+        self._senders = Senders(taken, 0 if source.shared else source.largest_jump)
         self._bodies = Bodies(f"the source {source.name}", source.body, source.memory, source.upload, packed=True)
         self._searching = Searching(source.home) if source.home else None
         self._pending: dict[Key, asyncio.Future[None]] = {}
@@ -76,7 +76,8 @@ class Requests:
         if asked.answer is not None and self.answers is None:
             raise self._no_answers()
         self._room(asked)
-        async with self._bodies.body(request) as body:
+        record = None if asked.lines else too_large("the body", source.max_size, lines=True)
+        async with self._bodies.body(request, record) as body:
             payloads = self._payloads(body, asked)
             # From here to `put` nothing is awaited: numbers have no gaps, and lie in their order.
             self._room(asked)
@@ -125,13 +126,9 @@ class Requests:
         raise Unavailable(f"the source {self._source.name}", "it has no room; nothing was taken", 1.0)
 
     def _payloads(self, body: bytes, asked: Asked) -> Sequence[bytes]:
-        most = self._source.max_size
         if not asked.lines:
-            if len(body) > most:
-                way_out = "send less in more requests"
-                raise Problem(413, "the body", f"it is larger than the {most} bytes that a record may have", way_out)
             return [body]
-        found = lines(body, most, self._source.records)
+        found = lines(body, self._source.max_size, self._source.records)
         if asked.answer is not None and len(found) > 1:
             raise Problem(400, "?answer", "several records have several answers", "send one at a time")
         return found
@@ -142,6 +139,10 @@ class Requests:
             return Receipt(self._source.sender, self._opening, self._last + 1, count, now, self._opening)
         if whose.seq + count - 1 > LARGEST:
             raise Problem(400, "?seq", "the numbers of these records lie beyond 64 bits", "begin another epoch")
+        try:
+            self._senders.admit(whose.sender, whose.epoch, whose.seq, whose.seq + count - 1)
+        except Refused as refused:
+            raise Problem(400, "?seq", refused.reason) from refused
         return Receipt(whose.sender, whose.epoch, whose.seq, count, now, self._opening)
 
     def _settled(self, receipt: Receipt, oneway: bool, safe: "asyncio.Future[None]") -> None:
@@ -241,7 +242,7 @@ class Requests:
 
 
 def app(requests: Requests, path: str, origins: Sequence[str] = ()) -> Starlette:
-    middleware = [Middleware(Guarded, policy=_POLICY), Middleware(_Pages, origins=origins)]
+    middleware = [Middleware(Guarded, policy=_POLICY)]
     if origins:
         exposed = ["location", "retry-after"]
         middleware.append(
@@ -258,21 +259,6 @@ def app(requests: Requests, path: str, origins: Sequence[str] = ()) -> Starlette
     )
     made.router.redirect_slashes = False
     return made
-
-
-class _Pages:
-    """Refuses what pages of other sites ask for, except those that may."""
-
-    def __init__(self, app: ASGIApp, origins: Sequence[str]) -> None:
-        self._app, self._origins = app, origins
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        visitor = HTTPConnection(scope)
-        if own_page(visitor) or visitor.headers.get("origin") in self._origins:
-            await self._app(scope, receive, send)
-            return
-        facts = {"place": "the header origin", "way_out": "let the source allow this site: origins"}
-        await problem(403, "pages of other sites may not send here", facts)(scope, receive, send)
 
 
 def _told(answer: Answer, text: str) -> Response:

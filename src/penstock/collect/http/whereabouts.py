@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from penstock.audit.account import Account, is_account
-from penstock.audit.findings import BELATED
+from penstock.audit.findings import IN_CHANNEL
 from penstock.audit.held import batches
 from penstock.collect.http.receipts import Receipt
 from penstock.contracts import Entry, Home
@@ -162,9 +162,9 @@ def _seq(entry: Entry) -> int | None:
 
 
 def reason_of(letter: Entry) -> str | None:
-    """Why a dead letter was refused; None of one that was not, but came too late for a query."""
+    """Why a dead letter was refused; None of one that was not: its record is in the channel, without one query."""
     reason = _header(letter, "reason") or ""
-    return None if reason.startswith(BELATED) else reason
+    return None if reason.startswith(IN_CHANNEL) else reason
 
 
 def _header(entry: Entry, name: str) -> str | None:

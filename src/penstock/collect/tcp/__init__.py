@@ -21,11 +21,11 @@ from penstock.clock import Clock, SystemClock
 from penstock.collect.door import door, why_no_sender
 from penstock.collect.framing import FRAMES, Found, Framing, framing
 from penstock.collect.gathering import LAND_WITHIN, TOGETHER, Gathering
-from penstock.collect.senders import LARGEST, Senders, counted, promise
+from penstock.collect.senders import LARGEST, Senders, counted, promise, same_name
 from penstock.collect.tcp.connection import LAST_WORDS, Connection
 from penstock.contracts import Arrival, Guarantee, Intake, Taken
 from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.record import Origin
+from penstock.record import LARGEST_JUMP, Origin
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +44,9 @@ class TcpSource:
 
     `frames`: "lines", or "length" for four bytes with the length, the highest first, before each record. `named`:
     whether senders have to say who they are. Without a name, what a sender gives again is taken again. Without
-    `acknowledge` nothing is ever said to a sender, and its records need no name. `shared`: whether other processes may
-    listen at the same address.
+    `acknowledge` nothing is ever said to a sender, and its records need no name. `largest_jump`: a sender that goes on
+    further than this behind its last number is refused; 0: it is not. `shared`: whether other processes may listen at
+    the same address; then what a sender gave to them is not known here, and no jump is refused.
     """
 
     url: str
@@ -55,6 +56,7 @@ class TcpSource:
     named: bool = True
     max_size: int = 900_000
     connections: int = 10_000
+    largest_jump: int = LARGEST_JUMP
     shared: bool = False
     hello_within: timedelta = timedelta(seconds=10)
     stalled_after: timedelta = timedelta(seconds=30)
@@ -132,7 +134,7 @@ class _Serving:
     def __init__(self, source: TcpSource, taken: Taken) -> None:
         self.gathering = Gathering(source.name)
         self._source = source
-        self._senders = Senders(taken.places)
+        self._senders = Senders(taken, 0 if source.shared else source.largest_jump)
         self._connected: dict[_Who, _Visit] = {}
         self._visits: dict[_Visit, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(TURNS)
@@ -239,12 +241,14 @@ class _Serving:
             largest.connection.leave(why)
 
     async def _meet(self, visit: _Visit, who: _Who, has: int) -> None:
+        after = self._senders.after(*who, has)
         if (before := self._connected.get(who)) is not None:
             # It lost that connection, and came back before we noticed.
             before.connection.leave("there is another connection of this sender")
+            self._warn(same_name(*who))
         self._connected[who] = visit
         visit.who, visit.met = who, True
-        visit.last = visit.safe = visit.told = self._senders.after(*who, has)
+        visit.last = visit.safe = visit.told = after
         await visit.connection.say(self._framed({"after": visit.last}))
 
     async def _take(self, visit: _Visit, found: Sequence[Found]) -> None:
@@ -282,9 +286,9 @@ class _Serving:
             visit.failed = True
             visit.connection.leave("the records were not taken")
             return
-        visit.safe = last
+        first, visit.safe = visit.safe + 1, last
         if (who := visit.who) is not None:
-            self._senders.safe(*who, last)
+            self._senders.safe(*who, first, last)
         if visit.telling is None and visit in self._visits:
             visit.telling = asyncio.create_task(self._tell(visit))
 

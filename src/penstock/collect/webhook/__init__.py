@@ -20,7 +20,7 @@ from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
 from penstock.clock import Clock, SystemClock
-from penstock.collect.bodies import Bodies
+from penstock.collect.bodies import Bodies, too_large
 from penstock.collect.door import door
 from penstock.collect.numbering import OF_WEBHOOKS
 from penstock.collect.webhook.deliveries import Delivery
@@ -31,7 +31,7 @@ from penstock.serve import served
 from penstock.serve.patient import http_alone
 from penstock.serve.problems import Problem, handlers
 from penstock.serve.replies import Guarded, reply
-from penstock.serve.visitors import OwnPages
+from penstock.serve.visitors import Checked, Visitors
 from penstock.signatures import is_signed, keys
 
 LONGEST_ID = 256
@@ -112,9 +112,9 @@ class WebhookSource:
             numbered = Numbered(self.name, self.sender, Path(self.folder), self.remember, self.clock, highest)
             await stack.enter_async_context(numbered.opened())
             messages = _Messages(self, numbered, self._keys())
-            config = http_alone(
-                messages.app(unquote(at.path)), self.connections, self.patience.total_seconds(), _FAREWELL
-            )
+            # Providers come through proxies and tunnels, which pass on the name by which they were asked.
+            checked = Checked(messages.app(unquote(at.path)), Visitors(listener, at.host, proxied=True))
+            config = http_alone(checked, self.connections, self.patience.total_seconds(), _FAREWELL)
             await stack.enter_async_context(served(config, listener))
             intakes = await stack.enter_async_context(aclosing(numbered.gathering.intakes()))
             try:
@@ -136,7 +136,7 @@ class _Messages:
     def app(self, path: str) -> Starlette:
         made = Starlette(
             routes=[Route(path, self._answer, methods=["GET", "POST"])],
-            middleware=[Middleware(Guarded, policy=_POLICY), Middleware(OwnPages)],
+            middleware=[Middleware(Guarded, policy=_POLICY)],
             exception_handlers=handlers("the source", "ask at the address of the source"),
         )
         made.router.redirect_slashes = False
@@ -148,7 +148,7 @@ class _Messages:
     async def _take(self, request: Request) -> Response:
         message = self._id(request)
         self._numbered.room()
-        async with self._bodies.body(request) as body:
+        async with self._bodies.body(request, too_large("the body", self._source.max_size)) as body:
             if not self._source.unsigned:
                 self._verify(request, message, body)
             delivery = Delivery(message, body, self._source.clock.now())

@@ -14,6 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
+from penstock.addresses import shown
 from penstock.collect.websocket.messages import END, Read, Reading, place_of, read
 from penstock.contracts import Arrival, Guarantee, Intake, Taken
 from penstock.errors import Misconfigured, Unavailable
@@ -173,8 +174,7 @@ class WebSocketSource:
 
     @property
     def _who(self) -> str:
-        # What follows may hold a token.
-        return self.url.partition("?")[0]
+        return shown(self.url)
 
 
 async def _settled(error: Exception | None) -> None:

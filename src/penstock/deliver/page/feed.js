@@ -9,6 +9,7 @@ export class Feed {
   constructor(name, { onChange, onLatency, onState }) {
     this.name = name;
     this.rows = new Map();
+    this.moments = new Set();
     this.state = "connecting";
     this.latest = null;
     this.onChange = onChange;
@@ -59,7 +60,7 @@ export class Feed {
     for (const { key, row, time } of message.rows) {
       const name = JSON.stringify(key);
       if (row === null) this.rows.delete(name);
-      else this.rows.set(name, flat(row));
+      else this.rows.set(name, flat(row, this.moments));
       changed.push(name);
       // What was there before we came, or was missed while we were away, says nothing about the way here.
       if (live && row !== null && time !== null && now !== null) took.push((now - time) / 1_000);
@@ -89,15 +90,19 @@ export class Feed {
 
 const MOMENT = /^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?$/;
 
-// Structs become columns (window.start is window_start), and moments become milliseconds, as Vega wants them.
-function flat(row) {
+// Structs become columns (window.start is window_start), and moments become milliseconds, as Vega wants them; `moments`
+// gets the names of their columns.
+function flat(row, moments) {
   const columns = {};
+  const put = (name, value) => {
+    const moment = typeof value === "string" && MOMENT.test(value);
+    if (moment) moments.add(name);
+    columns[name] = moment ? Date.parse(value) : value;
+  };
   for (const [name, value] of Object.entries(row)) {
     if (value && typeof value === "object" && !Array.isArray(value)) {
-      for (const [inner, part] of Object.entries(value)) columns[`${name}_${inner}`] = plain(part);
-    } else columns[name] = plain(value);
+      for (const [inner, part] of Object.entries(value)) put(`${name}_${inner}`, part);
+    } else put(name, value);
   }
   return columns;
 }
-
-const plain = (value) => (typeof value === "string" && MOMENT.test(value) ? Date.parse(value) : value);

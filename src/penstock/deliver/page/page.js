@@ -7,6 +7,7 @@ import { Feed } from "./feed.js";
 import { showBalance, showIntake, showLatencies, tookLatencies } from "./figures.js";
 import { Graph } from "./graph.js";
 import { showQueries } from "./queries.js";
+import { Rows } from "./rows.js";
 
 const PING_EVERY = 5_000;
 
@@ -38,7 +39,7 @@ async function prepare() {
   const { nodes = [], edges = [] } = plan;
   inlets = nodes.map(({ id }) => id).filter((id) => !edges.some(([, to]) => to === id));
   if (specs.length) byId("latency-hint").textContent = `${specs[0].title.toLowerCase()}, the last minute`;
-  for (const spec of specs) charts.push(new Chart(spec, feedOf(spec.feed), byId("charts")));
+  for (const spec of specs) charts.push(new (spec.spec ? Chart : Rows)(spec, feedOf(spec.feed), byId("charts")));
   byId("feeds").replaceChildren(...[...feeds.keys()].map((name) => {
     const link = document.createElement("a");
     link.href = `/feeds/${encodeURIComponent(name)}`;

@@ -60,8 +60,8 @@ function showRow(row, { hop, cells }) {
 
 // --- what has to be said --------------------------------------------------------------------------------------------
 
-export function showFindings(list, { hops, channels }) {
-  const said = [...missing(hops.length ? hops : channels), ...remarks(hops, channels)];
+export function showFindings(list, { hops, channels, discrepancies, doubts }) {
+  const said = [...missing(hops.length ? hops : channels), ...judged(discrepancies, doubts), ...remarks(hops, channels)];
   keep(list, said, {
     key: ({ key }) => key,
     make: () => element("li"),
@@ -87,6 +87,21 @@ function missing(places) {
     const text = `${at} misses ${count(rest)}${more} ${rest === 1 ? "record that is" : "records that are"} not named here`;
     return rest > 0 ? [...said, { key: JSON.stringify([at, "rest"]), kind: "bad", text }] : said;
   });
+}
+
+// What is not as it has to be, and why the verdict is not known.
+function judged(discrepancies, doubts) {
+  const findings = (discrepancies ?? []).map(({ kind, stage, text, examples }) => ({
+    key: JSON.stringify([kind, stage]),
+    kind: "bad",
+    text: `${kind}: ${text}${examples?.length ? `: ${examples.join(", ")}` : ""}`,
+  }));
+  const unknown = (doubts ?? []).map(({ kind, subject, text }) => ({
+    key: JSON.stringify(["doubt", kind, subject]),
+    kind: "unsure",
+    text: `not known: ${text}`,
+  }));
+  return [...findings, ...unknown];
 }
 
 function remarks(hops, channels) {

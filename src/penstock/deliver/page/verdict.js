@@ -3,7 +3,7 @@
 import { write } from "./elements.js";
 import { count, known, rate } from "./format.js";
 
-const SILENT_AFTER = 30_000_000;
+const SILENT_AFTER = 15_000_000;
 const FRESH = 5_000_000;
 
 export const total = (items, name) => items.reduce((sum, item) => sum + (known(item?.[name]) ? item[name] : 0), 0);
@@ -15,12 +15,16 @@ export function verdictOf({ balance, processes, now }) {
   const missing = total(hops.length ? hops : channels, "missing");
   const silent = now - (processes.audit?.at ?? now);
   const unknown = total(channels, "unknown_seconds");
+  const findings = balance.discrepancies ?? [];
+  const [doubt, ...more] = balance.doubts ?? [];
   if (missing) return { kind: "missing", text: `${count(missing)} missing` };
+  if (findings.length) return { kind: "missing", text: `${count(findings.length)} ${findings.length === 1 ? "finding" : "findings"}` };
   if (silent > SILENT_AFTER) return { kind: "unknown", text: `the audit is silent for ${count(silent / 1e6)} s` };
+  if (doubt) return { kind: "unknown", text: `not known: ${doubt.text}${more.length ? `, and ${count(more.length)} more` : ""}` };
   if (!total(channels, "records") && !total(channels, "claimed")) return { kind: "unknown", text: "nothing was counted yet" };
   if (unknown) return { kind: "unknown", text: `${rate(unknown)} s unknown` };
-  if (balance.whole) return { kind: "whole", text: "every record accounted for" };
-  return { kind: "unknown", text: "records under way" };
+  if (balance.verdict === "whole") return { kind: "whole", text: "every record accounted for" };
+  return { kind: "unknown", text: "waiting for the audit" };
 }
 
 export function showVerdict(pill, { kind, text }) {

@@ -20,7 +20,7 @@ from penstock.pipeline.push.stream import PATIENCE, build
 from penstock.pipeline.push.wake import Waker
 from penstock.serve import address, first, listening, served
 from penstock.serve.patient import http_alone
-from penstock.serve.visitors import Addressed, hosts
+from penstock.serve.visitors import Checked, Visitors
 from penstock.signatures import keys
 
 LEAST = 8 << 20
@@ -77,7 +77,7 @@ class PushProxy:
         with listening("the proxy's", host, port, PATIENCE) as listener:
             where = address(host, listener)
             app = build(shelf, self.token, self.heartbeat.total_seconds())
-            named = Addressed(app, listener, host, *(hosts([self.public]) if self.public else ()))
+            named = Checked(app, Visitors(listener, host, origins=[self.public.rstrip("/")] if self.public else ()))
             config = http_alone(named, _CONNECTIONS, PATIENCE, _FAREWELL)
             pumping = asyncio.create_task(self._pump(pump, stop))
             waking = asyncio.create_task(self._wake(shelf, (self.public or where).rstrip("/")))

@@ -16,7 +16,6 @@ from penstock.contracts import Entry
 from penstock.pipeline.push.shelf import Shelf
 from penstock.serve.replies import Guarded, problem, reply
 from penstock.serve.staying import ServerSentEvents, Tell
-from penstock.serve.visitors import OwnPages
 
 PATIENCE = 30.0
 """Seconds after which a device that takes nothing is dropped."""
@@ -29,7 +28,7 @@ def build(shelf: Shelf, token: str, heartbeat: float) -> Starlette:
     visits = _Visits(shelf, token, heartbeat)
     return Starlette(
         routes=[Route("/", visits.overview), Route("/events", visits.events)],
-        middleware=[Middleware(Guarded, policy=_POLICY), Middleware(OwnPages)],
+        middleware=[Middleware(Guarded, policy=_POLICY)],
     )
 
 

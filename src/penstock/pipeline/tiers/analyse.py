@@ -12,24 +12,26 @@ from functools import partial
 from typing import IO
 
 from penstock.analysis.binder import BinderWire
+from penstock.analysis.checkpoints.note import Note
 from penstock.analysis.checkpoints.rescale import recover
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.operators.statics import Watch, table
-from penstock.analysis.query import Late
+from penstock.analysis.query import Late, Query
 from penstock.analysis.session import session, wait_for_slots
 from penstock.analysis.wire import Wire
 from penstock.channels.kafka import Kafka
 from penstock.clock import SystemClock
 from penstock.contracts import Channels
 from penstock.errors import Misconfigured, Unavailable
-from penstock.pipeline.accounts import accounting
+from penstock.pipeline.accounts import accounting, announce
 from penstock.pipeline.beside import beside
 from penstock.pipeline.description import Description
 from penstock.pipeline.plan import slots_needed, standing_in
-from penstock.pipeline.pulse import pulse
+from penstock.pipeline.pulse import Figures, pulse
 from penstock.pipeline.tiers import Ready, Tier
 from penstock.pipeline.tiers.answering import SLOTS, StateAnswers, answering
+from penstock.pipeline.tiers.lakes import Lakes
 from penstock.pipeline.tiers.queries import Queries
 from penstock.pipeline.tiers.refreshing import Refreshing
 from penstock.pipeline.tiers.topics import bring_about
@@ -47,7 +49,7 @@ _ALL_OF_THEM = 20.0
 
 
 def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
-    """Run the queries until `stop`; raises Unavailable when one of them ends, so that all begin again together."""
+    """Run the queries until `stop`, each restarted alone when it fails; Unavailable when Spark itself has ended."""
     for query in description.queries:
         if recover(f"{wiring.checkpoints}/{query.name}"):
             log.warning("query %s: its rescaling was cut short; its state is as it was before", query.name)
@@ -71,27 +73,47 @@ def _run(description: Description, wiring: Wiring, stop: threading.Event, ready:
         bring_about(channels, description, log.info)
         ids = {topic.name: channels.topic_id(topic.name) for topic in topics(description)}
         started.set()
+
+        def announced(query: Query, note: Note) -> None:
+            announce(channels, description.bookmarks, query.name, query.into, note.writer, note.life)
+
+        spark = replace(spark, announce=announced)
         partitions = {name: len(channels.bounds(name)) for name in description.channels}
         _require_slots(description, wiring, partitions, spark, there)
         # An address that is taken ends all this before a query has begun.
         with answering(StateAnswers(spark, description), wiring.spark.answers) as address:
             queries = Queries(spark, description, channels, ids)
-            queries.start()
+            lakes = Lakes(spark, description, wiring, channels, ids)
             watch = Watch(description.statics, spark.tables, partial(table, spark.spark), SystemClock())
             refreshing = Refreshing(watch, spark, description.queries, queries, SystemClock())
             with (
-                pulse(channels, description.status, Tier.ANALYSE, lambda: {**queries.figures(), "answers": address}),
-                accounting(channels, description.bookmarks, queries.accounts),
-                beside("the reading of static tables", watch.run),
-                beside("the practice of planning", queries.practise),
+                pulse(channels, description.status, Tier.ANALYSE, lambda: _figures(queries, lakes, address)),
+                # From before the first query starts: an account is published as soon as it is complete.
+                accounting(channels, description.bookmarks, lambda: [*queries.accounts(), *lakes.accounts()]),
             ):
+                lakes.require()
+                queries.start()
+                lakes.start(queries)
                 ready()
-                while not stop.wait(_BOUNDARY if refreshing.waits else _LOOK_EVERY):
-                    refreshing.look()
-                    if error := queries.failed():
-                        raise error
-                # Before the accounts are told for the last time.
+                _look_after(queries, refreshing, watch, stop)
+                # Before the accounts are published for the last time.
                 queries.stop()
+
+
+def _figures(queries: Queries, lakes: Lakes, address: str | None) -> Figures:
+    figures = queries.figures()
+    return {**figures, "nodes": {**figures["nodes"], **lakes.figures()}, "answers": address}
+
+
+def _look_after(queries: Queries, refreshing: Refreshing, watch: Watch, stop: threading.Event) -> None:
+    with (
+        beside("the reading of static tables", watch.run),
+        beside("the practice of planning", queries.practise),
+    ):
+        while not stop.wait(_BOUNDARY if refreshing.waits else _LOOK_EVERY):
+            refreshing.look()
+            if error := queries.failed():
+                raise error
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from penstock.serve import authority, first, listening, served
 from penstock.serve.paths import allow_anything
 from penstock.serve.patient import http_alone
 from penstock.serve.replies import Guarded, problem, reply
-from penstock.serve.visitors import Addressed, OwnPages
+from penstock.serve.visitors import Checked, Visitors
 
 log = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def answering(answers: Answers, where: str, reading: float = _READING) -> Iterat
     host, _, port = where.rpartition(":")
     host = host.strip("[]")
     with listening("[spark] answers, the", host, int(port), _PATIENCE) as listener:
-        app = Addressed(_build(answers, reading), listener, host)
+        app = Checked(_build(answers, reading), Visitors(listener, host))
 
         async def serve(stop: threading.Event) -> None:
             async with served(http_alone(app, _TOGETHER, _PATIENCE, 1), listener) as serving:
@@ -121,7 +121,7 @@ def _build(answers: Answers, reading: float) -> Starlette:
 
     return Starlette(
         routes=[Route("/state/{query}", scan), Route("/state/{query}/{key:anything}", get)],
-        middleware=[Middleware(Guarded, policy=_POLICY), Middleware(OwnPages)],
+        middleware=[Middleware(Guarded, policy=_POLICY)],
         exception_handlers={PenstockError: _on_error, HTTPException: _on_http, Exception: _on_fault},
     )
 

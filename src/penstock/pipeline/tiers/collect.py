@@ -27,6 +27,7 @@ from penstock.pipeline.status import Status, listening
 from penstock.pipeline.tiers import Ready, Tier
 from penstock.pipeline.tiers.waiting import until_set
 from penstock.pipeline.wiring import Wiring, simulated
+from penstock.supervise.limits import Space
 
 _TRY_FOR = 60.0
 """Seconds that sources have at the start, until the tier is ready without them."""
@@ -39,6 +40,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
     gc.set_threshold(50_000, 20, 50)
     channels, clock, worker = wiring.bind(), SystemClock(), wiring.collect.worker
     specs = [source for source in description.sources if not worker or shareable(source, wiring)]
+    space = Space(wiring.state, wiring.local.reserve)
     abandoned = [] if worker else left(description, wiring, channels)
     with ExitStack() as stack:
         lags = stack.enter_context(_lags(description, channels))
@@ -55,13 +57,15 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
                 mark_bytes=limit(channels, description.bookmarks),
                 spool=spool_of(name, wiring, channels),
                 others=others(name, [one.name for one in description.sources if one.into == source.into]),
+                lacking=space.lacking,
             )
             for source in specs
             for name in [of_worker(source.name, worker)]
         }
 
         def figures() -> Figures:
-            return {"nodes": {f"source:{name}": _state(pump.figures()) for name, pump in pumps.items()}}
+            nodes = {f"source:{name}": _state(pump.figures()) for name, pump in pumps.items()}
+            return {"nodes": nodes, "disk": space.figures()}
 
         def accounts() -> list[Account]:
             """What was dropped before the channel; what came into it, the audit counts there."""
@@ -165,6 +169,8 @@ def limit(channels: Channels, channel: str) -> int:
 def _state(figures: Mapping[str, Any]) -> dict[str, Any]:
     if figures["done"]:
         return {**figures, "state": "done", "note": "it has given all that it had"}
+    if figures["paused"]:
+        return {**figures, "state": "waiting", "note": figures["paused"]}
     note = figures["trouble"] or ""
     if figures.get("away"):
         note = f"its channel is away: {figures['spooled']:,} records wait on disk"

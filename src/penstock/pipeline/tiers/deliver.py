@@ -35,12 +35,13 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
     app = build(
         channels,
         feeds,
-        [_chart(page) for page in description.pages],
+        [chart_of(page) for page in description.pages],
         graph(description, wiring),
         description.status,
         description.name,
         settings=wiring.page,
         cache=cache_folder().parent / "page",
+        bookmarks=description.bookmarks,
     )
 
     async def serve_all() -> None:
@@ -67,8 +68,10 @@ def _start(channels: Channels, channel: Channel) -> Positions:
     return channels.since(channel.name, SystemClock().now() - microseconds)
 
 
-def _chart(page: PageSpec) -> ChartSpec:
+def chart_of(page: PageSpec) -> ChartSpec:
     made: Any = page.chart
+    if made is None:
+        return ChartSpec(page.channel, page.channel, page.title, page.doc, None)
     if callable(made) and not hasattr(made, "to_dict"):
         made = made()
     if hasattr(made, "to_dict"):

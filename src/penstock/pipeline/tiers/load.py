@@ -1,9 +1,10 @@
-"""The tier of the stores: each with a loader from its channel."""
+"""The tier of the stores that are filled by loaders; lakes are filled by Spark, in the analysis tier."""
 
 import threading
 from dataclasses import replace
 
 from penstock.audit.account import Account
+from penstock.audit.writers import Writers
 from penstock.pipeline.accounts import accounting
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
@@ -11,18 +12,22 @@ from penstock.pipeline.pulse import Figures, pulse
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.tiers import Ready, Tier
 from penstock.pipeline.wiring import Wiring
+from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
 
 
 def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
-    """Every store of the pipeline, each with a loader from its channel."""
+    """Every store of the pipeline that is no lake, each with a loader from its channel."""
     channels, skip_lost = wiring.bind(), wiring.channels.lost == "skip"
 
     def loader(store: StoreSpec) -> Loader:
         opened = store_of(store, description, wiring, channels.topic_id(store.channel))
-        return Loader(channels, store.channel, opened, skip_lost=skip_lost)
+        assert not isinstance(opened, LakeStore)
+        result = description.channels[store.channel].result_of is not None
+        writers = Writers(channels, [description.bookmarks]) if result else None
+        return Loader(channels, store.channel, opened, skip_lost=skip_lost, writers=writers)
 
-    loaders = {store: loader(store) for store in description.stores}
+    loaders = {store: loader(store) for store in description.stores if store not in description.lakes}
 
     def figures() -> Figures:
         return {"nodes": {store_node(store.url, store.channel): loader.figures() for store, loader in loaders.items()}}
@@ -44,7 +49,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
             stop.set()
 
     threads = [
-        threading.Thread(target=work, args=(loader,), name=f"load {store.url}") for store, loader in loaders.items()
+        threading.Thread(target=work, args=(loader,), name=f"load {store.channel}") for store, loader in loaders.items()
     ]
     with pulse(channels, description.status, Tier.LOAD, figures), accounting(channels, description.bookmarks, accounts):
         for thread in threads:

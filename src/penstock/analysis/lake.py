@@ -1,0 +1,203 @@
+"""A lake filled by Spark: each record of a channel is validated once; it becomes a row of the table or a dead letter.
+
+The table says where it stands, so the query needs no checkpoint of its own: it begins at the table's offsets. A batch
+writes its rows as Parquet files, then its dead letters, and then the table commits the files together with the offsets
+and the totals. A batch that a crash cut short is repeated from the offsets of the last commit.
+"""
+
+import shutil
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Protocol
+from uuid import uuid4
+
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
+from pyspark.sql import Column, DataFrame, Observation
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import StructField, StructType
+
+from penstock.analysis import validation
+from penstock.analysis.checkpoints import excluded
+from penstock.analysis.checkpoints.batches import ends_of, on_disk
+from penstock.analysis.checkpoints.note import Note
+from penstock.analysis.engine import Engine
+from penstock.analysis.frames import columns_of, dead_letters, fits, parsed, schema_of
+from penstock.analysis.letters import Letters
+from penstock.analysis.query import Shape
+from penstock.clock import Micros
+from penstock.contracts import Positions
+from penstock.errors import Misconfigured
+
+NUMBERED = (
+    "_sender STRING, _epoch BIGINT, _seq BIGINT, _time TIMESTAMP, _partition INT NOT NULL, _offset BIGINT NOT NULL"
+)
+"""The columns that stand beside those of the payload: the record's origin, and where it lies in the channel."""
+KEYED = "_key STRING, _deleted BOOLEAN NOT NULL, _version BIGINT"
+"""Of a table and a result these as well: the row's key, whether the record deletes it, and its version."""
+_INCOMING = "_incoming"
+"""Where Spark's tasks write, inside the table's folder. Readers leave out what begins with an underscore."""
+_FITS = "_fits"
+
+
+Frame = DataFrame
+Batch = Callable[[DataFrame, Positions], None]
+"""Takes the records of a batch, and the offsets up to which it reads the channel."""
+
+
+class Table(Protocol):
+    """The lake's table, as far as it is filled from here."""
+
+    @property
+    def path(self) -> str: ...
+
+    def positions(self) -> Positions: ...
+
+    def add(self, files: Sequence[Path], reached: Positions, refused: int) -> int: ...
+
+    def append(self, rows: pa.Table, reached: Positions, refused: int) -> int: ...
+
+
+def columns(shape: Shape, keyed: bool) -> StructType:
+    """The table's columns; Misconfigured when a name of the schema is one of the lake's own."""
+    payload = columns_of("value BINARY") if shape.ddl is None else schema_of(shape)
+    added = columns_of(f"{NUMBERED}, {KEYED}" if keyed else NUMBERED)
+    names = {name.lower() for name in added.names}
+    for name in payload.names:
+        if name.lower() in names:
+            raise Misconfigured(
+                f"the schema of {shape.channel}", f'the lake has a column "{name}" of its own', "name it otherwise"
+            )
+        names.add(name.lower())
+    # A row that is deleted has none of them.
+    fields = [StructField(one.name, validation.optional(one.dataType), one.nullable or keyed) for one in payload]
+    return StructType([*fields, *added])
+
+
+def records(raw: DataFrame, shape: Shape, keyed: bool, judged: bool) -> DataFrame:
+    """All records of a channel as rows of its lake, and whether each fits; all do if they are not `judged`."""
+    frame = parsed(raw, shape)
+    own = [F.col("value")] if shape.ddl is None else [
+        validation.declared(F.col(f"doc.`{one.name}`"), one.dataType).alias(one.name) for one in schema_of(shape)
+    ]  # fmt: skip
+    whole = F.lit(True)
+    for name in ("sender", "epoch", "seq", "time"):
+        whole = whole & F.col(f"origin.{name}").isNotNull()
+    values = {
+        **{f"_{name}": F.when(whole, F.col(f"origin.{name}")) for name in ("sender", "epoch", "seq")},
+        "_time": F.when(whole, F.timestamp_micros("origin.time")),
+        "_partition": F.col("partition"),
+        "_offset": F.col("offset"),
+    }
+    if keyed:
+        version = _header("version").try_cast("bigint")
+        values |= {
+            "_key": F.make_valid_utf8(F.col("key").cast("string")),
+            "_deleted": F.col("value").isNull(),
+            "_version": F.when(version.cast("string") == _header("version"), version),
+        }
+    added = [value.alias(name) for name, value in values.items()]
+    return frame.select(*own, *added, (fits(shape) if judged else F.lit(True)).alias(_FITS))
+
+
+def genuine(raw: DataFrame, tokens: Collection[bytes], first: Positions) -> DataFrame:
+    """The rows of a result that one of its writers has written, or that are older than tokens."""
+    if not tokens:
+        return raw
+    token = _header("writer")
+    before = F.col("offset") < _by_partition(first)
+    return raw.where(F.when(token.isNull(), before).otherwise(token.isin([one.decode() for one in tokens])))
+
+
+class Filling:
+    """Fills a table, batch by batch."""
+
+    def __init__(
+        self,
+        table: Table,
+        shape: Shape,
+        keyed: bool,
+        letters: Letters | None,
+        chosen: Callable[[DataFrame], DataFrame] = lambda raw: raw,
+        left_out: Column | None = None,
+    ) -> None:
+        """`letters` gets what does not fit; without them, all fits. `chosen` leaves out what is not to be loaded.
+
+        `left_out` are records that the query fails with: they have their dead letters, and are counted as refused.
+        """
+        self._table, self._shape, self._keyed, self._letters = table, shape, keyed, letters
+        self._chosen, self._left_out = chosen, F.lit(False) if left_out is None else left_out
+        self._first = True
+        self.rows = self.taken = self.refused = 0
+        self.newest: Micros | None = None
+        """When the newest record of the last batch was sent."""
+
+    def __call__(self, batch: DataFrame, reached: Positions) -> None:
+        """Take a batch; `reached` is up to where it reads the channel."""
+        raw = self._chosen(batch)
+        if self._first and (stands := self._table.positions()):
+            raw = raw.where(F.col("offset") >= _by_partition(stands))
+        observed = Observation()
+        known = raw.withColumns({name: F.when(~self._left_out, F.col(name)) for name in ("key", "value")})
+        counted = records(known, self._shape, self._keyed, self._letters is not None).observe(
+            observed,
+            F.count(F.lit(1)).alias("taken"),
+            F.count_if(~F.col(_FITS)).alias("refused"),
+            F.max(F.unix_micros("_time")).alias("newest"),
+        )
+        rows = counted.where(_FITS).drop(_FITS)
+        files = None if "://" in self._table.path else self._written(rows)
+        arrow = rows.toArrow() if files is None else None
+        taken, refused = observed.get["taken"], observed.get["refused"]
+        self.newest = observed.get["newest"]
+        if refused and self._letters is not None:
+            # Before the commit that counts them.
+            letters = dead_letters(raw.where(~self._left_out), self._shape)
+            self._letters.write(row.asDict() for row in letters.toLocalIterator())
+        new = self._table.append(arrow, reached, refused) if files is None else self._table.add(files, reached, refused)
+        self._first = False
+        self.rows, self.taken, self.refused = self.rows + new, self.taken + taken, self.refused + refused
+
+    def _written(self, rows: DataFrame) -> list[Path]:
+        """Let Spark's tasks write the rows; the files lie in the table's folder, and in no version of it."""
+        root = Path(self._table.path)
+        incoming = root / _INCOMING
+        rows.write.mode("overwrite").parquet(str(incoming), compression="snappy")
+        written = sorted(incoming.glob("*.parquet"))
+        files = [file.rename(root / f"part-{uuid4()}.snappy.parquet") for file in written]
+        shutil.rmtree(incoming, ignore_errors=True)
+        return files
+
+
+def fill(engine: Engine, name: str, channel: str, start: Positions, batch: Batch) -> StreamingQuery:
+    """Start the query that hands the records of a channel to `batch`, from these offsets on.
+
+    Its checkpoint is begun anew each time: the table says what is to be read next. The records that it leaves out stay
+    noted there.
+    """
+    folder = on_disk(engine.checkpoint(name)) or Path(mkdtemp(prefix="penstock-"))
+    for old in folder.iterdir() if folder.is_dir() else ():
+        if old.is_dir():
+            shutil.rmtree(old)
+        elif old.name != excluded.NAME:
+            old.unlink()
+    Note(since={channel: start}).write(str(folder))
+
+    def each(frame: DataFrame, number: int) -> None:
+        batch(frame, ends_of(str(folder), number, channel))
+
+    writer = engine.stream(channel, start).writeStream.foreachBatch(each).queryName(name)
+    every = f"{int(engine.settings.every.total_seconds() * 1000)} milliseconds"
+    return writer.option("checkpointLocation", str(folder)).trigger(processingTime=every).start()
+
+
+def _header(name: str) -> Column:
+    return F.expr(f"get(filter(headers, h -> h.key = '{name}'), 0)")["value"].cast("string")
+
+
+def _by_partition(offsets: Positions) -> Column:
+    found = F.lit(0).cast("bigint")
+    for partition, offset in offsets.items():
+        found = F.when(F.col("partition") == partition, F.lit(offset)).otherwise(found)
+    return found

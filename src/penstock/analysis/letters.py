@@ -1,0 +1,81 @@
+"""Records that do not fit, on their way to the dead letters of their channel: each is written once."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from penstock.audit.held import held
+from penstock.clock import Micros
+from penstock.contracts import Channels, Sender
+from penstock.errors import Refused
+from penstock.record import Record
+
+log = logging.getLogger(__name__)
+
+SKEW: Micros = 3_600_000_000
+"""How far the clocks of those who write into channels may be apart."""
+AT_ONCE = 500
+
+
+class Letters:
+    """Writes dead letters. A batch that is repeated after a crash finds those that are there, and adds the others."""
+
+    def __init__(self, channels: Channels, dead: str, since: Callable[[], Micros]) -> None:
+        """`since` tells when the last batch ended: what was written before belongs to other records."""
+        self._channels, self._dead, self._since = channels, dead, since
+        self._there: dict[str, int] | None = None
+
+    def write(self, refused: Iterable[Mapping[str, Any]]) -> None:
+        """Return once each of these rows (key, value and headers, the place among them) is a dead letter.
+
+        Raises Unavailable when that cannot be.
+        """
+        there = self._read() if self._there is None else self._there
+        letters = ((_place(row), _letter(row)) for row in refused)
+        fresh = ((place, one) for place, one in letters if there.get(place) != fingerprint(one.key, one.value))
+        asyncio.run(self._send(fresh))
+        # Only the first batch can be one that is repeated.
+        self._there = {}
+
+    def _read(self) -> dict[str, int]:
+        start = self._channels.since(self._dead, max(0, self._since() - SKEW))
+        found: dict[str, int] = {}
+        for entry in held(self._channels, self._dead, start):
+            told = dict(entry.headers)
+            if "place" in told and "query" not in told:
+                found[told["place"].decode()] = fingerprint(entry.key, entry.value)
+        return found
+
+    async def _send(self, letters: Iterator[tuple[str, Record]]) -> None:
+        async with self._channels.sender() as sender:
+            while some := list(islice(letters, AT_ONCE)):
+                await send(sender, self._dead, some)
+
+
+async def send(sender: Sender, dead: str, some: Sequence[tuple[str, Record]]) -> None:
+    """Write letters, each with the place of its record."""
+    try:
+        await sender.send(dead, [letter for _, letter in some])
+    except Refused as refused:
+        if len(some) > 1:
+            for one in some:
+                await send(sender, dead, [one])
+            return
+        # It lies in its channel, and is counted and named.
+        log.warning("the record %s gets no dead letter: %s", some[0][0], refused.reason)
+
+
+def fingerprint(key: bytes | None, value: bytes | None) -> int:
+    """A channel that was made anew counts its offsets anew; what lies there is another record then."""
+    return hash((key, value))
+
+
+def _letter(row: Mapping[str, Any]) -> Record:
+    key, value = (None if row[part] is None else bytes(row[part]) for part in ("key", "value"))
+    return Record(value, key=key, extra=tuple((one["key"], bytes(one["value"] or b"")) for one in row["headers"]))
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    return next(bytes(one["value"]).decode() for one in reversed(row["headers"]) if one["key"] == "place")

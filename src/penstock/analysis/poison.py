@@ -1,0 +1,259 @@
+"""Records that make a query fail: searched for in its failed batch, and excluded from the query.
+
+Parts of the batch are run by themselves: the query's own function, the encoding of its rows, and what their channel
+takes. A record that fails alone is an offender. It is written to the dead letters of its channel with the error, and
+its offset is remembered beside the checkpoint; the query then sees a record that does not fit, and counts it so.
+
+A failure that needs what earlier batches have left in the state, or several records of one channel together, is not
+found in this way.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Protocol, TypeVar, runtime_checkable
+
+from pyspark.sql import DataFrame
+
+from penstock.analysis.belated import Belated
+from penstock.analysis.binder import raw_table
+from penstock.analysis.books import beginning
+from penstock.analysis.checkpoints.batches import batches, covered, on_disk, unfinished
+from penstock.analysis.checkpoints.excluded import Excluded, exclude, excluded
+from penstock.analysis.engine import Engine
+from penstock.analysis.probe import Probe, Work
+from penstock.analysis.supervision import TooMany
+from penstock.audit.findings import EXCLUDED
+from penstock.audit.held import held
+from penstock.contracts import Channels, Entry, Positions
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_HELD = 20_000
+"""So many records of a failed batch are kept in memory while they are searched."""
+_FEW = 2
+_LONGEST = 500
+"""So much of an error is written with a dead letter."""
+
+
+@runtime_checkable
+class Limited(Protocol):
+    """Channels that say how large a record may be."""
+
+    def limit(self, channel: str) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Offsets of one partition: from the first up to, and without, the end."""
+
+    channel: str
+    partition: int
+    first: int
+    end: int
+
+
+Ranges = tuple[Range, ...]
+Others = Mapping[str, Sequence[Entry]]
+"""Records of the other channels of a query."""
+
+
+class Isolation:
+    """Finds the records that make one query fail. Called with the error when the query has failed again."""
+
+    def __init__(self, engine: Callable[[], Engine], work: Work, channels: Channels, most: int) -> None:
+        """`engine` is the one that the query runs with now; `most` records may be excluded in all."""
+        self._engine, self._work, self._channels, self._most = engine, work, channels, most
+
+    def __call__(self, error: str) -> int:
+        """How many records were found and are excluded from now on. TooMany when there are more than allowed."""
+        engine = self._engine()
+        folder = engine.checkpoint(self._work.name)
+        if (path := on_disk(folder)) is None:
+            log.warning(
+                "query %s: its checkpoint is not on this machine, so no record can be excluded", self._work.name
+            )
+            return 0
+        began, whole = time.monotonic(), self._failed_batch(folder)
+        left = self._most - len(excluded(folder))
+        search = _Search(engine, self._work, self._channels, left)
+        found = search(whole, partial(self._before, folder, whole), path)
+        if len(found) > left:
+            raise TooMany(f"more than {self._most} records make it fail ([spark] poison_limit)")
+        for entry, why in found:
+            reason = f"{EXCLUDED}query {self._work.name} fails with it: {why}"
+            letters = Belated(self._work.name, self._channels, 0, {"reason": reason, "error": why})
+            letters.bury(entry.channel, raw_table([entry]).to_pylist())
+        exclude(folder, [Excluded(one.channel, one.partition, one.offset, why) for one, why in found])
+        places = ", ".join(f"{one.channel}:{one.partition}:{one.offset}" for one, _ in found) or "none"
+        what = f"{search.runs} runs over {_size(whole):,} offsets took {time.monotonic() - began:.1f} s"
+        log.warning("query %s fails with these records, and leaves them out: %s (%s)", self._work.name, places, what)
+        return len(found)
+
+    def _failed_batch(self, folder: str) -> Ranges:
+        """What the batch that has failed was to read."""
+        starts: Mapping[str, Positions] = covered(folder) or beginning(folder, self._work.inputs, self._channels.bounds)
+        begun = batches(folder, begun=True) if unfinished(folder) is not None else []
+        found: list[Range] = []
+        for channel in self._work.inputs:
+            bounds = self._channels.bounds(channel)
+            # In real time, Spark does not note what a batch will read.
+            ends = begun[-1].ends.get(channel, {}) if begun else {at: end for at, (_, end) in bounds.items()}
+            for partition, end in sorted(ends.items()):
+                first = max(starts.get(channel, {}).get(partition, 0), bounds[partition][0])
+                if first < end:
+                    found.append(Range(channel, partition, first, end))
+        return tuple(found)
+
+    def _before(self, folder: str, whole: Ranges) -> Ranges:
+        """The failed batch with what its channels hold before it, as far as that is not too much to be joined."""
+        begin = beginning(folder, self._work.inputs, self._channels.bounds)
+        ends = {(one.channel, one.partition): one.end for one in whole}
+        found: list[Range] = []
+        for channel in self._work.inputs:
+            for partition, (low, end) in self._channels.bounds(channel).items():
+                until = ends.get((channel, partition), end)
+                first = max(low, begin[channel].get(partition, 0), until - _HELD)
+                if first < until:
+                    found.append(Range(channel, partition, first, until))
+        return tuple(found)
+
+
+class _Search:
+    """One search through a failed batch."""
+
+    def __init__(self, engine: Engine, work: Work, channels: Channels, most: int) -> None:
+        self._engine, self._work, self._channels, self._most = engine, work, channels, most
+        # Other channels than Kafka's take rows of any size that fits into memory.
+        self._limit = channels.limit(work.into) if isinstance(channels, Limited) else None
+        self._found: list[tuple[Entry, str]] = []
+        self.runs = 0
+
+    def __call__(self, whole: Ranges, before: Callable[[], Ranges], folder: Path) -> list[tuple[Entry, str]]:
+        """The records that fail, each with its error, or a few more than `most` of them.
+
+        `before` tells what they may have to be joined with.
+        """
+        with Probe(self._engine, self._work, self._limit, folder / "probe") as probe:
+            for channel in self._work.inputs:
+                self._look(probe, channel, self._windows(probe, _of(channel, whole)), {})
+            if not self._found and len(self._work.inputs) > 1:
+                # A record may fail only where it is joined with others, which may have come long before it.
+                self._look_joined(probe, whole, before())
+        return self._found
+
+    def _look_joined(self, probe: Probe, whole: Ranges, context: Ranges) -> None:
+        held_by = {channel: self._entries(_of(channel, context)) for channel in self._work.inputs}
+        for channel in self._work.inputs:
+            others = {name: entries for name, entries in held_by.items() if name != channel}
+            if not self._found and self._error(probe, others) is None:
+                self._look(probe, channel, _pieces(_of(channel, whole)), others)
+
+    def _look(self, probe: Probe, channel: str, windows: Iterator[Ranges], others: Others) -> None:
+        """Find the records of a channel that fail, each together with all of the others."""
+        for window in windows:
+            error = partial(self._error_with, probe, channel, others)
+            for one, why in offenders(self._entries(window), error, self._most - len(self._found)):
+                self._found.append((one, why[:_LONGEST]))
+            if len(self._found) > self._most:
+                return
+
+    def _windows(self, probe: Probe, ranges: Ranges) -> Iterator[Ranges]:
+        """The parts of a channel's ranges that fit into memory; of many, only those that fail."""
+        if _size(ranges) <= _HELD:
+            yield ranges
+        elif self._fails(probe, ranges):
+            for half in _halves(ranges):
+                yield from self._windows(probe, half)
+
+    def _fails(self, probe: Probe, ranges: Ranges) -> bool:
+        self.runs += 1
+        return probe.over(lambda name: self._raw(name, _of(name, ranges))) is not None
+
+    def _raw(self, channel: str, ranges: Ranges) -> DataFrame:
+        if not ranges:
+            return self._engine.nothing(channel)
+        starts = {at: end for at, (_, end) in self._channels.bounds(channel).items()}
+        ends = dict(starts)
+        for one in ranges:
+            starts[one.partition], ends[one.partition] = one.first, one.end
+        return self._engine.batch(channel, ends, starts)
+
+    def _error_with(self, probe: Probe, channel: str, others: Others, some: Sequence[Entry]) -> str | None:
+        return self._error(probe, {channel: some, **others})
+
+    def _error(self, probe: Probe, records: Others) -> str | None:
+        self.runs += 1
+        began = time.monotonic()
+        found = probe(records)
+        count = sum(map(len, records.values()))
+        log.info("query %s: %d records in %.2f s", self._work.name, count, time.monotonic() - began)
+        return found
+
+    def _entries(self, ranges: Ranges) -> list[Entry]:
+        bounds = {one.partition: (one.first, one.end) for one in ranges}
+        return list(held(self._channels, ranges[0].channel, bounds=bounds)) if ranges else []
+
+
+def offenders(records: Sequence[T], error: Callable[[Sequence[T]], str | None], most: int) -> Iterator[tuple[T, str]]:
+    """The records that fail alone, in order, with the error of each; a few more than `most` at most.
+
+    `error` tells what some of the records fail with, None when they do not.
+    """
+    left, found = records, 0
+    while left and found <= most and (why := error(left)) is not None:
+        if found == _FEW and len(left) > most:
+            # Where each of some that lie far apart fails, the limit is reached: not all need to be shown one by one.
+            apart = [error([one]) for one in (left[0], left[len(left) // 2], left[-1])]
+            if None not in apart:
+                yield from ((one, why) for one in left)
+                return
+        first, end, known = 0, len(left), True
+        while end - first > 1:
+            middle = (first + end) // 2
+            half = error(left[first:middle])
+            # What fails, and not with its first half, fails with the second one; or only with both.
+            known = half is not None
+            first, end, why = (first, middle, half) if half is not None else (middle, end, why)
+        alone = why if known else error(left[first:end])
+        if alone is None:
+            return
+        yield left[first], alone
+        found += 1
+        left = left[end:]
+
+
+def _of(channel: str, ranges: Ranges) -> Ranges:
+    return tuple(one for one in ranges if one.channel == channel)
+
+
+def _size(ranges: Ranges) -> int:
+    return sum(one.end - one.first for one in ranges)
+
+
+def _pieces(ranges: Ranges) -> Iterator[Ranges]:
+    """Parts that fit into memory."""
+    if _size(ranges) <= _HELD:
+        yield ranges
+    else:
+        for half in _halves(ranges):
+            yield from _pieces(half)
+
+
+def _halves(ranges: Ranges) -> tuple[Ranges, Ranges]:
+    left = _size(ranges) // 2
+    first: list[Range] = []
+    second: list[Range] = []
+    for one in ranges:
+        middle = min(one.first + left, one.end)
+        left -= middle - one.first
+        if middle > one.first:
+            first.append(Range(one.channel, one.partition, one.first, middle))
+        if middle < one.end:
+            second.append(Range(one.channel, one.partition, middle, one.end))
+    return tuple(first), tuple(second)

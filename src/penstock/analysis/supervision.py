@@ -1,0 +1,246 @@
+"""The supervision of one streaming query: when it fails, it is started again, alone and from its checkpoint.
+
+A failure that comes from outside (a broker that is away, a Python worker that did not connect in time) is retried for
+as long as it lasts. One that comes again at the same offsets may be caused by a record: then `isolate` is asked to find
+the record and to exclude it.
+"""
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from enum import StrEnum
+from typing import Any, Protocol, TypeVar
+
+from penstock.analysis.checkpoints.batches import numbers, on_disk
+from penstock.errors import Misconfigured, Unavailable
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LOOK_EVERY = 0.25
+TRIES = 2
+"""After so many failures at the same offsets, the record that causes them is searched for."""
+SETTLED = 10.0
+"""A query that was restarted counts as running again after so many seconds, or once it has finished a batch."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_TRANSIENT = re.compile(
+    r"Python worker failed to connect back|[Pp]ython daemon|Connection refused|ConnectException|"
+    r"(?:Timeout|Disconnect|Network|Retriable|UnknownTopicOrPartition|UnknownTopicId|NotLeaderOrFollower|"
+    r"LeaderNotAvailable|FencedLeaderEpoch|BrokerNotAvailable|CoordinatorNotAvailable|NotEnoughReplicas\w*|"
+    r"KafkaStorage|NotController|BrokerIdNotRegistered|OutOfOrderSequence\w*|UnknownProducerId)Exception|"
+    r"Failed to get .*offset|No space left on device|is unavailable: "
+)
+"""What Spark and its Kafka client say when the cause lies outside of the records."""
+
+_DAMAGED = re.compile(r"CorruptRecordException|is corrupt|seek past the record|Checksum(?:Exception| error)")
+"""What they say when files are not what was written: of Kafka's log, or of a checkpoint."""
+
+
+class Streaming(Protocol):
+    """The part of a streaming query that its supervision needs."""
+
+    @property
+    def isActive(self) -> bool: ...
+
+    def exception(self) -> Exception | None: ...
+
+    def stop(self) -> None: ...
+
+
+class State(StrEnum):
+    STARTING = "starting"
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    """It has failed, and is started again after a pause."""
+    ISOLATING = "isolating"
+    """It has failed again at the same offsets: the record that causes it is searched for."""
+    STOPPED = "stopped"
+    """It is not started again: too many of its records make it fail."""
+
+
+class TooMany(Exception):
+    """Raised by `isolate` when more records make the query fail than the pipeline allows."""
+
+
+Isolate = Callable[[str], int]
+"""Given the error, finds the records that cause it and excludes them; how many. TooMany ends the query."""
+
+
+class Supervised:
+    """A query that is started again when it fails. `look` is called again and again, by one thread."""
+
+    def __init__(
+        self, name: str, start: Callable[[], Streaming], checkpoint: str, isolate: Isolate | None = None
+    ) -> None:
+        """`start` starts the query where its checkpoint stands, and may raise anything."""
+        self.name = name
+        self._start, self._checkpoint, self._isolate = start, checkpoint, isolate
+        self._lock = threading.RLock()
+        self._query: Streaming | None = None
+        self._state, self._restarts, self._error = State.STARTING, 0, ""
+        self._failures, self._tries = 0, 0
+        self._failed_at: int | None = None
+        self._since = 0.0
+        self._due: float | None = None
+        self._ended = False
+
+    @property
+    def running(self) -> Streaming | None:
+        """The query as it was started last."""
+        return self._query
+
+    def figures(self) -> dict[str, Any]:
+        """What the status tells of it: its state, how often it was started again, and its last failure."""
+        if self._state is State.RESTARTING and self._settled():
+            self._state = State.RUNNING
+        return {"state": str(self._state), "restarts": self._restarts, "error": self._error}
+
+    def adopt(self, query: Streaming) -> None:
+        """Supervise a query that somebody else has started."""
+        with self._lock:
+            self._query, self._due, self._since = query, None, time.monotonic()
+            if self._state is State.STARTING:
+                self._state = State.RUNNING
+
+    def again(self, start: Callable[[], Streaming] | None = None) -> None:
+        """Start it again at once, after it was stopped on purpose. A failure to start is one as any other."""
+        with self._lock:
+            self._begin(start or self._start)
+
+    def run(self, stop: threading.Event) -> None:
+        """Look after it until `stop`."""
+        while not stop.wait(LOOK_EVERY):
+            try:
+                self.look()
+            except Exception:
+                # Such as a JVM that is gone, which whoever looks after the session will notice.
+                log.exception("query %s cannot be looked after", self.name)
+
+    def look(self) -> None:
+        """Notice a failure; start the query again when its pause is over."""
+        with self._lock:
+            query = self._query
+            if self._ended or self._state is State.STOPPED:
+                return
+            if self._due is None and query is not None and not query.isActive:
+                # Without an error it was stopped on purpose; whoever did it will start it again.
+                if (error := query.exception()) is None:
+                    return
+                self._failed(error)
+            if self._due is None or time.monotonic() < self._due:
+                return
+            isolate = self._isolate if self._tries >= TRIES and self._tries & (self._tries - 1) == 0 else None
+        if isolate is not None and not self._isolated(isolate, query):
+            return
+        with self._lock:
+            # Meanwhile it may have been started by somebody else, or ended.
+            if self._query is query and not self._ended:
+                self._restarts += 1
+                self._begin(self._start)
+
+    def stop(self) -> None:
+        """Stop the query, and start it no more."""
+        with self._lock:
+            self._ended = True
+            if self._query is not None:
+                self._query.stop()
+
+    def _begin(self, start: Callable[[], Streaming]) -> None:
+        try:
+            self._query = start()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+            self._failed(error)
+        else:
+            self._due, self._since = None, time.monotonic()
+
+    def _failed(self, error: Exception) -> None:
+        at = last_commit(self._checkpoint)
+        if at != self._failed_at:
+            self._failed_at, self._failures, self._tries = at, 0, 0
+        self._failures += 1
+        self._tries += not is_transient(error)
+        self._state, self._error = State.RESTARTING, telling(error)
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._failures - 1))
+        self._due = time.monotonic() + pause
+        log.warning("query %s has failed, and is started again in %g s: %s", self.name, pause, self._error)
+
+    def _isolated(self, isolate: Isolate, failed: Streaming | None) -> bool:
+        """Whether the query may be started again after the search for records that make it fail."""
+        self._state = State.ISOLATING
+        try:
+            found = isolate(self._error)
+        except TooMany as many:
+            self._state, self._error = State.STOPPED, f"{many}; the last failure was: {self._error}"
+            log.error("query %s is stopped: %s", self.name, self._error)
+            return False
+        except Exception as error:  # noqa: BLE001 - the search is for what may fail in any way
+            log.warning("query %s: the search for what makes it fail has failed: %s", self.name, telling(error))
+            found = 0
+        with self._lock:
+            self._state = State.RESTARTING
+            if found:
+                self._tries = self._failures = 0
+        return True
+
+    def _settled(self) -> bool:
+        query, since = self._query, self._since
+        if self._due is not None or query is None or not query.isActive:
+            return False
+        return last_commit(self._checkpoint) != self._failed_at or time.monotonic() - since > SETTLED
+
+
+def patiently(start: Callable[[], T], tries: int = 5) -> T:
+    """Do something now that may fail for a while for reasons outside of it; give up after some attempts."""
+    for done in range(1, tries):
+        try:
+            return start()
+        except Exception as error:
+            if not is_transient(error):
+                raise
+            log.warning("trying again in %d s: %s", done, telling(error))
+            time.sleep(done)
+    return start()
+
+
+def last_commit(checkpoint: str) -> int | None:
+    """The number of the last batch that was committed; None when there is none, or this machine cannot look there."""
+    path = on_disk(checkpoint)
+    finished = numbers(path / "commits") if path is not None else []
+    return finished[-1] if finished else None
+
+
+def is_transient(error: Exception) -> bool:
+    """Whether a failure comes from outside, so that it may be gone at the next attempt."""
+    # Damaged files are no matter of a record either: what cannot be read cannot be written to the dead letters.
+    text = _without_plan(error)
+    outside = any(pattern.search(text) for pattern in (_TRANSIENT, _DAMAGED))
+    return isinstance(error, Unavailable) or outside
+
+
+def telling(error: Exception) -> str:
+    """The line of an error that tells most: the end of a Python function's trace, otherwise the innermost cause."""
+    if isinstance(error, Misconfigured | Unavailable):
+        return str(error)
+    if damaged := [line.strip() for line in _without_plan(error).splitlines() if _DAMAGED.search(line)]:
+        line = damaged[-1].removeprefix("Caused by: ")
+        return f"{line}; files are damaged: stop the pipeline and run penstock repair"
+    return _line(error)
+
+
+def _without_plan(error: Exception) -> str:
+    """What an error says, without the plan that Spark adds: that holds the words of the query, not of the failure."""
+    return re.sub(r"=== Streaming Query ===.*?(?=\nJVM stacktrace|\Z)", "", str(error), flags=re.DOTALL)
+
+
+def _line(error: Exception) -> str:
+    lines = [line.strip() for line in _without_plan(error).splitlines() if line.strip()] or [type(error).__name__]
+    if any("PYTHON_EXCEPTION" in line for line in lines[:3]) or "PythonException" in lines[0]:
+        traced = [line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception|Misconfigured)\b", line)]
+        return (traced or lines)[-1].removeprefix("penstock.errors.Misconfigured: ")
+    if lost := re.search(r"\(TID \d+\) \(.*?\): (.+)", lines[0]):
+        return lost[1]
+    caused = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]
+    return (caused or lines)[-1] if caused else lines[0]

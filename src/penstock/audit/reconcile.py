@@ -1,0 +1,535 @@
+"""Stores compared with their channels, row by row, while both change.
+
+Two kinds of stores implement two small interfaces. A `RecordStore` keeps a row for each record, and knows of each the
+partition and the offset: the offsets that it holds are compared, as runs, with those that it has loaded. A `TableStore`
+keeps the newest row of each key: rows are compared with what the channel says, at the very offsets up to which the
+store was filled when the rows were read. Neither is ever compared beyond the offsets that the store itself reports, so
+what is still to be loaded is not missing. A difference counts when it is seen twice.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import NamedTuple, Protocol
+
+from penstock.audit.findings import shown_key
+from penstock.audit.held import held
+from penstock.audit.judge import Discrepancy, Doubt
+from penstock.audit.runs import Runs
+from penstock.audit.writers import Writers
+from penstock.clock import Clock, Micros
+from penstock.contracts import Channels, Entry, Positions, Reader
+from penstock.errors import PenstockError, Unaccounted, Unavailable
+from penstock.record import Origin
+
+log = logging.getLogger(__name__)
+
+NAMED = 10
+"""So many rows are named in a finding."""
+ROWS = 200_000
+"""So many rows of a table are compared again and again: those that changed last. `--deep` compares all."""
+AT_ONCE, EACH_TURN = 500, 5_000
+"""So many rows of a table are asked for in one request, and in one turn."""
+TURNS = 3
+"""A small table is compared whole in so many turns."""
+READ = 50_000
+"""So many entries of a channel are read in one turn at most."""
+MARGIN: Micros = 5_000_000
+"""Rows that perish within so many microseconds are not compared: clocks differ."""
+PATIENCE = 15.0
+"""Seconds during which a store may be away before that is a doubt."""
+SEARCHED = 200_000
+"""So many offsets of a channel are searched at most for the names of missing rows."""
+
+Interval = tuple[int, int, int]
+"""Offsets of a partition: partition, first, last."""
+
+
+# --- stores that keep each record -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """The rows of a store, as of one commit."""
+
+    since: Positions
+    stands: Positions
+    """From where to where it was filled."""
+    passed: int
+    """How many rows it has written in between, by its own count."""
+    rows: Mapping[int, Runs]
+    """The offsets of the rows, per partition."""
+    doubled: Sequence[Interval] = ()
+    """Offsets that have more than one row."""
+    unreadable: Sequence[str] = ()
+    """Files with rows that cannot be read, each with the reason."""
+
+
+class RecordStore(Protocol):
+    """A store that keeps a row for each record, with the partition and offset of each."""
+
+    def holdings(self) -> Holdings | None:
+        """What it holds; None when there is nothing to look at yet. The same object while nothing has changed."""
+
+    def numbers(self) -> Mapping[tuple[str, int], Runs]:
+        """Which numbers it holds, per sender and epoch. This reads all of it, and is asked for if rows are missing."""
+
+
+class Check(Protocol):
+    """The comparison of one store with its channel. One thread calls it."""
+
+    stage: str
+    complete: bool
+    """The whole store was compared at least once."""
+
+    def turn(self) -> None:
+        """Compare some more, within bounds of time."""
+
+    def discrepancies(self) -> tuple[Discrepancy, ...]: ...
+
+    def close(self) -> None: ...
+
+
+class RecordCheck:
+    """A store that keeps each record, compared by the offsets of its rows."""
+
+    def __init__(self, stage: str, channel: str, store: RecordStore, channels: Channels, dead: str = "") -> None:
+        """`dead`: the channel with the dead letters of this one."""
+        self.stage, self.complete = stage, False
+        self._channel, self._dead, self._store, self._channels = channel, dead, store, channels
+        self._looked: Holdings | None = None
+        self._whole: Holdings | None = None
+        self._suspected: tuple[object, ...] = ()
+        self._found: tuple[Discrepancy, ...] = ()
+
+    def turn(self) -> None:
+        holdings = self._store.holdings()
+        if holdings is None:
+            self.complete, self._found = True, ()
+            return
+        facts = _facts(holdings)
+        if not any(facts):
+            self._found, self._suspected, self._whole = (), (), holdings
+        elif facts == self._suspected:
+            if holdings is not self._looked or not self._found:
+                self._found = tuple(self._named(holdings))
+                self._looked = holdings
+        else:
+            # A file may be read while it is replaced: what is seen once more is so.
+            self._suspected = facts
+            return
+        self.complete = True
+
+    def discrepancies(self) -> tuple[Discrepancy, ...]:
+        return self._found
+
+    def close(self) -> None:
+        pass
+
+    def _named(self, holdings: Holdings) -> Iterator[Discrepancy]:
+        missing, foreign, _, _ = _facts(holdings)
+        for text in holdings.unreadable:
+            yield Discrepancy("changed", self.stage, 1, f"{self.stage}: {text}")
+        if missing:
+            names = tuple(self._missing(holdings, missing))
+            yield Discrepancy("missing", self.stage, missing, _told(self.stage, missing, "missing"), names)
+        if holdings.doubled:
+            count = sum(last - first + 1 for _, first, last in holdings.doubled)
+            names = tuple(_interval(one) for one in holdings.doubled[:NAMED])
+            yield Discrepancy("doubled", self.stage, count, _told(self.stage, count, "there more than once"), names)
+        if foreign:
+            names = tuple(_interval(one) for one in _beyond(holdings))[:NAMED]
+            yield Discrepancy("forged", self.stage, foreign, _told(self.stage, foreign, "of no loaded record"), names)
+
+    def _missing(self, holdings: Holdings, count: int) -> Iterator[str]:
+        """The names of missing rows."""
+        gone = list(self._gone(holdings))
+        if sum(last - first + 1 for _, first, last in gone) != count:
+            # Some were missing before the first look, or never came.
+            gone = list(self._unexplained(holdings))
+        named = 0
+        for partition, first, last in gone:
+            origins = self._origins(partition, first, min(last, first + NAMED - 1))
+            for offset in range(first, last + 1):
+                if named >= min(count, NAMED):
+                    return
+                named += 1
+                yield f"partition {partition}, offset {offset}{origins.get(offset, '')}"
+
+    def _gone(self, holdings: Holdings) -> Iterator[Interval]:
+        """Offsets that had a row when the store was last whole, and have none now."""
+        if self._whole is None:
+            return
+        for partition, runs in self._whole.rows.items():
+            left = holdings.rows.get(partition, Runs())
+            for first, last in runs:
+                around = Runs([(first - 1, first - 1), (last + 1, last + 1)])
+                for one, other in left.between(first, last):
+                    around.add(one, other)
+                for gap in around.missing():
+                    yield partition, *gap
+
+    def _unexplained(self, holdings: Holdings) -> Iterator[Interval]:
+        """Offsets without a row whose record was neither refused nor a duplicate, as far as the channel has them."""
+        gaps: dict[int, Runs] = {}
+        for partition, first, last in _gaps(holdings):
+            gaps.setdefault(partition, Runs()).add(first, last)
+        try:
+            refused, numbers = set(self._refused(gaps)), self._store.numbers()
+            bounds, left = self._channels.bounds(self._channel), SEARCHED
+            for partition, runs in gaps.items():
+                low, end = bounds.get(partition, (0, 0))
+                start, end = max(low, runs.first or 0), min(end, (runs.last or 0) + 1)
+                for entry in held(self._channels, self._channel, {partition: start}, {partition: (low, end)}):
+                    left -= 1
+                    if left < 0:
+                        return
+                    if entry.offset not in runs or (partition, entry.offset) in refused:
+                        continue
+                    origin = Origin.read(entry.headers)
+                    if origin is None or origin.seq not in numbers.get((origin.sender, origin.epoch), ()):
+                        yield partition, entry.offset, entry.offset
+        except (Unavailable, Unaccounted) as error:
+            log.warning("the missing rows of %s are not named: %s", self.stage, error)
+
+    def _refused(self, gaps: Mapping[int, Runs]) -> Iterator[tuple[int, int]]:
+        """Offsets within the gaps whose records lie in the dead letters."""
+        for entry in held(self._channels, self._dead) if self._dead else ():
+            place = next((value for name, value in reversed(entry.headers) if name == "place"), b"")
+            channel, _, offset = place.decode(errors="replace").rpartition(":")
+            channel, _, partition = channel.rpartition(":")
+            if channel != self._channel or not (partition.isdecimal() and offset.isdecimal()):
+                continue
+            if int(offset) in gaps.get(int(partition), ()):
+                yield int(partition), int(offset)
+
+    def _origins(self, partition: int, first: int, last: int) -> dict[int, str]:
+        """Who sent these records, and as which numbers; those that the channel has no longer are left out."""
+        found: dict[int, str] = {}
+        try:
+            low, end = self._channels.bounds(self._channel).get(partition, (0, 0))
+            part = {partition: (low, min(end, last + 1))}
+            for entry in held(self._channels, self._channel, {partition: first}, part):
+                if (origin := Origin.read(entry.headers)) is not None:
+                    found[entry.offset] = f" ({origin.sender}/{origin.epoch}: {origin.seq})"
+        except (Unavailable, Unaccounted) as error:
+            log.warning("the missing rows of %s are not named: %s", self.stage, error)
+        return found
+
+
+def _facts(holdings: Holdings) -> tuple[int, int, tuple[Interval, ...], tuple[str, ...]]:
+    """Missing rows, foreign rows, doubled rows, and files that cannot be read."""
+    within = 0
+    for partition, runs in holdings.rows.items():
+        since, stands = holdings.since.get(partition, 0), holdings.stands.get(partition, 0)
+        within += sum(max(0, min(last, stands - 1) - max(first, since) + 1) for first, last in runs)
+    beyond = sum(last - first + 1 for _, first, last in _beyond(holdings))
+    missing, more = max(0, holdings.passed - within), max(0, within - holdings.passed)
+    return missing, more + beyond, tuple(holdings.doubled), tuple(holdings.unreadable)
+
+
+def _beyond(holdings: Holdings) -> Iterator[Interval]:
+    """Offsets of rows that the store was never filled up to."""
+    for partition, runs in holdings.rows.items():
+        stands = holdings.stands.get(partition, 0)
+        for first, last in runs:
+            if last >= stands:
+                yield partition, max(first, stands), last
+
+
+def _gaps(holdings: Holdings) -> Iterator[Interval]:
+    """Offsets without a row, in what was loaded."""
+    for partition, stands in sorted(holdings.stands.items()):
+        at = holdings.since.get(partition, 0)
+        for first, last in holdings.rows.get(partition, Runs()):
+            if first >= stands:
+                break
+            if first > at:
+                yield partition, at, first - 1
+            at = max(at, last + 1)
+        if at < stands:
+            yield partition, at, stands - 1
+
+
+def _interval(one: Interval) -> str:
+    partition, first, last = one
+    return f"partition {partition}, offset{'' if first == last else 's'} {first}{'' if first == last else f'–{last}'}"
+
+
+def _told(stage: str, count: int, what: str) -> str:
+    return f"{stage}: {count:,} {'row is' if count == 1 else 'rows are'} {what}"
+
+
+# --- stores that keep the newest row of each key ----------------------------------------------------------------------
+
+
+class Kept(NamedTuple):
+    """A row as a table holds it; both None when it is not there."""
+
+    row: bytes | None
+    version: int | None
+
+
+class TableStore(Protocol):
+    """A store that keeps the newest row of each key."""
+
+    @property
+    def ttl(self) -> timedelta | None:
+        """How long after they were appended rows perish."""
+
+    @property
+    def ttl_since(self) -> Micros | None:
+        """Rows that were appended before this may perish by another rule. As of the last `kept`; None: all may."""
+
+    def kept(self, keys: Sequence[bytes]) -> tuple[Positions, Sequence[Kept]]:
+        """The rows of these keys, and how far the store was filled at the same moment."""
+
+    def key(self, entry: Entry) -> bytes:
+        """The key under which it keeps an entry."""
+
+    def version(self, entry: Entry) -> int | None:
+        """The version by which it compares an entry; None when it has none."""
+
+    def close(self) -> None: ...
+
+
+class Expected(NamedTuple):
+    """What a row has to be: its version, the hash of its value (None: deleted), when it was appended."""
+
+    version: int | None
+    digest: int | None
+    appended: Micros
+    also: tuple[int, ...] = ()
+    """Of values that were written again under the same version."""
+
+
+class Table:
+    """What a table has to hold, from the entries of its channel. No I/O.
+
+    It remembers the rows that changed last, `most` of them.
+    """
+
+    def __init__(self, store: TableStore, most: int | None = ROWS) -> None:
+        self._store, self._most = store, most
+        self.rows: dict[bytes, Expected] = {}
+
+    def apply(self, entry: Entry) -> None:
+        """As the store does: a row is written only over an older version; one without a version always."""
+        key, version = self._store.key(entry), self._store.version(entry)
+        digest = None if entry.value is None else hash(entry.value)
+        known = self.rows.get(key)
+        if known is not None and version is not None and known.version is not None and version <= known.version:
+            if version == known.version and digest is not None and digest != known.digest:
+                self.rows[key] = known._replace(also=(*known.also[-3:], digest))
+            return
+        self.rows.pop(key, None)
+        self.rows[key] = Expected(version, digest, entry.appended)
+        if self._most is not None and len(self.rows) > self._most:
+            del self.rows[next(iter(self.rows))]
+
+    def compare(self, key: bytes, kept: Kept, now: Micros) -> str | None:
+        """What is wrong with a row: missing, or changed; None when it is as it has to be, or nobody can tell."""
+        due = self.rows.get(key)
+        if due is None or self._perishes(due, now):
+            return None
+        if due.digest is None:
+            return None if kept.row is None else "changed"
+        if kept.row is None:
+            since = self._store.ttl_since
+            return None if since is None or due.appended < since else "missing"
+        same = hash(kept.row) in (due.digest, *due.also) and kept.version == due.version
+        return None if same else "changed"
+
+    def _perishes(self, due: Expected, now: Micros) -> bool:
+        ttl = self._store.ttl
+        if ttl is None:
+            return False
+        return due.appended <= 0 or due.appended + ttl // timedelta(microseconds=1) < now + MARGIN
+
+
+class TableCheck:
+    """A table, compared slice by slice with what its channel says at the offsets up to which it was filled."""
+
+    def __init__(
+        self,
+        stage: str,
+        channel: str,
+        store: TableStore,
+        channels: Channels,
+        clock: Clock,
+        writers: Writers | None = None,
+        most: int | None = ROWS,
+        each_turn: int = EACH_TURN,
+    ) -> None:
+        self.stage, self.complete = stage, False
+        self._channel, self._store, self._channels, self._clock = channel, store, channels, clock
+        self._writers, self._each_turn = writers, each_turn
+        self.table = Table(store, most)
+        self._opened = ExitStack()
+        self._reader: Reader | None = None
+        self._applied: dict[int, int] = {}
+        self._pending: dict[int, deque[Entry]] = {}
+        self._left: list[bytes] = []
+        self._suspected: dict[bytes, str] = {}
+        self._found: dict[bytes, str] = {}
+
+    def turn(self) -> None:
+        stands, _ = self._store.kept(())
+        if not self._reach(stands, READ):
+            # A store that has lost rows and offsets together is filled again; until then nothing is known of it.
+            self.complete = self.complete and not any(at > stands.get(part, 0) for part, at in self._applied.items())
+            return
+        again = list(self._suspected.keys() | self._found.keys())[: self._each_turn]
+        if not self._left:
+            self._left = list(self.table.rows)
+        size = min(self._each_turn, max(AT_ONCE, len(self.table.rows) // TURNS + 1))
+        some, self._left = self._left[:size], self._left[size:]
+        keys = [*again, *(key for key in some if key not in self._suspected and key not in self._found)]
+        for start in range(0, len(keys), AT_ONCE):
+            if not self._compare(keys[start : start + AT_ONCE]):
+                self._left = [*keys[start:], *self._left]
+                return
+        self.complete = self.complete or (not self._left and not self._suspected)
+
+    def discrepancies(self) -> tuple[Discrepancy, ...]:
+        made = []
+        for kind, what in (("missing", "missing"), ("changed", "not as the channel says")):
+            keys = [key for key, wrong in self._found.items() if wrong == kind]
+            if keys:
+                names = tuple(self._name(key) for key in keys[:NAMED])
+                text = _told(self.stage, len(keys), what)
+                made.append(
+                    Discrepancy("missing" if kind == "missing" else "changed", self.stage, len(keys), text, names)
+                )
+        return tuple(made)
+
+    def foreign(self, keys: Sequence[bytes]) -> list[bytes]:
+        """Those of the keys that the table has a row for, and that no record of the channel has."""
+        stands, rows = self._store.kept(keys)
+        if not self._reach(stands, READ):
+            return []
+        found = zip(keys, rows, strict=True)
+        return [key for key, kept in found if kept.row is not None and key not in self.table.rows]
+
+    def close(self) -> None:
+        self._opened.close()
+        self._store.close()
+
+    def _name(self, key: bytes) -> str:
+        due = self.table.rows.get(key)
+        version = "" if due is None or due.version is None else f", version {due.version}"
+        return f"key {shown_key(key)}{version}"
+
+    def _compare(self, keys: Sequence[bytes]) -> bool:
+        """Compare these rows; False when the store is not where its channel can be read to."""
+        stands, rows = self._store.kept(keys)
+        if not self._reach(stands, READ):
+            return False
+        now = self._clock.now()
+        for key, kept in zip(keys, rows, strict=True):
+            wrong = self.table.compare(key, kept, now)
+            if wrong is None:
+                self._suspected.pop(key, None)
+                self._found.pop(key, None)
+            elif key in self._found or self._suspected.get(key) == wrong:
+                self._suspected.pop(key, None)
+                self._found[key] = wrong
+            else:
+                self._suspected[key] = wrong
+        return True
+
+    def _reach(self, stands: Positions, most: int) -> bool:
+        """Apply what the channel holds up to exactly there. False when that takes longer, or was passed already."""
+        reader = self._reader or self._open()
+        self._take(stands)
+        while most > 0 and any(self._applied.get(at, 0) < end for at, end in stands.items()):
+            entries = reader.read(min(AT_ONCE * 10, most), 0.5)
+            genuine = entries if self._writers is None else self._writers.genuine(entries)
+            for entry in genuine:
+                self._pending.setdefault(entry.partition, deque()).append(entry)
+            before = dict(self._applied)
+            self._take(stands)
+            most -= max(1, len(entries))
+            if not entries and before == self._applied:
+                return False
+        return all(at == stands.get(partition, 0) for partition, at in self._applied.items())
+
+    def _take(self, stands: Positions) -> None:
+        assert self._reader is not None
+        reached = self._reader.positions(self._channel)
+        for partition, end in stands.items():
+            pending = self._pending.get(partition, deque())
+            while pending and pending[0].offset < end:
+                self.table.apply(pending.popleft())
+            at = end if pending else min(end, reached.get(partition, 0))
+            self._applied[partition] = max(at, self._applied.get(partition, 0))
+
+    def _open(self) -> Reader:
+        start: Positions = {}
+        if self._store.ttl is not None:
+            # What has perished need not be read.
+            start = self._channels.since(
+                self._channel, self._clock.now() - self._store.ttl // timedelta(microseconds=1)
+            )
+        opening: AbstractContextManager[Reader] = self._channels.reader({self._channel: start})
+        self._reader = self._opened.enter_context(opening)
+        return self._reader
+
+
+# --- all of them ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Reconciler:
+    """The stores of a pipeline, compared in turns. One thread calls `turn`; any may ask for what it found."""
+
+    checks: Sequence[Callable[[], Check]]
+    stages: Sequence[str]
+    elapsed: Callable[[], float] = time.monotonic
+    _open: dict[int, Check] = field(default_factory=dict)
+    _failing: dict[int, tuple[float, str]] = field(default_factory=dict)
+    discrepancies: tuple[Discrepancy, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+
+    def __post_init__(self) -> None:
+        self._publish({})
+
+    def turn(self) -> None:
+        """Compare some of each store. One that cannot be read does not keep the others from being compared."""
+        found: dict[int, tuple[Discrepancy, ...]] = {}
+        for number, check in enumerate(self.checks):
+            try:
+                if number not in self._open:
+                    self._open[number] = check()
+                self._open[number].turn()
+                found[number] = self._open[number].discrepancies()
+                self._failing.pop(number, None)
+            except Exception as error:  # Whatever it is: this store is not compared, and the others are.
+                if not isinstance(error, PenstockError):
+                    log.exception("%s cannot be compared", self.stages[number])
+                since, _ = self._failing.get(number, (self.elapsed(), ""))
+                self._failing[number] = (since, str(error))
+                if isinstance(error, Unaccounted) and (failed := self._open.pop(number, None)) is not None:
+                    # The channel has removed what was to be read next: it is read again from its beginning.
+                    failed.close()
+        self._publish(found)
+
+    def close(self) -> None:
+        for check in self._open.values():
+            check.close()
+
+    def _publish(self, found: Mapping[int, tuple[Discrepancy, ...]]) -> None:
+        doubts = []
+        for number, stage in enumerate(self.stages):
+            check, failing = self._open.get(number), self._failing.get(number)
+            if failing is not None and self.elapsed() - failing[0] > PATIENCE:
+                doubts.append(Doubt("store", stage, f"{stage} cannot be compared with its channel: {failing[1]}"))
+            elif check is None or not check.complete:
+                doubts.append(Doubt("store", stage, f"{stage} is not yet compared with its channel"))
+        known = {**{number: one.discrepancies() for number, one in self._open.items()}, **found}
+        self.discrepancies = tuple(one for some in known.values() for one in some)
+        self.doubts = tuple(doubts)

@@ -1,0 +1,55 @@
+"""`penstock repair`: what lies damaged in a state folder, and the way to go on without it."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.options import AsJson, Folder, Profile
+from penstock.errors import Misconfigured
+from penstock.pipeline.repair import damages
+from penstock.pipeline.services import ROLE
+from penstock.pipeline.wiring import Wiring
+from penstock.supervise.folder import StateFolder
+
+
+def repair(
+    folder: Folder = Path(),
+    profile: Profile = None,
+    apply: Annotated[
+        bool, typer.Option("--apply", help="Do it; what is taken out is kept in .penstock/damaged.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Look for damaged files of a pipeline that is stopped: Kafka's log, spools, Redis, the ledger, checkpoints.
+
+    Names each with what follows from it and what can be done; --apply does it. Exits with 1 when something is damaged,
+    and was not repaired.
+    """
+    wiring = Wiring.read(folder, profile)
+    if not wiring.state.is_dir():
+        raise Misconfigured(str(wiring.state), "there is no state folder", "name the folder of the pipeline: --folder")
+    left, told = 0, []
+    with StateFolder(wiring.state).held(), StateFolder(wiring.state, ROLE).held():
+        for one in damages(wiring):
+            done = one.repair() if apply and one.repair else None
+            left += done is None
+            facts = {"file": str(one.file), "problem": one.problem, "consequence": one.consequence}
+            told.append({**facts, "way_out": one.way_out, "repaired": done})
+            if not as_json:
+                typer.echo(f"{one.file}: {one.problem}\n  what follows: {one.consequence}")
+                typer.echo(
+                    f"  repaired: {one.way_out}; {done}"
+                    if done
+                    else f"  what to do: {_way_out(one.way_out, one.repair is not None)}"
+                )
+    if as_json:
+        typer.echo(json.dumps(told, ensure_ascii=False))
+    elif not told:
+        typer.echo("nothing is damaged, as far as files tell")
+    raise typer.Exit(1 if left else 0)
+
+
+def _way_out(text: str, possible: bool) -> str:
+    return f"penstock repair --apply: {text}" if possible else text

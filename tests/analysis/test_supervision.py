@@ -1,0 +1,172 @@
+"""What becomes of a query that fails. That the others go on: tests/pipeline/tiers/test_queries.py."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from penstock.analysis import supervision
+from penstock.analysis.supervision import State, Supervised, TooMany, is_transient, patiently, telling
+from penstock.errors import Unavailable
+
+Eventually = Callable[..., None]
+
+CONNECT = "Job aborted: org.apache.spark.SparkException: Python worker failed to connect back."
+
+
+class Query:
+    """A query that runs until it is told why it fails."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.isActive = True
+
+    def exception(self) -> Exception | None:
+        return self.error
+
+    def stop(self) -> None:
+        self.isActive = False
+
+    def fail(self, why: str) -> None:
+        self.isActive, self.error = False, ValueError(why)
+
+
+class Case:
+    """A supervised query, and all that it was started as."""
+
+    def __init__(self, folder: Path, isolate: Callable[[str], int] | None = None) -> None:
+        self.folder = folder
+        self.started: list[Query] = []
+        self.refusals: list[Exception] = []
+        self.supervised = Supervised("q", self.start, str(folder), isolate)
+        self.supervised.adopt(self.start())
+
+    def start(self) -> Query:
+        if self.refusals:
+            raise self.refusals.pop()
+        self.started.append(Query())
+        return self.started[-1]
+
+    def commit(self, number: int) -> None:
+        (self.folder / "commits").mkdir(exist_ok=True)
+        (self.folder / "commits" / str(number)).touch()
+
+    def fails(self, why: str, eventually: Eventually) -> None:
+        """It fails, and is started again."""
+        before = len(self.started)
+        self.started[-1].fail(why)
+
+        def again() -> bool:
+            self.supervised.look()
+            return len(self.started) > before
+
+        eventually(again)
+
+    @property
+    def state(self) -> object:
+        return self.supervised.figures()["state"]
+
+
+def test_a_query_that_fails_is_started_again(
+    tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(tmp_path)
+    assert case.supervised.figures() == {"state": "running", "restarts": 0, "error": ""}
+    case.fails("first\nsecond", eventually)
+    assert case.supervised.figures() == {"state": "restarting", "restarts": 1, "error": "first"}
+    # It runs again once it has finished a batch, or has run for a while without a failure.
+    case.commit(0)
+    assert case.state == State.RUNNING
+    case.fails("other", eventually)
+    assert case.supervised.figures() == {"state": "restarting", "restarts": 2, "error": "other"}
+    monkeypatch.setattr(supervision, "SETTLED", -1.0)
+    assert case.state == State.RUNNING
+
+
+def test_a_query_that_was_stopped_on_purpose_is_left_alone(tmp_path: Path) -> None:
+    case = Case(tmp_path)
+    case.started[0].stop()
+    case.supervised.look()
+    assert len(case.started) == 1
+    case.supervised.again()
+    case.supervised.stop()
+    assert [query.isActive for query in case.started] == [False, False]
+    case.supervised.look()
+    assert (len(case.started), case.supervised.figures()["restarts"]) == (2, 0)
+
+
+def test_a_query_that_cannot_be_started_is_tried_again(tmp_path: Path, eventually: Eventually) -> None:
+    case = Case(tmp_path)
+    case.refusals = [Unavailable("Kafka", "it is away")]
+    case.fails("once", eventually)
+    assert case.supervised.figures()["restarts"] == 2
+
+
+def test_what_fails_again_at_the_same_offsets_is_isolated(tmp_path: Path, eventually: Eventually) -> None:
+    asked: list[str] = []
+    case = Case(tmp_path, lambda error: asked.append(error) or 1)  # type: ignore[func-returns-value]
+    case.commit(3)
+    case.fails("one", eventually)
+    case.commit(4)
+    case.fails("two", eventually)
+    # What comes from outside is no reason to search.
+    case.fails(CONNECT, eventually)
+    assert asked == []
+    case.fails("three", eventually)
+    assert asked == ["three"]
+    # Something was found: the count begins anew.
+    case.fails("four", eventually)
+    assert asked == ["three"]
+
+
+def test_a_query_with_too_many_such_records_is_stopped(tmp_path: Path, eventually: Eventually) -> None:
+    def isolate(error: str) -> int:
+        raise TooMany("100 records make it fail")
+
+    case = Case(tmp_path, isolate)
+    case.fails("bad", eventually)
+    case.started[-1].fail("bad")
+
+    def stopped() -> bool:
+        case.supervised.look()
+        return case.state == State.STOPPED
+
+    eventually(stopped)
+    case.supervised.look()
+    assert len(case.started) == 2
+    assert case.supervised.figures()["error"] == "100 records make it fail; the last failure was: bad"
+
+
+@pytest.mark.parametrize(
+    ("text", "transient"),
+    [
+        (CONNECT, True),
+        ("org.apache.kafka.common.errors.TimeoutException: Topic x not present in metadata after 60000 ms.", True),
+        ("org.apache.kafka.common.errors.RecordTooLargeException: The message is 1200000 bytes", False),
+        ("[DIVIDE_BY_ZERO] Division by zero. Use `try_divide`", False),
+        # The plan that Spark adds is no part of what went wrong.
+        ("[DIVIDE_BY_ZERO] No.\n=== Streaming Query ===\nfrom_json(columnNameOfCorruptRecord, is corrupt)", False),
+        ("org.apache.kafka.common.errors.CorruptRecordException: Record is corrupt", True),
+    ],
+)
+def test_a_failure_from_outside_is_known_by_its_words(text: str, transient: bool) -> None:
+    assert is_transient(ValueError(text)) is transient
+
+
+def test_the_innermost_cause_tells_most() -> None:
+    assert telling(ValueError("Job aborted\n\tat x\nCaused by: a: b\n\tat y\nCaused by: c: d\n\tat z")) == "c: d"
+
+
+def test_a_start_is_tried_again_while_the_cause_lies_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    errors = [ValueError("no"), ValueError(CONNECT), ValueError(CONNECT)]
+
+    def start() -> str:
+        if errors:
+            raise errors.pop()
+        return "started"
+
+    with pytest.raises(ValueError, match="no"):
+        patiently(start)
+    assert patiently(start) == "started"
