@@ -94,6 +94,11 @@ class Flow:
         found = balance(self.ledger.content(), self.clock.now())
         return found.with_report(Report(found.at, False, self.reconciler.discrepancies, self.reconciler.doubts))
 
+    def stored(self) -> bool:
+        """Whether both stores hold rows that can be harmed."""
+        lake = DeltaTable.is_deltatable(self.lake.path) and DeltaTable(self.lake.path).count() > 0
+        return lake and any(self.client.scan_iter(f"penstock:{RESULT}:row:*"))
+
     def harm(self, stage: str, kind: str, chance: random.Random) -> Harm:
         if stage == TABLE:
             return RedisTampering(self.client, RESULT).harm(kind, chance)
@@ -142,7 +147,7 @@ def named(found: Balance, stage: str, harm: Harm, count: int) -> bool:
 def test_each_harm_is_named_in_time(flow: Flow) -> None:
     chance, longest = random.Random(CASES), 0.0
     began = time.monotonic()
-    while flow.number < 200 or not DeltaTable.is_deltatable(flow.lake.path):
+    while flow.number < 200 or not flow.stored():
         assert flow.judged().verdict is not Verdict.MISSING
         assert time.monotonic() - began < WITHIN
     until(flow, lambda found: found.verdict is Verdict.WHOLE)

@@ -54,7 +54,7 @@ def test_aborted_records_between_others_are_no_loss(made: Line, kafka: Kafka) ->
         producer.commit(made.things, things(part(0), TOTAL, {}))
         producer.abort(made.things, things(part(1), TOTAL, {}))
         producer.commit(made.things, things(part(1), TOTAL, {}))
-    until(lambda: all_taken(made, 2 * PART))
+    until(lambda: all_taken(made, 2 * PART) and made.at_rest())
     assert_whole(made, made.balance(), 2 * PART)
 
 
@@ -63,7 +63,7 @@ def test_aborted_records_at_the_end_of_a_channel_are_no_loss(made: Line, kafka: 
         producer.commit(made.things, things(part(2), TOTAL, {}))
         producer.abort(made.things, things(part(2), TOTAL, {}))
     # The query covers the aborted ones, too.
-    until(lambda: all_taken(made, TOTAL) and made.taken())
+    until(lambda: all_taken(made, TOTAL) and made.at_rest())
     assert_whole(made, made.balance(), TOTAL)
 
 

@@ -85,7 +85,7 @@ def test_a_table_is_the_same_from_wherever_it_is_read(spark: SparkSession, tmp_p
         ("t.csv", "id,name\n1_000,a\n", "t.csv:2: \"id\" is '1_000', and not bigint"),
         ("t.csv", "id,name\n1,a,b\n", "t.csv:2: it has more or fewer fields than the first line"),
         ("t.csv", "id,name\n1\n", "t.csv:2: it has more or fewer fields than the first line"),
-        ("t.csv", "id,name\n,a\n", 't.csv:2: the field "id" is missing; its columns are id BIGINT NOT NULL'),
+        ("t.csv", "id,name\n,a\n", 't.csv:2: the field "id" is missing or null; its columns are id BIGINT NOT NULL'),
         ("t.csv", b"id,name\n1,\xff\n", "table t: t.csv cannot be read: .*utf-8"),
         ("t.csv", 'id,name\n1,"a\n', "table t: t.csv cannot be read: unexpected end of data"),
         ("t.jsonl", '{"id": 1}\n{"id": \n', "t.jsonl:2: it is not JSON"),
