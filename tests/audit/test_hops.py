@@ -88,6 +88,14 @@ def test_records_in_rows_of_a_batch_that_has_not_ended_have_passed() -> None:
     assert hop.outcomes[Outcome.PASSED] == 65
 
 
+def test_the_rows_of_a_first_batch_that_has_not_ended_have_passed() -> None:
+    started = replace(QUERY, step=0, wrote={}, shares={"rsvps": Share({0: 0}, {0: 0}, 0)})
+    hop = of(content(started, folded=65))
+    assert (hop.due, hop.taken, hop.in_flight, hop.outcomes[Outcome.PASSED]) == (100, 65, 35, 65)
+    unknown = of(content(replace(started, conserved=False), folded=65))
+    assert (unknown.in_flight, unknown.note) == (100, "")
+
+
 def test_rows_cannot_hold_more_than_is_in_flight() -> None:
     hop = of(content(QUERY, folded=1_000))
     assert (hop.due, hop.in_flight, hop.outcomes[Outcome.PASSED]) == (100, 0, 70)

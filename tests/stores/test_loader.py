@@ -141,6 +141,15 @@ def test_entries_gather_until_there_are_enough(channels: MemoryChannels, eventua
     assert store.batches == [50]
 
 
+def test_large_entries_are_written_in_small_batches(channels: MemoryChannels, eventually: Eventually) -> None:
+    store = ListStore(every=timedelta(hours=1))
+    for number in range(300):
+        channels.append("rsvps", b"x" * 1_000_000, b"%d" % number)
+    with running(Loader(channels, "rsvps", store)):
+        eventually(lambda: sum(store.batches) == 300)
+    assert max(store.batches) <= 250
+
+
 class Followed(MemoryChannels):
     """Channels that tell how many entries were read from them."""
 

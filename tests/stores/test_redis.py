@@ -227,6 +227,36 @@ def test_an_address_that_is_none_is_told() -> None:
         RedisStore("http://localhost", "live").open()
 
 
+def test_a_row_that_was_damaged_is_missing_until_it_is_written_again(table: Table) -> None:
+    table.put(b"nl", b"one", 1)
+    table.put(b"be", b"one", 1)
+    table.client.delete("penstock:live:row:nl")
+    table.client.set("penstock:live:row:nl", "no hash")
+    table.client.hset("penstock:live:row:be", "version", "no number")
+    assert [kept.row for kept in table.store.kept([b"nl", b"be"])[1]] == [None, b"one"]
+    assert [stored.key for stored in table.store.rows()] == [b"be"]
+    assert table.put(b"nl", b"two", 2) == 1
+    assert table.put(b"be", b"two", 2) == 1
+    assert (table.row("nl"), table.row("be")) == ("two", "two")
+
+
+def test_a_record_from_the_end_of_time_does_not_stop_the_table(perishable: Table) -> None:
+    assert perishable.put(b"nl", b"one", appended=2**63 * 1_000) == 1
+    assert perishable.row("nl") == "one"
+
+
+@pytest.mark.parametrize("field", ["0", "since:0", "taken"])
+def test_damaged_positions_are_named_and_repaired_by_deleting_the_table(table: Table, field: str) -> None:
+    table.put(b"nl", b"one", 1)
+    table.client.hset("penstock:live:positions", field, "no number")
+    with pytest.raises(Unavailable) as raised:
+        table.store.positions()
+    assert "penstock:live:positions" in raised.value.why
+    for name in table.client.scan_iter("penstock:live:*"):
+        table.client.delete(name)
+    assert table.store.positions() == {}
+
+
 def test_a_server_whose_disk_is_full_is_waited_for(tmp_path: Path, eventually: Callable[..., None]) -> None:
     with small_disk(tmp_path / "disk", 16) as disk:
         server = RedisServer(disk)

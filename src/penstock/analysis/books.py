@@ -38,6 +38,8 @@ log = logging.getLogger(__name__)
 
 LONGEST = 200
 """Of a sender's name, so much is told with them."""
+FIRST_BATCH = 3.0
+"""Seconds after which a query without a committed batch is taken for one whose batches last long: in real time."""
 REPORTED_WITHIN = 3.0
 """Seconds after which a committed batch that was not reported is counted from the log."""
 
@@ -83,6 +85,7 @@ class Books:
         self._conserved: bool | None = None
         self._guessed = False
         self._behind: float | None = None
+        self._began = time.monotonic()
         self._complete, self._failure = False, ""
         life = str(running.id)
         if before is not None and before.life == life:
@@ -218,6 +221,9 @@ class Books:
                 shares[channel] = self._made_up(channel, shares[channel], last.ends[channel])
             self._publish(shares, last.number)
         self._behind, self._complete = None, True
+        if last is None and self._conserved is None and time.monotonic() - self._began > FIRST_BATCH:
+            # Until its first batch ends, the audit can only count its rows.
+            self._account = replace(self._account, conserved=self._conserves())
 
     def _forget(self) -> None:
         """Keep what a later look needs: the batches behind the account, and the last before them."""

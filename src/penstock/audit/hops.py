@@ -290,7 +290,9 @@ def _unfolded(content: Content, account: Account, into: str) -> tuple[int, str]:
     if not into or content.channels[into].kind is not Kind.RESULT:
         return 0, ""
     wrote, until = account.wrote.get(into, {}), content.until.get(into, {})
-    if not account.step or any(until.get(partition, 0) < end for partition, end in wrote.items()):
+    if not (account.step or account.conserved) or any(
+        until.get(partition, 0) < end for partition, end in wrote.items()
+    ):
         return 0, ""
     folded = _folded(content, account, into)
     if isinstance(folded, str):

@@ -21,6 +21,9 @@ from penstock.stores.totals import Accounting
 
 log = logging.getLogger(__name__)
 
+_AT_ONCE = 250
+"""Entries of one read. They may be large: a batch is written as soon as it has MOST_BYTES."""
+MOST_BYTES = 32 * 1024 * 1024
 _LOOK_EVERY = 5.0
 """Seconds between two looks at how long the channel is and, when nothing comes, at whether the store is still there."""
 
@@ -111,7 +114,7 @@ class Loader:
             wait = min(self._wait, max(0.0, due - elapsed())) if batch.entries else self._wait
             if batch.gather(self._most, wait):
                 due = elapsed() + every
-            if batch.entries and (len(batch.entries) >= self._most or elapsed() >= due):
+            if batch.entries and (batch.is_full(self._most) or elapsed() >= due):
                 batch.write()
                 self._books.wrote()
             self._books.keep_up(store)
@@ -142,17 +145,21 @@ class _Batch:
         self._stands = stands
         self._figures = figures
         self._writers = writers
-        self._refused = 0
+        self._refused = self._bytes = 0
         self.entries: list[Entry] = []
 
     def gather(self, most: int, wait: float) -> bool:
         """Read more; True when these are the first of a batch."""
         first = not self.entries
-        some = self._reader.read(most - len(self.entries), wait)
+        some = self._reader.read(min(_AT_ONCE, most - len(self.entries)), wait)
         if self._writers is not None:
             some = self._writers.genuine(some)
         self.entries += some
+        self._bytes += sum(len(entry.value or b"") + len(entry.key or b"") for entry in some)
         return first and bool(some)
+
+    def is_full(self, most: int) -> bool:
+        return len(self.entries) >= most or self._bytes >= MOST_BYTES
 
     def write(self) -> None:
         positions = self._reader.positions(self._channel)
@@ -160,7 +167,7 @@ class _Batch:
         self._stands = furthest(self._stands, positions)
         refused = self._store.refused if isinstance(self._store, Refusing) else 0
         self._figures.wrote(self.entries, rows, refused - self._refused)
-        self._refused = refused
+        self._refused, self._bytes = refused, 0
         self.entries = []
 
     def require_kept(self) -> None:

@@ -30,13 +30,15 @@ _AT_ONCE = 1_000
 # Redis runs this alone and to its end. Entries before the positions were applied by an earlier call. A row is written
 # only over an older version; a deletion leaves its version behind, so that an older row does not come back. A partition
 # is counted from where it stood at the first call that counts, or from where it was read if nothing was loaded yet.
-# Rows that were loaded before the time to live was changed perish by the one before.
+# Rows that were loaded before the time to live was changed perish by the one before. No record can make it fail: a row
+# that is no hash was damaged and is replaced, and no record is newer than the last microsecond that Lua can count.
 _APPLY = """
 local positions, index, prefix = KEYS[1], KEYS[2], ARGV[1]
 local ttl, tombstones, topic, partitions = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[6])
 local clock = redis.call('TIME')
 local now = clock[1] * 1000000 + clock[2]
 local at, stands, reached, starts = 7, {}, {}, {}
+redis.call('ZCARD', index)
 for _ = 1, partitions do
     local partition, known = ARGV[at], tonumber(ARGV[at + 1])
     stands[partition] = tonumber(redis.call('HGET', positions, partition) or '0')
@@ -48,9 +50,13 @@ for _ = 1, partitions do
 end
 
 local function apply(row, key, version, appended, value)
+    local kind = redis.call('TYPE', row)['ok']
+    if kind ~= 'hash' and kind ~= 'none' then
+        redis.call('DEL', row)
+    end
     if version ~= '' then
-        local held = redis.call('HGET', row, 'version')
-        if held and tonumber(held) >= tonumber(version) then
+        local held = tonumber(redis.call('HGET', row, 'version') or '')
+        if held and held >= tonumber(version) then
             return 0
         end
     end
@@ -83,6 +89,7 @@ while at <= #ARGV do
     if appended <= 0 then
         appended = now
     end
+    appended = math.min(appended, 9007199254740992)
     if offset >= stands[partition] then
         taken = taken + 1
         changed = changed + apply(prefix .. key, key, version, appended, value)
@@ -189,17 +196,24 @@ class RedisTable:
             f'delete the keys "{self._prefix}*", or use another database',
         )
         self._remember(held.get("life", ""))
-        return Totals(
-            {int(name): int(offset) for name, offset in held.items() if name.isdecimal()},
-            {int(name[6:]): int(offset) for name, offset in held.items() if name.startswith("since:")},
-            int(held.get("taken", 0)),
-            # Whatever the entry holds, there is a row for it: nothing is refused.
-            {
-                Outcome.PASSED: int(held.get("passed", 0)),
-                Outcome.DUPLICATE: int(held.get("duplicate", 0)),
-                Outcome.REFUSED: 0,
-            },
-        )
+        try:
+            return Totals(
+                {int(name): int(offset) for name, offset in held.items() if name.isdecimal()},
+                {int(name[6:]): int(offset) for name, offset in held.items() if name.startswith("since:")},
+                int(held.get("taken", 0)),
+                # Whatever the entry holds, there is a row for it: nothing is refused.
+                {
+                    Outcome.PASSED: int(held.get("passed", 0)),
+                    Outcome.DUPLICATE: int(held.get("duplicate", 0)),
+                    Outcome.REFUSED: 0,
+                },
+            )
+        except ValueError as error:
+            # Other tables go on meanwhile; this one does when it is repaired.
+            problem = (
+                f"the key {self._positions} is damaged ({error}); delete the keys {self._prefix}* to fill it again"
+            )
+            raise Unavailable(self._who, problem) from error
 
     def write(self, entries: Sequence[Entry], positions: Positions) -> int:
         store = self._store
@@ -239,11 +253,13 @@ class RedisTable:
             asked.hgetall(self._positions)
             for key in keys:
                 asked.hmget(f"{self._prefix}row:".encode() + key, ["row", "version"])
-            held, *rows = asked.execute()
+            held, *rows = asked.execute(raise_on_error=False)
+            if isinstance(held, redis.RedisError):
+                raise held
         stands = {int(name): int(offset) for name, offset in held.items() if name.isdigit()}
         own = str(_milliseconds(self._store.ttl) if self._store.ttl else 0).encode()
         self.ttl_since = int(held[b"ttl_since"]) if held.get(b"ttl") == own else None
-        return stands, [Kept(row, _whole(version)) for row, version in rows]
+        return stands, [_kept(row) for row in rows]
 
     def key(self, entry: Entry) -> bytes:
         """The key under which an entry is kept: its own, or its partition and offset."""
@@ -264,11 +280,11 @@ class RedisTable:
                 with self._redis.pipeline(transaction=False) as asked:
                     for name in some:
                         asked.hmget(name, ["row", "version"])
-                    answers = asked.execute()
-                for name, (row, version) in zip(some, answers, strict=True):
+                    answers = asked.execute(raise_on_error=False)
+                for name, (row, version) in zip(some, map(_kept, answers), strict=True):
                     # A row that was deleted leaves its version behind.
                     if row is not None:
-                        yield Stored(row, name.removeprefix(prefix), _whole(version))
+                        yield Stored(row, name.removeprefix(prefix), version)
 
     def close(self) -> None:
         self._redis.close()
@@ -297,6 +313,16 @@ def _comparable(headers: Headers) -> int | None:
     version = version_of(headers)
     # Lua counts in doubles.
     return version if version is not None and abs(version) < 2**53 else None
+
+
+def _kept(answer: list[bytes | None] | redis.RedisError) -> Kept:
+    if isinstance(answer, redis.ResponseError):
+        # Something else than a hash stands there: the row is gone.
+        return Kept(None, None)
+    if isinstance(answer, redis.RedisError):
+        raise answer
+    row, version = answer
+    return Kept(row, _whole(version))
 
 
 def _whole(value: bytes | None) -> int | None:
