@@ -51,9 +51,9 @@ from penstock.analysis.query import Json, Mode, Query, Shape
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
+from penstock.core.contracts import Topic
+from penstock.core.record import Origin
 from penstock.pipeline.warm import spark_archive
-from penstock.record import Origin
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java
 

@@ -26,12 +26,12 @@ from penstock.analysis.tally import Tally
 from penstock.audit.findings import Kind, Watched, reduced
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Topic
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
+from penstock.core.record import Origin, Record
 from penstock.demo.pipeline import app
 from penstock.pipeline.tiers.analyse import engine
 from penstock.pipeline.wiring import Wiring
-from penstock.record import Origin, Record
 from penstock.simulate.rsvps import Rsvps
 
 CHANNEL = "rsvps"

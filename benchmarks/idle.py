@@ -23,7 +23,7 @@ import psutil
 from penstock.channels.files import Files
 from penstock.collect.pump import Pump
 from penstock.collect.ways import source_at
-from penstock.contracts import Topic
+from penstock.core.contracts import Topic
 
 AT_ONCE = 200
 

@@ -34,9 +34,9 @@ from penstock.channels.kafka import Kafka
 from penstock.collect.pump import Pump
 from penstock.collect.spooling import Spool
 from penstock.collect.ways import source_at
-from penstock.contracts import Topic
-from penstock.errors import Unavailable
-from penstock.record import Origin
+from penstock.core.contracts import Topic
+from penstock.core.errors import Unavailable
+from penstock.core.record import Origin
 
 BATCH = 1_000
 

@@ -39,10 +39,10 @@ from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Topic
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
+from penstock.core.record import Origin, Record
 from penstock.pipeline.warm import spark_archive
-from penstock.record import Origin, Record
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java
 

@@ -12,7 +12,7 @@ from penstock.audit.balance import balance
 from penstock.audit.content import Content, Numbered, Run, Tally
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.hops import hops
-from penstock.contracts import Entry
+from penstock.core.contracts import Entry
 from penstock.deliver.feed import Feed
 from penstock.pipeline.holders import Written, _note, _stored
 from penstock.stores.lake import LakeStore

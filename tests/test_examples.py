@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.audit.verdict import Verdict
-from penstock.record import Origin
+from penstock.core.record import Origin
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 from penstock.testing.frames import BEGIN, answer, frame, rows

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from penstock import Origin, Record, bind
-from penstock.clock import SystemClock
-from penstock.contracts import Channels
-from penstock.errors import PenstockError
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Channels
+from penstock.core.errors import PenstockError
 from penstock.pipeline.running import Running
 from penstock.pipeline.wiring import Wiring
 

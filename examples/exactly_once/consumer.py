@@ -14,8 +14,8 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from penstock.channels.binders import bind
-from penstock.contracts import Channels, Entry, Place
-from penstock.errors import PenstockError
+from penstock.core.contracts import Channels, Entry, Place
+from penstock.core.errors import PenstockError
 from penstock.supervise.signals import stop_on_signals
 
 TABLES = """

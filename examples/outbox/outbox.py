@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 
-from penstock.contracts import Arrival, Guarantee, Intake, Taken
-from penstock.errors import Unavailable
+from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.errors import Unavailable
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import sys
 from contextlib import suppress
 
 from penstock import Record, Topic, bind
-from penstock.clock import SystemClock, duration
-from penstock.contracts import Channels
-from penstock.errors import PenstockError, Unavailable
+from penstock.core.clock import SystemClock, duration
+from penstock.core.contracts import Channels
+from penstock.core.errors import PenstockError, Unavailable
 from penstock.simulate.updates import Updates, new_epoch, updates
 
 say = logging.getLogger("producer").info

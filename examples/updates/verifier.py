@@ -17,9 +17,9 @@ from penstock.audit.verdict import Report, Verdict
 from penstock.audit.verify import Verifier
 from penstock.cli.console import console
 from penstock.cli.verdict import show
-from penstock.clock import Clock, SystemClock, duration
-from penstock.contracts import Channels, Entry
-from penstock.errors import PenstockError, Refused
+from penstock.core.clock import Clock, SystemClock, duration
+from penstock.core.contracts import Channels, Entry
+from penstock.core.errors import PenstockError, Refused
 from penstock.supervise.signals import stop_on_signals
 
 EXITS = {Verdict.WHOLE: 0, Verdict.LOSS: 1, Verdict.UNCERTAIN: 2, Verdict.NOTHING: 2}

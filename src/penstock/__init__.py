@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING, Any
 
-from penstock.contracts import Topic
+from penstock.core.contracts import Topic
+from penstock.core.record import Origin, Record
 from penstock.pipeline.description import Pipeline
-from penstock.record import Origin, Record
 
 if TYPE_CHECKING:
     __version__: str

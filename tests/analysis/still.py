@@ -9,7 +9,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.analysis.frames import RAW
 from penstock.analysis.modes import empty_stream
-from penstock.contracts import Positions
+from penstock.core.contracts import Positions
 
 _ARRIVED = datetime(2030, 1, 1, tzinfo=UTC)
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from penstock.analysis.belated import Belated
-from penstock.audit.held import held
-from penstock.clock import SystemClock
+from penstock.core.clock import SystemClock
+from penstock.core.held import held
 from penstock.testing.channels import MemoryChannels
 
 

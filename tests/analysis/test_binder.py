@@ -19,8 +19,8 @@ from penstock.analysis.launching import failed, launch, sift
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.binders import bind
-from penstock.contracts import Channels, Entry, Topic
-from penstock.record import Origin, Record
+from penstock.core.contracts import Channels, Entry, Topic
+from penstock.core.record import Origin, Record
 
 Eventually = Callable[..., None]
 

@@ -26,9 +26,9 @@ from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome, Share
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Topic
-from penstock.record import Origin, Record
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
+from penstock.core.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
 
 Fresh = Callable[[str], str]

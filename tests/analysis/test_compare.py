@@ -4,7 +4,7 @@ import orjson
 import pytest
 
 from penstock.analysis.compare import Comparison, Expected, How, Row, Table, Verdict, alike, compare, key_of, put
-from penstock.record import LIVES
+from penstock.core.record import LIVES
 
 
 def row(n: object, version: int | None = None, mark: int | None = None) -> Row:

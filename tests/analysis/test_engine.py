@@ -20,9 +20,9 @@ from penstock.analysis.progress import progress
 from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured
-from penstock.record import Origin, Record
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Origin, Record
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

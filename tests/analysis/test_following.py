@@ -16,9 +16,9 @@ from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured
-from penstock.record import Origin, Record
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Origin, Record
 
 COLUMNS = "city STRING NOT NULL, n BIGINT"
 

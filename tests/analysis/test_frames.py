@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 
 from penstock.analysis.frames import MARK, RAW, built, dead_letters, encoded, schema_of, seen, sorted_out, typed
 from penstock.analysis.query import Query, Shape
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 DDL = "id BIGINT NOT NULL, name STRING, tags ARRAY<STRING>, at BIGINT NOT NULL"
 SHAPE = Shape("things", DDL, "timestamp_millis(at)")

@@ -23,8 +23,8 @@ from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.supervision import is_transient, telling
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
-from penstock.record import Origin, Record
+from penstock.core.contracts import Topic
+from penstock.core.record import Origin, Record
 from penstock.supervise.segments import batches
 
 

@@ -19,9 +19,9 @@ from penstock.analysis.lake import Filling, columns
 from penstock.analysis.letters import Letters
 from penstock.analysis.query import Shape
 from penstock.audit.account import Outcome
-from penstock.contracts import Entry, Positions
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Origin
+from penstock.core.contracts import Entry, Positions
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Origin
 from penstock.stores.lake import LakeStore, LakeTable
 from penstock.testing.channels import MemoryChannels
 

@@ -12,7 +12,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.launching import fitting
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 SHAPES = {
     "uses": Shape("uses", "card STRING, at BIGINT"),

@@ -10,7 +10,7 @@ from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.modes import decide, plainly
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 SHAPES = {"things": Shape("things", "id BIGINT, name STRING")}
 

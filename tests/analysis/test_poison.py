@@ -20,13 +20,13 @@ from penstock.analysis.probe import row_size, work_of
 from penstock.analysis.replay import recomputed
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Outcome
-from penstock.audit.held import held
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
+from penstock.core.contracts import Topic
+from penstock.core.held import held
+from penstock.core.record import Origin, Record
 from penstock.pipeline.letters import Letter
 from penstock.pipeline.tiers.queries import Queries
 from penstock.pipeline.wiring import topics
-from penstock.record import Origin, Record
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

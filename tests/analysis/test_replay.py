@@ -15,9 +15,9 @@ from penstock.analysis.query import Emit, Query, Shape
 from penstock.analysis.replay import Found, comes_when_final, kept, named, recomputed
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
-from penstock.errors import Unavailable
-from penstock.record import Origin, Record
+from penstock.core.contracts import Topic
+from penstock.core.errors import Unavailable
+from penstock.core.record import Origin, Record
 
 Made = tuple[Engine, Query]
 

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.analysis.query import Emit, Mode, Query
 from penstock.analysis.slots import Need, guessed, need
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 PARTITIONS = {"x": 4, "y": 1}
 ONE = Query("one", ("x",), "one", ("k",), "")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.analysis import supervision
-from penstock.analysis.supervision import State, Supervised, TooMany, is_transient, patiently, telling
-from penstock.errors import Unavailable
+from penstock.analysis.supervision import State, Supervised, TooMany, is_transient, retrying, telling
+from penstock.core.errors import Unavailable
 
 Eventually = Callable[..., None]
 
@@ -168,5 +168,5 @@ def test_a_start_is_tried_again_while_the_cause_lies_outside(monkeypatch: pytest
         return "started"
 
     with pytest.raises(ValueError, match="no"):
-        patiently(start)
-    assert patiently(start) == "started"
+        retrying(start)
+    assert retrying(start) == "started"

@@ -11,13 +11,13 @@ from pyspark.sql import SparkSession
 
 from penstock.analysis.tally import Tally
 from penstock.audit.findings import Findings, Kind, reduced
-from penstock.audit.latency import Sketch
-from penstock.audit.runs import Runs
 from penstock.audit.writers import Known, Writer
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Entry, Positions, Topic
-from penstock.errors import Unaccounted, Unavailable
-from penstock.record import Origin
+from penstock.core.contracts import Entry, Positions, Topic
+from penstock.core.errors import Unaccounted, Unavailable
+from penstock.core.record import Origin
+from penstock.core.runs import Runs
+from penstock.core.sketch import Sketch
 
 Fresh = Callable[[str], str]
 Told = list[tuple[str, bytes | None]]

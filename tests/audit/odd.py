@@ -4,8 +4,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.contracts import Entry, Positions, Reader
-from penstock.errors import Unavailable
+from penstock.core.contracts import Entry, Positions, Reader
+from penstock.core.errors import Unavailable
 from penstock.testing.channels import MemoryChannels
 
 

@@ -3,7 +3,7 @@ import json
 import pytest
 
 from penstock.audit.account import Account, Outcome, Share, is_account
-from penstock.errors import Refused
+from penstock.core.errors import Refused
 
 ACCOUNT = Account(
     "query:by_country",

@@ -12,9 +12,9 @@ from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.hops import Gap
 from penstock.audit.ledger import Ledger
 from penstock.audit.writers import Known
-from penstock.contracts import Positions
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Origin
+from penstock.core.contracts import Positions
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Origin
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

@@ -9,9 +9,9 @@ from penstock.audit.content import Content, Numbered, Run, Tally
 from penstock.audit.findings import Kind, Numbering, Watched
 from penstock.audit.hops import Gap
 from penstock.audit.judge import Verdict
-from penstock.audit.latency import Sketch
-from penstock.errors import Unaccounted
-from penstock.record import LARGEST_JUMP, Blind
+from penstock.core.errors import Unaccounted
+from penstock.core.record import LARGEST_JUMP, Blind
+from penstock.core.sketch import Sketch
 
 SECOND = 1_000_000
 NOW = 1_000 * SECOND

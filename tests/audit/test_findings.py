@@ -7,9 +7,9 @@ import pytest
 
 from penstock.audit.account import Account
 from penstock.audit.findings import Findings, Kind, Span, islands, key_hash, reduced
-from penstock.audit.runs import Runs
-from penstock.contracts import Entry
-from penstock.record import Blind, Headers, Heartbeat, Origin
+from penstock.core.contracts import Entry
+from penstock.core.record import Blind, Headers, Heartbeat, Origin
+from penstock.core.runs import Runs
 
 KINDS = {"rsvps": Kind.SOURCE, "by_country": Kind.RESULT}
 

@@ -8,7 +8,7 @@ from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.content import Content, Numbered, Run, Tally
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.hops import Gap, Hop, Intake, begun_late, hops, paths, without_account
-from penstock.record import LIVES
+from penstock.core.record import LIVES
 
 INTAKE = Intake("rsvps", records=100, refused=2, in_flight=3, missing=1, gaps=(Gap("a", 1, 7, 7),), latency=None)
 OUTCOMES = {Outcome.PASSED: 60, Outcome.FILTERED: 25, Outcome.LATE: 3, Outcome.DUPLICATE: 1, Outcome.REFUSED: 1}

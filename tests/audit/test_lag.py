@@ -1,7 +1,7 @@
 """How far a group is behind."""
 
 from penstock.audit.lag import Standing
-from penstock.contracts import Group, Topic
+from penstock.core.contracts import Group, Topic
 from penstock.testing.channels import MemoryChannels
 
 

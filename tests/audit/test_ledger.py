@@ -14,12 +14,12 @@ from tests.damaging import FILE_DAMAGES, filled, flipped, small_disk
 from penstock.audit.account import Account
 from penstock.audit.content import Run, Tally
 from penstock.audit.findings import Findings, Kind, Numbering, Watched, islands, reduced
-from penstock.audit.latency import Sketch
 from penstock.audit.ledger import DAY, SETTLES_AFTER, Ledger, Unreadable, set_aside
-from penstock.audit.runs import Runs
-from penstock.contracts import Entry
-from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.record import LIVES, Blind, Heartbeat, Origin
+from penstock.core.contracts import Entry
+from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.record import LIVES, Blind, Heartbeat, Origin
+from penstock.core.runs import Runs
+from penstock.core.sketch import Sketch
 
 A = ("rsvps", "a", 1)
 

@@ -1,7 +1,6 @@
 """Latencies of the last minutes."""
 
-from penstock.audit.latency import Sketch
-from penstock.audit.recent import Lately, Recent
+from penstock.core.sketch import Lately, Recent, Sketch
 from penstock.testing.clock import ManualClock
 
 

@@ -17,10 +17,10 @@ from tests.stores.tampering import LakeTampering, RedisTampering
 from penstock.audit.judge import Discrepancy
 from penstock.audit.reconcile import Check, Reconciler, RecordCheck, TableCheck
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Channels, Topic
-from penstock.errors import Unavailable
-from penstock.record import Headers, Origin, Record
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Channels, Topic
+from penstock.core.errors import Unavailable
+from penstock.core.record import Headers, Origin, Record
 from penstock.stores.lake import LakeStore
 from penstock.stores.lake_rows import LakeRows
 from penstock.stores.loader import Loader

@@ -17,10 +17,10 @@ from penstock.audit.findings import Kind, Watched
 from penstock.audit.ledger import Ledger
 from penstock.audit.retention import EVERY, Endangered, Readers, Retention, committed, from_what_is_kept, gone
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Group, Topic
-from penstock.errors import Unaccounted
-from penstock.record import Origin, Record
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Group, Topic
+from penstock.core.errors import Unaccounted
+from penstock.core.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

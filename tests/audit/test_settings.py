@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.audit.settings import AuditSettings
-from penstock.errors import Misconfigured
-from penstock.settings import load
+from penstock.core.errors import Misconfigured
+from penstock.core.settings import load
 
 
 def loaded(folder: Path, **values: str) -> AuditSettings:

@@ -16,8 +16,8 @@ from penstock.audit.judge import Verdict
 from penstock.audit.ledger import Ledger
 from penstock.audit.tampering import Losses
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Topic
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.audit.updates import Fields, Lines, Update
-from penstock.errors import Refused
+from penstock.core.errors import Refused
 
 
 def lines(*chunks: bytes, longest: int = 100) -> list[bytes]:

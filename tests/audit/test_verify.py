@@ -8,7 +8,7 @@ from penstock.audit.hops import Gap
 from penstock.audit.updates import Update
 from penstock.audit.verdict import Latency, Report, Verdict
 from penstock.audit.verify import LONGEST_NAME, NAMED, Verifier
-from penstock.errors import Refused
+from penstock.core.errors import Refused
 from penstock.testing.clock import ManualClock
 
 NOW = 1_700_000_000_000_000

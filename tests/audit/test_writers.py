@@ -12,9 +12,9 @@ from penstock.audit.findings import Kind, Watched, reduced
 from penstock.audit.judge import Verdict
 from penstock.audit.ledger import Ledger
 from penstock.audit.writers import Known, Writer, Writers, protected
-from penstock.contracts import Entry, Topic
+from penstock.core.contracts import Entry, Topic
+from penstock.core.record import Headers
 from penstock.pipeline.accounts import announce
-from penstock.record import Headers
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

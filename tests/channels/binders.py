@@ -23,9 +23,9 @@ from penstock.channels.kafka.settings import KafkaSettings
 from penstock.channels.memory import MemoryChannels
 from penstock.channels.redis import RedisChannels
 from penstock.channels.tcp import Tcp
-from penstock.clock import Micros, SystemClock
-from penstock.contracts import Channels
-from penstock.record import Record
+from penstock.core.clock import Micros, SystemClock
+from penstock.core.contracts import Channels
+from penstock.core.record import Record
 
 LEASE = timedelta(seconds=2)
 """For binders that deal partitions by `channels/dealing.py`: give them this lease, so that groups settle quickly.

@@ -4,7 +4,7 @@ import pickle
 import sys
 from collections.abc import Mapping, Sequence
 
-from penstock.contracts import Channels, Place
+from penstock.core.contracts import Channels, Place
 
 
 class Silent:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Entry, Member, Place
-from penstock.errors import Unavailable
+from penstock.core.contracts import Entry, Member, Place
+from penstock.core.errors import Unavailable
 from penstock.supervise.signals import stop_on_signals
 
 EVERY = 0.2

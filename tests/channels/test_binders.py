@@ -7,7 +7,7 @@ import pytest
 from penstock.channels.binders import bind
 from penstock.channels.files import Files
 from penstock.channels.memory import MemoryChannels
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 
 def test_a_scheme_is_the_same_in_capitals(tmp_path: Path) -> None:

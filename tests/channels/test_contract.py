@@ -40,9 +40,9 @@ from tests.channels.traffic import (
     send,
 )
 
-from penstock.contracts import Brought, Channels, Entry, Reader, Topic
-from penstock.errors import Refused, Unaccounted, Unavailable
-from penstock.record import Origin, Record
+from penstock.core.contracts import Brought, Channels, Entry, Reader, Topic
+from penstock.core.errors import Refused, Unaccounted, Unavailable
+from penstock.core.record import Origin, Record
 
 Fresh = Callable[[str], str]
 

@@ -9,8 +9,8 @@ import pytest
 from tests.channels.binders import DURABLE, REPLAYED, Bound, over
 from tests.channels.traffic import PATIENCE, Noted, lines, numbered, numbers, process, send
 
-from penstock.contracts import Channels, Entry, Member, Place, Topic
-from penstock.errors import Unavailable
+from penstock.core.contracts import Channels, Entry, Member, Place, Topic
+from penstock.core.errors import Unavailable
 
 Fresh = Callable[[str], str]
 PARTITIONS = 4

@@ -11,8 +11,8 @@ from tests.channels.traffic import Noted, numbers
 
 from penstock.channels.dealing import LEASE, DealtMember, Share, Standing, shares
 from penstock.channels.memory import MemoryChannels
-from penstock.contracts import Dealing, Entry, Place, Topic
-from penstock.errors import Unaccounted, Unavailable
+from penstock.core.contracts import Dealing, Entry, Place, Topic
+from penstock.core.errors import Unaccounted, Unavailable
 from penstock.testing.clock import ManualClock
 
 NOW = 1_700_000_000_000_000

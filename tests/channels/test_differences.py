@@ -7,8 +7,8 @@ import pytest
 
 from penstock.channels.differences import differences, spelled
 from penstock.channels.memory import MemoryChannels
-from penstock.clock import duration
-from penstock.contracts import Brought, Topic
+from penstock.core.clock import duration
+from penstock.core.contracts import Brought, Topic
 
 HERE = Topic("x", 3, replicas=1, keep=timedelta(hours=36))
 

@@ -12,9 +12,9 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
-from penstock.errors import Unavailable
-from penstock.record import Record
+from penstock.core.contracts import Topic
+from penstock.core.errors import Unavailable
+from penstock.core.record import Record
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

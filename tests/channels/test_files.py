@@ -18,10 +18,10 @@ from penstock.channels.files.folder import in_words
 from penstock.channels.files.log import Log
 from penstock.channels.files.sending import FilesSender, Writers
 from penstock.channels.files.topics import Known
-from penstock.clock import SystemClock
-from penstock.contracts import Brought, Entry, Reader, Topic
-from penstock.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
-from penstock.record import Origin, Record
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Brought, Entry, Reader, Topic
+from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
+from penstock.core.record import Origin, Record
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from penstock.channels.files import segments
 from penstock.channels.files.cleaning import clean
 from penstock.channels.files.frames import Damaged
 from penstock.channels.files.log import Log
-from penstock.contracts import Entry
-from penstock.errors import Unaccounted
-from penstock.record import Record
+from penstock.core.contracts import Entry
+from penstock.core.errors import Unaccounted
+from penstock.core.record import Record
 from penstock.testing.clock import ManualClock
 
 HOUR = timedelta(hours=1)

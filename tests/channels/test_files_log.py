@@ -18,9 +18,9 @@ from penstock.channels.files.cursor import Cursor
 from penstock.channels.files.frames import pack
 from penstock.channels.files.log import Log
 from penstock.channels.files.mark import Mark
-from penstock.contracts import Entry
-from penstock.errors import Refused, Unaccounted, Unavailable
-from penstock.record import Origin, Record
+from penstock.core.contracts import Entry
+from penstock.core.errors import Refused, Unaccounted, Unavailable
+from penstock.core.record import Origin, Record
 from penstock.testing.clock import ManualClock
 
 

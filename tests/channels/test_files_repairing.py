@@ -10,8 +10,8 @@ from tests.damaging import deleted, emptied, flipped, overwritten, truncated
 from penstock.channels.files import segments
 from penstock.channels.files.log import Log
 from penstock.channels.files.repairing import damaged_logs
-from penstock.contracts import Entry
-from penstock.errors import Unaccounted
+from penstock.core.contracts import Entry
+from penstock.core.errors import Unaccounted
 
 
 @pytest.fixture

@@ -19,9 +19,9 @@ from penstock.channels.kafka.client import told
 from penstock.channels.kafka.reading import CONF, KafkaReader, Polled, entry_of
 from penstock.channels.kafka.settings import KafkaSettings
 from penstock.channels.kafka.topics import settings_of
-from penstock.contracts import Brought, Entry, Topic
-from penstock.errors import Misconfigured, Refused, Unaccounted, Unavailable
-from penstock.record import Origin, Record
+from penstock.core.contracts import Brought, Entry, Topic
+from penstock.core.errors import Misconfigured, Refused, Unaccounted, Unavailable
+from penstock.core.record import Origin, Record
 
 Fresh = Callable[[str], str]
 

@@ -15,8 +15,8 @@ from itertools import count
 from pathlib import Path
 
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
-from penstock.errors import Unavailable
+from penstock.core.contracts import Topic
+from penstock.core.errors import Unavailable
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from penstock.channels.positions import beyond, overtaken
-from penstock.errors import Unaccounted
+from penstock.core.errors import Unaccounted
 
 
 @pytest.mark.parametrize(

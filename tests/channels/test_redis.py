@@ -19,10 +19,10 @@ from penstock.channels.redis import RedisChannels, at
 from penstock.channels.redis.client import Address, Arguments, Server, written
 from penstock.channels.redis.packing import LIMIT, pack, place_of, unpack
 from penstock.channels.redis.sending import Courier, Delivery, RedisSender, parcels
-from penstock.clock import duration
-from penstock.contracts import Entry, Place, Topic
-from penstock.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
-from penstock.record import Origin, Record
+from penstock.core.clock import duration
+from penstock.core.contracts import Entry, Place, Topic
+from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
+from penstock.core.record import Origin, Record
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

@@ -17,10 +17,10 @@ from penstock.channels.tcp import Tcp, frames
 from penstock.channels.tcp.inbox import ROOM, Inbox
 from penstock.channels.tcp.receiving import listening
 from penstock.channels.tcp.sending import sending
-from penstock.clock import SystemClock
-from penstock.contracts import Entry, Reader, Topic
-from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.record import Origin, Record
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Entry, Reader, Topic
+from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.record import Origin, Record
 
 Eventually = Callable[..., None]
 

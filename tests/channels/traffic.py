@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.contracts import Channels, Entry, Member, Place, Positions, Reader
-from penstock.record import Origin, Record
+from penstock.core.contracts import Channels, Entry, Member, Place, Positions, Reader
+from penstock.core.record import Origin, Record
 
 PATIENCE = 30.0
 

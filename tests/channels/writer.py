@@ -5,8 +5,8 @@ import pickle
 import sys
 from itertools import count, islice
 
-from penstock.contracts import Channels
-from penstock.record import Origin, Record
+from penstock.core.contracts import Channels
+from penstock.core.record import Origin, Record
 
 
 async def write(channels: Channels, channel: str, sender_name: str, most: int | None) -> None:

@@ -21,10 +21,10 @@ from penstock.audit.judge import Discrepancy, Doubt, Report
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
 from penstock.cli.audit import audit
-from penstock.clock import Clock, SystemClock
-from penstock.contracts import Topic
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Topic
+from penstock.core.record import Origin, Record
 from penstock.pipeline.wiring import Wiring
-from penstock.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

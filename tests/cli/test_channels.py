@@ -6,7 +6,7 @@ from tests.cli.standing import standing
 from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
 from penstock.cli.channels import found
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 
 def test_an_address_is_taken_at_its_word(tmp_path: Path) -> None:

@@ -23,9 +23,9 @@ from penstock.cli.consume import Printed
 from penstock.cli.membership import Membership
 from penstock.cli.shown import Fields
 from penstock.cli.standard import Output
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured
-from penstock.record import Record
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Record
 from penstock.testing.clock import ManualClock
 
 Fresh = Callable[[str], str]

@@ -16,9 +16,9 @@ from typer.testing import CliRunner, Result
 
 from penstock.channels.kafka import Kafka
 from penstock.cli.dlq import app
-from penstock.contracts import Entry, Topic
-from penstock.errors import Misconfigured
-from penstock.record import Headers, Origin, Record
+from penstock.core.contracts import Entry, Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Headers, Origin, Record
 
 Fresh = Callable[[str], str]
 NOW = time.time_ns() // 1_000

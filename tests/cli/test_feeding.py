@@ -15,10 +15,10 @@ from penstock.audit.verdict import Report, Verdict
 from penstock.audit.verify import Verifier
 from penstock.channels.kafka import Kafka
 from penstock.cli.feeding import Feeding, Log, Stream
-from penstock.clock import SystemClock
-from penstock.contracts import Topic
-from penstock.errors import Unavailable
-from penstock.record import Origin
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
+from penstock.core.errors import Unavailable
+from penstock.core.record import Origin
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

@@ -11,8 +11,8 @@ import pytest
 
 from penstock.channels.kafka import Kafka
 from penstock.cli.gateway import gateway
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
 
 PROGRAM = "import typer; from penstock.cli.gateway import gateway; typer.run(gateway)"
 

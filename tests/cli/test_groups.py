@@ -10,8 +10,8 @@ from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
 from penstock.channels.memory import MemoryChannels
 from penstock.cli import app
-from penstock.contracts import Channels, Member, Place, Topic
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Channels, Member, Place, Topic
+from penstock.core.errors import Misconfigured
 
 Fresh = Callable[[str], str]
 

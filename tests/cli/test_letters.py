@@ -1,10 +1,10 @@
 import pytest
 
 from penstock.cli.letters import letter_lines, redrive_lines
-from penstock.contracts import Entry
+from penstock.core.contracts import Entry
+from penstock.core.record import Headers, Origin
 from penstock.pipeline.letters import Letter
 from penstock.pipeline.redrive import Outcome, Verdict
-from penstock.record import Headers, Origin
 
 
 def shown(value: bytes | None, headers: Headers = (), appended: int = 0, key: bytes | None = None) -> list[str]:

@@ -1,8 +1,8 @@
 import pytest
 
 from penstock.cli.lines import Json, Separated, properties, separator, switched
-from penstock.errors import Misconfigured, Refused
-from penstock.record import Record
+from penstock.core.errors import Misconfigured, Refused
+from penstock.core.record import Record
 
 
 def test_a_line_is_all_value_where_no_separator_is_told() -> None:

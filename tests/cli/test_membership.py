@@ -5,7 +5,7 @@ from datetime import timedelta
 
 from penstock.channels.memory import MemoryChannels
 from penstock.cli.membership import Membership
-from penstock.contracts import Entry, Topic
+from penstock.core.contracts import Entry, Topic
 from penstock.testing.clock import ManualClock
 
 

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from penstock.cli.moments import moment, span
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.testing.clock import ManualClock
 
 

@@ -7,8 +7,8 @@ from typer.testing import CliRunner
 
 from penstock.cli import app
 from penstock.cli.run import beginning
-from penstock.clock import SystemClock
-from penstock.errors import Misconfigured
+from penstock.core.clock import SystemClock
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.renewal import Begin
 
 

@@ -24,10 +24,10 @@ from penstock.cli.lines import Json, Separated
 from penstock.cli.produce import Reading, Tally, app, sent
 from penstock.cli.standard import Input
 from penstock.collect.numbering import Numbering
-from penstock.contracts import Entry, Topic
-from penstock.errors import Misconfigured, Refused, Unavailable
+from penstock.core.contracts import Entry, Topic
+from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.record import Origin, Record
 from penstock.pipeline.accounts import announce
-from penstock.record import Origin, Record
 from penstock.testing.clock import ManualClock
 
 Fresh = Callable[[str], str]

@@ -10,7 +10,7 @@ import pytest
 from tests.collect.scripted import Events, listening
 
 from penstock.cli.proxy import proxy
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 PROGRAM = "import typer; from penstock.cli.proxy import proxy; typer.run(proxy)"
 

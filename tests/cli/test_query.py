@@ -20,8 +20,8 @@ from penstock.cli import app
 from penstock.cli.query import Printed
 from penstock.cli.rows import Shown
 from penstock.cli.standard import Output
-from penstock.contracts import Topic
-from penstock.record import Record
+from penstock.core.contracts import Topic
+from penstock.core.record import Record
 
 Fresh = Callable[[str], str]
 

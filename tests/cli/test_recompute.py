@@ -8,7 +8,7 @@ import pytest
 from penstock.analysis.compare import Difference, How, Row, Verdict
 from penstock.analysis.replay import Found
 from penstock.cli.recompute import recompute, show
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.comparison import Gone, Judged, Report
 
 LACKS = Difference(

@@ -11,9 +11,9 @@ from tests.channels.traffic import send
 from typer.testing import CliRunner, Result
 
 from penstock import Origin, Record, Topic, bind
-from penstock.audit.held import held
 from penstock.channels.kafka import Kafka
 from penstock.cli import app
+from penstock.core.held import held
 
 
 @pytest.fixture

@@ -2,8 +2,8 @@ import json
 
 from penstock.cli.lines import Json as Lines
 from penstock.cli.shown import Fields, Json
-from penstock.contracts import Entry
-from penstock.record import Headers, Origin
+from penstock.core.contracts import Entry
+from penstock.core.record import Headers, Origin
 
 
 def entry(key: bytes | None = b"k", value: bytes | None = b"v", headers: Headers = ()) -> Entry:

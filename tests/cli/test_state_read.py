@@ -15,8 +15,8 @@ from typer.testing import CliRunner, Result
 
 from penstock.channels.files import Files
 from penstock.cli import app
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured, PenstockError, Refused, Unavailable
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
 from penstock.pipeline.running import Running
 from penstock.pipeline.tiers.answering import answering
 from penstock.supervise.folder import StateFolder

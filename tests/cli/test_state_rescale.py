@@ -6,7 +6,7 @@ from typer.testing import CliRunner
 from penstock.analysis.checkpoints.rescale import Rescaled
 from penstock.cli.state import app
 from penstock.cli.state_rescale import told
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.supervise.folder import StateFolder
 
 PIPELINE = """

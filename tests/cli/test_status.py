@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from penstock.channels.files import Files
 from penstock.cli import app
-from penstock.contracts import Topic
+from penstock.core.contracts import Topic
 from penstock.pipeline.running import Running
 from penstock.supervise.folder import StateFolder
 

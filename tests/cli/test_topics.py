@@ -15,9 +15,9 @@ from typer.testing import CliRunner, Result
 from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
 from penstock.cli import app
-from penstock.contracts import Channels, Topic
-from penstock.errors import Misconfigured
-from penstock.record import Record
+from penstock.core.contracts import Channels, Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Record
 
 Fresh = Callable[[str], str]
 

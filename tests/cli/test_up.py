@@ -17,9 +17,9 @@ import redis
 from tests.channels.traffic import send
 
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Entry, Topic
+from penstock.core.contracts import Entry, Topic
+from penstock.core.record import Origin, Record
 from penstock.pipeline.services import Services
-from penstock.record import Origin, Record
 from penstock.supervise.folder import StateFolder
 
 Eventually = Callable[..., None]

@@ -19,8 +19,8 @@ from typer.testing import CliRunner, Result
 from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
 from penstock.cli.verify import verify
-from penstock.contracts import Topic
-from penstock.record import Origin, Record
+from penstock.core.contracts import Topic
+from penstock.core.record import Origin, Record
 
 Fresh = Callable[[str], str]
 PENSTOCK = [sys.executable, "-m", "penstock", "verify"]

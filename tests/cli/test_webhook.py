@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from penstock.cli.webhook import app
-from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.signatures import is_signed, keys
+from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.signatures import is_signed, keys
 
 TOKEN = "Authorization: Bearer s3cr3t-token"
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import httpx
 from websockets.asyncio.server import ServerConnection
 
-from penstock.contracts import Arrival, Intake
+from penstock.core.contracts import Arrival, Intake
 from penstock.testing.sources import plain
 
 

@@ -6,8 +6,8 @@ from tests.audit.odd import Mute
 from penstock.collect.bookmarks import Bookmark, recover
 from penstock.collect.numbers import Numbers
 from penstock.collect.sorting import shed
-from penstock.errors import Refused, Unavailable
-from penstock.record import Origin, Record
+from penstock.core.errors import Refused, Unavailable
+from penstock.core.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
 
 WATCHED = ("rsvps", "rsvps.dead")

@@ -7,9 +7,9 @@ import pytest
 from penstock.collect.bookmarks import Bookmark
 from penstock.collect.crossing import MOST_BYTES, Crossing, Names
 from penstock.collect.sorting import Sorted
-from penstock.contracts import Intake
-from penstock.errors import Unavailable
-from penstock.record import Origin, Record
+from penstock.core.contracts import Intake
+from penstock.core.errors import Unavailable
+from penstock.core.record import Origin, Record
 
 
 class Held:

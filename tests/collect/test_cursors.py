@@ -20,8 +20,8 @@ from penstock.collect.cursors import (
 from penstock.collect.numbering import Numbering
 from penstock.collect.numbers import Numbers
 from penstock.collect.sorting import DEAD_BYTES, Sorting
-from penstock.contracts import Arrival, Intake
-from penstock.record import Origin
+from penstock.core.contracts import Arrival, Intake
+from penstock.core.record import Origin
 
 
 def own(epoch: int, seq: int) -> Origin:

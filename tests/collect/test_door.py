@@ -5,8 +5,8 @@ import socket
 import pytest
 
 from penstock.collect.ways import source_at
-from penstock.contracts import Taken
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Taken
+from penstock.core.errors import Misconfigured
 
 DOORS = {"tcp": {}, "ws": {}, "http": {}, "webhook": {"secret": "whsec_" + "c2VjcmV0" * 4}}
 doors = pytest.mark.parametrize("kind", DOORS)

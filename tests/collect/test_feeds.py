@@ -23,9 +23,9 @@ from penstock.collect.feeds import feed_at
 from penstock.collect.feeds.coinbase import Coinbase, moment
 from penstock.collect.ways import source_at
 from penstock.collect.websocket import WebSocketSource
-from penstock.contracts import Arrival, Entry, Guarantee, Source, Taken
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Blind, Origin
+from penstock.core.contracts import Arrival, Entry, Guarantee, Source, Taken
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Blind, Origin
 from penstock.testing.sources import Running, SourceContract
 
 

@@ -22,9 +22,9 @@ from penstock.collect import files
 from penstock.collect.cursors import cursor_of
 from penstock.collect.files import FilesSource, folder, progress
 from penstock.collect.files.progress import Progress, Sight, tail
-from penstock.contracts import Arrival, Home, Intake, Sender, Taken
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Record
+from penstock.core.contracts import Arrival, Home, Intake, Sender, Taken
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Record
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import QUIET, Running, SourceContract, lines, plain

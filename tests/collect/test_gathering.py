@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 from penstock.collect.gathering import OVERHEAD, Gathering
-from penstock.contracts import Arrival
-from penstock.errors import Unavailable
+from penstock.core.contracts import Arrival
+from penstock.core.errors import Unavailable
 
 
 def some(size: int) -> list[Arrival]:

@@ -18,7 +18,7 @@ from websockets.frames import Frame, Opcode
 from penstock.collect import gathering, holding, websocket_server
 from penstock.collect.holding import Held
 from penstock.collect.websocket_server import WebSocketServer
-from penstock.contracts import Intake, Taken
+from penstock.core.contracts import Intake, Taken
 
 QUICK = timedelta(milliseconds=200)
 CHUNK = 256 << 10

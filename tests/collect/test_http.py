@@ -17,8 +17,8 @@ from tests.ports import later_port
 
 from penstock.collect.http import HttpSource
 from penstock.collect.ways import source_at
-from penstock.contracts import Arrival, Guarantee, Intake, Taken
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import SourceContract, anything
 

@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.collect.numbering import Numbering, others
-from penstock.record import Origin
+from penstock.core.record import Origin
 
 
 def test_numbers_begin_with_one_and_have_no_gap() -> None:

@@ -1,7 +1,7 @@
-from penstock.audit.runs import Runs
 from penstock.collect import numbers
 from penstock.collect.numbers import Numbers
-from penstock.record import Origin
+from penstock.core.record import Origin
+from penstock.core.runs import Runs
 
 
 def taken(*origins: tuple[str, int, int]) -> Numbers:

@@ -9,14 +9,14 @@ import pytest
 from tests.channels.servers import KafkaServer
 from tests.collect.waiting import until
 
-from penstock.audit.held import held
 from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
 from penstock.collect.pump import Pump
 from penstock.collect.spooling import Spool
 from penstock.collect.websocket import WebSocketSource
-from penstock.contracts import Entry, Topic
-from penstock.record import Origin
+from penstock.core.contracts import Entry, Topic
+from penstock.core.held import held
+from penstock.core.record import Origin
 from penstock.simulate.feed import Feed
 from penstock.simulate.rsvps import Rsvps
 from penstock.simulate.server import serve

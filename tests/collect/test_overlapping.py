@@ -18,9 +18,9 @@ from penstock.channels.memory import MemoryChannels
 from penstock.collect.overlapping import Down, Known, Lines, Overlapping, Up, overlapping
 from penstock.collect.pump import Pump
 from penstock.collect.websocket import WebSocketSource
-from penstock.contracts import Arrival, Guarantee, Intake, Taken
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Blind
+from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Blind
 from penstock.testing.sources import SourceContract, plain
 
 

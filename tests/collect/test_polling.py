@@ -19,8 +19,8 @@ from tests.collect.scripted import Server, head, listening, serving
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.polling import PollingSource
 from penstock.collect.ways import source_at
-from penstock.contracts import Arrival, Guarantee, Intake, Taken
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import Running, SourceContract, arrivals, plain, until
 

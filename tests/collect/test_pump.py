@@ -18,9 +18,9 @@ from penstock.collect.crossing import MOST_INTAKES
 from penstock.collect.pump import Pump
 from penstock.collect.spooling import Spool
 from penstock.collect.websocket import WebSocketSource
-from penstock.contracts import Arrival, Channels, Entry, Guarantee, Intake, Sender, Source, Taken
-from penstock.errors import Unavailable
-from penstock.record import Blind, Heartbeat, Origin, Record
+from penstock.core.contracts import Arrival, Channels, Entry, Guarantee, Intake, Sender, Source, Taken
+from penstock.core.errors import Unavailable
+from penstock.core.record import Blind, Heartbeat, Origin, Record
 from penstock.simulate.feed import Feed
 from penstock.simulate.rsvps import Rsvps
 from penstock.simulate.server import serve

@@ -17,9 +17,9 @@ from penstock.audit.account import Account, Outcome, Share
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.http import HttpSource, answers, whereabouts
 from penstock.collect.http.receipts import Receipt, Seals, seals
-from penstock.contracts import Home, Taken
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Origin
+from penstock.core.contracts import Home, Taken
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Origin
 from penstock.testing.sources import Running
 
 ONE = Receipt("door.http", 5, 17, 1, 1_700_000_000_000_000, 5)

@@ -7,9 +7,9 @@ from itertools import islice, repeat
 import pytest
 
 from penstock.collect.reconnecting import LONGEST, SHORTEST, backoff, reconnecting
-from penstock.contracts import Arrival, Guarantee, Intake, Places, Taken
-from penstock.errors import Unavailable
-from penstock.record import Blind, Heartbeat, Origin
+from penstock.core.contracts import Arrival, Guarantee, Intake, Places, Taken
+from penstock.core.errors import Unavailable
+from penstock.core.record import Blind, Heartbeat, Origin
 from penstock.testing.clock import ManualClock
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from penstock.collect.numbers import SENDERS
 from penstock.collect.senders import Senders
-from penstock.contracts import Taken
-from penstock.errors import Refused
-from penstock.record import LARGEST_JUMP
+from penstock.core.contracts import Taken
+from penstock.core.errors import Refused
+from penstock.core.record import LARGEST_JUMP
 
 HUGE = 2**62
 

@@ -20,9 +20,9 @@ from penstock.collect.gathering import OVERHEAD
 from penstock.collect.pump import Pump
 from penstock.collect.shedding import MOST_BYTES, Deciding, Shed, shedding
 from penstock.collect.sorting import shed, shed_by
-from penstock.contracts import Arrival, Guarantee, Intake, Source, Taken
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Blind, Heartbeat, Origin
+from penstock.core.contracts import Arrival, Guarantee, Intake, Source, Taken
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Blind, Heartbeat, Origin
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

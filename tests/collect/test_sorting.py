@@ -5,8 +5,8 @@ import orjson
 from penstock.collect.numbering import Numbering, others
 from penstock.collect.numbers import Numbers
 from penstock.collect.sorting import DEAD_BYTES, Sorting, notice
-from penstock.contracts import Arrival, Intake
-from penstock.record import Blind, Heartbeat, Origin, Record
+from penstock.core.contracts import Arrival, Intake
+from penstock.core.record import Blind, Heartbeat, Origin, Record
 
 NOW = 1_700_000_000_000_000
 

@@ -1,7 +1,7 @@
 """What waits on disk and is in its channel already."""
 
 from penstock.collect.sought import Sought
-from penstock.record import Origin, Record
+from penstock.core.record import Origin, Record
 
 
 def waiting(*numbers: int, channel: str = "into") -> list[tuple[str, Record]]:

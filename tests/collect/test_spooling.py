@@ -16,9 +16,9 @@ from tests.collect.waiting import until
 
 from penstock.channels.files import Files
 from penstock.collect.spooling import Spool
-from penstock.contracts import Sender, Topic
-from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.record import Origin, Record
+from penstock.core.contracts import Sender, Topic
+from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.record import Origin, Record
 
 
 class Moody:

@@ -13,13 +13,13 @@ from tests.collect.scripted import STREAM as HEAD
 from tests.collect.scripted import Events, head, listening, serving
 
 from penstock.channels.memory import MemoryChannels
-from penstock.clock import SystemClock
 from penstock.collect.reconnecting import reconnecting
 from penstock.collect.sse import SseSource, last_id
 from penstock.collect.ways import source_at
-from penstock.contracts import Arrival, Guarantee, Taken
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Blind
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Arrival, Guarantee, Taken
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Blind
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import Running, SourceContract, arrivals, plain, until
 

@@ -13,8 +13,8 @@ from tests.collect.waiting import until
 from penstock.channels.files import Files
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.standby import GroupSeat, seated
-from penstock.contracts import Channels, Dealing, Entry, Member, Topic
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Channels, Dealing, Entry, Member, Topic
+from penstock.core.errors import Misconfigured, Unavailable
 
 LEASE = timedelta(seconds=2)
 SILENCE = timedelta(seconds=1)

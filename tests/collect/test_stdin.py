@@ -12,8 +12,8 @@ from typing import BinaryIO
 import pytest
 
 from penstock.collect.stdin import StdinSource
-from penstock.contracts import Arrival, Intake, Taken
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Arrival, Intake, Taken
+from penstock.core.errors import Misconfigured
 from penstock.testing.sources import SourceContract, lines, plain
 
 

@@ -17,8 +17,8 @@ from tests.ports import later_port
 
 from penstock.collect import tcp
 from penstock.collect.tcp import TcpSource
-from penstock.contracts import Arrival, Guarantee, Taken
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Arrival, Guarantee, Taken
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import SourceContract, lines
 

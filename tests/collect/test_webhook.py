@@ -21,10 +21,10 @@ from penstock.channels.memory import MemoryChannels
 from penstock.collect.ways import source_at
 from penstock.collect.webhook import WebhookSource
 from penstock.collect.webhook.deliveries import Deliveries, Delivery
-from penstock.contracts import Arrival, Intake, Taken
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Origin
-from penstock.signatures import keys, new_secret, signed
+from penstock.core.contracts import Arrival, Intake, Taken
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Origin
+from penstock.core.signatures import keys, new_secret, signed
 from penstock.testing.clock import ManualClock
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import Running, SourceContract, anything

@@ -13,9 +13,9 @@ from websockets.asyncio.server import ServerConnection, serve
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.websocket import MOST_MESSAGES, WebSocketSource, with_parameter
 from penstock.collect.websocket.messages import END, Places, Reading, place_of, read
-from penstock.contracts import Arrival, Guarantee, Taken
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Blind, Heartbeat, Origin
+from penstock.core.contracts import Arrival, Guarantee, Taken
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Blind, Heartbeat, Origin
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import Running, SourceContract
 

@@ -16,9 +16,9 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.frames import Frame, Opcode
 
 from penstock.collect.websocket_server import WebSocketServer
-from penstock.contracts import Guarantee, Intake, Taken
-from penstock.errors import Unavailable
-from penstock.record import Origin
+from penstock.core.contracts import Guarantee, Intake, Taken
+from penstock.core.errors import Unavailable
+from penstock.core.record import Origin
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import SourceContract, text
 

@@ -10,13 +10,13 @@ from tests.audit.odd import Marked
 
 from penstock.audit.account import Outcome
 from penstock.audit.writers import Writer
-from penstock.clock import SystemClock
-from penstock.contracts import Entry, Positions, Reader
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Entry, Positions, Reader
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.deliver.app import build
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.outlet import FeedSpec
 from penstock.deliver.serving import serve
-from penstock.errors import Misconfigured, Unavailable
 from penstock.testing.channels import MemoryChannels
 
 

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.contracts import Entry
+from penstock.core.contracts import Entry
 from penstock.deliver.feed import AWAY, Feed, Follower, Message
 
 SECOND = 1_000_000

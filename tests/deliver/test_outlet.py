@@ -1,5 +1,5 @@
 from penstock.audit.account import Account, Outcome, Share
-from penstock.contracts import Entry
+from penstock.core.contracts import Entry
 from penstock.deliver.outlet import FeedSpec, Outlet
 from penstock.testing.clock import ManualClock
 

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
+from penstock.core.settings import load
 from penstock.deliver.settings import DeliverSettings
-from penstock.settings import load
 
 
 def test_sites_are_listed_in_the_environment_with_commas(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from penstock.core.errors import Misconfigured
 from penstock.deliver.app import build
 from penstock.deliver.outlet import FeedSpec
 from penstock.deliver.states import together
-from penstock.errors import Misconfigured
 from penstock.pipeline.tiers.answering import answering
 from penstock.testing.channels import MemoryChannels
 

@@ -20,9 +20,9 @@ from penstock.collect.http.asked import Asked
 from penstock.collect.tcp import _who
 from penstock.collect.websocket.messages import LARGEST
 from penstock.collect.websocket_server import WebSocketServer, _named, _Serving
-from penstock.contracts import Taken
-from penstock.errors import Refused
-from penstock.record import Origin
+from penstock.core.contracts import Taken
+from penstock.core.errors import Refused
+from penstock.core.record import Origin
 from penstock.serve.problems import Problem
 from penstock.serve.visitors import Visitors
 

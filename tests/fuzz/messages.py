@@ -9,7 +9,6 @@ from urllib.parse import parse_qs, urlsplit
 import orjson
 from tests.fuzz.target import Given, raw, target, tried
 
-from penstock.clock import SystemClock
 from penstock.collect.door import why_no_sender
 from penstock.collect.feeds.coinbase import Product, Trade, moment
 from penstock.collect.feeds.coinbase import read as read_trade
@@ -17,9 +16,10 @@ from penstock.collect.http_client import LONGEST_PAUSE, asked_pause
 from penstock.collect.keys import key_of
 from penstock.collect.websocket import with_parameter
 from penstock.collect.websocket.messages import END, LARGEST, Reading, place_of, read
-from penstock.contracts import Arrival
-from penstock.errors import Unavailable
-from penstock.record import Heartbeat, Origin
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Arrival
+from penstock.core.errors import Unavailable
+from penstock.core.record import Heartbeat, Origin
 
 _WORDS = ("feed", "sender", "epoch", "seq", "time", "heartbeat", "heartbeats", "end", "meta", "place", "type", "a")
 _CONDITIONS: Sequence[tuple[str, ...]] = ((), ("type=a",), ("meta.place=1", "end=true"))

@@ -9,8 +9,8 @@ from tests.fuzz.target import Given, part, raw, small, target, tried
 from penstock.collect.polling import pages as page_module
 from penstock.collect.polling.pages import HEADER, LONGEST_CURSOR, Answer, Page, read
 from penstock.collect.polling.paging import New, Paging, Spot
-from penstock.contracts import Arrival
-from penstock.errors import Refused
+from penstock.core.contracts import Arrival
+from penstock.core.errors import Refused
 
 _WORDS = ("data", "items", "next", "a", "\\u0064ata", "\\ud800")
 _ITEMS = 6

@@ -12,9 +12,9 @@ from penstock.collect.polling.paging import Spot
 from penstock.collect.sse import last_id
 from penstock.collect.websocket import with_parameter
 from penstock.collect.websocket.messages import Reading, place_of
-from penstock.contracts import Arrival
-from penstock.errors import Misconfigured, Refused
-from penstock.record import Origin
+from penstock.core.contracts import Arrival
+from penstock.core.errors import Misconfigured, Refused
+from penstock.core.record import Origin
 
 _VALUE = re.compile(rb"[\x21-\xff]([\x20-\xff]*[\x21-\xff])?")
 

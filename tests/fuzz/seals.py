@@ -10,9 +10,9 @@ from tests.fuzz.target import Given, target, tried
 from penstock.collect.http.receipts import Receipt, Seals
 from penstock.collect.webhook import WebhookSource, _Messages
 from penstock.collect.webhook.numbered import Numbered
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
+from penstock.core.signatures import is_signed, keys, signed
 from penstock.serve.problems import Problem
-from penstock.signatures import is_signed, keys, signed
 from penstock.testing.clock import ManualClock
 
 

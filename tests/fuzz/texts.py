@@ -8,7 +8,7 @@ from typing import Any
 from tests.fuzz.target import Given, target, tried
 
 from penstock.collect.ways import WAYS, source_at
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.gateway.scanning import Part, Scan, Unreadable
 
 _SCHEMES = sorted(WAYS)

@@ -8,8 +8,8 @@ from datetime import timedelta
 import httpx
 import pytest
 
-from penstock.clock import Clock
-from penstock.contracts import Channels, Topic
+from penstock.core.clock import Clock
+from penstock.core.contracts import Channels, Topic
 from penstock.gateway.app import build
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.settings import GatewaySettings

@@ -14,9 +14,9 @@ from tests.ports import later_port
 
 from penstock.audit.writers import Writer
 from penstock.channels.tcp import Tcp
-from penstock.contracts import Place, Positions, Sender, Topic
-from penstock.errors import Unavailable
-from penstock.record import Origin, Record
+from penstock.core.contracts import Place, Positions, Sender, Topic
+from penstock.core.errors import Unavailable
+from penstock.core.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

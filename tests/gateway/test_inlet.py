@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import pytest
 from tests.gateway.conftest import until
 
-from penstock.clock import SystemClock
-from penstock.errors import Refused, Unavailable
+from penstock.core.clock import SystemClock
+from penstock.core.errors import Refused, Unavailable
+from penstock.core.record import Record
 from penstock.gateway.inlet import Inlet
-from penstock.record import Record
 from penstock.testing.clock import ManualClock
 
 

@@ -10,8 +10,8 @@ import httpx
 import pytest
 from tests.gateway.conftest import Opened, until
 
-from penstock.contracts import Dealing, Entry, Member, Place, Topic
-from penstock.errors import Unavailable
+from penstock.core.contracts import Dealing, Entry, Member, Place, Topic
+from penstock.core.errors import Unavailable
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

@@ -10,14 +10,14 @@ import httpx
 import pytest
 from tests.gateway.conftest import until
 
-from penstock.audit.runs import Runs
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Channels, Dealing, Entry, Member, Place, Positions, Sender, Topic
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Channels, Dealing, Entry, Member, Place, Positions, Sender, Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Record
+from penstock.core.runs import Runs
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.serving import serve
 from penstock.gateway.settings import GatewaySettings
-from penstock.record import Record
 from penstock.testing.channels import MemoryChannels
 
 Fresh = Callable[[str], str]

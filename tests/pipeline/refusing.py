@@ -1,7 +1,7 @@
 """Dead letters, as Spark writes them."""
 
+from penstock.core.record import Headers, Origin
 from penstock.pipeline.letters import Letter
-from penstock.record import Headers, Origin
 from penstock.testing.channels import MemoryChannels
 
 BEGIN = 1_700_000_000_000_000

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from penstock.audit.account import Account
-from penstock.errors import Unavailable
+from penstock.core.errors import Unavailable
 from penstock.pipeline.accounts import accounting, last_accounts
 from penstock.testing.channels import MemoryChannels
 

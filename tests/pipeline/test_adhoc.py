@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from penstock.channels.memory import MemoryChannels
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.adhoc import Asked, newest
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.wiring import Wiring

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.checks import Level, check, unconnected
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.wiring import Wiring

@@ -20,17 +20,17 @@ from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.launching import launch
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.balance import Balance
-from penstock.audit.held import held
 from penstock.audit.judge import Verdict
 from penstock.channels.kafka import Kafka
 from penstock.cli.deep import deepened
+from penstock.core.held import held
+from penstock.core.record import Origin, Record
 from penstock.pipeline.accounts import announce
 from penstock.pipeline.deep import Deep, merged
 from penstock.pipeline.description import Description, Pipeline
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.tiers.lakes import Lake
 from penstock.pipeline.wiring import Wiring, topics
-from penstock.record import Origin, Record
 from penstock.stores.redis import RedisStore
 
 Fresh = Callable[[str], str]

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.collect.http import HttpSource
 from penstock.collect.websocket import WebSocketSource
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.delivery import Given, of_page, of_query, of_source, of_store
 from penstock.pipeline.description import Delivery, Pipeline
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.analysis.query import Mode
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Channel, Pipeline
 
 

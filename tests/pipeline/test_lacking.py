@@ -9,10 +9,10 @@ from tests.stores.lakes import LoadedLake
 
 from penstock.audit.content import Content, Run
 from penstock.audit.hops import Gap
-from penstock.contracts import Entry
-from penstock.errors import Unavailable
+from penstock.core.contracts import Entry
+from penstock.core.errors import Unavailable
+from penstock.core.record import Origin
 from penstock.pipeline.lacking import absent
-from penstock.record import Origin
 from penstock.stores.lake import LakeStore
 
 Seen = Mapping[tuple[str, str, int], Sequence[tuple[int, int]]]

@@ -1,9 +1,9 @@
 import pytest
 from tests.pipeline.refusing import BEGIN, UNFIT, refused
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Headers, Origin
 from penstock.pipeline.letters import Letter, Selection, letter_at, letters, tallied
-from penstock.record import Headers, Origin
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.load import load
 
 Written = Callable[..., Path]

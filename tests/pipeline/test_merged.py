@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from penstock.contracts import Entry, Place, Positions, Reader, Topic
-from penstock.errors import Unavailable
+from penstock.core.contracts import Entry, Place, Positions, Reader, Topic
+from penstock.core.errors import Unavailable
 from penstock.pipeline.merged import Merged, Stretch
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock

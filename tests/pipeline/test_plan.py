@@ -11,7 +11,7 @@ from penstock import Keyed, seen
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.operators.statics import table
-from penstock.errors import Misconfigured, SeveralMisconfigured
+from penstock.core.errors import Misconfigured, SeveralMisconfigured
 from penstock.pipeline.checks import Level
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.plan import Plan, plan

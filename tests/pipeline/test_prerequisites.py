@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Misconfigured, SeveralMisconfigured
+from penstock.core.errors import Misconfigured, SeveralMisconfigured
 from penstock.pipeline import prerequisites
 from penstock.pipeline.description import Description, Pipeline
 from penstock.pipeline.prerequisites import require

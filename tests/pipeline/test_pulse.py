@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from penstock.clock import SystemClock
+from penstock.core.clock import SystemClock
 from penstock.pipeline.pulse import Figures, pulse
 
 

@@ -16,9 +16,9 @@ from tests.collect.waiting import until
 
 from penstock.collect.sse import SseSource
 from penstock.collect.sse.event_stream import Event, EventStream
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
+from penstock.core.signatures import is_signed
 from penstock.pipeline.push import PushProxy
-from penstock.signatures import is_signed
 
 NOW = timedelta(0)
 NEVER = timedelta(hours=1)

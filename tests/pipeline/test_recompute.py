@@ -25,11 +25,12 @@ from penstock.analysis.launching import launch
 from penstock.analysis.query import Query
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome, Share
-from penstock.audit.held import held
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.held import held
+from penstock.core.record import Origin, Record, life_and_count
 from penstock.pipeline.chosen import find_query
 from penstock.pipeline.comparison import Gone, Judged, Report
 from penstock.pipeline.description import Channel, Description, Pipeline
@@ -37,7 +38,6 @@ from penstock.pipeline.recompute import _Late, recompute
 from penstock.pipeline.renewal import Begin, Renewal
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.wiring import Wiring, topics
-from penstock.record import Origin, Record, life_and_count
 from penstock.stores.lake import LakeStore
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.redis import redis_service

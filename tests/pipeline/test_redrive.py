@@ -9,12 +9,12 @@ from tests.pipeline.refusing import BEGIN, UNFIT, refused
 
 from penstock.analysis.frames import RAW, dead_letters
 from penstock.analysis.query import Shape
-from penstock.clock import Micros
-from penstock.contracts import Entry, Positions
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.clock import Micros
+from penstock.core.contracts import Entry, Positions
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Origin, Record
 from penstock.pipeline.letters import Selection
 from penstock.pipeline.redrive import Verdict, redrive
-from penstock.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

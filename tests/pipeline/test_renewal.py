@@ -7,7 +7,7 @@ import pytest
 from penstock.analysis.checkpoints.note import LAST, Note, note_of
 from penstock.analysis.checkpoints.rescale import recover
 from penstock.audit.account import Account
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Description, Pipeline
 from penstock.pipeline.renewal import Begin, Renewal
 from penstock.testing.channels import MemoryChannels

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from penstock.audit.ledger import Ledger
 from penstock.channels.files import Files
 from penstock.cli import app
-from penstock.contracts import Topic
+from penstock.core.contracts import Topic
 from penstock.pipeline.repair import ASIDE, damages
 from penstock.pipeline.wiring import Wiring
 from penstock.supervise.segments import crc32c

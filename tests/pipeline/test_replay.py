@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from penstock.channels.tcp import Tcp
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Origin, Record
 from penstock.pipeline.replay import Replay, Replayed, stretch
-from penstock.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

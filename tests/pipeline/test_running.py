@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.running import Running
 from penstock.pipeline.wiring import Wiring
 from penstock.supervise.folder import StateFolder

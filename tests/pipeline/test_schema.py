@@ -6,7 +6,7 @@ from typing import ClassVar, NamedTuple, NotRequired, Optional, TypedDict
 import pytest
 from pydantic import BaseModel
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.schema import ddl
 
 

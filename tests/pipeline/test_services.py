@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.running import Running
 from penstock.pipeline.services import ROLE, Needs, Services, here
 from penstock.pipeline.wiring import Wiring

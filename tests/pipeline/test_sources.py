@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.collect.websocket import WebSocketSource
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Delivery, Pipeline, SourceSpec
 from penstock.pipeline.sources import made
 from penstock.pipeline.wiring import Wiring

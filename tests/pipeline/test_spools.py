@@ -11,18 +11,18 @@ import pytest
 from tests.ports import later_port
 from tests.running import Run
 
-from penstock.audit.held import held
 from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.spooling import Spool
-from penstock.contracts import Entry
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Entry
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.held import held
+from penstock.core.record import Origin, Record
 from penstock.pipeline.description import Description, Pipeline
 from penstock.pipeline.spools import bring, left
 from penstock.pipeline.tiers import Tier, run
 from penstock.pipeline.wiring import Wiring
-from penstock.record import Origin, Record
 
 Eventually = Callable[..., None]
 Fresh = Callable[[str], str]

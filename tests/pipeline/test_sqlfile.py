@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.analysis.query import Emit, Late, Mode
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
 from penstock.pipeline.sqlfile import named

@@ -19,7 +19,7 @@ from tests.ports import later_port
 
 from penstock.audit.alarm import Alarm
 from penstock.audit.settings import AuditSettings
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.webhook import Webhook, telling
 
 

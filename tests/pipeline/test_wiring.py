@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from penstock.channels.files import Files
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Pipeline, SourceSpec
 from penstock.pipeline.wiring import Wiring, simulated, topics
 

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.serve import listening
 
 

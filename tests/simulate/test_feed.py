@@ -1,8 +1,8 @@
 import orjson
 import pytest
 
-from penstock.clock import Micros
-from penstock.errors import Misconfigured, Refused
+from penstock.core.clock import Micros
+from penstock.core.errors import Misconfigured, Refused
 from penstock.simulate.feed import Feed, Following, asked
 
 EPOCH = 1_700_000_000

@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from penstock.cli.feed import feed
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.simulate.feed import Documents, Feed
 from penstock.simulate.kinds import KINDS, OPTIONS, check_options, kind_of
 

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.simulate.pace import ticks
 from penstock.testing.clock import ManualClock
 

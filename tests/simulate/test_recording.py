@@ -3,7 +3,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.simulate.feed import Feed
 from penstock.simulate.recording import Recording
 

@@ -7,8 +7,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
-from penstock.clock import SystemClock
-from penstock.errors import Misconfigured
+from penstock.core.clock import SystemClock
+from penstock.core.errors import Misconfigured
 from penstock.simulate.feed import Feed
 from penstock.simulate.rsvps import Rsvps
 from penstock.simulate.server import serve

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import Misconfigured
-from penstock.record import Origin, Record
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Origin, Record
 from penstock.simulate.updates import Counters, Updates, new_epoch, updates
 from penstock.testing.clock import ManualClock
 

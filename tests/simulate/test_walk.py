@@ -7,7 +7,7 @@ from statistics import fmean
 import orjson
 import pytest
 
-from penstock.record import Origin, Record
+from penstock.core.record import Origin, Record
 from penstock.simulate.walk import STEEPEST, Walk, Walkers, _written, positions, walk
 from penstock.testing.clock import ManualClock
 

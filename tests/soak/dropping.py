@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.audit.account import Share
-from penstock.contracts import Entry, Guarantee, Positions
+from penstock.core.contracts import Entry, Guarantee, Positions
 from penstock.stores.redis import RedisStore, RedisTable
 
 

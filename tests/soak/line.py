@@ -27,8 +27,8 @@ from penstock.audit.content import Content
 from penstock.audit.hops import Hop
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Entry, Positions
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Entry, Positions
 from penstock.pipeline.accounts import accounting, last_accounts
 from penstock.pipeline.comparison import Report
 from penstock.pipeline.description import Description, Pipeline

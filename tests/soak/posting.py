@@ -8,7 +8,7 @@ from confluent_kafka import Producer
 from tests.soak.things import Placed, Who
 
 from penstock.channels.kafka import Kafka
-from penstock.record import Record
+from penstock.core.record import Record
 
 _QUICK = {"acks": "all", "enable.idempotence": True, "linger.ms": 5, "compression.type": "lz4"}
 

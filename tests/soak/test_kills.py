@@ -21,8 +21,8 @@ from penstock.audit.balance import balance
 from penstock.audit.hops import Gap
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Topic
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
 
 PARTS = KILLS + 1
 """The records flow in so many parts, each of which has a life of the auditor to itself at first."""

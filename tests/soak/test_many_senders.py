@@ -17,9 +17,9 @@ from tests.soak.things import Placed
 from penstock.audit.balance import balance
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Topic
-from penstock.record import Origin, Record
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
+from penstock.core.record import Origin, Record
 
 CHANNEL = "crowd"
 PARTITIONS = 4

@@ -21,14 +21,14 @@ from penstock.audit.account import Outcome
 from penstock.audit.alarms import Alarms
 from penstock.audit.balance import Balance, ChannelBalance
 from penstock.audit.content import Content
-from penstock.audit.held import held
 from penstock.audit.hops import Gap, Hop
 from penstock.audit.settings import AuditSettings
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Entry
+from penstock.core.contracts import Entry
+from penstock.core.held import held
+from penstock.core.record import Origin, Record
 from penstock.pipeline.comparison import Report
 from penstock.pipeline.lacking import absent
-from penstock.record import Origin, Record
 
 CHUNKS = 10
 PAUSE = int(MUTATED * 0.85)

@@ -20,8 +20,8 @@ from penstock.audit.auditor import Auditor
 from penstock.audit.balance import Balance, balance
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Topic
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
 from penstock.simulate.feed import Feed
 from penstock.simulate.rsvps import Rsvps
 from penstock.simulate.server import serve

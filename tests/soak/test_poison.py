@@ -15,8 +15,8 @@ from tests.soak.sizes import FULL, PATIENCE, POISONED, figure
 
 from penstock import Pipeline, seen
 from penstock.audit.account import Outcome
-from penstock.audit.held import held
 from penstock.channels.kafka import Kafka
+from penstock.core.held import held
 
 __all__ = ["analyse"]
 

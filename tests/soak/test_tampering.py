@@ -23,10 +23,10 @@ from penstock.audit.judge import Report, Verdict
 from penstock.audit.ledger import Ledger
 from penstock.audit.reconcile import Reconciler, RecordCheck, TableCheck
 from penstock.audit.writers import Writers
-from penstock.clock import SystemClock
-from penstock.contracts import Topic
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
+from penstock.core.record import Origin
 from penstock.pipeline.accounts import announce
-from penstock.record import Origin
 from penstock.stores.lake import LakeStore
 from penstock.stores.lake_rows import LakeRows
 from penstock.stores.loader import Loader

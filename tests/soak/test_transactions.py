@@ -18,7 +18,7 @@ from penstock.audit.balance import Balance, balance
 from penstock.audit.ledger import Ledger
 from penstock.audit.settings import AuditSettings
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
+from penstock.core.clock import SystemClock
 from penstock.pipeline.graph import reads
 from penstock.pipeline.lacking import absent
 from penstock.pipeline.tiers.audit import watched

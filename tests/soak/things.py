@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from penstock.record import Origin, Record
+from penstock.core.record import Origin, Record
 
 SENDERS = 4
 PARTITIONS = 2

@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from tests.stores.lakes import LoadedLake
 
-from penstock.record import Origin
+from penstock.core.record import Origin
 from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
 from penstock.stores.loading import Loadable

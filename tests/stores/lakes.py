@@ -10,8 +10,8 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from deltalake import Schema
 
 from penstock.audit.account import Share
-from penstock.contracts import Entry, Guarantee, Positions
-from penstock.record import Origin
+from penstock.core.contracts import Entry, Guarantee, Positions
+from penstock.core.record import Origin
 from penstock.stores.lake import LakeStore, LakeTable
 from penstock.stores.loading import ahead_of, furthest, version_of
 

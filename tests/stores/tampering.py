@@ -42,18 +42,18 @@ class LakeTampering:
             write_deltalake(self._path, row, mode="append")
 
         if kind == "missing":
-            _patiently(remove)
-            return Harm(kind, f"partition {partition}, offset {offset}", lambda: _patiently(append))
-        _patiently(append)
+            _retrying(remove)
+            return Harm(kind, f"partition {partition}, offset {offset}", lambda: _retrying(append))
+        _retrying(append)
 
         def heal() -> None:
-            _patiently(remove)
-            _patiently(append)
+            _retrying(remove)
+            _retrying(append)
 
         return Harm(kind, f"partition {partition}, offset {offset}", heal)
 
 
-def _patiently(change: Callable[[], None]) -> None:
+def _retrying(change: Callable[[], None]) -> None:
     """Again when the loader was quicker: then nothing was committed."""
     while True:
         try:

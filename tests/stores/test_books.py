@@ -2,7 +2,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.audit.account import Account, Share
-from penstock.contracts import Entry, Guarantee, Positions
+from penstock.core.contracts import Entry, Guarantee, Positions
 from penstock.stores.books import Books
 from penstock.testing.clock import ManualClock
 

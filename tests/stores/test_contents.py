@@ -7,8 +7,8 @@ import pytest
 from tests.servers import RedisServer
 from tests.stores.lakes import LoadedLake
 
-from penstock.contracts import Entry
-from penstock.errors import Unavailable
+from penstock.core.contracts import Entry
+from penstock.core.errors import Unavailable
 from penstock.stores.contents import Stored
 from penstock.stores.lake import LakeStore
 from penstock.stores.redis import RedisStore

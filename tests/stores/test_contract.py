@@ -22,10 +22,10 @@ from tests.stores.tampering import LakeTampering, RedisTampering
 from penstock.audit.account import Outcome, Share
 from penstock.audit.judge import Discrepancy
 from penstock.audit.reconcile import Check, RecordCheck, TableCheck
-from penstock.clock import SystemClock
-from penstock.contracts import Channels, Entry, Guarantee, Store
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Origin
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Channels, Entry, Guarantee, Store
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Origin
 from penstock.stores.lake import LakeStore
 from penstock.stores.lake_rows import LakeRows
 from penstock.stores.loader import Loader

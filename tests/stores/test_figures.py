@@ -1,6 +1,6 @@
 import json
 
-from penstock.contracts import Entry
+from penstock.core.contracts import Entry
 from penstock.stores.figures import Figures
 from penstock.testing.clock import ManualClock
 

@@ -14,10 +14,10 @@ from tests.damaging import truncated
 from tests.stores.lakes import LoadedLake
 
 from penstock.audit.account import Outcome
-from penstock.audit.runs import Runs
-from penstock.contracts import Entry
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Origin
+from penstock.core.contracts import Entry
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Origin
+from penstock.core.runs import Runs
 from penstock.stores.lake import LakeStore, _islands
 
 NOON = 1_700_000_000_000_000

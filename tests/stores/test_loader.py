@@ -12,9 +12,9 @@ from tests.stores.lakes import LoadedLake
 
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.writers import Writer, Writers
-from penstock.contracts import Entry, Guarantee, Positions, Reader, Topic
-from penstock.errors import Misconfigured, Unaccounted, Unavailable
-from penstock.record import Origin
+from penstock.core.contracts import Entry, Guarantee, Positions, Reader, Topic
+from penstock.core.errors import Misconfigured, Unaccounted, Unavailable
+from penstock.core.record import Origin
 from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
 from penstock.stores.loading import ahead_of, furthest

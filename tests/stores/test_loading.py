@@ -1,7 +1,7 @@
 import pytest
 
-from penstock.contracts import Entry
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Entry
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.stores.loading import ahead_of, furthest, require_kept, require_topic
 
 

@@ -9,8 +9,8 @@ from tests.damaging import filled, small_disk
 from tests.servers import RedisServer
 
 from penstock.audit.account import Outcome
-from penstock.contracts import Entry
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Entry
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.stores.redis import RedisStore, RedisTable
 
 LONG_AGO = 1_600_000_000_000_000

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.notes import write_note
 

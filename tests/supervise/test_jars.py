@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.supervise.jars import broken, cache_folder, ensure_jars
 from penstock.supervise.java import Java, find_java
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.supervise.java import find_java
 
 NO_WHEEL = "a_wheel_that_nobody_has"

@@ -10,7 +10,7 @@ from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import Jars, ensure_jars

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.supervise.ports import HOST, Ports
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.redis import find_redis, redis_service

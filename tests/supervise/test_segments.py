@@ -9,8 +9,8 @@ from tests.channels.traffic import numbered, send
 from tests.damaging import change
 
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
-from penstock.errors import Unavailable
+from penstock.core.contracts import Topic
+from penstock.core.errors import Unavailable
 from penstock.supervise.segments import batches, crc32c, damaged_segments
 
 Fresh = Callable[[str], str]

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Misconfigured
-from penstock.settings import load
+from penstock.core.errors import Misconfigured
+from penstock.core.settings import load
 from penstock.supervise.settings import LocalSettings
 
 

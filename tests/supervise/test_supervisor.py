@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.errors import Unavailable
+from penstock.core.errors import Unavailable
 from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.service import Service

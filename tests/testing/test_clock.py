@@ -1,4 +1,4 @@
-from penstock.clock import Clock
+from penstock.core.clock import Clock
 from penstock.testing.clock import ManualClock
 
 

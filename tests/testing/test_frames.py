@@ -6,9 +6,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from penstock.analysis.query import Shape
-from penstock.errors import Misconfigured, Refused
+from penstock.core.errors import Misconfigured, Refused
+from penstock.core.record import Origin
 from penstock.pipeline.description import Channel
-from penstock.record import Origin
 from penstock.testing.frames import BEGIN, frame, rows
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock import Keyed, List, Map, Value
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.testing.keyed import keyed
 
 

@@ -11,10 +11,10 @@ from pyspark.sql import DataFrame
 from penstock.analysis.letters import AT_ONCE, SKEW, fingerprint, send
 from penstock.analysis.query import Query
 from penstock.audit.findings import BELATED
-from penstock.audit.held import held
-from penstock.clock import Micros
-from penstock.contracts import Channels, Positions
-from penstock.record import Record
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Positions
+from penstock.core.held import held
+from penstock.core.record import Record
 
 
 def of_sessions(result: DataFrame) -> bool:

@@ -22,10 +22,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.analysis.frames import RAW
 from penstock.analysis.wire import told
-from penstock.audit.held import batches
 from penstock.audit.retention import from_what_is_kept
-from penstock.contracts import Channels, Entry, Positions
-from penstock.record import Record
+from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.held import batches
+from penstock.core.record import Record
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType

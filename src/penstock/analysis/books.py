@@ -30,9 +30,9 @@ from penstock.analysis.query import Query
 from penstock.analysis.recount import NAMED, Late, Log, Recount, Stretch
 from penstock.analysis.supervision import last_commit
 from penstock.audit.account import Account, Outcome, Share
-from penstock.audit.runs import Runs
-from penstock.clock import Clock
-from penstock.contracts import Positions
+from penstock.core.clock import Clock
+from penstock.core.contracts import Positions
+from penstock.core.runs import Runs
 
 log = logging.getLogger(__name__)
 

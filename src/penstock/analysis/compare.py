@@ -9,8 +9,8 @@ from typing import Any
 
 import orjson
 
-from penstock.clock import Micros
-from penstock.record import life_and_count
+from penstock.core.clock import Micros
+from penstock.core.record import life_and_count
 
 _TOLERANCE = 1e-9
 """Sums of fractions depend on the order of addition, and a batch adds in another order than a stream."""

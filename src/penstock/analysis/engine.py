@@ -31,8 +31,8 @@ from penstock.analysis.query import Emit, Late, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.state.keyed import keeps_state
 from penstock.analysis.wire import Wire
-from penstock.contracts import Positions
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Positions
+from penstock.core.errors import Misconfigured
 
 Offsets = Mapping[str, list[tuple[int, int]]]
 """Per partition (as text), runs of offsets."""

@@ -18,8 +18,8 @@ from penstock.analysis.launching import failed
 from penstock.analysis.modes import accepts_update, plainly, refused
 from penstock.analysis.plans import analyzed, each, grouped, kind_of
 from penstock.analysis.query import Query
-from penstock.contracts import Positions
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Positions
+from penstock.core.errors import Misconfigured, Unavailable
 
 EVERY = "1 second"
 _WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"

@@ -22,8 +22,8 @@ from penstock.analysis.query import NUMBER, PAYLOAD, Query, Shape
 from penstock.analysis.sqltext import Spelled
 from penstock.analysis.validation import Objection, because
 from penstock.audit.writers import HEADER
-from penstock.errors import Misconfigured
-from penstock.record import LIVES
+from penstock.core.errors import Misconfigured
+from penstock.core.record import LIVES
 
 RAW = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.analysis.wire import told
-from penstock.contracts import Positions
+from penstock.core.contracts import Positions
 
 # The client's own are for few records: while a query catches up, it would ask for every 500 of them anew. But Spark
 # keeps what a consumer has read ahead for as long as it keeps the consumer: with many queries that fills the heap.

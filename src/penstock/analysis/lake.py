@@ -26,9 +26,9 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.frames import columns_of, dead_letters, fits, parsed, schema_of
 from penstock.analysis.letters import Letters
 from penstock.analysis.query import Shape
-from penstock.clock import Micros
-from penstock.contracts import Positions
-from penstock.errors import Misconfigured
+from penstock.core.clock import Micros
+from penstock.core.contracts import Positions
+from penstock.core.errors import Misconfigured
 
 NUMBERED = (
     "_sender STRING, _epoch BIGINT, _seq BIGINT, _time TIMESTAMP, _partition INT NOT NULL, _offset BIGINT NOT NULL"

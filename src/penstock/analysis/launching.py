@@ -31,8 +31,8 @@ from penstock.analysis.modes import Verdict, accepts_update, decide, plainly, re
 from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.state.keyed import keeps_state, waits
 from penstock.analysis.supervision import telling
-from penstock.contracts import Positions
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Positions
+from penstock.core.errors import Misconfigured, Unavailable
 
 log = logging.getLogger(__name__)
 

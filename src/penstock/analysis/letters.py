@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from penstock.audit.held import held
-from penstock.clock import Micros
-from penstock.contracts import Channels, Sender
-from penstock.errors import Refused
-from penstock.record import Record
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Sender
+from penstock.core.errors import Refused
+from penstock.core.held import held
+from penstock.core.record import Record
 
 log = logging.getLogger(__name__)
 

@@ -27,8 +27,8 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.probe import Probe, Work
 from penstock.analysis.supervision import TooMany
 from penstock.audit.findings import EXCLUDED
-from penstock.audit.held import held
-from penstock.contracts import Channels, Entry, Positions
+from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.held import held
 
 log = logging.getLogger(__name__)
 

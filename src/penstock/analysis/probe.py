@@ -23,7 +23,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.frames import RAW, dead_letters, encoded
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.supervision import is_transient, telling
-from penstock.contracts import Entry
+from penstock.core.contracts import Entry
 
 Raw = Callable[[str], DataFrame]
 """The raw records of a channel."""

@@ -16,8 +16,8 @@ from penstock.analysis.frames import ONCE, fits_and_wanted, judged, names_of, ta
 from penstock.analysis.modes import empty_stream
 from penstock.analysis.query import Query
 from penstock.audit.account import Outcome
-from penstock.clock import Micros
-from penstock.contracts import Positions
+from penstock.core.clock import Micros
+from penstock.core.contracts import Positions
 
 NAMED = 100
 """So many late records are named."""

@@ -15,8 +15,8 @@ from penstock.analysis.engine import Engine, Offsets
 from penstock.analysis.frames import MARK, encoded, typed, words
 from penstock.analysis.query import Query
 from penstock.analysis.state.keyed import waits
-from penstock.contracts import Positions
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Positions
+from penstock.core.errors import Misconfigured, Unavailable
 
 Until = Mapping[str, Positions]
 """Per channel, the offsets up to which it is read."""

@@ -29,7 +29,7 @@ from pyspark.sql import SparkSession
 from penstock.analysis.classpath import classpath, spark_home
 from penstock.analysis.columnar import SETTING
 from penstock.analysis.settings import SparkSettings
-from penstock.errors import Unavailable
+from penstock.core.errors import Unavailable
 
 log = logging.getLogger(__name__)
 

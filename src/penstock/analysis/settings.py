@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from penstock.clock import Duration
-from penstock.settings import Section
+from penstock.core.clock import Duration
+from penstock.core.settings import Section
 
 _PROFILES = {"throughput": {"jit": "thorough", "memory": "2g"}}
 """What a profile sets where nothing else is said; those of latency are the defaults."""

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.analysis.query import Emit, Mode, Query
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 _SHUFFLES = 3
 """More than nearly all queries have; Spark's plan tells how many it really are."""

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from penstock.analysis.checkpoints.batches import numbers, on_disk
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.errors import Misconfigured, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -192,7 +192,7 @@ class Supervised:
         return last_commit(self._checkpoint) != self._failed_at or time.monotonic() - since > SETTLED
 
 
-def patiently(start: Callable[[], T], tries: int = 5) -> T:
+def retrying(start: Callable[[], T], tries: int = 5) -> T:
     """Do something now that may fail for a while for reasons outside of it; give up after some attempts."""
     for done in range(1, tries):
         try:
@@ -239,7 +239,7 @@ def _line(error: Exception) -> str:
     lines = [line.strip() for line in _without_plan(error).splitlines() if line.strip()] or [type(error).__name__]
     if any("PYTHON_EXCEPTION" in line for line in lines[:3]) or "PythonException" in lines[0]:
         traced = [line for line in lines if re.match(r"[A-Za-z_.]+(Error|Exception|Misconfigured)\b", line)]
-        return (traced or lines)[-1].removeprefix("penstock.errors.Misconfigured: ")
+        return (traced or lines)[-1].removeprefix("penstock.core.errors.Misconfigured: ")
     if lost := re.search(r"\(TID \d+\) \(.*?\): (.+)", lines[0]):
         return lost[1]
     caused = [line.removeprefix("Caused by: ") for line in lines if line.startswith("Caused by: ")]

@@ -30,11 +30,11 @@ from penstock.audit.findings import (
     key_hash,
     shown_key,
 )
-from penstock.audit.latency import HIGHEST, STEP, Sketch
-from penstock.audit.runs import Runs
 from penstock.audit.writers import HEADER, Known
-from penstock.contracts import Positions
-from penstock.errors import Unaccounted, Unavailable
+from penstock.core.contracts import Positions
+from penstock.core.errors import Unaccounted, Unavailable
+from penstock.core.runs import Runs
+from penstock.core.sketch import HIGHEST, STEP, Sketch
 
 _EARLIEST = -2
 _LONGEST = int(HIGHEST * 1_000)

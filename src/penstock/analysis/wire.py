@@ -6,7 +6,7 @@ from typing import Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.contracts import Positions
+from penstock.core.contracts import Positions
 
 
 class Wire(Protocol):

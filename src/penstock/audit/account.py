@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from penstock.clock import Micros
-from penstock.contracts import Positions
-from penstock.errors import Refused
+from penstock.core.clock import Micros
+from penstock.core.contracts import Positions
+from penstock.core.errors import Refused
 
 
 class Outcome(StrEnum):

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 
 LONGEST = 80
 """Longer names are cut."""

@@ -13,7 +13,7 @@ from penstock.audit.rules.senders import Silent, SlowSender
 from penstock.audit.rules.stages import Away, EventTime, Full, SlowStage, Stalled, Unheard
 from penstock.audit.settings import AuditSettings
 from penstock.audit.sight import Elapsed, Sight
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 
 ENDS_AFTER = 10.0
 """An alarm ends when it was absent for so many seconds: one that comes and goes is one alarm."""

@@ -9,12 +9,12 @@ from typing import Protocol
 
 from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.ledger import Ledger
-from penstock.audit.patience import patiently
 from penstock.audit.retention import from_what_is_kept
 from penstock.audit.writers import Known, Writers
-from penstock.clock import Clock, SystemClock
-from penstock.contracts import Channels, Entry, Positions, Reader
-from penstock.errors import Misconfigured, Refused, Unavailable
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Channels, Entry, Positions, Reader
+from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.retry import retrying
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Auditor:
                     stop.wait(every)
 
         try:
-            patiently(work, stop, self._troubled, log)
+            retrying(work, stop, self._troubled, log)
         finally:
             self.close()
 

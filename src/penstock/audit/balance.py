@@ -19,9 +19,9 @@ from penstock.audit.findings import Kind, Numbering, Span, as_delay, shed_from
 from penstock.audit.hops import Gap, Hop, Intake, hops, paths, without_account
 from penstock.audit.judge import Discrepancy, Doubt, Report, Verdict, unique, verdict_of
 from penstock.audit.ledger import SETTLES_AFTER
-from penstock.clock import Micros
-from penstock.errors import Unaccounted
-from penstock.record import LARGEST_JUMP, Blind
+from penstock.core.clock import Micros
+from penstock.core.errors import Unaccounted
+from penstock.core.record import LARGEST_JUMP, Blind
 
 BRIEF = 100
 """So many gaps per channel are named in brief."""

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from penstock.audit.account import Account
 from penstock.audit.findings import Numbering, Span, Stranger, Watched
 from penstock.audit.judge import Report
-from penstock.audit.latency import Sketch
-from penstock.clock import Micros
-from penstock.contracts import Positions
-from penstock.record import Blind
+from penstock.core.clock import Micros
+from penstock.core.contracts import Positions
+from penstock.core.record import Blind
+from penstock.core.sketch import Sketch
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ from hashlib import md5
 from itertools import pairwise
 
 from penstock.audit.account import Account, is_account
-from penstock.audit.latency import Sketch
-from penstock.audit.runs import Runs
 from penstock.audit.writers import Known
-from penstock.clock import Micros
-from penstock.contracts import Entry, Positions
-from penstock.errors import Refused
-from penstock.record import Blind, Headers, Heartbeat, Origin
+from penstock.core.clock import Micros
+from penstock.core.contracts import Entry, Positions
+from penstock.core.errors import Refused
+from penstock.core.record import Blind, Headers, Heartbeat, Origin
+from penstock.core.runs import Runs
+from penstock.core.sketch import Sketch
 
 MINUTE = 60_000_000
 BELATED = "late: "

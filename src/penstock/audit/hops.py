@@ -11,8 +11,8 @@ from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.content import Content, Run, Tally
 from penstock.audit.findings import Kind
 from penstock.audit.judge import Discrepancy, Doubt
-from penstock.contracts import Positions
-from penstock.record import life_and_count
+from penstock.core.contracts import Positions
+from penstock.core.record import life_and_count
 
 ARROW = " → "
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Literal
 
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 
 
 class Verdict(StrEnum):

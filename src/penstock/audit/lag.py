@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.contracts import Channels, Group, Place
+from penstock.core.contracts import Channels, Group, Place
 
 
 @dataclass(frozen=True, slots=True)

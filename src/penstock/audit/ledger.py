@@ -21,12 +21,12 @@ from penstock.audit.account import Account
 from penstock.audit.content import Content, Lost, Numbered, Run, Tally
 from penstock.audit.findings import MINUTE, STRANGERS, Findings, Kind, Numbering, Span, Stranger, Watched
 from penstock.audit.judge import Report
-from penstock.audit.latency import Sketch
-from penstock.audit.runs import Runs
-from penstock.clock import Micros
-from penstock.contracts import Positions
-from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.record import LARGEST_JUMP, LIVES, Blind, life_and_count
+from penstock.core.clock import Micros
+from penstock.core.contracts import Positions
+from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.record import LARGEST_JUMP, LIVES, Blind, life_and_count
+from penstock.core.runs import Runs
+from penstock.core.sketch import Sketch
 
 FORMAT = 6
 SETTLES_AFTER = 10_000_000

@@ -17,14 +17,14 @@ from datetime import timedelta
 from typing import NamedTuple, Protocol
 
 from penstock.audit.findings import shown_key
-from penstock.audit.held import held
 from penstock.audit.judge import Discrepancy, Doubt
-from penstock.audit.runs import Runs
 from penstock.audit.writers import Writers
-from penstock.clock import Clock, Micros
-from penstock.contracts import Channels, Entry, Positions, Reader
-from penstock.errors import PenstockError, Unaccounted, Unavailable
-from penstock.record import Origin
+from penstock.core.clock import Clock, Micros
+from penstock.core.contracts import Channels, Entry, Positions, Reader
+from penstock.core.errors import PenstockError, Unaccounted, Unavailable
+from penstock.core.held import held
+from penstock.core.record import Origin
+from penstock.core.runs import Runs
 
 log = logging.getLogger(__name__)
 

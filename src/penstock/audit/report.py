@@ -14,7 +14,8 @@ from penstock.audit.balance import Balance, SenderBalance
 from penstock.audit.findings import Kind
 from penstock.audit.hops import ARROW, Gap, Hop
 from penstock.audit.judge import Verdict
-from penstock.clock import Micros
+from penstock.core.clock import Micros
+from penstock.core.text import printable
 
 NAMED = 20
 """So many missing ranges are named; then it is said how many more there are."""
@@ -220,8 +221,3 @@ def _lapse(ms: float) -> str:
 
 def _number(value: int) -> str:
     return f"{value:,}"
-
-
-def printable(name: str) -> str:
-    """A name from outside, with what would move the cursor or colour the screen spelled out."""
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)

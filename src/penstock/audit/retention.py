@@ -6,9 +6,9 @@ from dataclasses import asdict, dataclass
 from datetime import timedelta
 from typing import Any
 
-from penstock.clock import Clock
-from penstock.contracts import Channels, Group, Positions
-from penstock.errors import PenstockError, Unaccounted
+from penstock.core.clock import Clock
+from penstock.core.contracts import Channels, Group, Positions
+from penstock.core.errors import PenstockError, Unaccounted
 
 Readers = Mapping[str, Mapping[str, Positions]]
 """Per reader and channel, how far it has read."""

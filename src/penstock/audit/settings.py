@@ -6,9 +6,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, field_validator
 
-from penstock.clock import Duration
-from penstock.settings import Section
-from penstock.signatures import key_of
+from penstock.core.clock import Duration
+from penstock.core.settings import Section
+from penstock.core.signatures import key_of
 
 
 class AuditSettings(Section):

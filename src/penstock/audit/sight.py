@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.audit.settings import AuditSettings
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 
 Json = Mapping[str, Any]
 LONGEST_STEP = 5.0

@@ -10,9 +10,9 @@ from penstock.audit.findings import MINUTE, Stranger
 from penstock.audit.judge import Discrepancy
 from penstock.audit.ledger import Ledger
 from penstock.audit.retention import Readers
-from penstock.clock import Clock, Micros
-from penstock.contracts import Channels, Topic
-from penstock.errors import Unaccounted
+from penstock.core.clock import Clock, Micros
+from penstock.core.contracts import Channels, Topic
+from penstock.core.errors import Unaccounted
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import orjson
 
-from penstock.clock import Micros
-from penstock.errors import Refused
+from penstock.core.clock import Micros
+from penstock.core.errors import Refused
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 

@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Any
 
 from penstock.audit.hops import Gap
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 
 
 class Verdict(StrEnum):

@@ -6,11 +6,11 @@
 from collections.abc import Iterable, Iterator
 
 from penstock.audit.hops import Gap
-from penstock.audit.runs import Runs
 from penstock.audit.updates import Update
 from penstock.audit.verdict import Lapse, Latency, Report, SenderCount, Verdict
-from penstock.clock import Clock, Micros
-from penstock.errors import Refused
+from penstock.core.clock import Clock, Micros
+from penstock.core.errors import Refused
+from penstock.core.runs import Runs
 
 NAMED = 20
 """So many new gaps are named in a report, and so many records that could not be read."""

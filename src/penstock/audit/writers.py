@@ -10,11 +10,11 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.audit.held import held
-from penstock.clock import Clock, SystemClock
-from penstock.contracts import Channels, Entry, Positions
-from penstock.errors import Unavailable
-from penstock.record import Headers
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.errors import Unavailable
+from penstock.core.held import held
+from penstock.core.record import Headers
 
 HEADER = "writer"
 PREFIX = b"writer:"

@@ -1,14 +1,14 @@
 """From an address to the binder that speaks to what is there. An address without a host is for a run to fill in."""
 
-import difflib
 import importlib
 from collections.abc import Callable
 from importlib.metadata import entry_points
 
-from penstock.addresses import shown
 from penstock.channels.kafka.settings import KafkaSettings
-from penstock.contracts import Channels
-from penstock.errors import Misconfigured
+from penstock.core.addresses import shown
+from penstock.core.contracts import Channels
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean
 
 BINDERS = {
     "kafka": "penstock.channels.kafka:at",
@@ -46,7 +46,6 @@ def _maker(address: str, scheme: str) -> Callable[[str, KafkaSettings], Channels
         loaded: Callable[[str, KafkaSettings], Channels] = point.load()
         return loaded
     known = sorted({*BINDERS, *(point.name for point in entry_points(group=OUTSIDE))})
-    way_out = f"an address begins with {', '.join(f'{name}://' for name in known)}"
-    if close := difflib.get_close_matches(scheme, known, n=1):
-        way_out = f'did you mean "{close[0]}://"?'
+    others = f"an address begins with {', '.join(f'{name}://' for name in known)}"
+    way_out = did_you_mean(scheme, known, others, "{}://")
     raise Misconfigured(f"channels at {shown(address)}", "no binder knows this address", way_out)

@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from penstock.clock import Micros
-from penstock.contracts import Dealing, Entry, Group, Place, Positions, Reader
-from penstock.errors import Unavailable
+from penstock.core.clock import Micros
+from penstock.core.contracts import Dealing, Entry, Group, Place, Positions, Reader
+from penstock.core.errors import Unavailable
 
 Answer = TypeVar("Answer")
 

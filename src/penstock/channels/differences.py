@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator
 from datetime import timedelta
 
-from penstock.contracts import Topic
+from penstock.core.contracts import Topic
 
 
 def differences(here: Topic, wanted: Topic, who: str, words: Collection[str] = ()) -> Iterator[str]:

@@ -15,10 +15,10 @@ from zlib import crc32
 from penstock.channels.dealing import LEASE, DealtMember, Standing, described, joined, moved
 from penstock.channels.differences import differences
 from penstock.channels.positions import another, beyond, overtaken
-from penstock.clock import Clock, Micros, SystemClock
-from penstock.contracts import Brought, Dealing, Entry, Group, Place, Positions, Promise, Topic
-from penstock.errors import Unavailable
-from penstock.record import Headers, Record
+from penstock.core.clock import Clock, Micros, SystemClock
+from penstock.core.contracts import Brought, Dealing, Entry, Group, Place, Positions, Promise, Topic
+from penstock.core.errors import Unavailable
+from penstock.core.record import Headers, Record
 
 Answer = TypeVar("Answer")
 

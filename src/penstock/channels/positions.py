@@ -1,6 +1,6 @@
 """What a reader is told whose position lies where its partition holds nothing."""
 
-from penstock.errors import Unaccounted
+from penstock.core.errors import Unaccounted
 
 
 def overtaken(channel: str, partition: int, stands: int, low: int) -> Unaccounted:

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
 
 COMMANDS = {
     "demo": "Run the RSVP analyzer: a whole pipeline, live, from nothing.",

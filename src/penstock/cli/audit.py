@@ -18,8 +18,8 @@ from penstock.audit.judge import EXIT_CODES, Doubt, Report
 from penstock.audit.ledger import Ledger, Unreadable
 from penstock.audit.report import parts, show, utc
 from penstock.cli.options import AsJson, Folder, Profile
-from penstock.clock import Micros, SystemClock
-from penstock.errors import Misconfigured, PenstockError, Unavailable
+from penstock.core.clock import Micros, SystemClock
+from penstock.core.errors import Misconfigured, PenstockError, Unavailable
 from penstock.pipeline.running import Running
 from penstock.pipeline.services import here
 from penstock.pipeline.spools import waiting

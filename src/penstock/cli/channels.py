@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from penstock.channels.binders import bind
-from penstock.contracts import Channels
+from penstock.core.contracts import Channels
 from penstock.pipeline.services import here
 from penstock.pipeline.wiring import Wiring
 

@@ -17,9 +17,9 @@ from penstock.cli.named import there
 from penstock.cli.options import AsJson, Folder, Profile, Servers
 from penstock.cli.shown import Fields, Json, Shape
 from penstock.cli.standard import Output
-from penstock.clock import Clock, Micros, SystemClock
-from penstock.contracts import Channels, Entry, Place, Positions
-from penstock.errors import Misconfigured
+from penstock.core.clock import Clock, Micros, SystemClock
+from penstock.core.contracts import Channels, Entry, Place, Positions
+from penstock.core.errors import Misconfigured
 from penstock.supervise.signals import stop_on_signals
 
 _MOST = 1_000

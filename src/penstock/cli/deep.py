@@ -7,7 +7,7 @@ import typer
 
 from penstock.audit.balance import Balance
 from penstock.audit.judge import Doubt, unique
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
 from penstock.pipeline.deep import Deep, merged
 from penstock.pipeline.load import load
 from penstock.pipeline.running import Running

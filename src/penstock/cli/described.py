@@ -9,7 +9,7 @@ from rich.table import Table
 
 from penstock.channels.kafka import Kafka
 from penstock.channels.kafka.topics import Copies
-from penstock.contracts import Channels, Topic
+from penstock.core.contracts import Channels, Topic
 
 _UNITS = {"days": timedelta(days=1), "hours": timedelta(hours=1), "minutes": timedelta(minutes=1)}
 

@@ -1,7 +1,6 @@
 """`penstock dlq`: what channels refused; to list it, to look at it, and to send it once more."""
 
 import base64
-import difflib
 import heapq
 import json
 import re
@@ -14,13 +13,13 @@ from typing import Annotated
 
 import typer
 
-from penstock.audit.report import printable
 from penstock.cli.channels import found
 from penstock.cli.letters import NAMED, letter_lines, redrive_lines, show_each, show_reasons
 from penstock.cli.moments import moment
 from penstock.cli.options import AsJson, Folder, Profile, Servers
-from penstock.clock import Micros
-from penstock.errors import Misconfigured
+from penstock.core.clock import Micros
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean, printable
 from penstock.pipeline.letters import DEAD, Letter, Selection, Tally, letter_at, letters, tallied
 from penstock.pipeline.redrive import Outcome, Verdict
 from penstock.pipeline.redrive import redrive as send_again
@@ -155,10 +154,8 @@ def _special(name: str) -> bool:
 def _known(name: str, names: Collection[str]) -> str:
     if name in names:
         return name
-    if close := difflib.get_close_matches(name, names, n=1):
-        way_out = f'did you mean "{close[0]}"?'
-    else:
-        way_out = f"there are {', '.join(sorted(names))}" if names else "there is none of its kind"
+    others = f"there are {', '.join(sorted(names))}" if names else "there is none of its kind"
+    way_out = did_you_mean(name, names, others)
     raise Misconfigured(f"channel {printable(name)}", "there is no such channel", way_out)
 
 

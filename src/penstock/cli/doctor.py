@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.cli.options import AsJson, Folder, Profile
-from penstock.errors import PenstockError
+from penstock.core.errors import PenstockError
 from penstock.pipeline.wiring import Wiring
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import kept_jars

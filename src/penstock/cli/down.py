@@ -10,7 +10,7 @@ import psutil
 import typer
 
 from penstock.cli.options import Folder
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.pipeline.services import ROLE, Services
 from penstock.supervise.folder import NAME, StateFolder
 

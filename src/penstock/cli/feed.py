@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.stopping import stopping
-from penstock.clock import SystemClock
+from penstock.core.clock import SystemClock
 from penstock.simulate.feed import SECOND, Feed
 from penstock.simulate.kinds import KINDS, kind_of
 from penstock.simulate.recording import Recording

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Protocol
 
-from penstock.audit.held import withheld
 from penstock.audit.updates import Fields, Lines, Update
 from penstock.audit.verify import Verifier
-from penstock.clock import Clock
-from penstock.contracts import Channels, Entry, Positions, Reader
-from penstock.errors import Refused, Unavailable
-from penstock.record import Origin
+from penstock.core.clock import Clock
+from penstock.core.contracts import Channels, Entry, Positions, Reader
+from penstock.core.errors import Refused, Unavailable
+from penstock.core.held import withheld
+from penstock.core.record import Origin
 
 _CHUNK = 1 << 18
 _MOST = 10_000

@@ -10,7 +10,7 @@ import typer
 from penstock.cli.channels import found
 from penstock.cli.options import Folder, Profile, Servers
 from penstock.cli.stopping import stopping
-from penstock.contracts import Channels
+from penstock.core.contracts import Channels
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.serving import serve
 from penstock.gateway.settings import GatewaySettings

@@ -10,16 +10,15 @@ import typer
 from rich.table import Table
 
 from penstock.audit.lag import Standing
-from penstock.audit.report import printable
 from penstock.cli.channels import found
 from penstock.cli.console import console
-from penstock.cli.meant import meant
 from penstock.cli.moments import moment
 from penstock.cli.named import OURS, there
 from penstock.cli.options import AsJson, Folder, Profile, Servers
-from penstock.clock import Micros
-from penstock.contracts import Channels, Place, Positions
-from penstock.errors import Misconfigured
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Place, Positions
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean, printable
 
 
 def groups(
@@ -76,7 +75,11 @@ def groups(
 def _known(channels: Channels, group: str) -> str:
     names = channels.groups()
     if group not in names:
-        way_out = meant(group, names) if names else f"there is no group at {channels.where}"
+        way_out = (
+            did_you_mean(group, names, f"there are {', '.join(names)}")
+            if names
+            else f"there is no group at {channels.where}"
+        )
         raise Misconfigured(f"group {printable(group)}", "there is none of that name", way_out)
     return group
 

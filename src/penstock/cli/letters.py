@@ -7,12 +7,12 @@ from datetime import UTC, datetime
 import typer
 from rich.table import Table
 
-from penstock.audit.report import printable
 from penstock.cli.console import console
-from penstock.clock import Micros
+from penstock.core.clock import Micros
+from penstock.core.record import Origin
+from penstock.core.text import printable
 from penstock.pipeline.letters import Letter, Tally
 from penstock.pipeline.redrive import Outcome, Verdict
-from penstock.record import Origin
 
 SHOWN_BYTES = 4096
 """So much of a value is shown."""

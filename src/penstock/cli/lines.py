@@ -8,10 +8,9 @@ from typing import Protocol
 
 import orjson
 
-from penstock.audit.report import printable
-from penstock.cli.meant import meant
-from penstock.errors import Misconfigured, Refused
-from penstock.record import Record
+from penstock.core.errors import Misconfigured, Refused
+from penstock.core.record import Record
+from penstock.core.text import did_you_mean, printable
 
 Pairs = tuple[tuple[str, bytes], ...]
 
@@ -99,7 +98,8 @@ class Json:
             raise Refused("a line", "it is JSON, but not an object")
         for name in document:
             if name not in _FIELDS:
-                raise Refused("a line", f'"{printable(name)}" is not a field; {meant(name, _FIELDS)}')
+                way_out = did_you_mean(name, _FIELDS, f"there are {', '.join(_FIELDS)}")
+                raise Refused("a line", f'"{printable(name)}" is not a field; {way_out}')
         if "value" not in document:
             raise Refused("a line", 'there is no "value"; write null for none')
         return Record(_bytes("value", document["value"]), None, _bytes("key", document.get("key")), _headers(document))
@@ -146,7 +146,9 @@ def properties(option: str, told: Sequence[str], known: Collection[str]) -> dict
         if not equals:
             raise Misconfigured(option, f'"{one}" is not NAME=VALUE', f"write {option} {name}=VALUE")
         if name not in known:
-            raise Misconfigured(option, f'"{name}" is not a property', meant(name, known))
+            raise Misconfigured(
+                option, f'"{name}" is not a property', did_you_mean(name, known, f"there are {', '.join(known)}")
+            )
         found[name] = value
     return found
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
-from penstock.audit.report import printable
-from penstock.clock import Clock
-from penstock.contracts import Channels, Entry, Member, Place
-from penstock.errors import Unavailable
+from penstock.core.clock import Clock
+from penstock.core.contracts import Channels, Entry, Member, Place
+from penstock.core.errors import Unavailable
+from penstock.core.text import printable
 
 _EVERY = 1.0
 """Seconds between two commits; and one whenever a partition goes."""

@@ -2,8 +2,8 @@
 
 from datetime import datetime, timedelta
 
-from penstock.clock import Clock, Micros, SystemClock, duration
-from penstock.errors import Misconfigured
+from penstock.core.clock import Clock, Micros, SystemClock, duration
+from penstock.core.errors import Misconfigured
 
 
 def moment(option: str, text: str, clock: Clock | None = None) -> Micros:

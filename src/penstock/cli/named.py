@@ -1,12 +1,11 @@
 """Channels that a person names: they have to be there."""
 
-import difflib
 from collections.abc import Sequence
 
-from penstock.audit.report import printable
 from penstock.audit.writers import protected
-from penstock.contracts import Channels, Topic
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Channels, Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean, printable
 
 OURS = "penstock."
 """How the names begin of what pipelines keep for themselves."""
@@ -24,7 +23,7 @@ def there(channels: Channels, names: Sequence[str], *, create: bool = False, hin
         if create:
             channels.ensure([Topic(name)])
             continue
-        close = f'did you mean "{alike[0]}"? Or ' if (alike := difflib.get_close_matches(name, known, n=1)) else ""
+        close = f"{alike} Or " if (alike := did_you_mean(name, known, "")) else ""
         raise Misconfigured(
             f"channel {printable(name)}",
             f"there is none of that name at {channels.where}",

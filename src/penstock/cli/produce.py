@@ -18,11 +18,11 @@ from penstock.cli.moments import span
 from penstock.cli.named import require_writable, there
 from penstock.cli.options import Folder, Profile, Servers
 from penstock.cli.standard import Input
-from penstock.clock import Clock, SystemClock
 from penstock.collect.numbering import Numbering
-from penstock.contracts import Channels, Sender
-from penstock.errors import Misconfigured, PenstockError, Refused
-from penstock.record import Record
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Channels, Sender
+from penstock.core.errors import Misconfigured, PenstockError, Refused
+from penstock.core.record import Record
 from penstock.simulate.updates import Updates, new_epoch, updates
 from penstock.simulate.walk import Walk, walk
 from penstock.supervise.signals import stop_on_signals

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from penstock.cli.stopping import stopping
-from penstock.clock import duration
 from penstock.collect.sse import SseSource
-from penstock.errors import Misconfigured
+from penstock.core.clock import duration
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.push import PushProxy
 
 SECRET, TOKEN = "PENSTOCK_PROXY_SECRET", "PENSTOCK_PROXY_TOKEN"

@@ -16,9 +16,9 @@ from penstock.cli.named import there
 from penstock.cli.options import AsJson, Profile
 from penstock.cli.rows import Shown
 from penstock.cli.standard import Output
-from penstock.clock import Clock, Micros, SystemClock
-from penstock.contracts import Channels, Positions
-from penstock.errors import Misconfigured
+from penstock.core.clock import Clock, Micros, SystemClock
+from penstock.core.contracts import Channels, Positions
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.adhoc import Asked, followed, spark
 from penstock.pipeline.description import WORDS, Description
 from penstock.pipeline.load import load

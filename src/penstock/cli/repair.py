@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.options import AsJson, Folder, Profile
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.repair import damages
 from penstock.pipeline.services import ROLE
 from penstock.pipeline.wiring import Wiring

@@ -16,9 +16,9 @@ from penstock.cli.channels import found
 from penstock.cli.moments import moment
 from penstock.cli.named import require_writable
 from penstock.cli.options import AsJson, Folder, Profile, Servers
-from penstock.clock import SystemClock
-from penstock.contracts import Channels
-from penstock.errors import Misconfigured
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Channels
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.replay import Replay, Replayed, stretch
 from penstock.supervise.signals import stop_on_signals
 

@@ -8,7 +8,7 @@ import orjson
 from rich.cells import cell_len, set_cell_size
 
 from penstock.analysis.exact import exactly
-from penstock.audit.report import printable
+from penstock.core.text import printable
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import typer
 from penstock.cli.moments import moment
 from penstock.cli.options import File, Profile
 from penstock.cli.progress import Screen
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.checks import check, unconnected
 from penstock.pipeline.load import load
 from penstock.pipeline.renewal import OPTION, Begin, Renewal

@@ -7,9 +7,9 @@ from typing import Protocol
 
 import orjson
 
-from penstock.audit.report import printable
-from penstock.contracts import Entry
-from penstock.record import Origin
+from penstock.core.contracts import Entry
+from penstock.core.record import Origin
+from penstock.core.text import printable
 
 
 class Shape(Protocol):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Event
 
 from penstock.audit.updates import Lines
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.errors import Misconfigured, Unavailable
 
 _CHUNK = 1 << 18
 _PORTION = 5_000

@@ -16,15 +16,14 @@ import orjson
 import typer
 
 from penstock.analysis.query import Query
-from penstock.audit.alive import alive
-from penstock.audit.held import held
-from penstock.audit.report import printable
 from penstock.cli.options import AsJson, Profile
-from penstock.clock import SystemClock
-from penstock.contracts import Channels, Entry
+from penstock.core.clock import SystemClock, is_alive
+from penstock.core.contracts import Channels, Entry
+from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
+from penstock.core.held import held
+from penstock.core.text import printable
 from penstock.deliver.feed import Feed
 from penstock.deliver.states import ADDRESS, PROCESS, row_of, spellings, together
-from penstock.errors import Misconfigured, PenstockError, Refused, Unavailable
 from penstock.pipeline.chosen import find_query
 from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
@@ -156,7 +155,7 @@ class _Asked:
         if channels is None or self._description.status not in channels.names():
             return None
         said = Status.read(channels, self._description.status).processes.get(PROCESS, {})
-        return said.get(ADDRESS) if alive(said.get("at"), SystemClock().now()) else None
+        return said.get(ADDRESS) if is_alive(said.get("at"), SystemClock().now()) else None
 
     def _read(self, ask: Any) -> dict[str, Any]:
         # Spark is imported for those who need it.

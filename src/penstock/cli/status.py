@@ -10,11 +10,11 @@ import typer
 from rich.table import Table
 
 from penstock.audit.judge import EXIT_CODES, Verdict
-from penstock.audit.report import printable
 from penstock.cli.console import console
 from penstock.cli.options import AsJson, Folder, Profile
-from penstock.clock import SystemClock
-from penstock.errors import Unavailable
+from penstock.core.clock import SystemClock
+from penstock.core.errors import Unavailable
+from penstock.core.text import printable
 from penstock.pipeline.running import Running
 from penstock.pipeline.services import Services, here
 from penstock.pipeline.status import Status

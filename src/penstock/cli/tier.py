@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.addresses import Redacting
 from penstock.cli.options import File, Profile
+from penstock.core.addresses import Redacting
 from penstock.pipeline.load import load
 from penstock.pipeline.tiers import Tier, run
 from penstock.pipeline.wiring import Wiring

@@ -11,17 +11,16 @@ from typing import Annotated
 
 import typer
 
-from penstock.audit.report import printable
 from penstock.channels.kafka import Kafka
 from penstock.cli.channels import found
 from penstock.cli.console import console
 from penstock.cli.described import Described, counted
-from penstock.cli.meant import meant
 from penstock.cli.moments import span
 from penstock.cli.named import OURS
 from penstock.cli.options import AsJson, Folder, Profile, Servers
-from penstock.contracts import Channels, Topic
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Channels, Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean, printable
 
 FOREVER = "forever"
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
@@ -163,7 +162,11 @@ def _known(channels: Channels, wish: Wish, as_json: bool) -> str | None:
     if name in names:
         return name
     if not wish.if_exists:
-        way_out = meant(name, names) if names else f"there are none yet; make it: topics --create --topic {name}"
+        way_out = (
+            did_you_mean(name, names, f"there are {', '.join(names)}")
+            if names
+            else f"there are none yet; make it: topics --create --topic {name}"
+        )
         raise Misconfigured(f"topic {name}", f"there is none of that name at {channels.where}", way_out)
     _tell(as_json, {"topic": name, "there": False}, f"{name} is not there; nothing was done")
     return None

@@ -14,10 +14,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.addresses import shown
 from penstock.cli.options import Folder, Profile
 from penstock.cli.progress import Screen, folder_option
-from penstock.errors import Misconfigured, PenstockError, Unavailable
+from penstock.core.addresses import shown
+from penstock.core.errors import Misconfigured, PenstockError, Unavailable
 from penstock.pipeline.prerequisites import require
 from penstock.pipeline.services import ROLE, Machine, Needs, Services, prepared, serving, starting
 from penstock.pipeline.wiring import Wiring

@@ -10,8 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.audit.hops import Gap
-from penstock.audit.report import printable
 from penstock.audit.verdict import Lapse, Report, SenderCount, Verdict
+from penstock.core.text import printable
 
 SHOWN = 20
 """So many senders have a line, so many gaps are named; then it is said how many more there are."""

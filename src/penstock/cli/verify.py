@@ -18,9 +18,9 @@ from penstock.cli.feeding import Feeding, Log, Stream
 from penstock.cli.moments import span
 from penstock.cli.options import AsJson, Folder, Profile, Servers
 from penstock.cli.verdict import show
-from penstock.clock import Clock, SystemClock
-from penstock.contracts import Channels
-from penstock.errors import Misconfigured, PenstockError, Unavailable
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Channels
+from penstock.core.errors import Misconfigured, PenstockError, Unavailable
 from penstock.supervise.signals import stop_on_signals
 
 STDIN = "-"

@@ -13,10 +13,10 @@ from urllib.parse import quote, urlsplit
 import httpx
 import typer
 
-from penstock.audit.report import printable
 from penstock.cli.options import AsJson
-from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.signatures import keys, new_secret, signed
+from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.signatures import keys, new_secret, signed
+from penstock.core.text import printable
 
 TIMEOUT = 30.0
 _LONGEST_ANSWER = 4 << 20

@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from starlette.requests import Request
 
-from penstock.errors import Unavailable
+from penstock.core.errors import Unavailable
 from penstock.serve.problems import Problem
 
 _MEMBERS = 100

@@ -13,15 +13,15 @@ from typing import Any
 
 import orjson
 
-from penstock.audit.held import Bounds, held
-from penstock.clock import Micros
 from penstock.collect.cursors import Finding, Trail, mark_in
 from penstock.collect.numbers import Numbers
 from penstock.collect.sorting import shed_by
 from penstock.collect.sought import Sought
-from penstock.contracts import Channels, Positions
-from penstock.errors import Refused
-from penstock.record import Origin, Record
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Positions
+from penstock.core.errors import Refused
+from penstock.core.held import Bounds, held
+from penstock.core.record import Origin, Record
 
 log = logging.getLogger(__name__)
 

@@ -3,12 +3,12 @@
 import asyncio
 from dataclasses import dataclass, field
 
-from penstock.clock import Micros
 from penstock.collect.bookmarks import Bookmark
 from penstock.collect.cursors import KNOWN
 from penstock.collect.sorting import Sorted
-from penstock.contracts import Intake, Sender
-from penstock.errors import Unavailable
+from penstock.core.clock import Micros
+from penstock.core.contracts import Intake, Sender
+from penstock.core.errors import Unavailable
 
 MOST_INTAKES = 64
 MOST_BYTES = 32 << 20

@@ -12,7 +12,7 @@ from hashlib import blake2b
 from itertools import starmap
 from typing import Any, NamedTuple
 
-from penstock.record import Headers
+from penstock.core.record import Headers
 
 CURSOR = "cursor"
 """The header."""

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from penstock.errors import Misconfigured
-from penstock.record import LONGEST_SENDER
+from penstock.core.errors import Misconfigured
+from penstock.core.record import LONGEST_SENDER
 from penstock.serve import authority, listening
 
 PATIENCE = 30.0

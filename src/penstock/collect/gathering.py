@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from penstock.contracts import Arrival, Intake
-from penstock.errors import Unavailable
+from penstock.core.contracts import Arrival, Intake
+from penstock.core.errors import Unavailable
 
 MOST_BYTES = 16 << 20
 """So much may wait to be taken, beside what is on its way already."""

@@ -12,8 +12,8 @@ from email.utils import parsedate_to_datetime
 
 import httpx
 
-from penstock.clock import Clock
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.clock import Clock
+from penstock.core.errors import Misconfigured, Unavailable
 
 REDIRECTS = 5
 """So many in a row are followed."""

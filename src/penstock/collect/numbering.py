@@ -3,8 +3,8 @@
 import re
 from collections.abc import Callable, Iterable
 
-from penstock.clock import Micros
-from penstock.record import Origin
+from penstock.core.clock import Micros
+from penstock.core.record import Origin
 
 OF_HTTP, OF_WEBHOOKS = ".http", ".webhook"
 """How a source calls itself where it numbers by itself what comes by these ways, behind its name."""

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable, Iterator
 
-from penstock.audit.runs import Runs
-from penstock.contracts import Arrival, Places
-from penstock.record import Origin
+from penstock.core.contracts import Arrival, Places
+from penstock.core.record import Origin
+from penstock.core.runs import Runs
 
 EPOCHS = 2
 """Epochs that are kept per sender. The newest is the one that goes on. The one before it stays because the last records

@@ -7,13 +7,13 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from penstock.clock import Clock, Micros, SystemClock
 from penstock.collect.keys import key_of
 from penstock.collect.reconnecting import backoff
 from penstock.collect.wrapping import Wrapping
-from penstock.contracts import Arrival, Guarantee, Intake, Source, Taken
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Blind
+from penstock.core.clock import Clock, Micros, SystemClock
+from penstock.core.contracts import Arrival, Guarantee, Intake, Source, Taken
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Blind
 
 MOST_CONNECTIONS = 10
 WAITING = 2

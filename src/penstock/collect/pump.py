@@ -6,8 +6,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from datetime import timedelta
 
-from penstock.audit.rate import Rate
-from penstock.clock import Clock, SystemClock
 from penstock.collect.bookmarks import Bookmark, recover
 from penstock.collect.crossing import Crossing, Names
 from penstock.collect.numbering import Numbering, nobody
@@ -15,9 +13,11 @@ from penstock.collect.reconnecting import backoff, reconnecting
 from penstock.collect.sorting import Sorting, notice
 from penstock.collect.sought import Sought
 from penstock.collect.spooling import Spool, Spooling
-from penstock.contracts import Arrival, Channels, Intake, Positions, Sender, Source, Taken
-from penstock.errors import Unavailable
-from penstock.record import Heartbeat, Record
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Arrival, Channels, Intake, Positions, Sender, Source, Taken
+from penstock.core.errors import Unavailable
+from penstock.core.rate import Rate
+from penstock.core.record import Heartbeat, Record
 
 log = logging.getLogger(__name__)
 

@@ -6,12 +6,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 
-from penstock.clock import Clock, Micros
 from penstock.collect.numbers import Numbers, in_runs
 from penstock.collect.wrapping import Wrapping
-from penstock.contracts import Arrival, Guarantee, Intake, Source, Taken
-from penstock.errors import Unavailable
-from penstock.record import Blind
+from penstock.core.clock import Clock, Micros
+from penstock.core.contracts import Arrival, Guarantee, Intake, Source, Taken
+from penstock.core.errors import Unavailable
+from penstock.core.record import Blind
 
 SHORTEST = 0.1
 LONGEST = 5.0

@@ -3,9 +3,9 @@
 from typing import NamedTuple, TypeVar
 
 from penstock.collect.numbers import SENDERS
-from penstock.contracts import Guarantee, Taken
-from penstock.errors import Refused
-from penstock.record import LARGEST_JUMP
+from penstock.core.contracts import Guarantee, Taken
+from penstock.core.errors import Refused
+from penstock.core.record import LARGEST_JUMP
 
 T = TypeVar("T")
 

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from penstock.settings import Section
+from penstock.core.settings import Section
 
 
 class CollectSettings(Section):

@@ -13,13 +13,13 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from penstock.clock import Clock, SystemClock
 from penstock.collect.gathering import OVERHEAD
 from penstock.collect.keys import key_of
 from penstock.collect.wrapping import Wrapping
-from penstock.contracts import Arrival, Intake, Source, Taken
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Blind, Heartbeat
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Arrival, Intake, Source, Taken
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Blind, Heartbeat
 
 MOST_BYTES = 64 << 20
 """So much may wait here; beyond it the source has to, and nothing is dropped for that."""

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from penstock.audit.runs import Runs
-from penstock.clock import Micros
 from penstock.collect.cursors import CHECKSUM, CURSOR, MARK, Known, Mark, mark_of
 from penstock.collect.keys import key_of
 from penstock.collect.numbering import Numbering, nobody
 from penstock.collect.numbers import Numbers, in_runs
-from penstock.contracts import Arrival, Intake
-from penstock.record import Blind, Headers, Heartbeat, Origin, Record
+from penstock.core.clock import Micros
+from penstock.core.contracts import Arrival, Intake
+from penstock.core.record import Blind, Headers, Heartbeat, Origin, Record
+from penstock.core.runs import Runs
 
 DEAD_BYTES = 64 << 10
 """How much of a refused payload is kept."""

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable
 
-from penstock.audit.runs import Runs
-from penstock.record import Origin, Record
+from penstock.core.record import Origin, Record
+from penstock.core.runs import Runs
 
 _Numbers = dict[tuple[str, str, int], Runs]
 """By channel, sender and epoch."""

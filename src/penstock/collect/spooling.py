@@ -16,12 +16,12 @@ from itertools import groupby
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 from uuid import uuid4
 
-from penstock.audit.held import held
-from penstock.clock import Micros
 from penstock.collect.reconnecting import backoff
-from penstock.contracts import Channels, Entry, Positions, Sender, Topic
-from penstock.errors import Unavailable
-from penstock.record import Origin, Record
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Entry, Positions, Sender, Topic
+from penstock.core.errors import Unavailable
+from penstock.core.held import held
+from penstock.core.record import Origin, Record
 
 log = logging.getLogger(__name__)
 

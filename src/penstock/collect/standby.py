@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.contracts import Channels, Member, Place
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Channels, Member, Place
+from penstock.core.errors import Misconfigured, Unavailable
 
 LEAVE_WITHIN = 10.0
 """Seconds after which a binder that does not answer is left alone with its thread, which ends when it does."""

@@ -10,8 +10,8 @@ from typing import BinaryIO
 
 from penstock.collect.framing import Found, Lines
 from penstock.collect.gathering import TOGETHER
-from penstock.contracts import Arrival, Guarantee, Intake, Taken
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.errors import Misconfigured, Unavailable
 
 CHUNK = 64 << 10
 

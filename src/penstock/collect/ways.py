@@ -1,6 +1,5 @@
 """From an address to the source that hears it: every way in, by the scheme of its address."""
 
-import difflib
 import importlib
 import inspect
 import re
@@ -8,10 +7,11 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from importlib.metadata import entry_points
 
-from penstock.addresses import shown
-from penstock.clock import duration
-from penstock.contracts import Source
-from penstock.errors import Misconfigured
+from penstock.core.addresses import shown
+from penstock.core.clock import duration
+from penstock.core.contracts import Source
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean
 
 WAYS = {
     "ws": "penstock.collect.websocket:WebSocketSource",
@@ -67,13 +67,12 @@ def _maker(name: str, address: str, scheme: str) -> Callable[..., Source]:
         loaded: Callable[..., Source] = point.load()
         return loaded
     known = sorted({*WAYS, *(point.name for point in entry_points(group=OUTSIDE))})
-    way_out = f"an address begins with {', '.join(f'{one}://' for one in known)}"
+    others = f"an address begins with {', '.join(f'{one}://' for one in known)}"
     begins = re.match(r"[a-z+-]*", address.lower())
     said = begins[0] if begins else ""
     # Of a protocol alone it is not known in which of its ways it is meant.
-    if close := [one for one in known if one.endswith(f"+{said}")] or difflib.get_close_matches(said, known, n=1):
-        meant = " or ".join(f'"{one}://"' for one in close)
-        way_out = f"did you mean {meant}?"
+    alike = " or ".join(f'"{one}://"' for one in known if one.endswith(f"+{said}"))
+    way_out = f"did you mean {alike}?" if alike else did_you_mean(said, known, others, "{}://")
     raise Misconfigured(f"source {name}", f"{shown(address)} is no address that is known here", way_out)
 
 
@@ -82,9 +81,8 @@ def _fitting(name: str, maker: Callable[..., Source], options: Mapping[str, obje
     given: dict[str, object] = {}
     for option, value in options.items():
         if option not in parameters:
-            close = difflib.get_close_matches(option, [*parameters, *_OF_ALL], n=1)
             known = ", ".join(sorted({*parameters, *_OF_ALL} - _INNER))
-            way_out = f'did you mean "{close[0]}"?' if close else f"it knows {known}"
+            way_out = did_you_mean(option, [*parameters, *_OF_ALL], f"it knows {known}")
             raise Misconfigured(f"source {name}", f'"{option}" is not among its options', way_out)
         if isinstance(value, str) and parameters[option].annotation is timedelta:
             try:

@@ -23,15 +23,15 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
-from penstock.clock import Clock, SystemClock
 from penstock.collect.door import Door, door, origins_of, why_no_sender
 from penstock.collect.gathering import Gathering
 from penstock.collect.holding import Held, Holding
 from penstock.collect.senders import LARGEST, Senders, counted, promise, same_name
 from penstock.collect.websocket import received
-from penstock.contracts import Arrival, Guarantee, Intake, Taken
-from penstock.errors import Refused, Unavailable
-from penstock.record import LARGEST_JUMP, Origin
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.errors import Refused, Unavailable
+from penstock.core.record import LARGEST_JUMP, Origin
 from penstock.serve.visitors import Visitors
 
 log = logging.getLogger(__name__)

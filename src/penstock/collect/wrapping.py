@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.contracts import Guarantee, Source
+from penstock.core.contracts import Guarantee, Source
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route, WebSocketRoute
 
-from penstock.clock import Clock, SystemClock
-from penstock.contracts import Channels
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Channels
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.doors import Doors
 from penstock.deliver.metrics import MEDIA_TYPE, metrics

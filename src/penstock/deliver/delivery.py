@@ -10,12 +10,12 @@ from dataclasses import replace
 import orjson
 
 from penstock.audit.account import Account
-from penstock.audit.latency import Sketch
 from penstock.audit.writers import Writers
-from penstock.clock import Clock
-from penstock.contracts import Channels, Entry, Positions, Reader
+from penstock.core.clock import Clock
+from penstock.core.contracts import Channels, Entry, Positions, Reader
+from penstock.core.errors import Unavailable
+from penstock.core.sketch import Sketch
 from penstock.deliver.outlet import FeedSpec, Outlet
-from penstock.errors import Unavailable
 
 _MOST = 5_000
 _WAIT = 0.2

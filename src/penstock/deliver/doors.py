@@ -6,7 +6,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket
 
-from penstock.clock import Clock
+from penstock.core.clock import Clock
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.outlet import Outlet
 from penstock.deliver.settings import DeliverSettings

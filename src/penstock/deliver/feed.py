@@ -14,10 +14,10 @@ from typing import Literal
 
 import orjson
 
-from penstock.clock import Micros
-from penstock.contracts import Entry
+from penstock.core.clock import Micros
+from penstock.core.contracts import Entry
+from penstock.core.errors import Refused
 from penstock.deliver.position import Mark, Position, Tokens
-from penstock.errors import Refused
 
 AWAY = timedelta(minutes=10)
 """How long a client may be away and still get only what it missed. Channels have to keep their deletions for longer."""

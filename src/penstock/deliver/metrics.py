@@ -7,8 +7,8 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Literal
 
-from penstock.audit.alive import alive
 from penstock.audit.judge import Verdict
+from penstock.core.clock import is_alive
 
 MEDIA_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -182,7 +182,7 @@ def _processes(status: _Document) -> Iterator[_Family]:
 def _spoke(status: _Document, process: str) -> bool:
     now = _number(status.get("now"))
     at = _number(_document(_document(status.get("processes")).get(process)).get("at"))
-    return now is not None and alive(at, now)
+    return now is not None and is_alive(at, now)
 
 
 def _labels(labels: Mapping[str, str]) -> str:

@@ -8,10 +8,10 @@ from datetime import timedelta
 from uuid import uuid4
 
 from penstock.audit.account import Account, Outcome, Share
-from penstock.audit.rate import Rate
-from penstock.audit.recent import Recent
-from penstock.clock import Clock
-from penstock.contracts import Entry, Positions
+from penstock.core.clock import Clock
+from penstock.core.contracts import Entry, Positions
+from penstock.core.rate import Rate
+from penstock.core.sketch import Recent
 from penstock.deliver.feed import Feed
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from hmac import compare_digest
 
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 
 
 @dataclass(frozen=True, slots=True)

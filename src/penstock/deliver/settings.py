@@ -5,8 +5,8 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field
 
-from penstock.clock import Duration
-from penstock.settings import Section
+from penstock.core.clock import Duration
+from penstock.core.settings import Section
 
 
 def _list(value: object) -> object:

@@ -7,11 +7,11 @@ from collections.abc import Awaitable
 import orjson
 from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDisconnected
 
-from penstock.clock import Clock
+from penstock.core.clock import Clock
+from penstock.core.errors import Refused
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.feed import Follower, Message
 from penstock.deliver.outlet import Outlet
-from penstock.errors import Refused
 from penstock.serve.staying import ServerSentEvents, Tell, both_until_one_ends
 
 LONGEST = 4_096

@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 
 from starlette.requests import Request
 
-from penstock.errors import Unavailable
+from penstock.core.errors import Unavailable
 from penstock.gateway.query import whole
 from penstock.gateway.settings import GatewaySettings
 from penstock.serve.problems import Problem

@@ -8,14 +8,14 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.contracts import Channels, Positions
+from penstock.core.contracts import Channels, Positions
+from penstock.core.record import Record
 from penstock.gateway.fetching import Fetched, Wish, fetch
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.giving import shown
 from penstock.gateway.query import Query
 from penstock.gateway.requests import AMOUNT, JSON, attended, form, media_type, wish
 from penstock.gateway.taking import Format
-from penstock.record import Record
 from penstock.serve.problems import Problem
 from penstock.serve.replies import reply
 

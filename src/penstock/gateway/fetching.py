@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.contracts import Channels, Entry, Positions
-from penstock.errors import Unaccounted, Unavailable
+from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.errors import Unaccounted, Unavailable
 from penstock.gateway.giving import size
 from penstock.serve.problems import Problem
 

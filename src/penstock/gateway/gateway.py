@@ -8,17 +8,17 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.audit.writers import protected
-from penstock.clock import Clock, SystemClock
-from penstock.contracts import Channels, Sender
-from penstock.errors import Unavailable
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Channels, Sender
+from penstock.core.errors import Unavailable
+from penstock.core.record import Record
+from penstock.core.text import did_you_mean
 from penstock.gateway.bodies import Bodies
 from penstock.gateway.groups import Groups
 from penstock.gateway.inlet import Inlet
-from penstock.gateway.meant import close_to
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.taking import Taking
 from penstock.gateway.threads import Threads
-from penstock.record import Record
 from penstock.serve.problems import Problem
 
 Answer = TypeVar("Answer")
@@ -87,7 +87,7 @@ class Gateway:
         if channel in self._names and self.clock.elapsed() - self._named < _KNOWN_FOR:
             return
         if channel not in (names := await self.names()):
-            way_out = close_to(channel, names, "GET /channels tells which there are")
+            way_out = did_you_mean(channel, names, "GET /channels tells which there are")
             raise Problem(404, f"channel {channel}", "there is none of that name", way_out)
 
     async def readable(self, channel: str) -> None:

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 
 import orjson
 
-from penstock.contracts import Entry, Place
+from penstock.core.contracts import Entry, Place
+from penstock.core.record import Headers, Origin
 from penstock.gateway.taking import IDENTITY, Format
-from penstock.record import Headers, Origin
 
 
 def shown(entry: Entry, form: Format) -> dict[str, object]:

@@ -7,9 +7,9 @@ from contextlib import suppress
 from functools import partial
 
 from penstock.audit.lag import Standing
-from penstock.clock import Clock
-from penstock.contracts import Channels, Group
-from penstock.errors import Unavailable
+from penstock.core.clock import Clock
+from penstock.core.contracts import Channels, Group
+from penstock.core.errors import Unavailable
 from penstock.gateway.giving import places
 from penstock.gateway.seats import Seat
 from penstock.gateway.settings import GatewaySettings

@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from penstock.clock import Clock, Micros
-from penstock.contracts import Sender
-from penstock.errors import PenstockError, Refused, Unavailable
-from penstock.record import Origin, Record
+from penstock.core.clock import Clock, Micros
+from penstock.core.contracts import Sender
+from penstock.core.errors import PenstockError, Refused, Unavailable
+from penstock.core.record import Origin, Record
 
 log = logging.getLogger(__name__)
 

@@ -12,11 +12,11 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.errors import Unavailable
+from penstock.core.errors import Unavailable
+from penstock.core.text import did_you_mean
 from penstock.gateway.gateway import LEAVING, Gateway
 from penstock.gateway.giving import places, shown
 from penstock.gateway.groups import described
-from penstock.gateway.meant import close_to
 from penstock.gateway.query import Query
 from penstock.gateway.requests import AMOUNT, JSON, attended, form, media_type, wish
 from penstock.gateway.seats import Polled, Seat
@@ -43,7 +43,7 @@ class GroupRoutes:
         Query(request, ())
         name, channels = _group(request), self._gateway.channels
         if name not in (names := await self._gateway.ask(channels.groups)):
-            way_out = close_to(name, names, "GET /groups tells which there are")
+            way_out = did_you_mean(name, names, "GET /groups tells which there are")
             raise Problem(404, f"group {name}", "there is none of that name", way_out)
         return reply(await self._gateway.ask(lambda: described(channels, channels.group(name))))
 

@@ -6,8 +6,8 @@ from datetime import timedelta
 
 from starlette.requests import Request
 
-from penstock.clock import duration
-from penstock.gateway.meant import close_to
+from penstock.core.clock import duration
+from penstock.core.text import did_you_mean
 from penstock.serve.problems import Problem
 
 LARGEST = 2**63 - 1
@@ -19,7 +19,7 @@ class Query:
         for name, value in request.query_params.multi_items():
             if name not in known:
                 all_known = f"the parameters are {', '.join(sorted(known))}" if known else "there are none here"
-                raise Problem(400, f"?{name}", "this is not a parameter", close_to(name, known, all_known))
+                raise Problem(400, f"?{name}", "this is not a parameter", did_you_mean(name, known, all_known))
             if name in self._given:
                 raise Problem(400, f"?{name}", "it is there twice", "give it once")
             self._given[name] = value

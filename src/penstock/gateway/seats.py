@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from penstock.clock import Clock
-from penstock.contracts import Channels, Entry, Member, Place
-from penstock.errors import PenstockError, Unaccounted, Unavailable
+from penstock.core.clock import Clock
+from penstock.core.contracts import Channels, Entry, Member, Place
+from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 from penstock.gateway.fetching import Wish, gather
 from penstock.gateway.giving import places
 from penstock.serve.problems import Problem

@@ -4,8 +4,8 @@ from datetime import timedelta
 
 from pydantic import Field
 
-from penstock.clock import Duration
-from penstock.settings import Section
+from penstock.core.clock import Duration
+from penstock.core.settings import Section
 
 
 class GatewaySettings(Section):

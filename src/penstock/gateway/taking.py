@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from penstock.clock import Micros
-from penstock.gateway.meant import close_to
+from penstock.core.clock import Micros
+from penstock.core.record import Origin, Record
+from penstock.core.text import did_you_mean
 from penstock.gateway.query import LARGEST
 from penstock.gateway.scanning import Part, Scan, Unreadable
 from penstock.gateway.settings import GatewaySettings
-from penstock.record import Origin, Record
 from penstock.serve.problems import Problem
 
 
@@ -91,7 +91,7 @@ class Taking:
         parts: dict[str, Part] = {}
         for name in scan.members():
             if name not in FIELDS:
-                way_out = close_to(name, FIELDS, f"the fields are {', '.join(FIELDS)}")
+                way_out = did_you_mean(name, FIELDS, f"the fields are {', '.join(FIELDS)}")
                 raise Problem(400, place, f'"{name}" is not a field of a record', way_out)
             parts[name] = scan.part()
         if "value" not in parts:

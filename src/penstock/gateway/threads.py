@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from penstock.errors import Unavailable
+from penstock.core.errors import Unavailable
 
 Answer = TypeVar("Answer")
 

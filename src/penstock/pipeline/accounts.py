@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 from penstock.audit.account import Account, is_account
-from penstock.audit.held import held
 from penstock.audit.writers import Writer, Writers
-from penstock.contracts import Channels
-from penstock.errors import PenstockError, Refused
+from penstock.core.contracts import Channels
+from penstock.core.errors import PenstockError, Refused
+from penstock.core.held import held
+from penstock.core.record import Record
 from penstock.pipeline.beside import beside
 from penstock.pipeline.pulse import Posting
-from penstock.record import Record
 
 EVERY = 2.0
 

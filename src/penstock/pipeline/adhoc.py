@@ -18,10 +18,10 @@ from penstock.analysis.operators.statics import table
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.session import session
 from penstock.analysis.wire import Wire
-from penstock.audit.held import held
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Channels, Positions
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Channels, Positions
+from penstock.core.errors import Misconfigured
+from penstock.core.held import held
 from penstock.pipeline.description import Description
 from penstock.pipeline.sql import selects, tables
 from penstock.pipeline.tiers.analyse import spark_words

@@ -1,16 +1,16 @@
 """Whether a pipeline and the wiring of its environment fit together, found before anything starts."""
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
 
-from penstock.addresses import shown
 from penstock.channels.kafka import Kafka
 from penstock.collect.door import door
-from penstock.contracts import Channels, Source
-from penstock.errors import Misconfigured
+from penstock.core.addresses import shown
+from penstock.core.contracts import Channels, Source
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean
 from penstock.pipeline.description import Description, SourceSpec
 from penstock.pipeline.sources import made
 from penstock.pipeline.wiring import Wiring, simulated
@@ -60,8 +60,7 @@ def _unread(unread: Iterable[SourceSpec], unfilled: list[str], level: Level) -> 
     for source in unread:
         way_out = f'read it: name a parameter of a query "{source.into}", or store it: app.store("{source.into}", …)'
         if unfilled:
-            close = difflib.get_close_matches(source.into, unfilled, n=1, cutoff=0) or unfilled
-            way_out = f'did you mean into="{close[0]}"?'
+            way_out = did_you_mean(source.into, unfilled, way_out, "into={}", cutoff=0)
         problem = f'it fills the channel "{source.into}", which no query and no store reads'
         yield Finding(level, f"source {source.name}", problem, way_out)
 
@@ -90,8 +89,7 @@ def check(description: Description, wiring: Wiring, environ: Mapping[str, str] |
     names = [source.name for source in description.sources]
     for name in wiring.sources.model_extra or {}:
         if name.lower() not in {known.lower() for known in names}:
-            close = difflib.get_close_matches(name, names, n=1)
-            way_out = f'did you mean "{close[0]}"?' if close else f"its sources are {', '.join(names) or 'none'}"
+            way_out = did_you_mean(name, names, f"its sources are {', '.join(names) or 'none'}")
             raise Misconfigured("[sources]", f'{description.name} has no source "{name}"', way_out)
     sources = [made(source, wiring, description.delivery, environ) for source in description.sources]
     _apart(sources)

@@ -1,9 +1,8 @@
 """The query that a person means."""
 
-import difflib
-
 from penstock.analysis.query import Query
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean
 from penstock.pipeline.description import Description
 
 
@@ -13,6 +12,5 @@ def find_query(description: Description, name: str) -> Query:
         if name in (query.name, query.into):
             return query
     names = [query.name for query in description.queries]
-    close = difflib.get_close_matches(name, names, n=1)
-    way_out = f'did you mean "{close[0]}"?' if close else f"its queries are {', '.join(names) or 'none'}"
+    way_out = did_you_mean(name, names, f"its queries are {', '.join(names) or 'none'}")
     raise Misconfigured(f"pipeline {description.name}", f'it has no query "{name}"', way_out)

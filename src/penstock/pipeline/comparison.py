@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.analysis.compare import Difference, How, Verdict, read
 from penstock.analysis.replay import Found
-from penstock.contracts import Positions
+from penstock.core.contracts import Positions
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,13 @@ from deltalake import DeltaTable
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import schema_of, typed
 from penstock.audit.findings import Findings, Kind, reduced
-from penstock.audit.held import batches, held
 from penstock.audit.judge import Discrepancy, Doubt
 from penstock.audit.reconcile import AT_ONCE, NAMED, RecordCheck, TableCheck
 from penstock.audit.writers import Writers
-from penstock.clock import Clock, SystemClock
-from penstock.contracts import Channels, Entry
-from penstock.errors import PenstockError
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Channels, Entry
+from penstock.core.errors import PenstockError
+from penstock.core.held import batches, held
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.stores import check_of, store_of

@@ -6,7 +6,7 @@ is asked for. What gives less is told, with the way out.
 
 from dataclasses import dataclass
 
-from penstock.contracts import Guarantee, Source
+from penstock.core.contracts import Guarantee, Source
 from penstock.pipeline.description import Delivery
 
 _ENOUGH = {

@@ -1,6 +1,5 @@
 """What a user writes: sources, channels, queries, stores and pages, by name. Nothing here starts anything."""
 
-import difflib
 import inspect
 import re
 import sys
@@ -13,13 +12,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar, get_args
 
-from penstock.addresses import redacted
 from penstock.analysis.query import NUMBER, PAYLOAD, TABLES, Emit, Json, Late, Mode, Query, Shape, Static
-from penstock.clock import duration
 from penstock.collect.shedding import Shed
 from penstock.collect.ways import kind_of, source_at
-from penstock.contracts import Source
-from penstock.errors import Misconfigured, located
+from penstock.core.addresses import redacted
+from penstock.core.clock import duration
+from penstock.core.contracts import Source
+from penstock.core.errors import Misconfigured, located
+from penstock.core.text import did_you_mean
 from penstock.pipeline.schema import ddl
 from penstock.pipeline.sql import line_of, selects, tables
 from penstock.pipeline.sqlfile import SqlFile, folder, named, read
@@ -628,11 +628,8 @@ def _unique(kind: str, names: Sequence[str]) -> None:
 
 def _known(place: str, name: str, channels: Collection[str]) -> None:
     if name not in channels:
-        by_lower = {known.lower(): known for known in channels}
-        way_out = f"there are {', '.join(sorted(channels))}" if by_lower else "declare it: app.channel(…)"
-        if close := difflib.get_close_matches(name.lower(), by_lower, n=1):
-            way_out = f'did you mean "{by_lower[close[0]]}"?'
-        raise Misconfigured(place, f'there is no channel "{name}"', way_out)
+        others = f"there are {', '.join(sorted(channels))}" if channels else "declare it: app.channel(…)"
+        raise Misconfigured(place, f'there is no channel "{name}"', did_you_mean(name, channels, others))
 
 
 def _acyclic(queries: Sequence[Query]) -> None:

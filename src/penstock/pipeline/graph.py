@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.addresses import shown
+from penstock.core.addresses import shown
 from penstock.pipeline.description import Description
 from penstock.pipeline.wiring import Wiring
 

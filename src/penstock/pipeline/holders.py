@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from penstock.analysis.compare import Row, Table, key_of
 from penstock.analysis.query import Query
-from penstock.audit.held import held
-from penstock.clock import Micros
-from penstock.contracts import Channels, Entry, Positions
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.held import held
 from penstock.deliver.feed import Feed
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import store_node

@@ -6,7 +6,7 @@ from dataclasses import replace
 from penstock.audit.balance import Balance
 from penstock.audit.content import Content
 from penstock.audit.hops import Gap, Hop
-from penstock.audit.runs import Runs
+from penstock.core.runs import Runs
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.stores import store_of

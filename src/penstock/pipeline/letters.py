@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from penstock.audit.findings import BELATED, EXCLUDED
-from penstock.audit.held import held
-from penstock.clock import Micros
-from penstock.contracts import Channels, Entry, Positions
-from penstock.errors import Misconfigured
-from penstock.record import Headers, Origin
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.errors import Misconfigured
+from penstock.core.held import held
+from penstock.core.record import Headers, Origin
 
 DEAD = ".dead"
 

@@ -1,6 +1,5 @@
 """From a user's file to the pipeline in it."""
 
-import difflib
 import importlib.util
 import inspect
 import re
@@ -8,7 +7,8 @@ import sys
 import traceback
 from pathlib import Path
 
-from penstock.errors import Misconfigured, PenstockError
+from penstock.core.errors import Misconfigured, PenstockError
+from penstock.core.text import did_you_mean
 from penstock.pipeline.description import Description, Pipeline
 
 
@@ -55,8 +55,7 @@ def _unknown_option(error: TypeError, path: Path) -> Misconfigured | None:
         return None
     method, option = match.groups()
     known = [name for name in inspect.signature(getattr(Pipeline, method)).parameters if name != "self"]
-    close = difflib.get_close_matches(option, known, n=1)
-    way_out = f'did you mean "{close[0]}"?' if close else f"it knows {', '.join(known)}"
+    way_out = did_you_mean(option, known, f"it knows {', '.join(known)}")
     return Misconfigured(_place(error, path), f'app.{method}() has no option "{option}"', way_out)
 
 

@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 
-from penstock.audit.held import withheld
-from penstock.clock import Micros
-from penstock.contracts import Channels, Entry, Reader
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Entry, Reader
+from penstock.core.held import withheld
 
 Stretch = Mapping[int, tuple[int, int]]
 """Per partition, from where and up to where."""

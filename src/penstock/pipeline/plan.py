@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from penstock.addresses import shown
 from penstock.analysis.checkpoints.doctor import Fit
 from penstock.analysis.checkpoints.rescale import spread
 from penstock.analysis.engine import Engine
@@ -16,7 +15,8 @@ from penstock.analysis.slots import Need, guessed, need
 from penstock.analysis.state.keyed import keeps_state, unnumbered
 from penstock.collect.shedding import shedding
 from penstock.collect.ways import kind_of
-from penstock.errors import Misconfigured, raise_all
+from penstock.core.addresses import shown
+from penstock.core.errors import Misconfigured, raise_all
 from penstock.pipeline.checks import Finding, Level, unconnected
 from penstock.pipeline.delivery import Given, of_page, of_query, of_source, of_store
 from penstock.pipeline.description import Description

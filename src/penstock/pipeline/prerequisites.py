@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.collect.door import Door, door
-from penstock.errors import Misconfigured, raise_all
+from penstock.core.errors import Misconfigured, raise_all
 from penstock.pipeline.description import Description
 from penstock.pipeline.services import ROLE, Needs, Services
 from penstock.pipeline.wiring import Wiring

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import orjson
 import psutil
 
-from penstock.clock import SystemClock
-from penstock.errors import PenstockError
+from penstock.core.clock import SystemClock
+from penstock.core.errors import PenstockError
 from penstock.pipeline.beside import beside
 
 Figures = Mapping[str, Any]

@@ -16,15 +16,15 @@ from penstock.analysis.engine import Engine, Offsets
 from penstock.analysis.query import Query
 from penstock.analysis.replay import Until, comes_when_final, kept, named, recomputed, require_repeatable
 from penstock.audit.account import Account, Outcome
-from penstock.clock import Clock, Micros, SystemClock
-from penstock.contracts import Channels, Positions
-from penstock.errors import Misconfigured
+from penstock.core.clock import Clock, Micros, SystemClock
+from penstock.core.contracts import Channels, Positions
+from penstock.core.errors import Misconfigured
+from penstock.core.record import life_and_count
 from penstock.pipeline.accounts import last_accounts
 from penstock.pipeline.comparison import Gone, Judged, Report
 from penstock.pipeline.description import Description
 from penstock.pipeline.holders import Holder, Written, holders
 from penstock.pipeline.wiring import Wiring
-from penstock.record import life_and_count
 
 Say = Callable[[str], None]
 

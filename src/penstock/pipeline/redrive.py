@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
-from penstock.audit.held import Bounds, held
-from penstock.clock import Micros
-from penstock.contracts import Channels, Positions, Sender
-from penstock.errors import Refused, Unavailable
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Positions, Sender
+from penstock.core.errors import Refused, Unavailable
+from penstock.core.held import Bounds, held
+from penstock.core.record import Headers, Origin, Record
 from penstock.pipeline.letters import DEAD, Letter, Selection, absent
-from penstock.record import Headers, Origin, Record
 
 _SKEW = 3_600_000_000
 """How far the clocks of those who write into channels may be apart."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from penstock.analysis.checkpoints.batches import on_disk, told
 from penstock.analysis.checkpoints.note import Note, last_life, next_life, set_aside
 from penstock.analysis.checkpoints.rescale import recover
-from penstock.clock import Micros
-from penstock.contracts import Channels, Positions
-from penstock.errors import Misconfigured
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Positions
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.accounts import last_accounts
 from penstock.pipeline.chosen import find_query
 from penstock.pipeline.description import Description

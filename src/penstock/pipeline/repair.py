@@ -17,7 +17,7 @@ from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.checkpoints.wholeness import written
 from penstock.audit.ledger import Ledger, Unreadable, set_aside
 from penstock.channels.files.repairing import DamagedLog, damaged_logs
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.wiring import Wiring
 from penstock.supervise.redis import find_redis
 from penstock.supervise.segments import DamagedSegment, damaged_segments

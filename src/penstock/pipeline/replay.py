@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Event
 
-from penstock.clock import Clock, Micros
-from penstock.contracts import Channels, Entry, Sender
-from penstock.errors import Misconfigured, PenstockError
+from penstock.core.clock import Clock, Micros
+from penstock.core.contracts import Channels, Entry, Sender
+from penstock.core.errors import Misconfigured, PenstockError
+from penstock.core.record import Record
 from penstock.pipeline.merged import Merged, Stretch
-from penstock.record import Record
 
 REPLAY, FROM = "replay", "from"
 

@@ -13,7 +13,7 @@ from urllib.error import URLError
 
 import psutil
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.pipeline.prerequisites import require
 from penstock.pipeline.pulse import Figures, pulse

@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from penstock.addresses import shown
-from penstock.errors import Misconfigured
+from penstock.core.addresses import shown
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.wiring import Wiring
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.notes import fitting, write_note

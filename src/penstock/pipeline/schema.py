@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 _SIMPLE: dict[Any, str] = {
     int: "BIGINT",

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.running import Running
 from penstock.pipeline.warm import is_warm, kafka_archive
 from penstock.pipeline.wiring import LOCAL, LOCALS, Wiring

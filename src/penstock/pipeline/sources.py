@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from penstock.collect.overlapping import overlapping
 from penstock.collect.ways import source_at, takes
-from penstock.contracts import Home, Homely, Source
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Home, Homely, Source
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Delivery, SourceSpec
 from penstock.pipeline.wiring import Wiring
 

@@ -9,17 +9,17 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from penstock.audit.held import held
 from penstock.channels.files import Files
 from penstock.collect.reconnecting import backoff
 from penstock.collect.sought import Sought
 from penstock.collect.spooling import Spool
-from penstock.contracts import Channels
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Channels
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.held import held
+from penstock.core.record import Origin
 from penstock.pipeline.description import Description
 from penstock.pipeline.sources import of_worker, shareable
 from penstock.pipeline.wiring import Wiring, topics
-from penstock.record import Origin
 
 log = logging.getLogger(__name__)
 

@@ -8,13 +8,13 @@
 A comment that begins with a word in small letters and a colon declares something; the others say what the query is for.
 """
 
-import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean
 
 SUFFIX = ".sql"
 _DECLARES = re.compile(r"--\s*([a-z][a-z_]*)\s*:\s*(.*)")
@@ -58,10 +58,9 @@ def read(path: Path, shown: str, known: Collection[str]) -> SqlFile:
         word, value = match[1], match[2].strip()
         place = f"{shown}:{line}"
         if word not in known:
-            close = difflib.get_close_matches(word, known, n=1)
-            way_out = f'did you mean "{close[0]}:"?' if close else f"the words are {', '.join(sorted(known))}"
-            other = "" if close else "; a comment that declares nothing begins with a capital letter"
-            raise Misconfigured(place, f'a query declares nothing by "{word}:"', way_out + other)
+            others = f"the words are {', '.join(sorted(known))}; other comments begin with a capital letter"
+            way_out = did_you_mean(word, known, others, "{}:")
+            raise Misconfigured(place, f'a query declares nothing by "{word}:"', way_out)
         if word in words:
             raise Misconfigured(place, f'"{word}:" is there already, on line {lines[word]}', "keep one of them")
         if not value:

@@ -9,12 +9,11 @@ from typing import Any
 
 import orjson
 
-from penstock.audit.alive import alive
-from penstock.audit.held import held
 from penstock.audit.judge import Verdict
-from penstock.audit.patience import patiently
-from penstock.clock import Micros
-from penstock.contracts import Channels, Entry
+from penstock.core.clock import Micros, is_alive
+from penstock.core.contracts import Channels, Entry
+from penstock.core.held import held
+from penstock.core.retry import retrying
 from penstock.pipeline.beside import beside
 
 log = logging.getLogger(__name__)
@@ -56,7 +55,7 @@ class Status:
         found = Verdict((self.balance or {}).get("verdict", Verdict.NOT_KNOWN))
         # A process of an earlier run that is none of this one any more reported last long ago.
         ours = {"run", *self.usage} if self.usage else self.processes.keys()
-        silent = any(not alive(said["at"], now) for name, said in self.processes.items() if name in ours)
+        silent = any(not is_alive(said["at"], now) for name, said in self.processes.items() if name in ours)
         return Verdict.NOT_KNOWN if found is Verdict.WHOLE and silent else found
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +76,7 @@ def listening(channels: Channels, channel: str) -> Iterator[Mapping[str, Mapping
                         _hear(processes, entry)
                     well()
 
-        patiently(hear, stop, log=log)
+        retrying(hear, stop, log=log)
 
     with beside("listening", listen):
         yield processes

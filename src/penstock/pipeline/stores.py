@@ -2,8 +2,8 @@
 
 from penstock.audit.reconcile import ROWS, Check, RecordCheck, TableCheck
 from penstock.audit.writers import Writers
-from penstock.clock import Clock
-from penstock.contracts import Channels
+from penstock.core.clock import Clock
+from penstock.core.contracts import Channels
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.wiring import Wiring

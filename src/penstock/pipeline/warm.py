@@ -12,8 +12,8 @@ from penstock.analysis.launching import launch, sift
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
-from penstock.record import Origin, Record
+from penstock.core.contracts import Topic
+from penstock.core.record import Origin, Record
 from penstock.supervise.archive import Archive
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import Jars

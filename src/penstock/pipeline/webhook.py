@@ -20,11 +20,11 @@ from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
 from penstock.audit.alarm import Alarm
-from penstock.audit.patience import patiently
 from penstock.audit.settings import AuditSettings
-from penstock.clock import Clock, SystemClock
-from penstock.errors import PenstockError, Unavailable
-from penstock.signatures import signed
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import PenstockError, Unavailable
+from penstock.core.retry import retrying
+from penstock.core.signatures import signed
 
 TIMEOUT = 10.0
 DRAIN = 2.0
@@ -123,7 +123,7 @@ class Webhook:
     # --- in the thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        patiently(self._deliver, self._enough, self._pause)
+        retrying(self._deliver, self._enough, self._pause)
 
     def _pause(self, error: Unavailable) -> None:
         # Once for each outage: it may last for days.

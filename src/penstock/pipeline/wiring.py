@@ -9,18 +9,18 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import ConfigDict, Field
 
-from penstock.addresses import SIMULATED
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.settings import AuditSettings
 from penstock.channels.binders import bind
 from penstock.channels.kafka.settings import KafkaSettings
 from penstock.collect.settings import CollectSettings
-from penstock.contracts import Channels, Topic
+from penstock.core.addresses import SIMULATED
+from penstock.core.contracts import Channels, Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.settings import Section, load
 from penstock.deliver.settings import DeliverSettings
-from penstock.errors import Misconfigured
 from penstock.gateway.settings import GatewaySettings
 from penstock.pipeline.description import Channel, Description, SourceSpec
-from penstock.settings import Section, load
 from penstock.supervise.folder import NAME
 from penstock.supervise.settings import LocalSettings
 

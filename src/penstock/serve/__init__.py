@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 
 @asynccontextmanager

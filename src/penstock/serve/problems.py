@@ -8,7 +8,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from penstock.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
+from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
 from penstock.serve.replies import problem
 
 log = logging.getLogger(__name__)

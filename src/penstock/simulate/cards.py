@@ -9,7 +9,7 @@ from math import acos, cos, exp, radians, sin
 
 import orjson
 
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 from penstock.simulate.draws import drawn, normals, slots
 from penstock.simulate.world import CITIES, City
 

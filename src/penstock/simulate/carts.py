@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import orjson
 
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 from penstock.simulate.draws import drawn, mixed, normals, slots
 
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "copper", "striped", "small", "large", "folding", "old")

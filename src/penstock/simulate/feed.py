@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import orjson
 
-from penstock.clock import Micros
-from penstock.contracts import Places
-from penstock.errors import Misconfigured, Refused
+from penstock.core.clock import Micros
+from penstock.core.contracts import Places
+from penstock.core.errors import Misconfigured, Refused
 
 Documents = Callable[[int, int, Micros], bytes]
 """The document of (sender, number, time): the JSON text of an object."""

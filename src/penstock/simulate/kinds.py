@@ -1,11 +1,11 @@
 """Everything that can be simulated, by its name."""
 
-import difflib
 import importlib
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean
 from penstock.simulate.feed import Documents
 
 
@@ -56,6 +56,5 @@ def check_options(options: Iterable[str], place: str) -> None:
 
 
 def _meant(name: str, known: Collection[str]) -> str:
-    # The names are short: what is less alike than this is like several of them.
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
-    return f'did you mean "{close[0]}"?' if close else f"there is {', '.join(known)}"
+    # The names are short: several are alike below this cutoff.
+    return did_you_mean(name, known, f"there is {', '.join(known)}", cutoff=0.7)

@@ -6,7 +6,7 @@ events since then again: there are a few dozen at most.
 
 import orjson
 
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 from penstock.simulate.draws import drawn
 from penstock.simulate.grid import BLOCKS, crossing, position
 

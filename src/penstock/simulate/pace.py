@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 
-from penstock.clock import Clock
-from penstock.errors import Misconfigured
+from penstock.core.clock import Clock
+from penstock.core.errors import Misconfigured
 
 Sleep = Callable[[float], Awaitable[object]]
 Behind = Callable[[int], None]

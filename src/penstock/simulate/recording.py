@@ -6,8 +6,8 @@ from pathlib import Path
 
 import orjson
 
-from penstock.clock import Micros
-from penstock.errors import Misconfigured
+from penstock.core.clock import Micros
+from penstock.core.errors import Misconfigured
 
 
 class Recording:

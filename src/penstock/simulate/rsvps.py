@@ -5,7 +5,7 @@ from math import sin, tau
 
 import orjson
 
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 from penstock.simulate.draws import mixed, slots
 from penstock.simulate.world import CITIES, FIRST_NAMES, GATHERINGS, OCCASIONS, TOPICS, VENUES, City
 

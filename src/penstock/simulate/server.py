@@ -13,8 +13,8 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
-from penstock.clock import Clock, Micros, SystemClock
-from penstock.errors import Misconfigured, Refused
+from penstock.core.clock import Clock, Micros, SystemClock
+from penstock.core.errors import Misconfigured, Refused
 from penstock.simulate.feed import END, SECOND, Feed, Following, asked
 
 PATH = "/rsvps"

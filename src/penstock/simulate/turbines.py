@@ -8,7 +8,7 @@ from math import sin, tau
 
 import orjson
 
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 from penstock.simulate.draws import drawn, normals
 
 SERVICE = 6_000

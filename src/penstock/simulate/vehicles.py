@@ -8,7 +8,7 @@ from itertools import accumulate, pairwise
 
 import orjson
 
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 from penstock.simulate.draws import drawn
 from penstock.simulate.grid import BLOCK, Crossing, crossing, position
 

@@ -4,7 +4,7 @@ from functools import cached_property
 
 import orjson
 
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 from penstock.simulate.draws import drawn, normals, slots
 from penstock.simulate.world import CITIES
 

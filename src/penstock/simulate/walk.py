@@ -11,8 +11,8 @@ from datetime import timedelta
 
 import orjson
 
-from penstock.clock import Clock, Micros
-from penstock.record import Origin, Record
+from penstock.core.clock import Clock, Micros
+from penstock.core.record import Origin, Record
 from penstock.simulate.draws import drawn
 from penstock.simulate.pace import Behind, Sleep, ticks
 

@@ -1,8 +1,8 @@
 """The last account of a store: looked up by the loader's thread, told to any other."""
 
 from penstock.audit.account import Account, Share
-from penstock.clock import Clock, Micros
-from penstock.contracts import Store
+from penstock.core.clock import Clock, Micros
+from penstock.core.contracts import Store
 from penstock.stores.totals import Accounting
 
 _EVERY = 1.0

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from penstock.contracts import Positions
+from penstock.core.contracts import Positions
 
 
 @dataclass(frozen=True, slots=True)

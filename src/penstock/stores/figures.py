@@ -5,10 +5,10 @@ from threading import Lock
 from typing import Any
 
 from penstock.audit.findings import time_of
-from penstock.audit.rate import Rate
-from penstock.audit.recent import Recent
-from penstock.clock import Clock, Micros
-from penstock.contracts import Entry
+from penstock.core.clock import Clock, Micros
+from penstock.core.contracts import Entry
+from penstock.core.rate import Rate
+from penstock.core.sketch import Recent
 
 
 class Figures:

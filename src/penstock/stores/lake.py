@@ -22,9 +22,9 @@ from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchE
 from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.audit.account import Outcome, Share
-from penstock.audit.runs import Runs
-from penstock.contracts import Guarantee, Positions
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Guarantee, Positions
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.runs import Runs
 from penstock.stores.contents import Stored
 from penstock.stores.loading import furthest, require_topic
 from penstock.stores.totals import OUTCOMES, Totals

@@ -13,8 +13,8 @@ from deltalake.exceptions import DeltaError
 
 from penstock.audit.account import Outcome
 from penstock.audit.reconcile import Holdings, Interval
-from penstock.audit.runs import Runs
-from penstock.errors import Unavailable
+from penstock.core.errors import Unavailable
+from penstock.core.runs import Runs
 from penstock.stores.lake import LakeStore, Numbering
 
 _PLACE = ["_partition", "_offset"]

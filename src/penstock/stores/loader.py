@@ -8,12 +8,12 @@ from threading import Event
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.audit.account import Account
-from penstock.audit.patience import patiently
 from penstock.audit.retention import from_what_is_kept
 from penstock.audit.writers import Writers
-from penstock.clock import Clock, SystemClock
-from penstock.contracts import Channels, Entry, Positions, Reader, Store
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Channels, Entry, Positions, Reader, Store
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.retry import retrying
 from penstock.stores.books import Books
 from penstock.stores.figures import Figures
 from penstock.stores.loading import Loadable, furthest, require_kept
@@ -67,7 +67,7 @@ class Loader:
     def run(self, stop: Event) -> None:
         """Load until `stop` is set; what was read by then is still written."""
         try:
-            patiently(lambda well: self._load(stop, well), stop, self._waiting, log)
+            retrying(lambda well: self._load(stop, well), stop, self._waiting, log)
         finally:
             self._figures.says("stopped")
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Protocol
 
-from penstock.contracts import Entry, Positions, Store
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Headers
+from penstock.core.contracts import Entry, Positions, Store
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Headers
 
 
 class Loadable(Protocol):

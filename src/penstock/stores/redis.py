@@ -12,13 +12,13 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError
 from redis.retry import Retry
 
-from penstock.addresses import shown
 from penstock.audit.account import Outcome, Share
 from penstock.audit.reconcile import Kept
-from penstock.clock import Micros
-from penstock.contracts import Entry, Guarantee, Positions
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Headers
+from penstock.core.addresses import shown
+from penstock.core.clock import Micros
+from penstock.core.contracts import Entry, Guarantee, Positions
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Headers
 from penstock.stores.contents import Stored
 from penstock.stores.loading import furthest, require_kept, require_topic, version_of
 from penstock.stores.totals import Totals

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from penstock.audit.account import Outcome, Share
-from penstock.contracts import Positions
+from penstock.core.contracts import Positions
 
 OUTCOMES = (Outcome.PASSED, Outcome.DUPLICATE, Outcome.REFUSED)
 """What can become of an entry at a store."""

@@ -10,7 +10,7 @@ from typing import IO
 
 import psutil
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.supervise.leftovers import Children
 from penstock.supervise.notes import read_note
 from penstock.supervise.ports import Ports

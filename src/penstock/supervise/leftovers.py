@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from penstock.errors import Unavailable
+from penstock.core.errors import Unavailable
 from penstock.supervise.notes import read_note, write_note
 
 _PATIENCE = 10.0

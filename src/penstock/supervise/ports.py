@@ -4,7 +4,7 @@ import random
 import socket
 from pathlib import Path
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.supervise.notes import read_note, write_note
 
 HOST = "127.0.0.1"

@@ -11,7 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.ports import HOST
 from penstock.supervise.service import Service

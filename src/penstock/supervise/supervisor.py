@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
-from penstock.clock import Clock, SystemClock
-from penstock.errors import Unavailable
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import Unavailable
 from penstock.supervise.events import Event, Kind, last_line, reason, repair_of
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.process import Process, start

@@ -1,6 +1,6 @@
 """A clock that a test moves by hand."""
 
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 
 
 class ManualClock:

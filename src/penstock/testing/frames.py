@@ -16,10 +16,10 @@ from pyspark.sql import DataFrame, SparkSession
 from penstock.analysis.frames import RAW, built, dead_letters, typed, wanted
 from penstock.analysis.operators.statics import table
 from penstock.analysis.query import Shape, Static
-from penstock.clock import Micros
-from penstock.errors import Misconfigured, Refused
+from penstock.core.clock import Micros
+from penstock.core.errors import Misconfigured, Refused
+from penstock.core.record import Origin
 from penstock.pipeline.description import Channel, Pipeline
-from penstock.record import Origin
 
 BEGIN: Micros = 1_700_000_000_000_000
 """The time of the first row that says no other; each further one is a second later."""

@@ -16,8 +16,8 @@ from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValu
 
 from penstock.analysis.plans import CLOCK
 from penstock.analysis.state.keyed import Keyed, Processor
-from penstock.clock import duration
-from penstock.errors import Misconfigured
+from penstock.core.clock import duration
+from penstock.core.errors import Misconfigured
 from penstock.testing.clock import ManualClock
 
 Given = list[dict[str, Any]]

@@ -25,14 +25,14 @@ from itertools import repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from penstock.audit.held import held
 from penstock.channels.files import Files
 from penstock.collect.pump import Pump
 from penstock.collect.spooling import Spool
 from penstock.collect.wrapping import Wrapping
-from penstock.contracts import Arrival, Guarantee, Intake, Sender, Source, Taken, Topic
-from penstock.errors import Unavailable
-from penstock.record import Origin, Record
+from penstock.core.contracts import Arrival, Guarantee, Intake, Sender, Source, Taken, Topic
+from penstock.core.errors import Unavailable
+from penstock.core.held import held
+from penstock.core.record import Origin, Record
 from penstock.supervise.process import tied
 from penstock.testing.sources import PATIENCE, World
 

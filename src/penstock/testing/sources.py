@@ -18,8 +18,8 @@ from unittest import SkipTest
 
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.pump import Pump
-from penstock.contracts import Arrival, Guarantee, Intake, Source, Taken
-from penstock.errors import Unavailable
+from penstock.core.contracts import Arrival, Guarantee, Intake, Source, Taken
+from penstock.core.errors import Unavailable
 from penstock.testing.documents import DOCUMENTS
 
 PATIENCE = 30.0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.analysis.checkpoints.batches import Batch, batches, covered
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 
 def checkpoint(folder: Path, offsets: dict[int, str], commits: list[int]) -> str:

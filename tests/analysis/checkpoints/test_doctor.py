@@ -12,7 +12,7 @@ from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, examine,
 from penstock.analysis.checkpoints.fingerprint import Fingerprint, Operator
 from penstock.analysis.checkpoints.note import LAST, Note
 from penstock.audit.account import Account, Share
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 SUMS = Operator("Aggregate", ("name string",), ("sum(n) bigint",))
 QUERY = Fingerprint(("things",), "totals", "update", (SUMS,), "ab")

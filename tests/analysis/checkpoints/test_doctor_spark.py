@@ -23,8 +23,8 @@ from penstock.analysis.launching import examined
 from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Topic
-from penstock.record import Origin, Record
+from penstock.core.contracts import Topic
+from penstock.core.record import Origin, Record
 
 Fresh = Callable[[str], str]
 Build = Callable[..., DataFrame]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.analysis.checkpoints.excluded import NAME, Excluded, exclude, excluded
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 ONE, OTHER = Excluded("things", 0, 7, "why"), Excluded("things", 1, 7, "why not")
 

@@ -20,12 +20,12 @@ from penstock.analysis.launching import launch
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome
-from penstock.audit.held import held
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured
-from penstock.record import LIVES, Origin, Record
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.held import held
+from penstock.core.record import LIVES, Origin, Record
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

@@ -9,7 +9,7 @@ from tests.damaging import flipped
 
 from penstock.analysis.checkpoints.fingerprint import Fingerprint, Operator
 from penstock.analysis.checkpoints.note import Note, last_life, note_of, set_aside
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 QUERY = Fingerprint(
     ("things",), "totals", "update", (Operator("Aggregate", ("name string",), ("sum(n) bigint",)),), "ab"

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from penstock.analysis.checkpoints.rescale import recover, rescale, spread
 from penstock.analysis.query import Query
 from penstock.analysis.slots import need
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 
 def checkpoint(folder: Path, batch: int = 3, partitions: int = 2) -> Path:

@@ -13,7 +13,7 @@ from tests.damaging import Damage, flipped, overwritten, truncated
 from tests.damaging import emptied as cleared
 
 from penstock.analysis.checkpoints.wholeness import written
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 Harm = Callable[[Path], object]
 

@@ -19,7 +19,7 @@ from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.slots import need
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
+from penstock.core.clock import SystemClock
 from penstock.pipeline.accounts import accounting, last_accounts
 from penstock.pipeline.warm import spark_archive
 from penstock.supervise.jars import ensure_jars

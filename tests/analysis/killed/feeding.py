@@ -13,8 +13,8 @@ from tests.analysis.operators.table_oracles import Change
 from tests.analysis.state import cards
 from tests.channels.traffic import send
 
-from penstock.contracts import Channels
-from penstock.record import Origin, Record
+from penstock.core.contracts import Channels
+from penstock.core.record import Origin, Record
 
 STEPS = 4
 NAMES = {"a": ("to", 12)}

@@ -16,7 +16,7 @@ from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.operators.statics import table
 from penstock.analysis.query import NUMBER, PAYLOAD, Emit, Late, Mode, Query, Shape, Static
 from penstock.analysis.settings import SparkSettings
-from penstock.contracts import Topic
+from penstock.core.contracts import Topic
 
 WATERMARK = timedelta(seconds=10)
 LATENESS = timedelta(minutes=4)

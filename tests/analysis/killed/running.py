@@ -19,9 +19,9 @@ from tests.analysis.killed.queries import UP, Trial, bookmarks, channel, topics,
 from penstock.analysis.checkpoints.batches import Batch, batches, covered, numbers, unfinished
 from penstock.analysis.checkpoints.rescale import Rescaled, rescale
 from penstock.audit.account import Account
-from penstock.audit.held import held
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Entry, Positions
+from penstock.core.contracts import Entry, Positions
+from penstock.core.held import held
 from penstock.pipeline.accounts import last_accounts
 
 BEGUN, WRITTEN, COMMITTED = "a batch has begun", "a batch has written rows", "a batch is committed"

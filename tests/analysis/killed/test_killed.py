@@ -35,11 +35,11 @@ from penstock.analysis.replay import recomputed, require_repeatable
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Entry
-from penstock.errors import Misconfigured
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Entry
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Origin
 from penstock.pipeline.letters import Letter
-from penstock.record import Origin
 from penstock.stores.lake import LakeStore
 
 SEEDS = os.environ.get("PENSTOCK_SEEDS", "11").split(",")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from penstock.analysis.checkpoints.batches import Batch
-from penstock.contracts import Entry
-from penstock.record import Origin, Record
+from penstock.core.contracts import Entry
+from penstock.core.record import Origin, Record
 
 BEGIN = 1_700_000_000_000
 """The first event time, in milliseconds; a multiple of all lengths of windows up to 100 seconds."""

@@ -12,8 +12,8 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.errors import Misconfigured
-from penstock.record import Origin
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Origin
 from penstock.testing.frames import BEGIN, frame, rows
 
 SHOWN, CLICKED = "ad STRING, banner BIGINT", "ad STRING, page STRING"

@@ -21,13 +21,13 @@ from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.launching import launch
 from penstock.analysis.query import Late, Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.clock import SystemClock
-from penstock.errors import Misconfigured, Refused, Unavailable
+from penstock.core.clock import SystemClock
+from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.record import Origin, Record
 from penstock.pipeline.letters import Letter, Selection
 from penstock.pipeline.redrive import Verdict, redrive
 from penstock.pipeline.tiers.analyse import run
 from penstock.pipeline.wiring import Wiring
-from penstock.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
 
 WATERMARK = timedelta(seconds=10)

@@ -8,7 +8,7 @@ from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 
 from penstock.analysis.operators.related import CHANGES, Moves, Relation
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 
 class Value:

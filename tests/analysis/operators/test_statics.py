@@ -26,12 +26,12 @@ from penstock.analysis.query import Mode, Query, Shape, Static
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Outcome
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock, duration
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured
+from penstock.core.clock import SystemClock, duration
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Origin, Record
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.tiers.refreshing import Refreshing
-from penstock.record import Origin, Record
 from penstock.testing.clock import ManualClock
 from penstock.testing.frames import answer, frame, rows
 

@@ -21,8 +21,8 @@ from penstock.analysis.frames import RAW, encoded, typed
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.errors import Misconfigured
-from penstock.record import Origin
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Origin
 
 DDL = "n BIGINT NOT NULL, text STRING, to BIGINT"
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

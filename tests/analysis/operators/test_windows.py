@@ -17,7 +17,7 @@ from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.operators.windows import Kept, open_from, windows
 from penstock.analysis.query import Emit, Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.testing.frames import frame, rows
 
 Build = Callable[[DataFrame], DataFrame]

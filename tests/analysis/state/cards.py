@@ -12,8 +12,8 @@ from pyspark.sql import DataFrame
 
 from penstock import Keyed, List, Map, Value
 from penstock.analysis.query import Mode, Query, Shape
-from penstock.contracts import Channels
-from penstock.record import Origin, Record
+from penstock.core.contracts import Channels
+from penstock.core.record import Origin, Record
 
 TEN_MINUTES = timedelta(minutes=10)
 

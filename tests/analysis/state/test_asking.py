@@ -22,10 +22,10 @@ from penstock.analysis.settings import SparkSettings
 from penstock.analysis.state.asking import LONGEST, get, given, scan
 from penstock.analysis.state.kept import opened
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Topic
-from penstock.errors import Refused
-from penstock.record import Origin, Record
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
+from penstock.core.errors import Refused
+from penstock.core.record import Origin, Record
 
 ODD = 'a/b "c" ñ☃'
 """A key that has to be quoted everywhere."""

@@ -26,12 +26,12 @@ from penstock.analysis.replay import require_repeatable
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.state.keyed import unnumbered
 from penstock.audit.account import Outcome
-from penstock.audit.held import held
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Entry, Topic
-from penstock.errors import Misconfigured
-from penstock.record import Origin
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Entry, Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.held import held
+from penstock.core.record import Origin
 from penstock.testing.frames import frame, rows
 
 Fresh = Callable[[str], str]

@@ -10,7 +10,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
-from penstock.errors import Misconfigured, Refused
+from penstock.core.errors import Misconfigured, Refused
 from penstock.pipeline.tiers.answering import answering
 
 

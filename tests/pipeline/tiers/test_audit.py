@@ -23,12 +23,12 @@ from penstock.audit.balance import Balance, balance
 from penstock.audit.hops import Gap
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.errors import Misconfigured
+from penstock.core.clock import SystemClock
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Origin, Record
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.status import Status
 from penstock.pipeline.wiring import topics
-from penstock.record import Origin, Record
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

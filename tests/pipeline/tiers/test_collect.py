@@ -16,20 +16,20 @@ import pytest
 from tests.ports import later_port
 
 from penstock.audit.balance import ChannelBalance, balance
-from penstock.audit.held import held
 from penstock.audit.ledger import Ledger
 from penstock.channels.files import Files
 from penstock.channels.kafka import LARGEST, Kafka
-from penstock.clock import SystemClock
 from penstock.collect.http.whereabouts import reason_of
 from penstock.collect.sorting import DEAD_BYTES
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.held import held
+from penstock.core.record import LONGEST_SENDER, Origin, Record
 from penstock.pipeline.description import Description, Pipeline
 from penstock.pipeline.tiers import Tier, run
 from penstock.pipeline.tiers.collect import limit
 from penstock.pipeline.wiring import Wiring, topics
-from penstock.record import LONGEST_SENDER, Origin, Record
 
 Eventually = Callable[..., None]
 

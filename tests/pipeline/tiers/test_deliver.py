@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.tiers.deliver import chart_of
 

@@ -15,16 +15,16 @@ from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.wire import Wire
 from penstock.audit.account import Outcome
-from penstock.audit.held import held
 from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Channels
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Channels
+from penstock.core.errors import Misconfigured
+from penstock.core.held import held
+from penstock.core.record import Origin, Record
 from penstock.pipeline.description import Description, Pipeline
 from penstock.pipeline.tiers.lakes import Lakes
 from penstock.pipeline.tiers.queries import Queries
 from penstock.pipeline.wiring import Wiring, topics
-from penstock.record import Origin, Record
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

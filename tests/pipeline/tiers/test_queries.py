@@ -17,8 +17,8 @@ from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.wire import Wire
 from penstock.channels.kafka import Kafka
-from penstock.contracts import Channels
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Channels
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.tiers.queries import Queries, stop_between
 from penstock.pipeline.wiring import topics

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.contracts import Positions
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Positions
+from penstock.core.errors import Misconfigured
 
 
 @dataclass(frozen=True, slots=True)

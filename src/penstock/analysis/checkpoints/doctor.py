@@ -16,8 +16,8 @@ from penstock.analysis.checkpoints.fingerprint import Fingerprint, Operator
 from penstock.analysis.checkpoints.note import Note, next_life, note_of
 from penstock.analysis.checkpoints.wholeness import Written, written
 from penstock.audit.account import Account
-from penstock.contracts import Positions
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Positions
+from penstock.core.errors import Misconfigured
 
 _SHUFFLE = "spark.sql.shuffle.partitions"
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from penstock.analysis.checkpoints.batches import on_disk
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 NAME = "excluded.json"
 _FORMAT = 1

@@ -11,8 +11,8 @@ from zlib import crc32
 
 from penstock.analysis.checkpoints.batches import on_disk
 from penstock.analysis.checkpoints.fingerprint import Fingerprint
-from penstock.contracts import Positions
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Positions
+from penstock.core.errors import Misconfigured
 
 NAME = "penstock.json"
 FORMAT = 2

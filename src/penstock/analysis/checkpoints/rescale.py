@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from penstock.analysis.checkpoints.batches import numbers, on_disk
 from penstock.analysis.frames import words
-from penstock.errors import Misconfigured, Unaccounted, Unavailable
+from penstock.core.errors import Misconfigured, Unaccounted, Unavailable
 
 Say = Callable[[str], None]
 

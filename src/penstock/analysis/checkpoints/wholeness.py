@@ -9,7 +9,7 @@ from typing import Any
 from zlib import crc32
 
 from penstock.analysis.checkpoints.batches import numbers
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 _STATE = re.compile(r"(\d+)(?:_([^.]*))?\.(changelog|delta|zip|snapshot)")
 _CHECKSUMS = b"crc\0"

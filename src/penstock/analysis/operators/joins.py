@@ -8,8 +8,8 @@ from pyspark.sql import functions as F
 
 from penstock.analysis.frames import DELETED, MARK
 from penstock.analysis.plans import watermarked
-from penstock.clock import duration
-from penstock.errors import Misconfigured
+from penstock.core.clock import duration
+from penstock.core.errors import Misconfigured
 
 _SEMI = "semi"
 _HOWS = ("inner", "left", "right", "full", _SEMI)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 FOUND = "found"
 """The column of what a stream finds in a table."""

@@ -37,8 +37,8 @@ from pyspark.sql.types import (
 from penstock.analysis import validation
 from penstock.analysis.frames import columns_of, words
 from penstock.analysis.query import Static
-from penstock.clock import Clock
-from penstock.errors import Misconfigured
+from penstock.core.clock import Clock
+from penstock.core.errors import Misconfigured
 
 log = logging.getLogger(__name__)
 

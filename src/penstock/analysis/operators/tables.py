@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from penstock.analysis.conserving import AS_IT_CAME
 from penstock.analysis.frames import ADDED, DELETED, EXACT, KEY, MARK
 from penstock.analysis.operators.related import FOUND, LOOKED_UP, MOVED, RELATED, Lookup, Moves, Relation
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 _OWN = ("key", "seen")
 _TAG, _DELETED, _ORIGIN = "_tag", "_gone", "_origin"

@@ -16,7 +16,7 @@ from pyspark.sql.streaming.stateful_processor import StatefulProcessor, Stateful
 from pyspark.sql.types import ArrayType, StructField, StructType
 
 from penstock.analysis.frames import ADDED, DELETED, EXACT, MARK, columns_of
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 _GIVEN = (
     "window STRUCT<number: BIGINT, first: BIGINT, last: BIGINT>, rows STRING, "

@@ -18,8 +18,8 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.exact import exactly
 from penstock.analysis.query import Query
 from penstock.analysis.state.kept import Columns, Part, opened, told_by_spark
-from penstock.clock import Clock, SystemClock
-from penstock.errors import Refused
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import Refused
 
 MOST = 10_000
 """So many entries are told of in one answer."""

@@ -17,8 +17,8 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.frames import words
 from penstock.analysis.plans import analyzed, grouped, kind_of, nodes
 from penstock.analysis.query import Query
-from penstock.clock import Clock
-from penstock.errors import Unavailable
+from penstock.core.clock import Clock
+from penstock.core.errors import Unavailable
 
 _AGGREGATIONS = ("stateStoreSave", "StatefulStreamlineAggregate")
 """In micro-batches, and in real time."""

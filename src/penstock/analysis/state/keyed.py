@@ -26,7 +26,7 @@ from penstock.analysis.conserving import multiplied
 from penstock.analysis.frames import words
 from penstock.analysis.plans import CLOCK, EVENT_TIME, NO_TIME, STATE_IN_PYTHON, from_state, text, watermarked
 from penstock.analysis.state.variables import Columns, Maps, Read, Schema, Variable, plain
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 _ORIGIN = "origin"
 _VERSION = "seen"

@@ -12,8 +12,8 @@ from typing import Any, Protocol, Self, overload
 from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructType, _make_type_verifier
 
-from penstock.clock import duration
-from penstock.errors import Misconfigured
+from penstock.core.clock import duration
+from penstock.core.errors import Misconfigured
 
 Schema = StructType | str
 """The columns, as Spark has read them; or their DDL, where there is no Spark to read it."""

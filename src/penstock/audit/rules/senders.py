@@ -7,7 +7,7 @@ from datetime import timedelta
 from penstock.audit.alarm import Alarm, lasting, listed, named
 from penstock.audit.sight import Json, Sight, number, senders
 from penstock.audit.trail import Trail
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 
 NAMED = 20
 """So many senders are named."""

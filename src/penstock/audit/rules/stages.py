@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 from penstock.audit.alarm import Alarm, Level, lasting, named
 from penstock.audit.sight import Json, Sight, number
 from penstock.audit.trail import Standstill
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 NOISE = 0.05

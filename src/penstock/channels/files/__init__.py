@@ -1,6 +1,5 @@
 """Channels in files: checksummed segments on one machine, for many processes at once, without a server."""
 
-import difflib
 import fcntl
 import os
 import re
@@ -21,9 +20,10 @@ from penstock.channels.files.log import SEGMENT, Log
 from penstock.channels.files.reading import FilesReader, since
 from penstock.channels.files.sending import FilesSender, Poster, Writers
 from penstock.channels.files.topics import Known
-from penstock.clock import Micros, SystemClock
-from penstock.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
-from penstock.errors import Misconfigured
+from penstock.core.clock import Micros, SystemClock
+from penstock.core.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean
 
 _SYNCED = Promise(
     durable=True,
@@ -55,8 +55,7 @@ def at(address: str, _: object = None) -> "Files":
     options = dict(parse_qsl(told.query, keep_blank_values=True))
     for name in options:
         if name not in _OPTIONS:
-            close = difflib.get_close_matches(name, _OPTIONS, n=1)
-            way_out = f'did you mean "{close[0]}"?' if close else f"the options are {' and '.join(_OPTIONS)}"
+            way_out = did_you_mean(name, _OPTIONS, f"the options are {' and '.join(_OPTIONS)}")
             raise Misconfigured(place, f'"{name}" is not an option', way_out)
     if (sync := options.get("sync", "yes")) not in ("yes", "no"):
         raise Misconfigured(place, f'sync is "{sync}"', "write sync=yes or sync=no")

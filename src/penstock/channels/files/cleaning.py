@@ -18,7 +18,7 @@ from penstock.channels.files import segments
 from penstock.channels.files.folder import replace, settle
 from penstock.channels.files.frames import Damaged
 from penstock.channels.files.segments import CHUNK, EVERY, HEADER
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 
 _KEYS = 1_000_000
 """About how many keys are looked at in one go: this is what compaction needs of memory."""

@@ -10,8 +10,8 @@ from penstock.channels.files.mark import Mark
 from penstock.channels.files.recovery import tidy, unaccounted, untidy
 from penstock.channels.files.segments import HEADER
 from penstock.channels.positions import beyond, overtaken
-from penstock.contracts import Entry
-from penstock.errors import PenstockError, Unavailable
+from penstock.core.contracts import Entry
+from penstock.core.errors import PenstockError, Unavailable
 
 _AT_ONCE = 256
 

@@ -13,10 +13,10 @@ from itertools import accumulate, islice
 from struct import Struct
 from zlib import crc32
 
-from penstock.clock import Micros
-from penstock.contracts import Entry
-from penstock.errors import Refused
-from penstock.record import Record
+from penstock.core.clock import Micros
+from penstock.core.contracts import Entry
+from penstock.core.errors import Refused
+from penstock.core.record import Record
 
 FRONT = 8
 _FRONT = Struct("<II")

@@ -7,8 +7,8 @@ from urllib.parse import quote, unquote
 
 from penstock.channels.dealing import Standing
 from penstock.channels.files.folder import alone, answering, replace
-from penstock.clock import Clock, Micros
-from penstock.errors import Misconfigured, Unaccounted
+from penstock.core.clock import Clock, Micros
+from penstock.core.errors import Misconfigured, Unaccounted
 
 Answer = TypeVar("Answer")
 _ENDING = ".json"

@@ -24,10 +24,10 @@ from penstock.channels.files.frames import pack
 from penstock.channels.files.mark import Mark
 from penstock.channels.files.recovery import Sync, begin, held
 from penstock.channels.files.segments import EVERY, HEADER
-from penstock.clock import Clock, Micros, SystemClock
-from penstock.contracts import Entry
-from penstock.errors import PenstockError, Unavailable
-from penstock.record import Record
+from penstock.core.clock import Clock, Micros, SystemClock
+from penstock.core.contracts import Entry
+from penstock.core.errors import PenstockError, Unavailable
+from penstock.core.record import Record
 
 SEGMENT = 64 << 20
 _ROOM = 1 << 20

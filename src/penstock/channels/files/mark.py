@@ -11,7 +11,7 @@ from pathlib import Path
 from struct import Struct
 from zlib import crc32
 
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 
 NAME = "mark"
 _BODY = Struct("<qqqq")

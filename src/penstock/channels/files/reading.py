@@ -8,9 +8,9 @@ from penstock.channels.files import segments, topics
 from penstock.channels.files.cursor import Cursor
 from penstock.channels.files.folder import answering
 from penstock.channels.positions import beyond
-from penstock.clock import Micros
-from penstock.contracts import Entry, Place, Positions
-from penstock.errors import PenstockError, Unaccounted
+from penstock.core.clock import Micros
+from penstock.core.contracts import Entry, Place, Positions
+from penstock.core.errors import PenstockError, Unaccounted
 
 _SOON, _SELDOM = 0.001, 0.02
 """Seconds between two looks: at first, and after a while without anything."""

@@ -12,7 +12,7 @@ from penstock.channels.files.folder import settle
 from penstock.channels.files.frames import Damaged
 from penstock.channels.files.mark import Mark
 from penstock.channels.files.segments import CHUNK, HEADER
-from penstock.errors import Unaccounted, Unavailable
+from penstock.core.errors import Unaccounted, Unavailable
 
 Sync = Callable[[int], None]
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from struct import Struct
 
 from penstock.channels.files.frames import FRONT, Damaged, Outline, body_of, needed, outline
-from penstock.clock import Micros
+from penstock.core.clock import Micros
 
 HEADER = 8
 CHUNK = 1 << 18

@@ -16,9 +16,9 @@ from penstock.channels.files.folder import answering
 from penstock.channels.files.frames import Damaged
 from penstock.channels.files.log import Log
 from penstock.channels.files.topics import Known
-from penstock.clock import Clock
-from penstock.errors import PenstockError, Refused
-from penstock.record import Record
+from penstock.core.clock import Clock
+from penstock.core.errors import PenstockError, Refused
+from penstock.core.record import Record
 
 Opener = Callable[[Path, Known], Log]
 Waiting = tuple[Sequence[Record], "asyncio.Future[None]"]

@@ -1,6 +1,5 @@
 """The channels in a folder: each a folder of its own, with what it is in `meta.json`, and a log for each partition."""
 
-import difflib
 import re
 import shutil
 import uuid
@@ -17,9 +16,10 @@ from penstock.channels.files import folder as folders
 from penstock.channels.files import mark as marks
 from penstock.channels.files.log import Log
 from penstock.channels.files.recovery import locked
-from penstock.clock import duration
-from penstock.contracts import Brought, Topic
-from penstock.errors import Misconfigured, Unaccounted, Unavailable
+from penstock.core.clock import duration
+from penstock.core.contracts import Brought, Topic
+from penstock.core.errors import Misconfigured, Unaccounted, Unavailable
+from penstock.core.text import did_you_mean
 
 COMPACT_AFTER = "compact.after"
 """Our own word in the settings of a channel: how long a record stays that a later one of its key has replaced."""
@@ -139,10 +139,8 @@ def ensure(root: Path, topics: Sequence[Topic]) -> Brought:
 def _check_words(topic: Topic) -> None:
     """What nobody knows may be another binder's own word, and is told as a difference; but ours is spelled right."""
     for word in topic.config:
-        if word != COMPACT_AFTER and difflib.get_close_matches(word, [COMPACT_AFTER], cutoff=0.8):
-            raise Misconfigured(
-                f"channel {topic.name}", f'"{word}" is not a setting', f'did you mean "{COMPACT_AFTER}"?'
-            )
+        if word != COMPACT_AFTER and (way_out := did_you_mean(word, [COMPACT_AFTER], "", cutoff=0.8)):
+            raise Misconfigured(f"channel {topic.name}", f'"{word}" is not a setting', way_out)
 
 
 def remove(root: Path, channel: str) -> None:

@@ -12,15 +12,15 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.channels.dealing import joined
 from penstock.channels.kafka import groups, topics
-from penstock.channels.kafka.client import answering, building, common, patiently, told
+from penstock.channels.kafka.client import answering, building, common, retrying, told
 from penstock.channels.kafka.groups import KafkaMember
 from penstock.channels.kafka.reading import CONF, KafkaReader
 from penstock.channels.kafka.sending import BATCH, KafkaSender
 from penstock.channels.kafka.settings import KafkaSettings
 from penstock.channels.positions import beyond
-from penstock.clock import Micros
-from penstock.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
-from penstock.errors import Misconfigured
+from penstock.core.clock import Micros
+from penstock.core.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
+from penstock.core.errors import Misconfigured
 
 _PROMISE = Promise(
     durable=True,
@@ -177,7 +177,7 @@ class Kafka:
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
         with self._asking, answering(self.servers):
             asker = self._ask()
-            return patiently(lambda: self._bounds(asker, channel))
+            return retrying(lambda: self._bounds(asker, channel))
 
     def _bounds(self, asker: Consumer, channel: str) -> Mapping[int, tuple[int, int]]:
         topic = asker.list_topics(channel, timeout=10).topics[channel]
@@ -193,7 +193,7 @@ class Kafka:
         begin = -(-moment // 1_000)  # Its times are milliseconds: one that has begun before the moment is over.
         with self._asking, answering(self.servers):
             asker, asked = self._ask(), [TopicPartition(channel, partition, begin) for partition in ends]
-            found = patiently(lambda: told(asker.offsets_for_times(asked, timeout=10)))
+            found = retrying(lambda: told(asker.offsets_for_times(asked, timeout=10)))
         # What has no entry that late is read from its end.
         return {at.partition: at.offset if at.offset >= 0 else ends[at.partition][1] for at in found}
 

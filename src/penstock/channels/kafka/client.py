@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
 from penstock.channels.kafka.settings import KafkaSettings
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.errors import Misconfigured, Unavailable
 
 Answer = TypeVar("Answer")
 
@@ -76,7 +76,7 @@ def building() -> Iterator[None]:
         raise Misconfigured("[kafka] conf", error.args[0].str(), "see the settings of librdkafka") from error
 
 
-def patiently(ask: Callable[[], Answer], patience: float = 10, also: Collection[int] = ()) -> Answer:
+def retrying(ask: Callable[[], Answer], patience: float = 10, also: Collection[int] = ()) -> Answer:
     """Ask again while brokers sort out among themselves who leads, as after the birth of a topic.
 
     `also`: further errors that pass by themselves here.

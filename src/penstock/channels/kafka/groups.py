@@ -15,10 +15,10 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from penstock.channels.kafka.client import patiently, told
+from penstock.channels.kafka.client import retrying, told
 from penstock.channels.kafka.reading import Polled, entry_of, lost, passing, place_of
-from penstock.contracts import Dealing, Entry, Group, Place, Positions
-from penstock.errors import PenstockError, Unavailable
+from penstock.core.contracts import Dealing, Entry, Group, Place, Positions
+from penstock.core.errors import PenstockError, Unavailable
 
 _ANSWER = 10
 _TURN = 0.1
@@ -107,10 +107,10 @@ class KafkaMember:
     def _starts(self, partitions: list[TopicPartition]) -> dict[Place, int]:
         """Where the group has committed; where it has not, the beginning or the end, as it is now."""
         start = {}
-        for one in patiently(lambda: told(self._consumer.committed(partitions, timeout=_ANSWER))):
+        for one in retrying(lambda: told(self._consumer.committed(partitions, timeout=_ANSWER))):
             offset = one.offset
             if offset < 0:
-                offset = patiently(partial(self._bounds, one))[0 if self._beginning else 1]
+                offset = retrying(partial(self._bounds, one))[0 if self._beginning else 1]
             start[one.topic, one.partition] = offset
         return start
 
@@ -153,7 +153,7 @@ def names(admin: AdminClient) -> list[str]:
 
 def group(admin: AdminClient, name: str) -> Group:
     ask = partial(admin.describe_consumer_groups, [name], request_timeout=_ANSWER)
-    said = patiently(lambda: ask()[name].result(_ANSWER))
+    said = retrying(lambda: ask()[name].result(_ANSWER))
     if said.state is ConsumerGroupState.DEAD:
         raise Unavailable(f"group {name}", "there is none of that name")
     members = {

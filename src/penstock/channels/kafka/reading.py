@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock.channels.positions import another
-from penstock.contracts import Entry, Place, Positions
-from penstock.errors import PenstockError, Unaccounted, Unavailable
+from penstock.core.contracts import Entry, Place, Positions
+from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 
 CONF = {
     # The group protocol of Kafka 4: the broker deals, and only the partitions that move are ever taken.

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from penstock.errors import PenstockError, Refused, Unavailable
-from penstock.record import Headers, Record
+from penstock.core.errors import PenstockError, Refused, Unavailable
+from penstock.core.record import Headers, Record
 
 _NEW_WITHIN = 1.0
 """Seconds until all brokers know a channel that was just made."""

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from penstock.settings import Section
+from penstock.core.settings import Section
 
 
 class KafkaSettings(Section):

@@ -16,9 +16,9 @@ from confluent_kafka.admin._config import (  # The public module does not name t
 from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from penstock.channels.kafka.client import patiently
-from penstock.contracts import Brought, Topic
-from penstock.errors import Misconfigured
+from penstock.channels.kafka.client import retrying
+from penstock.core.contracts import Brought, Topic
+from penstock.core.errors import Misconfigured
 
 _ANSWER = 10
 _SPREADING = {KafkaError.UNKNOWN_TOPIC_OR_PART}
@@ -79,7 +79,7 @@ def _there(admin: AdminClient, topics: Sequence[Topic]) -> tuple[ClusterMetadata
         names = [topic.name for topic in topics if topic.name in cluster.topics]
         return cluster, _configs(admin, names) if names else {}
 
-    return patiently(look, also=_SPREADING)
+    return retrying(look, also=_SPREADING)
 
 
 def _arrived(admin: AdminClient, partitions: Mapping[str, int]) -> None:
@@ -91,7 +91,7 @@ def _arrived(admin: AdminClient, partitions: Mapping[str, int]) -> None:
             if name not in known or len(known[name].partitions) < count:
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
 
-    patiently(look)
+    retrying(look)
     if partitions:
         _configs(admin, list(partitions), _SPREADING)
 
@@ -152,7 +152,7 @@ def remove(admin: AdminClient, name: str) -> None:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"topic {name} is still there", retriable=True))
 
     # As with what is new: the broker that is asked next may not have heard of it yet.
-    patiently(look)
+    retrying(look)
 
 
 def _replicas(topic: Topic, usual: int | None, brokers: int) -> int:
@@ -192,7 +192,7 @@ def _configs(admin: AdminClient, names: Sequence[str], passing: Collection[int] 
     def ask() -> dict[str, dict[str, Any]]:
         return {of.name: told.result(_ANSWER) for of, told in admin.describe_configs(asked).items()}
 
-    return patiently(ask, also=passing)
+    return retrying(ask, also=passing)
 
 
 _BYTES = "retention.bytes"

@@ -18,10 +18,10 @@ from penstock.channels.redis.client import GROUPS, NAMES, Address, Server, key_o
 from penstock.channels.redis.packing import pack
 from penstock.channels.redis.reading import RedisReader
 from penstock.channels.redis.sending import Courier, Delivery, Parcel, RedisSender
-from penstock.clock import Micros
-from penstock.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
-from penstock.errors import PenstockError, Unavailable
-from penstock.record import Record
+from penstock.core.clock import Micros
+from penstock.core.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
+from penstock.core.errors import PenstockError, Unavailable
+from penstock.core.record import Record
 
 Answer = TypeVar("Answer")
 

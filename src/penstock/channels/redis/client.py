@@ -12,9 +12,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError
 from redis.retry import Retry
 
-from penstock.addresses import shown
-from penstock.clock import Micros
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.addresses import shown
+from penstock.core.clock import Micros
+from penstock.core.errors import Misconfigured, Unavailable
 
 NAMES = "penstock:channels"
 GROUPS = "penstock:groups"

@@ -3,8 +3,8 @@
 from struct import Struct
 from zlib import crc32
 
-from penstock.errors import Refused
-from penstock.record import Headers, Record
+from penstock.core.errors import Refused
+from penstock.core.record import Headers, Record
 
 LIMIT = 16 << 20
 """So many bytes may a record have: while Redis deals with one, everybody else waits."""

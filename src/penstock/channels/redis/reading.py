@@ -9,8 +9,8 @@ from typing import Any
 from penstock.channels.positions import beyond, overtaken
 from penstock.channels.redis.client import Arguments, Server, key_of
 from penstock.channels.redis.packing import unpack
-from penstock.contracts import Entry, Place, Positions
-from penstock.errors import Unaccounted, Unavailable
+from penstock.core.contracts import Entry, Place, Positions
+from penstock.core.errors import Unaccounted, Unavailable
 
 _MOST = 2_000
 _BYTES = 1 << 20

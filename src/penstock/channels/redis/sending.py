@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from penstock.channels.redis.client import Server, key_of
 from penstock.channels.redis.packing import pack, place_of
-from penstock.contracts import Place
-from penstock.errors import PenstockError, Unavailable
-from penstock.record import Record
+from penstock.core.contracts import Place
+from penstock.core.errors import PenstockError, Unavailable
+from penstock.core.record import Record
 
 _PARCEL = 1 << 18
 _BATCH = 1 << 20

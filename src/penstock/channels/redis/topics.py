@@ -5,9 +5,9 @@ from datetime import timedelta
 
 from penstock.channels import differences as shared
 from penstock.channels.differences import spelled
-from penstock.clock import duration
-from penstock.contracts import Topic
-from penstock.errors import Misconfigured
+from penstock.core.clock import duration
+from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
 
 WORDS = {"compaction.lag": ("lag", "1 hour"), "deletions.keep": ("deletions", "1 day")}
 """Of a compacted channel: how long a record stays after it was replaced, and how long the deletion of a key does."""

@@ -15,9 +15,9 @@ from penstock.channels.tcp.inbox import Inbox
 from penstock.channels.tcp.posting import posting
 from penstock.channels.tcp.receiving import TcpReader, listening
 from penstock.channels.tcp.sending import TcpSender, sending
-from penstock.clock import Micros, SystemClock
-from penstock.contracts import Brought, Dealing, Group, Member, Place, Positions, Promise, Topic
-from penstock.errors import Misconfigured
+from penstock.core.clock import Micros, SystemClock
+from penstock.core.contracts import Brought, Dealing, Group, Member, Place, Positions, Promise, Topic
+from penstock.core.errors import Misconfigured
 
 _PROMISE = Promise(
     durable=False,

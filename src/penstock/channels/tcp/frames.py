@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from penstock.errors import Refused
-from penstock.record import Headers, Record
+from penstock.core.errors import Refused
+from penstock.core.record import Headers, Record
 
 LIMIT = 4 << 20
 """So many bytes may the body of a frame have."""

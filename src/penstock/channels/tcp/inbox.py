@@ -5,9 +5,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from penstock.channels.tcp.frames import Batch
-from penstock.clock import Clock
-from penstock.contracts import Entry
-from penstock.record import Headers
+from penstock.core.clock import Clock
+from penstock.core.contracts import Entry
+from penstock.core.record import Headers
 
 ROOM = 16 << 20
 """So many bytes lie here at most, or one batch that is larger."""

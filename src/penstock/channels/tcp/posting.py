@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from itertools import groupby
 
-from penstock.contracts import Sender
-from penstock.errors import Refused, Unavailable
-from penstock.record import Record
+from penstock.core.contracts import Sender
+from penstock.core.errors import Refused, Unavailable
+from penstock.core.record import Record
 
 _MOST = 10_000
 _AT_THE_END = 2.0

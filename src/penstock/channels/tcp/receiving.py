@@ -15,8 +15,8 @@ from penstock.channels.tcp import frames
 from penstock.channels.tcp.frames import Batch, Hello
 from penstock.channels.tcp.inbox import Inbox
 from penstock.channels.tcp.sending import SILENCE, received
-from penstock.contracts import Entry, Positions
-from penstock.errors import Misconfigured, Refused
+from penstock.core.contracts import Entry, Positions
+from penstock.core.errors import Misconfigured, Refused
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from penstock.channels.tcp import frames
 from penstock.channels.tcp.frames import Fault, Frame, Taken, Welcome
-from penstock.clock import Clock
-from penstock.errors import PenstockError, Refused, Unavailable
-from penstock.record import Record
+from penstock.core.clock import Clock
+from penstock.core.errors import PenstockError, Refused, Unavailable
+from penstock.core.record import Record
 
 SILENCE = 10.0
 """A receiver says something every few seconds. One that is silent for so long is away."""

@@ -1,6 +1,5 @@
 """Public feeds, ready by name: `feed://wikimedia`, `feed://bluesky`, `feed://coinbase`."""
 
-import difflib
 import re
 from collections.abc import Sequence
 from urllib.parse import urlsplit
@@ -8,8 +7,9 @@ from urllib.parse import urlsplit
 from penstock.collect.feeds.coinbase import HISTORY, Coinbase
 from penstock.collect.sse import SseSource
 from penstock.collect.websocket import WebSocketSource
-from penstock.contracts import Source
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Source
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean
 
 ADDRESSES = {
     "wikimedia": "https://stream.wikimedia.org/v2/stream/recentchange",
@@ -39,8 +39,7 @@ def feed_at(
     """
     feed = url.partition("://")[2].strip("/").lower()
     if feed not in ADDRESSES:
-        close = difflib.get_close_matches(feed, ADDRESSES, n=1)
-        way_out = f'did you mean "feed://{close[0]}"?' if close else f"there are {', '.join(sorted(ADDRESSES))}"
+        way_out = did_you_mean(feed, ADDRESSES, f"there are {', '.join(sorted(ADDRESSES))}", "feed://{}")
         raise Misconfigured(f"source {name}", f'"{feed}" is no feed that is known here', way_out)
     said = {"collections": collections, "products": products, "history": history}
     for option, whose in OPTIONS.items():

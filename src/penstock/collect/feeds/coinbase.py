@@ -11,13 +11,13 @@ from functools import partial
 import httpx
 import orjson
 
-from penstock.clock import Clock, Micros, SystemClock
 from penstock.collect.http_client import Pauses, Place, asked, client, place, refusal, telling
 from penstock.collect.websocket import WebSocketSource
 from penstock.collect.websocket.messages import LARGEST
-from penstock.contracts import Arrival, Guarantee, Intake, Taken
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Blind, Origin
+from penstock.core.clock import Clock, Micros, SystemClock
+from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Blind, Origin
 
 HISTORY = "https://api.exchange.coinbase.com"
 PAGE = 1_000

@@ -15,8 +15,8 @@ from penstock.collect.files.folder import Content, Folder, Spoilt
 from penstock.collect.files.progress import GONE, File, Progress, TooYoung, checksum, tail
 from penstock.collect.framing import KEPT, Found, Lines
 from penstock.collect.gathering import TOGETHER, TOGETHER_BYTES
-from penstock.contracts import Arrival, Guarantee, Home, Intake, Taken
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.contracts import Arrival, Guarantee, Home, Intake, Taken
+from penstock.core.errors import Misconfigured, Unavailable
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

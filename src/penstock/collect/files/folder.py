@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from penstock.collect.files.progress import File, Sight, checksum
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.errors import Misconfigured, Unavailable
 
 MOST_FILES = 100_000
 OPEN = 32

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 log = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import unquote
 
-from penstock.clock import Clock, SystemClock
 from penstock.collect.door import door, origins_of
 from penstock.collect.http.answers import Answers
 from penstock.collect.http.receipts import seals
 from penstock.collect.http.requests import Requests, app
 from penstock.collect.numbering import OF_HTTP
-from penstock.contracts import Guarantee, Home, Intake, Taken
-from penstock.errors import Misconfigured
-from penstock.record import LARGEST_JUMP
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Guarantee, Home, Intake, Taken
+from penstock.core.errors import Misconfigured
+from penstock.core.record import LARGEST_JUMP
 from penstock.serve import served
 from penstock.serve.patient import http_alone
 from penstock.serve.visitors import Checked, Visitors

@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.clock import Clock, Micros
 from penstock.collect.http.receipts import Key
 from penstock.collect.http.whereabouts import reason_of
-from penstock.contracts import Entry, Home, Positions
-from penstock.errors import Unaccounted, Unavailable
-from penstock.record import Origin
+from penstock.core.clock import Clock, Micros
+from penstock.core.contracts import Entry, Home, Positions
+from penstock.core.errors import Unaccounted, Unavailable
+from penstock.core.record import Origin
 from penstock.serve.problems import Problem
 
 log = logging.getLogger(__name__)

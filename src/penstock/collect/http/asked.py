@@ -1,6 +1,5 @@
 """What stands behind the question mark of an address, read strictly: a word that is not known is an error."""
 
-import difflib
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -8,8 +7,9 @@ from datetime import timedelta
 
 from starlette.requests import Request
 
-from penstock.clock import duration
 from penstock.collect.door import why_no_sender
+from penstock.core.clock import duration
+from penstock.core.text import did_you_mean
 from penstock.serve.problems import Problem
 
 LARGEST = 2**63 - 1
@@ -53,8 +53,7 @@ def parameters(request: Request, known: Collection[str]) -> Mapping[str, str]:
     given: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name not in known:
-            close = difflib.get_close_matches(name[:100], known, n=1)
-            way_out = f'did you mean "{close[0]}"?' if close else f"the parameters are {', '.join(known)}"
+            way_out = did_you_mean(name, known, f"the parameters are {', '.join(known)}")
             raise Problem(400, f"?{name[:100]}", "this is not a parameter", way_out)
         if name in given:
             raise Problem(400, f"?{name}", "it is there twice", "give it once")

@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import orjson
 
-from penstock.clock import Micros
-from penstock.errors import Misconfigured
-from penstock.record import Origin
+from penstock.core.clock import Micros
+from penstock.core.errors import Misconfigured
+from penstock.core.record import Origin
 
 _KEY, _SEAL = 32, 16
 """Bytes of what seals receipts, and of a seal."""

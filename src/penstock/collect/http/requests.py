@@ -22,8 +22,8 @@ from penstock.collect.http.asked import LARGEST, Asked, parameters, seconds
 from penstock.collect.http.receipts import Key, Receipt, Seals
 from penstock.collect.http.whereabouts import Searching, Whereabouts
 from penstock.collect.senders import Senders
-from penstock.contracts import Arrival, Taken
-from penstock.errors import Refused, Unavailable
+from penstock.core.contracts import Arrival, Taken
+from penstock.core.errors import Refused, Unavailable
 from penstock.serve.problems import Problem, handlers
 from penstock.serve.replies import Guarded, problem, reply
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from penstock.audit.account import Account, is_account
 from penstock.audit.findings import IN_CHANNEL
-from penstock.audit.held import batches
 from penstock.collect.http.receipts import Receipt
-from penstock.contracts import Entry, Home
-from penstock.errors import Refused, Unavailable
-from penstock.record import Origin
+from penstock.core.contracts import Entry, Home
+from penstock.core.errors import Refused, Unavailable
+from penstock.core.held import batches
+from penstock.core.record import Origin
 
 BEFORE = 5_000_000
 """Microseconds: so far may the clock of a channel be behind ours."""

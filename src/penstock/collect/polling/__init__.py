@@ -9,12 +9,12 @@ from datetime import timedelta
 
 import httpx
 
-from penstock.clock import Clock, SystemClock
 from penstock.collect.http_client import Pauses, Place, asked, check_headers, client, place, refusal, telling
 from penstock.collect.polling.pages import HEADER, Answer, Page, read
 from penstock.collect.polling.paging import FIRST_BYTES, Paging, Spot
-from penstock.contracts import Arrival, Guarantee, Intake, Taken
-from penstock.errors import Misconfigured, Refused, Unavailable
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.errors import Misconfigured, Refused, Unavailable
 
 _SOON = 1.0
 """Seconds after which who has not refused counts as connected: an answer may be held back for long."""

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.errors import Refused
+from penstock.core.errors import Refused
 
 MOST_ITEMS = 100_000
 """So many records may a page have."""

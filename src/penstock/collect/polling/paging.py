@@ -10,7 +10,7 @@ from itertools import accumulate
 import orjson
 
 from penstock.collect.polling.pages import Page
-from penstock.contracts import Arrival
+from penstock.core.contracts import Arrival
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from urllib.parse import quote, unquote_to_bytes
 
 import httpx
 
-from penstock.clock import Clock, SystemClock
 from penstock.collect.http_client import Pauses, asked, check_headers, client, place, refusal, telling
 from penstock.collect.sse.event_stream import LONGEST_ID, Event, EventStream
-from penstock.contracts import Arrival, Guarantee, Intake, Taken
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.errors import Misconfigured, Unavailable
 
 _STREAM = "text/event-stream"
 

@@ -17,15 +17,15 @@ from functools import partial
 
 import orjson
 
-from penstock.clock import Clock, SystemClock
 from penstock.collect.door import door, why_no_sender
 from penstock.collect.framing import FRAMES, Found, Framing, framing
 from penstock.collect.gathering import LAND_WITHIN, TOGETHER, Gathering
 from penstock.collect.senders import LARGEST, Senders, counted, promise, same_name
 from penstock.collect.tcp.connection import LAST_WORDS, Connection
-from penstock.contracts import Arrival, Guarantee, Intake, Taken
-from penstock.errors import Misconfigured, Refused, Unavailable
-from penstock.record import LARGEST_JUMP, Origin
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.record import LARGEST_JUMP, Origin
 
 log = logging.getLogger(__name__)
 

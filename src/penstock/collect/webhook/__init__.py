@@ -19,20 +19,20 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from penstock.clock import Clock, SystemClock
 from penstock.collect.bodies import Bodies, too_large
 from penstock.collect.door import door
 from penstock.collect.numbering import OF_WEBHOOKS
 from penstock.collect.webhook.deliveries import Delivery
 from penstock.collect.webhook.numbered import Numbered
-from penstock.contracts import Guarantee, Home, Intake, Taken
-from penstock.errors import Misconfigured
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Guarantee, Home, Intake, Taken
+from penstock.core.errors import Misconfigured
+from penstock.core.signatures import is_signed, keys
 from penstock.serve import served
 from penstock.serve.patient import http_alone
 from penstock.serve.problems import Problem, handlers
 from penstock.serve.replies import Guarded, reply
 from penstock.serve.visitors import Checked, Visitors
-from penstock.signatures import is_signed, keys
 
 LONGEST_ID = 256
 LONGEST_CHALLENGE = 1_000

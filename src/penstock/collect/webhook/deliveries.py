@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
-from penstock.clock import Micros
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.clock import Micros
+from penstock.core.errors import Misconfigured, Unavailable
 
 log = logging.getLogger(__name__)
 

@@ -12,12 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.clock import Clock
 from penstock.collect.gathering import Gathering
 from penstock.collect.webhook.deliveries import Deliveries, Delivery, Left, Row
-from penstock.contracts import Arrival
-from penstock.errors import Unavailable
-from penstock.record import Origin
+from penstock.core.clock import Clock
+from penstock.core.contracts import Arrival
+from penstock.core.errors import Unavailable
+from penstock.core.record import Origin
 from penstock.serve.problems import Problem
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,11 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
-from penstock.addresses import shown
 from penstock.collect.websocket.messages import END, Read, Reading, place_of, read
-from penstock.contracts import Arrival, Guarantee, Intake, Taken
-from penstock.errors import Misconfigured, Unavailable
-from penstock.record import Heartbeat
+from penstock.core.addresses import shown
+from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Heartbeat
 
 MOST_MESSAGES = 500
 MOST_BYTES = 1 << 20

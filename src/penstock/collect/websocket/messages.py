@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 
 import orjson
 
-from penstock.contracts import Arrival
-from penstock.record import LONGEST_SENDER, Heartbeat, Origin
+from penstock.core.contracts import Arrival
+from penstock.core.record import LONGEST_SENDER, Heartbeat, Origin
 
 LARGEST = 1 << 63
 LONGEST_PLACE = 1_000

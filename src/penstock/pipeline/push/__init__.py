@@ -13,15 +13,15 @@ from urllib.parse import urlsplit
 
 from penstock.channels.files import Files
 from penstock.collect.pump import Pump
-from penstock.contracts import Source
-from penstock.errors import Misconfigured
+from penstock.core.contracts import Source
+from penstock.core.errors import Misconfigured
+from penstock.core.signatures import keys
 from penstock.pipeline.push.shelf import BOOKMARKS, CHANNEL, DEAD, HEARTBEATS, Shelf, Shelved
 from penstock.pipeline.push.stream import PATIENCE, build
 from penstock.pipeline.push.wake import Waker
 from penstock.serve import address, first, listening, served
 from penstock.serve.patient import http_alone
 from penstock.serve.visitors import Checked, Visitors
-from penstock.signatures import keys
 
 LEAST = 8 << 20
 """Bytes: the last segment stays whatever was acknowledged, and with much less it could take all the room."""

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from penstock.channels.files import Files
 from penstock.collect.wrapping import Wrapping
-from penstock.contracts import Arrival, Entry, Intake, Taken, Topic
+from penstock.core.contracts import Arrival, Entry, Intake, Taken, Topic
 
 CHANNEL = "events"
 DEAD = "events.dead"

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.contracts import Entry
+from penstock.core.contracts import Entry
 from penstock.pipeline.push.shelf import Shelf
 from penstock.serve.replies import Guarded, problem, reply
 from penstock.serve.staying import ServerSentEvents, Tell

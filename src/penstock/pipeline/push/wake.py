@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 import httpx
 import orjson
 
-from penstock.clock import Clock, SystemClock
 from penstock.collect.http_client import asked_pause
 from penstock.collect.reconnecting import backoff
-from penstock.errors import Unavailable
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import Unavailable
+from penstock.core.signatures import signed
 from penstock.pipeline.push.shelf import Shelf
-from penstock.signatures import signed
 
 log = logging.getLogger(__name__)
 

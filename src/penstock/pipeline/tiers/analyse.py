@@ -21,9 +21,9 @@ from penstock.analysis.query import Late, Query
 from penstock.analysis.session import session, wait_for_slots
 from penstock.analysis.wire import Wire
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
-from penstock.contracts import Channels
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Channels
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.pipeline.accounts import accounting, announce
 from penstock.pipeline.beside import beside
 from penstock.pipeline.description import Description

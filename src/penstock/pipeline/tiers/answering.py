@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.state import asking
-from penstock.errors import Misconfigured, PenstockError, Refused, Unavailable
+from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
 from penstock.pipeline.beside import beside
 from penstock.pipeline.chosen import find_query
 from penstock.pipeline.description import Description

@@ -20,19 +20,18 @@ from penstock.audit.doubts import Doubts
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.hops import begun_late
 from penstock.audit.judge import Doubt, Report
-from penstock.audit.latency import Sketch
 from penstock.audit.ledger import Ledger, Unreadable, set_aside
-from penstock.audit.rate import Rate
-from penstock.audit.recent import Lately
 from penstock.audit.reconcile import Reconciler
 from penstock.audit.retention import Endangered, Readers, Retention, committed
 from penstock.audit.rules.retention import WHERE as RETENTION
 from penstock.audit.sight import Elapsed, Sight
 from penstock.audit.tampering import Losses
 from penstock.channels.kafka import Kafka
-from penstock.clock import Clock, SystemClock
-from penstock.contracts import Channels, Positions
-from penstock.errors import PenstockError, Unaccounted, Unavailable
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Channels, Positions
+from penstock.core.errors import PenstockError, Unaccounted, Unavailable
+from penstock.core.rate import Rate
+from penstock.core.sketch import Lately, Sketch
 from penstock.pipeline.beside import beside
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import reads, store_node

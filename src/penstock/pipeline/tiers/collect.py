@@ -11,13 +11,13 @@ from typing import Any
 
 from penstock.audit.account import Account, Outcome, Share
 from penstock.channels.kafka import Kafka
-from penstock.clock import SystemClock
 from penstock.collect.numbering import others
 from penstock.collect.pump import USUAL_BYTES, Pump
 from penstock.collect.shedding import shedding
 from penstock.collect.standby import GroupSeat, seated
-from penstock.contracts import Channels, Home, Source, Topic
-from penstock.errors import Misconfigured, PenstockError
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Channels, Home, Source, Topic
+from penstock.core.errors import Misconfigured, PenstockError
 from penstock.pipeline.accounts import accounting
 from penstock.pipeline.description import Description, SourceSpec
 from penstock.pipeline.pulse import Figures, pulse

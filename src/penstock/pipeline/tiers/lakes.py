@@ -12,9 +12,9 @@ from penstock.analysis.supervision import Streaming, telling
 from penstock.audit.account import Account
 from penstock.audit.retention import from_what_is_kept
 from penstock.audit.writers import Writers
-from penstock.clock import SystemClock
-from penstock.contracts import Channels, Positions
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Channels, Positions
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.pulse import Figures as Told

@@ -20,12 +20,12 @@ from penstock.analysis.probe import Work, validation_of, work_of
 from penstock.analysis.progress import Progress, StreamingQuery
 from penstock.analysis.query import Late, Mode, Query
 from penstock.analysis.session import is_alive
-from penstock.analysis.supervision import Isolate, Streaming, Supervised, patiently
+from penstock.analysis.supervision import Isolate, Streaming, Supervised, retrying
 from penstock.audit.account import Account, Outcome
-from penstock.audit.rate import Rate
-from penstock.clock import SystemClock
-from penstock.contracts import Channels
-from penstock.errors import Unavailable
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Channels
+from penstock.core.errors import Unavailable
+from penstock.core.rate import Rate
 from penstock.pipeline.accounts import last_accounts
 from penstock.pipeline.description import Description
 from penstock.pipeline.pulse import Figures
@@ -70,14 +70,14 @@ class Queries:
         """Start all; Misconfigured, before the first one starts, when a checkpoint does not fit or one cannot run."""
         queries, channels = self._description.queries, self._channels
         before = last_accounts(channels, self._description.bookmarks)
-        fits = {query.name: patiently(partial(self._fitting, query, before.get(_node(query)))) for query in queries}
+        fits = {query.name: retrying(partial(self._fitting, query, before.get(_node(query)))) for query in queries}
         for channel in self._description.validated:
             require_sifting(self._engine, channel.shape, channel.dead, self._ids_of(channel.name))
         self._giving_up = {query.name for query in queries if self._engine.gives_up(query)}
         places, until = self._engine.settings.real_time_queries, time.monotonic() + _FIRST
         sizes = {query.name: _size(channels, query.into) for query in queries}
         for turn, query in enumerate(queries):
-            running, verdict = patiently(partial(begin, self._engine, query, fits[query.name], places, turn))
+            running, verdict = retrying(partial(begin, self._engine, query, fits[query.name], places, turn))
             self._verdicts[query.name] = verdict
             self._open(query, running, before.get(_node(query)))
             places -= verdict.mode is Mode.REAL_TIME
@@ -95,7 +95,7 @@ class Queries:
         supervised = Supervised(name, start, self._engine.checkpoint(name), isolate)
         self._validating.append(supervised)
         try:
-            supervised.adopt(patiently(start))
+            supervised.adopt(retrying(start))
         except Unavailable:
             # Such as a store that is away: it is tried again for as long as that lasts.
             supervised.again()

@@ -10,7 +10,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.operators.statics import Watch
 from penstock.analysis.progress import ended
 from penstock.analysis.query import Query
-from penstock.clock import Clock, Micros
+from penstock.core.clock import Clock, Micros
 
 log = logging.getLogger(__name__)
 

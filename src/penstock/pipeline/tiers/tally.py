@@ -7,7 +7,7 @@ from typing import IO
 from penstock.analysis.session import session
 from penstock.analysis.tally import Tally
 from penstock.channels.kafka import Kafka
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.pipeline.tiers.analyse import spark_words
 from penstock.pipeline.warm import spark_archive

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from penstock.contracts import Channels
+from penstock.core.contracts import Channels
 from penstock.pipeline.description import Description
 from penstock.pipeline.wiring import topics
 

@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from penstock.addresses import Redacting, is_secret, redacted, shown
-from penstock.errors import Misconfigured, Unavailable
+from penstock.core.addresses import Redacting, is_secret, redacted, shown
+from penstock.core.errors import Misconfigured, Unavailable
 
 
 @pytest.mark.parametrize(

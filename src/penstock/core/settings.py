@@ -5,7 +5,6 @@ file is named like the section; `[profiles.NAME.SECTION]` overrides it when the 
 variable `PENSTOCK_SECTION_KEY` overrides both.
 """
 
-import difflib
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -14,8 +13,9 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from penstock.addresses import HIDDEN, is_secret
-from penstock.errors import Misconfigured
+from penstock.core.addresses import HIDDEN, is_secret
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean
 
 FILE = "penstock.toml"
 PREFIX = "PENSTOCK_"
@@ -118,6 +118,5 @@ def _refuse_unknown(place: str, kind: str, given: Iterable[str], known: Iterable
 
 def _choices(given: str, known: Iterable[str], kind: str) -> str:
     known = list(known)
-    if close := difflib.get_close_matches(given, known, n=1):
-        return f'did you mean "{close[0]}"?'
-    return f"the {kind}s are {', '.join(sorted(known))}" if known else f"there are no {kind}s"
+    others = f"the {kind}s are {', '.join(sorted(known))}" if known else f"there are no {kind}s"
+    return did_you_mean(given, known, others)

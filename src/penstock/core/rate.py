@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from penstock.clock import Clock
+from penstock.core.clock import Clock
 
 OVER = 5.0
 STEP = 0.25

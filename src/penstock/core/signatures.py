@@ -8,7 +8,7 @@ import re
 import secrets
 from collections.abc import Mapping, Sequence
 
-from penstock.errors import Misconfigured
+from penstock.core.errors import Misconfigured
 
 PREFIX = "whsec_"
 _MOST = 20

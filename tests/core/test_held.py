@@ -3,9 +3,9 @@
 import pytest
 from tests.audit.odd import Marked, Mute
 
-from penstock.audit.held import held
-from penstock.contracts import Channels
-from penstock.errors import Unavailable
+from penstock.core.contracts import Channels
+from penstock.core.errors import Unavailable
+from penstock.core.held import held
 from penstock.testing.channels import MemoryChannels
 
 

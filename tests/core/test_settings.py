@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.clock import Duration
-from penstock.errors import Misconfigured
-from penstock.settings import Section, load
+from penstock.core.clock import Duration
+from penstock.core.errors import Misconfigured
+from penstock.core.settings import Section, load
 
 
 class Kafka(Section):

@@ -12,8 +12,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from penstock.clock import Micros
-from penstock.record import Blind, Headers, Heartbeat, Origin, Record, fact
+from penstock.core.clock import Micros
+from penstock.core.record import Blind, Headers, Heartbeat, Origin, Record, fact
 
 
 class Guarantee(StrEnum):

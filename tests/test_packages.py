@@ -9,24 +9,24 @@ import pytest
 import penstock
 
 SRC = Path(penstock.__file__).parent
-WORDS = {"addresses", "record", "contracts", "errors", "clock", "settings", "signatures"}
+CORE = {"core"}
 TIERS = {"collect", "channels", "analysis", "stores", "deliver"}
-BASE = WORDS | {"audit"}
+BASE = CORE | {"audit"}
 MAY_IMPORT = {
-    **dict.fromkeys(WORDS, WORDS),
-    "audit": WORDS,
-    "simulate": WORDS,
-    "serve": WORDS,
+    "core": set(),
+    "audit": CORE,
+    "simulate": CORE,
+    "serve": CORE,
     **dict.fromkeys(TIERS, BASE),
     "collect": BASE | {"serve"},
     "deliver": BASE | {"serve"},
-    "supervise": WORDS,
+    "supervise": CORE,
     "pipeline": BASE | TIERS | {"serve", "gateway", "supervise", "simulate"},
     "testing": BASE | {"collect", "channels", "analysis", "pipeline", "supervise"},
     "demo": {"penstock"},
     "gateway": BASE | {"serve"},
     "cli": BASE | TIERS | {"gateway", "supervise", "simulate", "pipeline", "testing", "demo"},
-    "penstock": {"pipeline", "analysis", "collect", "channels", "contracts", "record", "cli"},
+    "penstock": {"pipeline", "analysis", "collect", "channels", "core", "cli"},
 }
 STANDS_ALONE = {"pyspark": {"analysis"}, "py4j": {"analysis"}}
 
@@ -35,7 +35,7 @@ def modules() -> list[Path]:
     return sorted(SRC.rglob("*.py"))
 
 
-def room_of(path: Path) -> str:
+def package_of(path: Path) -> str:
     first = path.relative_to(SRC).parts[0].removesuffix(".py")
     return "penstock" if first in {"__init__", "__main__"} else first
 
@@ -55,16 +55,16 @@ def imported(path: Path) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(SRC)))
-def test_a_room_imports_only_what_the_table_allows(path: Path) -> None:
-    room = room_of(path)
+def test_a_package_imports_only_what_the_table_allows(path: Path) -> None:
+    package = package_of(path)
     for name in imported(path):
         top, *rest = name.split(".")
         if top == "penstock":
             target = rest[0] if rest else "penstock"
-            assert target == room or target in MAY_IMPORT[room], f"{room} imports {name}"
+            assert target == package or target in MAY_IMPORT[package], f"{package} imports {name}"
         elif top in STANDS_ALONE:
-            assert room in STANDS_ALONE[top] | {"demo", "testing"}, f"{room} imports {name}"
+            assert package in STANDS_ALONE[top] | {"demo", "testing"}, f"{package} imports {name}"
 
 
-def test_every_room_is_in_the_table() -> None:
-    assert {room_of(path) for path in modules()} <= set(MAY_IMPORT)
+def test_every_package_is_in_the_table() -> None:
+    assert {package_of(path) for path in modules()} <= set(MAY_IMPORT)

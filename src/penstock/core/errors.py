@@ -11,7 +11,7 @@ Every error keeps its facts as fields, makes its sentence from them, and survive
 
 from collections.abc import Mapping, Sequence
 
-from penstock.addresses import redacted
+from penstock.core.addresses import redacted
 
 
 class PenstockError(Exception):

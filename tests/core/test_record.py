@@ -1,7 +1,7 @@
 import pytest
 
-from penstock.errors import Refused
-from penstock.record import LIVES, Origin, Record, life_and_count
+from penstock.core.errors import Refused
+from penstock.core.record import LIVES, Origin, Record, life_and_count
 
 ORIGIN = Origin("kiosk 7", 2, 1000, 1_700_000_000_000_000)
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar, dataclass_transform
 
-from penstock.clock import Micros
-from penstock.errors import Refused
+from penstock.core.clock import Micros
+from penstock.core.errors import Refused
 
 Headers = Sequence[tuple[str, bytes]]
 

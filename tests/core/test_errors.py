@@ -2,7 +2,7 @@ import pickle
 
 import pytest
 
-from penstock.errors import (
+from penstock.core.errors import (
     Misconfigured,
     PenstockError,
     Refused,

@@ -1,4 +1,4 @@
-from penstock.audit.rate import Rate
+from penstock.core.rate import Rate
 from penstock.testing.clock import ManualClock
 
 

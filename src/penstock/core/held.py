@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
-from penstock.contracts import Channels, Entry, Positions
-from penstock.errors import Unavailable
+from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.errors import Unavailable
 
 Bounds = Mapping[int, tuple[int, int]]
 """Per partition, the first offset that is kept and the one that the next record will get."""

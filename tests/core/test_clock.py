@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.clock import SystemClock, duration
+from penstock.core.clock import SILENT_AFTER, SystemClock, duration, is_alive
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,18 @@ def test_the_system_clock_goes_on() -> None:
     now, elapsed = clock.now(), clock.elapsed()
     assert clock.elapsed() >= elapsed
     assert now > 1_700_000_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("at", "there"),
+    [
+        (100, True),
+        (99.5, True),
+        (100 - SILENT_AFTER, True),
+        (99 - SILENT_AFTER, False),
+        (None, False),
+        ("100", False),
+    ],
+)
+def test_a_process_is_there_until_it_has_been_silent_for_too_long(at: object, there: bool) -> None:
+    assert is_alive(at, 100) is there

@@ -5,13 +5,13 @@ import time
 from collections.abc import Callable
 from threading import Event
 
-from penstock.errors import Unavailable
+from penstock.core.errors import Unavailable
 
 FIRST, LONGEST = 0.1, 5.0
 _SETTLED = 60.0
 
 
-def patiently(
+def retrying(
     work: Callable[[Callable[[], None]], None],
     stop: Event,
     waiting: Callable[[Unavailable], None] = lambda _: None,

@@ -2,7 +2,7 @@ import random
 
 import pytest
 
-from penstock.audit.runs import Runs
+from penstock.core.runs import Runs
 
 
 @pytest.mark.parametrize("seed", range(20))

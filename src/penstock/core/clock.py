@@ -60,3 +60,12 @@ def _parse(value: object) -> object:
 
 Duration = Annotated[timedelta, BeforeValidator(_parse)]
 """A timedelta field of a settings class that is written as text in `penstock.toml`."""
+
+
+SILENT_AFTER: Micros = 10_000_000
+"""A process that has not reported for this long is not running."""
+
+
+def is_alive(reported: object, now: float) -> bool:
+    """Whether a process that reported last at that time is running now. One that never reported is not."""
+    return isinstance(reported, int | float) and now - reported <= SILENT_AFTER

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from penstock.audit.latency import Sketch
+from penstock.core.sketch import Sketch
 
 
 def sketch_of(*values: float) -> Sketch:
