@@ -47,6 +47,24 @@ def test_every_hop_has_a_guarantee_and_no_secret(spark: SparkSession, tmp_path: 
     assert found.to_json()["queries"][0]["key"] == ("city",)
 
 
+def test_a_chart_that_names_no_column_is_a_warning(spark: SparkSession, tmp_path: Path) -> None:
+    app = Pipeline("meetups")
+    app.channel("rsvps", schema="city STRING, at TIMESTAMP", event_time="at")
+    app.source("ws://feed/rsvps", into="rsvps")
+    window = "window(event_time, '1 minute')"
+    counts = f"SELECT {window} AS window, city, count(1) AS n, seen() FROM rsvps GROUP BY {window}, city"
+    app.query("by_city", key=("window", "city"), sql=counts, watermark="1 minute")
+    x, y = ({"field": name, "type": "nominal"} for name in ("window_start", "total"))
+    doubled = [{"calculate": "datum.n * 2", "as": "total"}]
+    app.page("by_city", chart={"mark": "bar", "transform": doubled, "encoding": {"x": x, "y": y}})
+    assert not planned(app, tmp_path, spark).findings
+    app.page("by_city", title="wrong", chart={"mark": "bar", "encoding": {"x": {"field": "window.start"}, "y": y}})
+    found = planned(app, tmp_path, spark)
+    assert [(one.level, one.place) for one in found.findings] == [(Level.WARNING, "page wrong")] * 2
+    assert '"window_start"' in found.findings[1].way_out
+    assert not found.wrong
+
+
 def test_the_first_query_that_can_is_in_real_time_and_each_says_why(spark: SparkSession, tmp_path: Path) -> None:
     app = Pipeline("meetups")
     app.channel("rsvps", schema="city STRING")

@@ -1,9 +1,10 @@
 """Whether a pipeline and the wiring of its environment fit together, found before anything starts."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
+from typing import Any
 
 from penstock.channels.kafka import Kafka
 from penstock.collect.door import door
@@ -11,7 +12,7 @@ from penstock.core.addresses import shown
 from penstock.core.contracts import Channels, Source
 from penstock.core.errors import Misconfigured
 from penstock.core.text import did_you_mean
-from penstock.pipeline.description import Description, SourceSpec
+from penstock.pipeline.description import ROWS, Description, SourceSpec
 from penstock.pipeline.sources import made
 from penstock.pipeline.wiring import Wiring, simulated
 from penstock.simulate.kinds import check_options, kind_of
@@ -79,6 +80,32 @@ def _unfilled(
             problem = f"{readers[name]} reads it, and nothing in this pipeline fills it"
             way_out = f'add app.source(…, into="{name}"), or fill it from outside: penstock produce --topic {name}'
             yield Finding(level, f"channel {name}", problem, way_out)
+
+
+_UNFORESEEN = {"pivot", "flatten", "fold", "lookup", "regression", "loess", "density", "quantile", "impute"}
+"""Transforms whose columns cannot be read from the specification."""
+
+
+def unknown_fields(spec: Mapping[str, Any], columns: Collection[str]) -> set[str]:
+    """The fields that a Vega-Lite specification draws from the rows of its page, and that are not among the columns."""
+    named: set[str] = set()
+    made: set[str] = set()
+
+    def visit(part: object) -> bool:
+        """False when it cannot be known."""
+        if isinstance(part, list):
+            return all(map(visit, part))
+        if not isinstance(part, Mapping):
+            return True
+        if "data" in part and part["data"] != {"name": ROWS}:
+            return True
+        if isinstance(field := part.get("field"), str):
+            named.add(field)
+        given = part.get("as")
+        made.update([given] if isinstance(given, str) else given if isinstance(given, list) else ())
+        return not _UNFORESEEN & part.keys() and all(map(visit, part.values()))
+
+    return named - made - {*columns} if visit(spec) else set()
 
 
 def check(description: Description, wiring: Wiring, environ: Mapping[str, str] | None = None) -> None:

@@ -84,12 +84,28 @@ class StoreSpec:
     ttl: timedelta | None
 
 
+ROWS = "rows"
+"""The name of the data that a chart is drawn from."""
+
+
 @dataclass(frozen=True)
 class PageSpec:
     channel: str
     title: str
     doc: str
     chart: "Mapping[str, Any] | Callable[[], Any] | Any | None"
+
+    def spec(self) -> Mapping[str, Any] | None:
+        """The chart as a Vega-Lite specification; None for a table. Misconfigured when it is neither."""
+        made: Any = self.chart
+        if callable(made) and not hasattr(made, "to_dict"):
+            made = made()
+        if hasattr(made, "to_dict"):
+            made = made.to_dict()
+        if not (made is None or isinstance(made, Mapping)):
+            way_out = "give a Vega-Lite dict or an Altair chart"
+            raise Misconfigured(f"page {self.channel}", f"its chart is {type(made).__name__}", way_out)
+        return made
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,8 @@ from penstock.collect.shedding import shedding
 from penstock.collect.ways import kind_of
 from penstock.core.addresses import shown
 from penstock.core.errors import Misconfigured, raise_all
-from penstock.pipeline.checks import Finding, Level, unconnected
+from penstock.core.text import did_you_mean
+from penstock.pipeline.checks import Finding, Level, unconnected, unknown_fields
 from penstock.pipeline.delivery import Given, of_page, of_query, of_source, of_store
 from penstock.pipeline.description import Description
 from penstock.pipeline.sources import made
@@ -112,7 +113,7 @@ def plan(description: Description, wiring: Wiring, engine: Engine, say: Callable
         say("trying which queries can run in real time")
     verdicts = engine.verdicts(description.queries)
     queries: list[QueryPlan] = []
-    findings = unconnected(description)
+    findings = [*unconnected(description), *_charts(description, engine)]
     remarks: list[str] = []
     given: dict[str, Given] = {}
     for query in description.queries:
@@ -173,6 +174,24 @@ def _analysed(description: Description, engine: Engine, say: Callable[[str], Non
             except Misconfigured as error:
                 wrong[query.into] = error
     raise_all([*wrong.values()])
+
+
+def _charts(description: Description, engine: Engine) -> Iterator[Finding]:
+    """Charts that name a column that their rows do not have: they would stay empty."""
+    results = {query.into: query for query in description.queries}
+    for page in description.pages:
+        query = results.get(page.channel)
+        rows = engine.typed(page.channel) if query is None else engine.over_nothing(query)
+        # The page makes columns of the fields of a struct: window_start.
+        columns = {
+            f"{one.name}_{inner}" if inner else one.name
+            for one in rows.schema
+            for inner in getattr(one.dataType, "names", None) or ("",)
+        }
+        for name in sorted(unknown_fields(page.spec() or {}, columns)):
+            problem = f'its chart names "{name}", which is not a column of {page.channel}'
+            way_out = did_you_mean(name, columns, f"the columns are {', '.join(sorted(columns))}")
+            yield Finding(Level.WARNING, f"page {page.title}", problem, way_out)
 
 
 _QUERY = "query "

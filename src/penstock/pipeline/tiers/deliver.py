@@ -2,20 +2,17 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any
 
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels, Positions
-from penstock.core.errors import Misconfigured
 from penstock.deliver.app import build
 from penstock.deliver.feed import AWAY
 from penstock.deliver.outlet import FeedSpec
 from penstock.deliver.serving import serve
 from penstock.deliver.site import ChartSpec
 from penstock.pipeline.accounts import accounting
-from penstock.pipeline.description import Channel, Description, PageSpec
+from penstock.pipeline.description import ROWS, Channel, Description, PageSpec
 from penstock.pipeline.graph import graph
 from penstock.pipeline.pulse import pulse
 from penstock.pipeline.tiers import Ready, Tier
@@ -69,15 +66,7 @@ def _start(channels: Channels, channel: Channel) -> Positions:
 
 
 def chart_of(page: PageSpec) -> ChartSpec:
-    made: Any = page.chart
-    if made is None:
-        return ChartSpec(page.channel, page.channel, page.title, page.doc, None)
-    if callable(made) and not hasattr(made, "to_dict"):
-        made = made()
-    if hasattr(made, "to_dict"):
-        made = made.to_dict()
-    if not isinstance(made, Mapping):
-        raise Misconfigured(
-            f"page {page.channel}", f"its chart is {type(made).__name__}", "give a Vega-Lite dict or an Altair chart"
-        )
-    return ChartSpec(page.channel, page.channel, page.title, page.doc, {"data": {"name": "rows"}, **made})
+    spec = page.spec()
+    if spec is not None:
+        spec = {"data": {"name": ROWS}, **spec}
+    return ChartSpec(page.channel, page.channel, page.title, page.doc, spec)
