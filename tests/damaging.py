@@ -4,7 +4,7 @@ import os
 import random
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -78,10 +78,14 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
 @contextmanager
 def filled(folder: Path, left: int = 0) -> Iterator[None]:
     """The disk of a folder has only so many bytes left."""
-    filler, most = folder / "filler", os.statvfs(folder)
-    size = most.f_bavail * most.f_frsize - left
+    filler, done = folder / "filler", False
     with filler.open("wb") as opened:
-        os.posix_fallocate(opened.fileno(), 0, max(1, size))
+        while not done:
+            room = os.statvfs(folder)
+            # Others write to this disk meanwhile: what was free may be taken.
+            with suppress(OSError):
+                os.posix_fallocate(opened.fileno(), 0, max(1, room.f_bavail * room.f_frsize - left))
+                done = True
     try:
         yield
     finally:

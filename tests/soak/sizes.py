@@ -12,8 +12,8 @@ MANY, SENDERS = (5_000_000, 1_000) if FULL else (20_000, 200)
 """Records of many senders, and the senders."""
 AWAY, RATE = (60, 5_000) if FULL else (3, 2_000)
 """For how many seconds Kafka is away, and how many records come in each."""
-VERDICTS = 200 if FULL else 6
-"""In how many ways a pipeline is harmed, of which the verdict has to speak."""
+FAULTS, HARMS = (60, 140) if FULL else (6, 14)
+"""Faults of processes and files, and harms to stored rows: 200 cases in all, each of which the verdict has to name."""
 RESTARTS = 30
 """How often the analysis is killed."""
 POISONED = 10_000, 20

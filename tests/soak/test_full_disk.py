@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from tests.damaging import filled, small_disk
 from tests.ports import later_port
 from tests.running import Run
+from tests.soak.sizes import FULL
 
 Eventually = Callable[..., None]
 MEGABYTE = 1 << 20
@@ -19,7 +21,14 @@ PIPELINE = """
 from penstock import Pipeline
 
 app = Pipeline("full")
+app.channel("things", schema="n BIGINT NOT NULL")
 app.source("listen+http://127.0.0.1:{port}/things", into="things", within="2 seconds")
+"""
+WITH_SPARK = """
+app.query("totals", key="kind", sql="SELECT n % 2 AS kind, count(1) AS records, seen() FROM things GROUP BY n % 2")
+app.store("things", "delta://.penstock/lake/things")
+app.store("totals", "redis://")
+app.page("totals")
 """
 
 
@@ -50,9 +59,15 @@ def disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def things(disk: Path) -> Things:
+def parts(request: pytest.FixtureRequest) -> str:
+    """What the pipeline has beside its source."""
+    return str(getattr(request, "param", ""))
+
+
+@pytest.fixture
+def things(disk: Path, parts: str) -> Things:
     port = later_port()
-    (disk / "pipeline.py").write_text(PIPELINE.format(port=port))
+    (disk / "pipeline.py").write_text(PIPELINE.format(port=port) + parts)
     (disk / "penstock.toml").write_text(f"[local]\nreserve = {100 * MEGABYTE}\n")
     return Things(port)
 
@@ -96,6 +111,31 @@ def test_below_the_reserve_nothing_is_acknowledged_and_nothing_dies(
     assert "Traceback" not in "".join(log.read_text() for log in (disk / ".penstock" / "logs").glob("*.log"))
     # What was refused with 503 may have been taken later: at least once is what this source promises.
     eventually(lambda: verdict(run)[0] == 0 and verdict(run)[1] >= things.acknowledged, 60)
+
+
+@pytest.mark.skipif(not FULL, reason="minutes; the other two fill the disk as well, without Spark on it")
+@pytest.mark.parametrize("parts", [pytest.param(WITH_SPARK, id="checkpoint, lake and live table")], indirect=True)
+def test_a_full_disk_under_checkpoint_and_lake_loses_nothing(
+    run: Run, disk: Path, things: Things, eventually: Eventually
+) -> None:
+    eventually(lambda: things.post() == 202, 30)
+    with filled(disk, left=50 * MEGABYTE):
+        # Spark goes on with what is there until its disk is full, too.
+        eventually(lambda: things.post() == 503, 30)
+    with filled(disk):
+        for _ in range(5):
+            assert things.post() != 202
+    for _ in range(20):
+        eventually(lambda: things.post() == 202, 120)
+    eventually(lambda: verdict(run)[0] == 0 and settled(run) >= things.acknowledged, 240)
+    rows = DeltaTable(str(disk / ".penstock" / "lake" / "things")).count()
+    assert rows == sum(row["records"] for row in run.rows("totals").values()) == settled(run)
+
+
+def settled(run: Run) -> int:
+    """How many records every hop has processed; 0 while some are under way."""
+    hops = json.loads(run.penstock("audit", "--json").stdout)["hops"]
+    return 0 if any(hop["in_flight"] for hop in hops) else min(hop["due"] for hop in hops if hop["reads"] == "things")
 
 
 def test_a_disk_that_others_fill_to_the_last_byte_loses_nothing(

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import redis
 from deltalake import DeltaTable
-from tests.soak.sizes import FULL, VERDICTS, figure
+from tests.soak.sizes import HARMS as CASES
+from tests.soak.sizes import figure
 from tests.stores.lakes import LoadedLake
 from tests.stores.tampering import Harm, LakeTampering, RedisTampering
 
@@ -34,7 +35,6 @@ from penstock.stores.redis import RedisStore
 from penstock.testing.channels import MemoryChannels
 
 WITHIN = 30.0
-CASES = VERDICTS if FULL else 14
 THINGS, RESULT, BOOKMARKS, BEATS = "things", "totals", "penstock.t.bookmarks", "penstock.t.heartbeats"
 TABLE, LAKE = f"store:redis/{RESULT}", f"store:delta/{THINGS}"
 WATCHED = [Watched(THINGS, Kind.SOURCE), Watched(RESULT, Kind.RESULT, ("query:q",))]

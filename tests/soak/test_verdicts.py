@@ -1,6 +1,6 @@
 """A pipeline that is harmed in every way: the verdict names it, or says what is not known, and is never "whole".
 
-A few cases run in `make test`, 200 at random in `make soak`.
+A few cases run in `make test`, 60 at random in `make soak`.
 """
 
 import json
@@ -18,7 +18,7 @@ import psutil
 import pytest
 from tests.running import Outside, Run, demo
 from tests.soak.files import EVERY
-from tests.soak.sizes import VERDICTS, figure
+from tests.soak.sizes import FAULTS, figure
 
 TIERS = ("collect", "analyse", "load", "audit", "deliver")
 SETTINGS = """
@@ -160,7 +160,7 @@ def cases() -> list[Fault]:
     chosen = random.Random(16)
     every = processes() + files()
     chosen.shuffle(every)
-    return (every * (VERDICTS // len(every) + 1))[:VERDICTS]
+    return (every * (FAULTS // len(every) + 1))[:FAULTS]
 
 
 @pytest.mark.parametrize("fault", cases(), ids=str)
