@@ -40,7 +40,7 @@ def refused(*arguments: str) -> str:
         (["SELECT * FROM a", "--from", "noon"], '--from: "noon" is no moment'),
         (["SELECT * FROM a", "--for", "ever"], '--for: "ever" is not a duration'),
         (["SELECT * FROM a", "--watermark", "x"], '--watermark: "x" is not a duration'),
-        (["DROP VIEW a"], "query SQL: this is no query"),
+        (["DROP VIEW a"], "query SQL: its SQL is not a query"),
         (["nowhere.sql"], "nowhere.sql: there is no such file"),
         (["nowhere.py", "SELECT * FROM a"], "there is no such file"),
         (["SELECT * FROM a"], "channel a: there is none of that name"),

@@ -21,8 +21,8 @@ def asked(sql: str, folder: Path, **more: object) -> Asked:
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
-        ("DROP VIEW a", "this is no query; begin with SELECT, WITH or FROM"),
-        ("", "this is no query"),
+        ("DROP VIEW a", "its SQL is not a query; begin with SELECT, WITH or FROM"),
+        ("", "its SQL is not a query"),
         ("SELECT 1", "it reads no channel"),
         ("SELECT * FROM a.dead", "to Spark, a.dead is a table in a database; write `a.dead`"),
     ],

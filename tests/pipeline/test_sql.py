@@ -1,6 +1,9 @@
 import pytest
 
-from penstock.pipeline.sql import line_of, selects, tables
+from penstock.core.errors import Misconfigured
+from penstock.pipeline.sql import line_of, tables
+
+PLACE = "query q"
 
 
 @pytest.mark.parametrize(
@@ -27,7 +30,7 @@ from penstock.pipeline.sql import line_of, selects, tables
     ],
 )
 def test_the_tables_are_found_wherever_they_are_named(sql: str, names: tuple[str, ...]) -> None:
-    assert tables(sql) == names
+    assert tables(PLACE, sql) == names
 
 
 @pytest.mark.parametrize(
@@ -44,7 +47,7 @@ def test_the_tables_are_found_wherever_they_are_named(sql: str, names: tuple[str
     ],
 )
 def test_what_the_text_itself_defines_is_no_channel(sql: str) -> None:
-    assert tables(sql) == ("a",)
+    assert tables(PLACE, sql) == ("a",)
 
 
 @pytest.mark.parametrize(
@@ -64,31 +67,37 @@ def test_what_the_text_itself_defines_is_no_channel(sql: str) -> None:
     ],
 )
 def test_what_is_no_table_is_not_taken_for_one(sql: str) -> None:
-    assert tables(sql) == ("a",)
+    assert tables(PLACE, sql) == ("a",)
 
 
-@pytest.mark.parametrize(
-    "sql", ["", "SELECT 1", "FROM", "SELECT * FROM (", ")", "AS (", "FROM a.", "FROM .", "SELECT 'open FROM a"]
-)
-def test_a_text_without_tables_or_sense_has_none(sql: str) -> None:
-    assert tables(sql) in ((), ("a",))
+@pytest.mark.parametrize("sql", ["SELECT 1", "VALUES (1)", "(SELECT 1)", "SELECT 1;", "SELECT * FROM range(3)"])
+def test_a_query_may_read_nothing(sql: str) -> None:
+    assert tables(PLACE, sql) == ()
+
+
+@pytest.mark.parametrize("sql", ["FROM", "SELECT * FROM (", ")", "AS (", "FROM a.", "FROM .", "SELECT 'open FROM a"])
+def test_a_text_that_cannot_be_parsed_is_an_error_with_its_place(sql: str) -> None:
+    with pytest.raises(Misconfigured) as raised:
+        tables(PLACE, sql)
+    assert raised.value.place == PLACE
+
+
+def test_the_error_names_line_and_column() -> None:
+    with pytest.raises(Misconfigured, match="line 2, column 8"):
+        tables(PLACE, "SELECT *\nFROM a (")
 
 
 @pytest.mark.parametrize(
     "sql",
     [
-        "SELECT 1",
-        "-- why\n with x AS (SELECT 1) TABLE x",
-        "(SELECT 1)",
         "from a",
-        "VALUES (1)",
         "WITH x AS (SELECT 1 AS delete) SELECT delete FROM x",
         "FROM a SELECT update, a.insert, 'x' AS merge, (SELECT max(n) delete FROM b) AS `insert`",
         "WITH x AS (SELECT 'INSERT INTO b') SELECT * FROM x -- INSERT INTO b",
     ],
 )
-def test_a_query_is_known_by_its_first_word(sql: str) -> None:
-    assert selects(sql)
+def test_words_of_statements_may_be_names_in_a_query(sql: str) -> None:
+    tables(PLACE, sql)
 
 
 @pytest.mark.parametrize(
@@ -103,13 +112,17 @@ def test_a_query_is_known_by_its_first_word(sql: str) -> None:
         "WITH x AS (SELECT 1), y AS (SELECT 2) /* now */ insert into a TABLE x",
         "FROM a INSERT INTO b SELECT n INSERT INTO c SELECT n",
         "FROM a JOIN b ON a.n = b.n INSERT OVERWRITE TABLE c SELECT *",
-        "WITH x AS (SELECT 1) DELETE FROM a WHERE n IN (TABLE x)",
+        "WITH x AS (SELECT 1) DELETE FROM a WHERE n IN (SELECT * FROM x)",
+        "SELECT 1; SELECT 2",
+        "SELECT 1; DROP TABLE a",
         "WITH x AS (SELECT 1) UPDATE a SET n = 1",
         "WITH x AS (SELECT 1) MERGE INTO a USING x ON a.n = x.n WHEN MATCHED THEN DELETE",
     ],
 )
 def test_what_does_something_is_no_query(sql: str) -> None:
-    assert not selects(sql)
+    with pytest.raises(Misconfigured) as raised:
+        tables(PLACE, sql)
+    assert raised.value.problem == "its SQL is not a query"
 
 
 def test_the_line_that_names_a_channel_is_found() -> None:

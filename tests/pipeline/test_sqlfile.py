@@ -92,7 +92,7 @@ def test_a_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
     ("content", "said"),
     [
         ("-- key: city\n-- watermrk: 1 s\n", r'answers.sql:2: .* by "watermrk:"; did you mean "watermark:"\?'),
-        ("-- key: city\n\n-- note: 1 s\n", r'answers.sql:3: .* by "note:"; .*begins with a capital letter'),
+        ("-- key: city\n\n-- note: 1 s\n", r'answers.sql:3: .* by "note:"; .*begin with a capital letter'),
         ("-- key: city\n-- key: city\n", 'answers.sql:2: "key:" is there already, on line 1'),
         ("-- key:\n", 'answers.sql:1: nothing stands after "key:"'),
         ("-- Of cities.\n", 'answers.sql: it has no key; .*"-- key: …"'),
@@ -113,8 +113,8 @@ def test_what_is_declared_wrongly_is_told_with_its_line(tmp_path: Path, content:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("", "its SQL is no query"),
-        ("DROP VIEW rsvps", "its SQL is no query; begin with SELECT, WITH or FROM"),
+        ("", "its SQL is not a query"),
+        ("DROP VIEW rsvps", "its SQL is not a query; begin with SELECT, WITH or FROM"),
         ("SELECT 1", "it reads no channel"),
         (b"SELECT '\xff'", "it is not UTF-8: invalid start byte at byte 8"),
         ("SELECT 1 FROM rsvps\0", "it holds a NUL"),

@@ -23,7 +23,7 @@ from penstock.core.contracts import Channels, Positions
 from penstock.core.errors import Misconfigured
 from penstock.core.held import held
 from penstock.pipeline.description import Description
-from penstock.pipeline.sql import selects, tables
+from penstock.pipeline.sql import tables
 from penstock.pipeline.tiers.analyse import spark_words
 from penstock.pipeline.warm import spark_archive
 from penstock.pipeline.wiring import LOCAL, Wiring
@@ -58,8 +58,6 @@ class Asked:
 
     def checked(self) -> "Asked":
         """The same; Misconfigured when it cannot work."""
-        if not selects(self.sql):
-            raise Misconfigured(_PLACE, "this is no query", "begin with SELECT, WITH or FROM")
         if not self.names:
             raise Misconfigured(_PLACE, "it reads no channel", "name one after FROM")
         if not self.channels.promise.replay:
@@ -77,11 +75,11 @@ class Asked:
     def names(self) -> tuple[str, ...]:
         """The channels that it reads."""
         statics = {static.name for static in self.description.statics} if self.description else set()
-        return tuple(name for name in tables(self.sql) if name not in statics)
+        return tuple(name for name in tables(_PLACE, self.sql) if name not in statics)
 
     @property
     def query(self) -> Query:
-        statics = tuple(name for name in tables(self.sql) if name not in self.names)
+        statics = tuple(name for name in tables(_PLACE, self.sql) if name not in self.names)
         return Query(
             NAME,
             self.names,

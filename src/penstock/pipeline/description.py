@@ -21,7 +21,6 @@ from penstock.core.contracts import Source
 from penstock.core.errors import Misconfigured, located
 from penstock.core.text import did_you_mean
 from penstock.pipeline.schema import ddl
-from penstock.pipeline.sql import line_of, selects, tables
 from penstock.pipeline.sqlfile import SqlFile, folder, named, read
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
@@ -344,9 +343,10 @@ class Pipeline:
             if name is None:
                 raise Misconfigured("query", "a query in SQL has no name", 'say it: app.query("name", sql=…, key=…)')
             text, doc, file = (sql, "", None) if isinstance(sql, str) else (sql.text, sql.doc, sql.shown)
-            if not selects(text):
-                raise Misconfigured(f"query {name}", "its SQL is no query", "begin with SELECT, WITH or FROM")
-            if not (inputs := tables(text)):
+            # Imported here: a parser that pipelines without SQL need not wait for.
+            from penstock.pipeline.sql import tables
+
+            if not (inputs := tables(f"query {name}", text)):
                 raise Misconfigured(f"query {name}", "it reads no channel", "name one after FROM")
             declare(name, inputs, text, doc, file)
         else:
@@ -557,6 +557,8 @@ def _place(query: Query, channel: str) -> str:
     """Where a query names a channel."""
     if query.file is None:
         return f"query {query.name}"
+    from penstock.pipeline.sql import line_of
+
     line = line_of(str(query.build), channel)
     return f"{query.file}{f':{line}' if line else ''}, query {query.name}"
 

@@ -1,112 +1,68 @@
-"""Which channels a SQL text reads, told from its words: a description is made without Spark."""
+"""Which channels a SQL text reads. It is parsed by sqlglot: a description is made without Spark."""
 
-import re
 from collections.abc import Iterator
+from functools import lru_cache
 
-_TOKEN = re.compile(
-    r"""(?P<skip>\s+|--[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|`(?P<quoted>[^`]+)`|(?P<word>\w+)|.""",
-    re.DOTALL,
-)
-_TAKES_FROM = {"EXTRACT", "TRIM", "SUBSTRING", "SUBSTR", "OVERLAY"}
-"""Functions in whose parentheses FROM begins no list of tables."""
-_BEGINS = {"SELECT", "WITH", "FROM", "VALUES", "TABLE", "("}
-_CHANGES: dict[str, tuple[str, ...]] = {"INSERT": ("INTO", "OVERWRITE"), "MERGE": ("INTO",), "UPDATE": (), "DELETE": ()}
-_ENDS_LIST = {
-    *("WHERE", "GROUP", "HAVING", "ORDER", "SORT", "CLUSTER", "DISTRIBUTE", "LIMIT", "OFFSET", "WINDOW", "QUALIFY"),
-    *("UNION", "EXCEPT", "INTERSECT", "MINUS", "SELECT", "WITH", "LATERAL", "PIVOT", "UNPIVOT", "VALUES", "|"),
-}
+import sqlglot
+from sqlglot import exp
+from sqlglot.errors import ParseError, SqlglotError
+
+from penstock.core.errors import Misconfigured
 
 
-def tables(sql: str) -> tuple[str, ...]:
-    """The names after FROM and JOIN, and in their lists, each once; without those that the text itself defines."""
-    tokens = list(_tokens(sql))
-    defined = [(name.lower(), end) for name, end in _defined(tokens)]
-    # What a text defines hides a channel of that name from there on, not within its own definition.
-    read = (name for name, at in _read(tokens) if not any(at > end and name.lower() == own for own, end in defined))
-    return tuple(dict.fromkeys(read))
+def tables(place: str, sql: str) -> tuple[str, ...]:
+    """The tables that a query reads, in the order of the text, each once; without those that the text itself defines.
 
-
-def selects(sql: str) -> bool:
-    """Whether a text is a query. Spark would run any other statement at once, whatever it does."""
-    words = [token.upper() for token in _tokens(sql)]
-    return bool(words) and words[0] in _BEGINS and not _writes(words)
-
-
-def _writes(words: list[str]) -> bool:
-    """Whether what begins as a query goes on as a statement: `WITH x AS (…) DELETE …`, `FROM a INSERT INTO …`."""
-    depth = 0
-    for before, word, after in zip(["", *words], words, [*words[1:], ""], strict=False):
-        depth += (word == "(") - (word == ")")
-        # A column may have such a name, too; it stands elsewhere.
-        if not depth and word in _CHANGES and (before == ")" or after in _CHANGES[word]):
-            return True
-    return False
+    Misconfigured when the text is not a query: Spark would run any other statement at once, whatever it does.
+    """
+    try:
+        statement = _parsed(sql)
+    except SqlglotError as error:
+        raise Misconfigured(place, f"its SQL cannot be parsed: {_reason(error)}", "correct it") from error
+    if not isinstance(statement, exp.Query | exp.Values):
+        raise Misconfigured(place, "its SQL is not a query", "begin with SELECT, WITH or FROM")
+    found = sorted((table.this.meta.get("start", 0), _name(table)) for table in _read(statement))
+    return tuple(dict.fromkeys(name for _, name in found))
 
 
 def line_of(sql: str, name: str) -> int | None:
-    """The first line that names something, as far as it is no comment."""
-    for number, line in enumerate(sql.split("\n"), start=1):
-        if name in (token.removeprefix("`") for token in _joined(list(_tokens(line)))):
-            return number
-    return None
+    """The first line that reads a table of this name."""
+    found = [table.parts[0].meta["line"] for table in _read(_parsed(sql)) if _name(table) == name]
+    return min(found, default=None)
 
 
-def _tokens(sql: str) -> Iterator[str]:
-    """The words and signs; a quoted name keeps one quote in front, so that it is no keyword."""
-    for match in _TOKEN.finditer(sql):
-        if match["quoted"]:
-            yield f"`{match['quoted']}"
-        elif not match["skip"]:
-            yield match[0]
+@lru_cache
+def _parsed(sql: str) -> exp.Expr | None:
+    statements = [one for one in sqlglot.parse(sql, read="spark") if not isinstance(one, exp.Semicolon | None)]
+    return statements[0] if len(statements) == 1 else None
 
 
-def _joined(tokens: list[str]) -> Iterator[str]:
-    """The tokens, with the parts of a name between which there are dots as one."""
-    name = ""
-    for token, after in zip(tokens, [*tokens[1:], ""], strict=False):
-        name += token.removeprefix("`") if name else token
-        if token != "." and after != ".":
-            yield name
-            name = ""
+def _read(statement: exp.Expr | None) -> Iterator[exp.Table]:
+    for table in statement.find_all(exp.Table) if statement is not None else ():
+        if isinstance(table.this, exp.Identifier) and not _is_defined(table):
+            yield table
 
 
-def _defined(tokens: list[str]) -> Iterator[tuple[str, int]]:
-    """The names of WITH clauses, `name AS (…)` or `name (columns) AS (…)`, and where each definition ends."""
-    opened: list[tuple[int, str]] = []
-    columns = ""
-    for index, token in enumerate(tokens):
-        if token == "(":
-            named = index > 1 and tokens[index - 1].upper() == "AS"
-            opened.append((index, (columns or tokens[index - 2].removeprefix("`")) if named else ""))
-            columns = ""
-        elif token == ")" and opened:
-            start, name = opened.pop()
-            if name:
-                yield name, index
-            if [word.upper() for word in tokens[index + 1 : index + 3]] == ["AS", "("]:
-                columns = tokens[start - 1].removeprefix("`")
+def _is_defined(table: exp.Table) -> bool:
+    """Whether a WITH clause defines the name: for what follows it, not for its own definition."""
+    inner: exp.Expr | None = table
+    names: set[str] = set()
+    while inner is not None:
+        outer = inner.parent
+        if isinstance(outer, exp.With):
+            names |= {one.alias.lower() for one in outer.expressions[: inner.index]}
+        elif isinstance(outer, exp.Query) and not isinstance(inner, exp.With):
+            names |= {one.alias.lower() for one in outer.ctes}
+        inner = outer
+    return _name(table).lower() in names
 
 
-def _read(tokens: list[str]) -> Iterator[tuple[str, int]]:
-    """The names in the places of tables, and where they stand. Before a parenthesis, a name is that of a function."""
-    opener, listing, expected = [""], [False], False
-    for index, (before, token, after) in enumerate(zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False)):
-        word = token.upper()
-        if token == "(":
-            opener.append(before.upper())
-            listing.append(expected)
-        elif token == ")":
-            if len(opener) > 1:
-                opener.pop()
-                listing.pop()
-            expected = False
-        elif word == "JOIN" or (word == "FROM" and before.upper() != "DISTINCT" and opener[-1] not in _TAKES_FROM):
-            listing[-1] = expected = True
-        elif token == ",":
-            expected = listing[-1]
-        elif word in _ENDS_LIST:
-            listing[-1] = expected = False
-        elif expected:
-            expected = False
-            if after != "(" and (token[0].isalpha() or token[0] in "_`"):
-                yield next(_joined(tokens[index:]), token).removeprefix("`"), index
+def _name(table: exp.Table) -> str:
+    return ".".join(part.name for part in table.parts)
+
+
+def _reason(error: SqlglotError) -> str:
+    if isinstance(error, ParseError) and error.errors:
+        first = error.errors[0]
+        return f"line {first['line']}, column {first['col']}: {first['description']}"
+    return str(error)
