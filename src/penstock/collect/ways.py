@@ -26,7 +26,6 @@ WAYS = {
     "listen+tcp": "penstock.collect.tcp:TcpSource",
     "file": "penstock.collect.files:FilesSource",
     "stdin": "penstock.collect.stdin:StdinSource",
-    "feed": "penstock.collect.feeds:feed_at",
     # A run serves what it simulates over a WebSocket.
     "simulate": "penstock.collect.websocket:WebSocketSource",
 }
