@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from penstock.simulate.draws import SLOTS, drawn, mixed, normals, slots
+from penstock.simulate.draws import SLOTS, drawn, mixed, slots
 
 
 def test_a_draw_is_the_same_whenever_it_is_asked_for_and_another_one_is_another() -> None:
@@ -22,9 +22,3 @@ def test_slots_follow_the_law_of_zipf() -> None:
     assert len(slots(100, 1.0)) == SLOTS
     assert shares[0] == pytest.approx(2 * shares[1], rel=0.02)
     assert shares[0] == pytest.approx(10 * shares[9], rel=0.05)
-
-
-def test_normals_have_the_mean_0_and_the_deviation_1() -> None:
-    assert sum(normals()) / SLOTS == pytest.approx(0, abs=1e-9)
-    assert sum(one * one for one in normals()) / SLOTS == pytest.approx(1, abs=0.01)
-    assert max(normals()) < 3.7

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from functools import cache
 from itertools import accumulate
-from statistics import NormalDist
 
 _MASK = (1 << 64) - 1
 
@@ -36,10 +35,3 @@ def slots(choices: int, exponent: float) -> Sequence[int]:
             choice += 1
         shared.append(choice)
     return shared
-
-
-@cache
-def normals() -> Sequence[float]:
-    """The slots of a standard normal draw, which therefore never lies beyond ±3.7."""
-    normal = NormalDist()
-    return [normal.inv_cdf((slot + 0.5) / SLOTS) for slot in range(SLOTS)]

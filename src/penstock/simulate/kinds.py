@@ -27,14 +27,7 @@ class Kind:
 KINDS = {
     "rsvps": Kind("rsvps:Rsvps", "meetup", "answers to invitations, in fifty cities"),
     "updates": Kind("updates:Counters", "sender", "numbers 1, 2, 3, … and a value: a plain load"),
-    "walk": Kind("walk:Walkers", "walker", "a random walk of each sender"),
-    "ads": Kind("ads:Ads", "site", "ads that are shown, and clicks that lag behind them"),
-    "views": Kind("views:Views", "server", "page views of a news site: trends, broken links"),
-    "cards": Kind("cards:Cards", "acquirer", "card transactions, with a rare fraud among them"),
-    "turbines": Kind("turbines:Turbines", "turbine", "sensors of gas turbines, of which some begin to fail"),
-    "carts": Kind("carts:Carts", "shop", "shopping carts: add, remove, checkout"),
-    "vehicles": Kind("vehicles:Vehicles", "fleet", "vehicles on the streets of a city, with rush hours"),
-    "machines": Kind("machines:Machines", "operator", "vending machines: sales, refills, what is in stock"),
+    "random-walk": Kind("walk:Walkers", "walker", "a random walk of each sender"),
 }
 
 OPTIONS = ("rate", "senders", "seed", "count", "epoch", "file", "no-resume")
