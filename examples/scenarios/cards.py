@@ -12,8 +12,8 @@ import orjson
 from scenario import Scenario, normals
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn, slots
-from penstock.simulate.world import CITIES, City
+from penstock.simulate.documents import drawn, slots
+from penstock.simulate.rsvps import CITIES, City
 
 CARDS = 10_000
 FAR = 3_000

@@ -13,7 +13,7 @@ import orjson
 from scenario import Scenario, normals
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn, mixed, slots
+from penstock.simulate.documents import drawn, mixed, slots
 
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "copper", "striped", "small", "large", "folding", "old")
 THINGS = ("kettle", "lamp", "chair", "mug", "rug", "pan", "clock", "basket", "vase", "towel", "knife", "tray", "shelf",

@@ -11,7 +11,7 @@ from grid import BLOCKS, crossing, position
 from scenario import Scenario
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn
+from penstock.simulate.documents import drawn
 
 MACHINES = 10
 """So many belong to each sender, and something happens at them by turns."""

@@ -13,7 +13,7 @@ from penstock.core.clock import Micros
 from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin
-from penstock.simulate.draws import SLOTS
+from penstock.simulate.documents import SLOTS
 
 BATCH = 500
 SECOND = 1_000_000

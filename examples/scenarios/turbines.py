@@ -11,7 +11,7 @@ import orjson
 from scenario import Scenario, normals
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn
+from penstock.simulate.documents import drawn
 
 SERVICE = 6_000
 """So many numbers lie between two services."""

@@ -12,7 +12,7 @@ from grid import BLOCK, Crossing, crossing, position
 from scenario import Scenario
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn
+from penstock.simulate.documents import drawn
 
 VEHICLES = 25
 """So many belong to each sender, and report by turns."""

@@ -7,8 +7,8 @@ import orjson
 from scenario import Scenario, normals
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn, slots
-from penstock.simulate.world import CITIES
+from penstock.simulate.documents import drawn, slots
+from penstock.simulate.rsvps import CITIES
 
 ARTICLES = 1_500
 BROKEN = 60

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from websockets.asyncio.client import connect
 
 from penstock.cli import app
-from penstock.simulate.kinds import KINDS
+from penstock.simulate.documents import KINDS
 
 PROGRAM = "import typer; from penstock.cli.feed import feed; typer.run(feed)"
 

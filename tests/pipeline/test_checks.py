@@ -9,7 +9,7 @@ from penstock.core.errors import Misconfigured
 from penstock.pipeline.checks import Level, check, unconnected
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.wiring import Wiring
-from penstock.simulate.kinds import KINDS
+from penstock.simulate.documents import KINDS
 
 
 def app(source: str = "ws://host/path", store: str = "redis://", ttl: str | None = None) -> Pipeline:

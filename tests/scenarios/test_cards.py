@@ -9,7 +9,7 @@ import orjson
 import pytest
 from cards import CARDS, FAR, Cards, kilometres
 
-from penstock.simulate.world import CITIES
+from penstock.simulate.rsvps import CITIES
 
 START = 1_700_000_000_000_000
 SENDERS = 20

@@ -11,7 +11,7 @@ from penstock.channels.memory import MemoryChannels
 from penstock.core.contracts import Arrival, Taken
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin
-from penstock.simulate.draws import SLOTS
+from penstock.simulate.documents import SLOTS
 from penstock.testing.sources import Running
 
 

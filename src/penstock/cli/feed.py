@@ -10,9 +10,8 @@ import typer
 
 from penstock.cli.stopping import stopping
 from penstock.core.clock import SystemClock
+from penstock.simulate.documents import KINDS, Recording, kind_of
 from penstock.simulate.feed import SECOND, Feed
-from penstock.simulate.kinds import KINDS, kind_of
-from penstock.simulate.recording import Recording
 from penstock.simulate.server import Serving, serve
 
 

@@ -14,7 +14,7 @@ from penstock.core.text import did_you_mean
 from penstock.pipeline.description import Description, SourceSpec
 from penstock.pipeline.sources import made
 from penstock.pipeline.wiring import Wiring, simulated
-from penstock.simulate.kinds import check_options, kind_of
+from penstock.simulate.documents import check_options, kind_of
 
 STORES = ("redis", "rediss", "delta")
 _EVERYWHERE = {"0.0.0.0", "::"}

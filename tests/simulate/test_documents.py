@@ -1,9 +1,10 @@
-"""What holds for everything that is simulated."""
+"""What holds for everything that is simulated, for a file that is replayed, and for the draws."""
 
 import inspect
 import pickle
 import random
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,19 @@ from views import Views
 
 from penstock.cli.feed import feed
 from penstock.core.errors import Misconfigured
-from penstock.simulate.feed import Documents, Feed
-from penstock.simulate.kinds import KINDS, OPTIONS, check_options, kind_of
+from penstock.simulate.documents import (
+    KINDS,
+    OPTIONS,
+    SLOTS,
+    Documents,
+    Recording,
+    check_options,
+    drawn,
+    kind_of,
+    mixed,
+    slots,
+)
+from penstock.simulate.feed import Feed
 
 SCENARIOS: dict[str, Callable[..., Scenario]] = {
     "ads": Ads,
@@ -156,3 +168,67 @@ def test_an_option_that_is_none_gets_what_was_meant() -> None:
     check_options(OPTIONS, "source x")
     with pytest.raises(Misconfigured, match=r'source x: a simulation has no option "raet"; did you mean "rate"\?'):
         check_options(["seed", "raet"], "source x")
+
+
+def written(folder: Path, content: bytes) -> Path:
+    path = folder / "rsvps.jsonl"
+    path.write_bytes(content)
+    return path
+
+
+def test_lines_are_replayed_in_order_and_numbered(tmp_path: Path) -> None:
+    recording = Recording(written(tmp_path, b'{"n":0}\n\n {"n":1}\r\n{"n":2}\n{"n":3}'), senders=2)
+    feed = Feed(recording, 1, 2, 100, len(recording))
+    messages = [orjson.loads(feed.message(n)) for n in range(4)]
+    recording.close()
+    assert [message["n"] for message in messages] == [0, 1, 2, 3]
+    assert [(message["feed"]["sender"], message["feed"]["seq"]) for message in messages] == [
+        ("meetup-00", 1),
+        ("meetup-01", 1),
+        ("meetup-00", 2),
+        ("meetup-01", 2),
+    ]
+
+
+def test_the_numbers_of_a_recorded_feed_give_way_to_new_ones(tmp_path: Path) -> None:
+    recording = Recording(written(tmp_path, b'{"n":0,"feed":{"sender":"old","seq":99}}'), senders=1)
+    assert recording(0, 1, 0) == b'{"n":0}'
+    recording.close()
+
+
+def test_a_bad_line_is_named(tmp_path: Path) -> None:
+    path = written(tmp_path, b'{"n":0}\n\n{"n":\n')
+    with pytest.raises(Misconfigured, match=r"rsvps\.jsonl, line 3: it is not JSON"):
+        Recording(path, senders=1)
+
+
+def test_a_line_that_is_no_object_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="line 2: it is JSON, but not an object"):
+        Recording(written(tmp_path, b"{}\n[1]\n"), senders=1)
+
+
+def test_an_empty_file_is_misconfigured(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match="no documents"):
+        Recording(written(tmp_path, b"\n"), senders=1)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=r"none\.jsonl: it cannot be read"):
+        Recording(tmp_path / "none.jsonl", senders=1)
+
+
+def test_a_draw_is_the_same_whenever_it_is_asked_for_and_another_one_is_another() -> None:
+    assert drawn(7, 1, 2) == drawn(7, 1, 2)
+    assert len({drawn(7, one, other) for one in range(100) for other in range(100)}) == 10_000
+
+
+def test_every_bit_is_set_in_half_of_the_draws() -> None:
+    draws = [mixed(number) for number in range(10_000)]
+    assert all(0.47 < sum(draw >> bit & 1 for draw in draws) / 10_000 < 0.53 for bit in range(64))
+
+
+def test_slots_follow_the_law_of_zipf() -> None:
+    shares = Counter(slots(100, 1.0))
+    assert len(slots(100, 1.0)) == SLOTS
+    assert shares[0] == pytest.approx(2 * shares[1], rel=0.02)
+    assert shares[0] == pytest.approx(10 * shares[9], rel=0.05)
