@@ -23,8 +23,8 @@ SECOND = 1_000_000
 class Scenario(ABC):
     """Documents without end: `rate` a second, of all senders together. The same seed makes the same documents.
 
-    Record n (from 0) is due at epoch + n / rate and belongs to sender n % senders. Each sender numbers its records 1,
-    2, 3, … The epoch is the second of the first start. A source that was away sends what was due meanwhile.
+    Record n (from 0) belongs to sender n % senders. Each sender numbers its records 1, 2, 3, … Their epoch is the
+    second of the first start. After a restart they go on after the last number that the channel holds.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Scenario(ABC):
     senders: int = 20
     seed: int = 7
     guarantee = Guarantee.EXACTLY_ONCE
-    words = "records keep their numbers, and any past one can be made again"
+    words = "each sender goes on after the last number that the channel holds"
 
     def __post_init__(self) -> None:
         if self.rate <= 0 or self.senders < 1:
@@ -48,21 +48,26 @@ class Scenario(ABC):
     async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
         safe = [taken.places.get(self._called(sender), (0, 0)) for sender in range(self.senders)]
         epoch = max(epoch for epoch, _ in safe) or int(time.time())
-        yield self._due(epoch, [seq if known == epoch else 0 for known, seq in safe])
+        yield self._records(epoch, [seq if known == epoch else 0 for known, seq in safe])
 
-    async def _due(self, epoch: int, safe: list[int]) -> AsyncIterator[Intake]:
-        n = min(seq * self.senders + sender for sender, seq in enumerate(safe))
+    async def _records(self, epoch: int, safe: list[int]) -> AsyncIterator[Intake]:
+        first = n = min(seq * self.senders + sender for sender, seq in enumerate(safe))
+        start, began = time.time_ns() // 1_000, time.monotonic()
         while True:
-            due = int((time.time() - epoch) * self.rate) + 1
+            due = first + int((time.monotonic() - began) * self.rate) + 1
             batch = range(n, min(due, n + BATCH))
-            found = [self._arrival(epoch, n) for n in batch if n // self.senders >= safe[n % self.senders]]
+            found = [
+                self._arrival(epoch, n, start + int((n - first) * SECOND / self.rate))
+                for n in batch
+                if n // self.senders >= safe[n % self.senders]
+            ]
             if found:
                 yield Intake(found, _settled)
             n += len(batch)
             await asyncio.sleep(0.02 if n >= due else 0)
 
-    def _arrival(self, epoch: int, n: int) -> Arrival:
-        sender, number, due = n % self.senders, n // self.senders + 1, epoch * SECOND + int(n * SECOND / self.rate)
+    def _arrival(self, epoch: int, n: int, due: Micros) -> Arrival:
+        sender, number = n % self.senders, n // self.senders + 1
         return Arrival(self.document(sender, number, due), Origin(self._called(sender), epoch, number, due))
 
     def _called(self, sender: int) -> str:
@@ -70,7 +75,7 @@ class Scenario(ABC):
 
 
 async def _settled(error: Exception | None) -> None:
-    """What was not safe is made again at the next opening, by its number."""
+    """What was not safe is made again at the next opening."""
 
 
 @cache
