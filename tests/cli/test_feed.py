@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from websockets.asyncio.client import connect
 
 from penstock.cli import app
-from penstock.simulate.kinds import KINDS
+from penstock.simulate.documents import KINDS
 
 PROGRAM = "import typer; from penstock.cli.feed import feed; typer.run(feed)"
 
@@ -53,26 +53,26 @@ async def test_a_feed_prints_its_address_serves_and_stops_cleanly() -> None:
 
 
 async def test_each_kind_has_a_path_and_senders_of_its_own() -> None:
-    process, url = await started("--count", "40", "--rate", "1000", "--epoch", "1700000000", name="cards")
+    process, url = await started("--count", "40", "--rate", "1000", "--epoch", "1700000000", name="updates")
     try:
         found = await heard(url)
     finally:
         process.kill()
         await process.wait()
-    assert url.endswith("/cards")
-    assert {document["feed"]["sender"] for document in found} == {f"acquirer-{n:02d}" for n in range(20)}
-    assert all(document["label"] in ("ok", "fraud") for document in found)
+    assert url.endswith("/updates")
+    assert {document["feed"]["sender"] for document in found} == {f"sender-{n:02d}" for n in range(20)}
+    assert all(document["sender"] == document["feed"]["sender"] for document in found)
 
 
 def test_the_help_tells_what_can_be_simulated() -> None:
     told = CliRunner().invoke(app, ["feed", "--help"]).output
     for name, kind in KINDS.items():
-        assert f"  {name:<10}{kind.words}\n" in told
+        assert f"  {name:<13}{kind.words}\n" in told
 
 
 def test_a_name_that_is_none_gets_what_was_meant() -> None:
-    error = CliRunner().invoke(app, ["feed", "turbins"]).exception
-    assert str(error) == 'penstock feed: there is no simulation "turbins"; did you mean "turbines"?'
+    error = CliRunner().invoke(app, ["feed", "update"]).exception
+    assert str(error) == 'penstock feed: there is no simulation "update"; did you mean "updates"?'
 
 
 async def test_a_file_is_replayed_to_its_end(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
+from examples.feeds.coinbase import Product, Trade, moment
+from examples.feeds.coinbase import read as read_trade
 from tests.fuzz.target import Given, raw, target, tried
 
 from penstock.collect.door import why_no_sender
-from penstock.collect.feeds.coinbase import Product, Trade, moment
-from penstock.collect.feeds.coinbase import read as read_trade
 from penstock.collect.http_client import LONGEST_PAUSE, asked_pause
 from penstock.collect.keys import key_of
 from penstock.collect.websocket import with_parameter

@@ -20,7 +20,7 @@ def main(name: str, *options: str) -> None:
         raise SystemExit(f'"{name}" is no target; there are {", ".join(WHERE)}')
     # It has no types.
     atheris = importlib.import_module("atheris")
-    with atheris.instrument_imports(include=["penstock"]):
+    with atheris.instrument_imports(include=["penstock", "examples"]):
         target = found(name)
     flags = [option for option in options if option.startswith("-")]
     folders = [Path(option) for option in options if not option.startswith("-")] or [KEPT / name]

@@ -9,7 +9,7 @@ from penstock.core.errors import Misconfigured
 from penstock.pipeline.checks import Level, check, unconnected
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.wiring import Wiring
-from penstock.simulate.kinds import KINDS
+from penstock.simulate.documents import KINDS
 
 
 def app(source: str = "ws://host/path", store: str = "redis://", ttl: str | None = None) -> Pipeline:
@@ -51,8 +51,8 @@ def test_spark_audits_kafka(address: str, tmp_path: Path) -> None:
         ),
         (app(), {"PENSTOCK_SOURCES_RSVPS": "nowhere"}, r"source rsvps: nowhere is no address"),
         (app("simulate://tides"), {}, r'there is no simulation "tides"; there is rsvps'),
-        (app("simulate://turbine"), {}, r'source rsvps: there is no simulation "turbine"; did you mean "turbines"\?'),
-        (app("simulate://cards?sed=7"), {}, r'source rsvps: a simulation has no option "sed"; did you mean "seed"\?'),
+        (app("simulate://update"), {}, r'source rsvps: there is no simulation "update"; did you mean "updates"\?'),
+        (app("simulate://rsvps?sed=7"), {}, r'source rsvps: a simulation has no option "sed"; did you mean "seed"\?'),
         (app(store="mysql://x"), {}, r'store mysql://x: mysql://x is no address that is known here; write "redis://…"'),
         (app(store="delta://x", ttl="1 day"), {}, r"store delta://x: a lake keeps everything"),
         (

@@ -10,9 +10,8 @@ import typer
 
 from penstock.cli.stopping import stopping
 from penstock.core.clock import SystemClock
+from penstock.simulate.documents import KINDS, Recording, kind_of
 from penstock.simulate.feed import SECOND, Feed
-from penstock.simulate.kinds import KINDS, kind_of
-from penstock.simulate.recording import Recording
 from penstock.simulate.server import Serving, serve
 
 
@@ -57,7 +56,7 @@ def feed(
 
 
 # Written once, in the table; a `\b` keeps the lines of a paragraph apart.
-feed.__doc__ = f"{feed.__doc__}\n    \b\n" + "\n".join(f"    {name:<10}{kind.words}" for name, kind in KINDS.items())
+feed.__doc__ = f"{feed.__doc__}\n    \b\n" + "\n".join(f"    {name:<13}{kind.words}" for name, kind in KINDS.items())
 
 
 async def _serve(described: Feed, host: str, port: int, name: str) -> None:

@@ -23,8 +23,7 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Sender
 from penstock.core.errors import Misconfigured, PenstockError, Refused
 from penstock.core.record import Record
-from penstock.simulate.updates import Updates, new_epoch, updates
-from penstock.simulate.walk import Walk, walk
+from penstock.simulate.updates import Updates, Walk, new_epoch, updates, walk
 from penstock.supervise.signals import stop_on_signals
 
 _PAUSE = 0.2

@@ -26,7 +26,6 @@ WAYS = {
     "listen+tcp": "penstock.collect.tcp:TcpSource",
     "file": "penstock.collect.files:FilesSource",
     "stdin": "penstock.collect.stdin:StdinSource",
-    "feed": "penstock.collect.feeds:feed_at",
     # A run serves what it simulates over a WebSocket.
     "simulate": "penstock.collect.websocket:WebSocketSource",
 }
@@ -72,7 +71,7 @@ def _maker(name: str, address: str, scheme: str) -> Callable[..., Source]:
     said = begins[0] if begins else ""
     # Of a protocol alone it is not known in which of its ways it is meant.
     alike = " or ".join(f'"{one}://"' for one in known if one.endswith(f"+{said}"))
-    way_out = f"did you mean {alike}?" if alike else did_you_mean(said, known, others, "{}://")
+    way_out = f"did you mean {alike}?" if alike else did_you_mean(said, known, others, '"{}://"')
     raise Misconfigured(f"source {name}", f"{shown(address)} is no address that is known here", way_out)
 
 

@@ -9,11 +9,13 @@ def printable(name: str) -> str:
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in name)
 
 
-def did_you_mean(name: str, known: Collection[str], otherwise: str, as_written: str = "{}", cutoff: float = 0.6) -> str:
+def did_you_mean(
+    name: str, known: Collection[str], otherwise: str, as_written: str = '"{}"', cutoff: float = 0.6
+) -> str:
     """Suggest the known name that is closest to a misspelled one; `otherwise` if none is close.
 
-    `as_written` is how the user writes the name, such as "{}://".
+    `as_written` is how the user writes the name, such as `"{}://"`.
     """
     by_lower = {one.lower(): one for one in known}
     close = difflib.get_close_matches(name[:100].lower(), by_lower, n=1, cutoff=cutoff)
-    return f'did you mean "{as_written.format(by_lower[close[0]])}"?' if close else otherwise
+    return f"did you mean {as_written.format(by_lower[close[0]])}?" if close else otherwise

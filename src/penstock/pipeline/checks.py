@@ -15,7 +15,7 @@ from penstock.core.text import did_you_mean
 from penstock.pipeline.description import ROWS, Description, SourceSpec
 from penstock.pipeline.sources import made
 from penstock.pipeline.wiring import Wiring, simulated
-from penstock.simulate.kinds import check_options, kind_of
+from penstock.simulate.documents import check_options, kind_of
 
 STORES = ("redis", "rediss", "delta")
 _EVERYWHERE = {"0.0.0.0", "::"}
@@ -61,7 +61,7 @@ def _unread(unread: Iterable[SourceSpec], unfilled: list[str], level: Level) -> 
     for source in unread:
         way_out = f'read it: name a parameter of a query "{source.into}", or store it: app.store("{source.into}", …)'
         if unfilled:
-            way_out = did_you_mean(source.into, unfilled, way_out, "into={}", cutoff=0)
+            way_out = did_you_mean(source.into, unfilled, way_out, 'into="{}"', cutoff=0)
         problem = f'it fills the channel "{source.into}", which no query and no store reads'
         yield Finding(level, f"source {source.name}", problem, way_out)
 

@@ -59,7 +59,7 @@ def read(path: Path, shown: str, known: Collection[str]) -> SqlFile:
         place = f"{shown}:{line}"
         if word not in known:
             others = f"the words are {', '.join(sorted(known))}; other comments begin with a capital letter"
-            way_out = did_you_mean(word, known, others, "{}:")
+            way_out = did_you_mean(word, known, others, '"{}:"')
             raise Misconfigured(place, f'a query declares nothing by "{word}:"', way_out)
         if word in words:
             raise Misconfigured(place, f'"{word}:" is there already, on line {lines[word]}', "keep one of them")

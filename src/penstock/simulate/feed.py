@@ -4,7 +4,7 @@ Record n (from 0) of the feed is due at start + n/rate. It belongs to sender n %
 Nothing is kept: a message is made when a client is ready for it, so a slow client costs no memory.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import orjson
@@ -12,9 +12,7 @@ import orjson
 from penstock.core.clock import Micros
 from penstock.core.contracts import Places
 from penstock.core.errors import Misconfigured, Refused
-
-Documents = Callable[[int, int, Micros], bytes]
-"""The document of (sender, number, time): the JSON text of an object."""
+from penstock.simulate.documents import Documents
 
 END = b'{"end":true}'
 SECOND = 1_000_000

@@ -6,9 +6,8 @@ from typing import Any
 
 import orjson
 import pytest
-
-from penstock.simulate.grid import BLOCKS, blocks
-from penstock.simulate.machines import CAPACITY, MACHINES, PRODUCTS, Machines
+from grid import BLOCKS, blocks
+from machines import CAPACITY, MACHINES, PRODUCTS, Machines
 
 START = 1_700_000_000_000_000
 SENDERS = 3
@@ -18,10 +17,10 @@ FULL = dict(zip(PRODUCTS, CAPACITY, strict=True))
 @pytest.fixture(scope="module")
 def found() -> dict[str, list[dict[str, Any]]]:
     """Per machine, what happened."""
-    machines = Machines(7)
+    machines = Machines(seed=7)
     gathered = defaultdict(list)
     for n in range(SENDERS * MACHINES * 300):
-        event = orjson.loads(machines(n % SENDERS, n // SENDERS + 1, START + n * 5_000))
+        event = orjson.loads(machines.document(n % SENDERS, n // SENDERS + 1, START + n * 5_000))
         gathered[event["machine"]].append(event)
     return gathered
 

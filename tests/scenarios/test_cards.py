@@ -7,9 +7,9 @@ from typing import Any
 
 import orjson
 import pytest
+from cards import CARDS, FAR, Cards, kilometres
 
-from penstock.simulate.cards import CARDS, FAR, Cards, kilometres
-from penstock.simulate.world import CITIES
+from penstock.simulate.rsvps import CITIES
 
 START = 1_700_000_000_000_000
 SENDERS = 20
@@ -18,8 +18,8 @@ PLACES = {city.name: city for city in CITIES}
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    cards = Cards(7)
-    return [orjson.loads(cards(n % SENDERS, n // SENDERS + 1, START + n * 5_000)) for n in range(60_000)]
+    cards = Cards(seed=7)
+    return [orjson.loads(cards.document(n % SENDERS, n // SENDERS + 1, START + n * 5_000)) for n in range(60_000)]
 
 
 def bursts(found: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:

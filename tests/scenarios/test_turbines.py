@@ -6,16 +6,17 @@ from typing import Any
 
 import orjson
 import pytest
-
-from penstock.simulate.turbines import DAY, SERVICE, Turbines
+from turbines import DAY, SERVICE, Turbines
 
 START = 1_700_000_000_000_000
 UNITS = 8
 
 
 def readings(turbine: int, count: int, seed: int = 7) -> list[dict[str, Any]]:
-    turbines = Turbines(seed)
-    return [orjson.loads(turbines(turbine, number, START + number * 100_000)) for number in range(1, count + 1)]
+    turbines = Turbines(seed=seed)
+    return [
+        orjson.loads(turbines.document(turbine, number, START + number * 100_000)) for number in range(1, count + 1)
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +77,10 @@ def test_nothing_jumps_when_a_failure_begins(found: list[list[dict[str, Any]]]) 
 
 
 def test_the_load_follows_the_day() -> None:
-    turbines = Turbines(7)
+    turbines = Turbines(seed=7)
 
     def power(hour: int) -> float:
         at = START // 1_000 // DAY * DAY * 1_000 + hour * DAY // 24 * 1_000
-        return fmean(orjson.loads(turbines(sender, 1, at))["power"] for sender in range(200))
+        return fmean(orjson.loads(turbines.document(sender, 1, at))["power"] for sender in range(200))
 
     assert power(14) > 1.2 * power(2)

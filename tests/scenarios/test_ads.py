@@ -6,8 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-
-from penstock.simulate.ads import ADS, VISITORS, Ads
+from ads import ADS, VISITORS, Ads
 
 START = 1_700_000_000_000_000
 SENDERS = 4
@@ -17,9 +16,10 @@ FIELDS = ["type", "impression", "ad", "campaign", "visitor", "at"]
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     """A quarter of an hour of four sites, ten records a second of each."""
-    ads = Ads(7)
+    ads = Ads(seed=7)
     return [
-        orjson.loads(ads(n % SENDERS, n // SENDERS + 1, START + n // SENDERS * 100_000)) for n in range(SENDERS * 9_000)
+        orjson.loads(ads.document(n % SENDERS, n // SENDERS + 1, START + n // SENDERS * 100_000))
+        for n in range(SENDERS * 9_000)
     ]
 
 

@@ -1,29 +1,33 @@
-"""Trades of an exchange that numbers them: heard over its WebSocket, and asked for where they were missed."""
+"""Trades of the exchange Coinbase, which numbers them: `app.source(Coinbase(["BTC-USD"]), into="trades")`.
+
+They come over its WebSocket; those that were missed are requested from its REST history.
+"""
 
 import re
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 
 import httpx
 import orjson
 
-from penstock.collect.http_client import Pauses, Place, asked, client, place, refusal, telling
 from penstock.collect.websocket import WebSocketSource
-from penstock.collect.websocket.messages import LARGEST
-from penstock.core.clock import Clock, Micros, SystemClock
+from penstock.core.clock import Micros
 from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Blind, Origin
 
+ADDRESS = "wss://ws-feed.exchange.coinbase.com"
 HISTORY = "https://api.exchange.coinbase.com"
 PAGE = 1_000
-"""So many trades the exchange tells at once."""
+"""Trades in an answer of the history, at most."""
 LARGEST_PAGE = 4 << 20
-ANSWER_WITHIN = 10.0
+LARGEST = 1 << 63
+TIMEOUT = 10.0
+LONGEST_PAUSE = 300.0
 AGENT = {"User-Agent": "penstock"}
 
 
@@ -69,28 +73,26 @@ class Coinbase:
     has, the time is reported as unknown, and another epoch begins.
     """
 
-    address: str
-    name: str
     products: Sequence[str]
+    name: str = "coinbase"
+    address: str = ADDRESS
     history: str = HISTORY
     fill: int = 100_000
-    clock: Clock = field(default_factory=SystemClock)
-    _pauses: Pauses = field(default_factory=Pauses, init=False, repr=False, compare=False)
+    guarantee = Guarantee.EXACTLY_ONCE
 
     def __post_init__(self) -> None:
         source = f"source {self.name}"
         if not 1 <= len(self.products) <= 100 or len(set(self.products)) < len(self.products):
             raise Misconfigured(f"{source}, products", "they are not 1 to 100, each once", 'say products = ["BTC-USD"]')
         for product in self.products:
-            if not re.fullmatch(r"[A-Z0-9-]{1,40}", product):
+            if len(product) > 40 or not re.fullmatch(r"[A-Z0-9]+(-[A-Z0-9]+)+", product):
                 raise Misconfigured(f"{source}, products", f"{product!r} is none", 'write it like "BTC-USD"')
         if self.fill < 0:
             raise Misconfigured(f"{source}, fill", "it is negative", "say how many trades may be asked for; 0: none")
-        place(self.history, self.name, "")
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return Guarantee.EXACTLY_ONCE
+        if not re.match(r"wss?://\w", self.address):
+            raise Misconfigured(f"{source}, address", "it is not a WebSocket", "write wss://host/path")
+        if not re.match(r"https?://\w", self.history):
+            raise Misconfigured(f"{source}, history", "it is none of HTTP", "write https://host/path")
 
     @property
     def words(self) -> str:
@@ -101,7 +103,6 @@ class Coinbase:
 
     @asynccontextmanager
     async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
-        await self._pauses.over()
         products = {name: Product(name) for name in self.products}
         for product in products.values():
             if (safe := taken.places.get(product.sender)) is not None:
@@ -109,17 +110,12 @@ class Coinbase:
         subscribe = {"type": "subscribe", "product_ids": list(self.products), "channels": ["matches"]}
         said = orjson.dumps(subscribe).decode()
         feed = WebSocketSource(self.address, self.name, numbered=None, first=said, headers=AGENT)
-        to = place(self.history, self.name, "")
-        try:
-            async with (
-                client(to, ANSWER_WITHIN, ANSWER_WITHIN, None) as asking,
-                feed.open(Taken()) as intakes,
-                aclosing(self._whole(intakes, products, partial(self._page, asking, to))) as whole,
-            ):
-                yield whole
-        except Unavailable as error:
-            self._pauses.ask(error.retry_after)
-            raise
+        async with (
+            httpx.AsyncClient(headers=AGENT, timeout=TIMEOUT, trust_env=False) as client,
+            feed.open(Taken()) as intakes,
+            aclosing(self._whole(intakes, products, partial(self._page, client))) as whole,
+        ):
+            yield whole
 
     async def _whole(
         self, intakes: AsyncIterator[Intake], products: Mapping[str, Product], page: Page
@@ -169,25 +165,29 @@ class Coinbase:
             product.time = before[0].time if before else trade.time
         return (Blind(self.name, min(product.time, trade.time), trade.time),)
 
-    async def _page(self, asking: httpx.AsyncClient, to: Place, product: str, start: int, end: int) -> Sequence[Trade]:
+    async def _page(self, client: httpx.AsyncClient, product: str, start: int, end: int) -> Sequence[Trade]:
+        url = f"{self.history.rstrip('/')}/products/{product}/trades"
         # "After" means behind in the list, which begins with the newest.
-        url = to.url.copy_with(path=f"{to.url.path.rstrip('/')}/products/{product}/trades")
-        url = url.copy_merge_params({"after": end, "limit": end - start})
+        wanted = {"after": end, "limit": end - start}
         body = bytearray()
-        with telling(to, ANSWER_WITHIN):
-            async with asked(asking, to, url, AGENT, {}) as answer:
+        try:
+            async with client.stream("GET", url, params=wanted) as answer:
                 if answer.status_code != 200:
-                    raise refusal(to, answer, self.clock)
-                async for chunk in answer.aiter_raw():
+                    pause = answer.headers.get("retry-after", "")
+                    later = min(float(pause), LONGEST_PAUSE) if pause.isdecimal() else None
+                    raise Unavailable(self.history, f"it answers {answer.status_code}", later)
+                async for chunk in answer.aiter_bytes():
                     body += chunk
                     if len(body) > LARGEST_PAGE:
-                        raise Unavailable(to.who, "its answer is too large")
+                        raise Unavailable(self.history, "its answer is too large")
+        except httpx.HTTPError as error:
+            raise Unavailable(self.history, str(error) or type(error).__name__) from error
         try:
             document = orjson.loads(body)
         except orjson.JSONDecodeError as error:
-            raise Unavailable(to.who, "its answer is not JSON") from error
+            raise Unavailable(self.history, "its answer is not JSON") from error
         if not isinstance(document, list):
-            raise Unavailable(to.who, "its answer is no list of trades")
+            raise Unavailable(self.history, "its answer is no list of trades")
         found = {one["trade_id"]: one for one in document if isinstance(one, dict) and _is_number(one.get("trade_id"))}
         return [
             Trade(number, orjson.dumps({"type": "match", "product_id": product, **one}), moment(one.get("time")))

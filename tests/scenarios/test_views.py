@@ -4,15 +4,14 @@ from collections import Counter
 from typing import Any
 
 import orjson
-
-from penstock.simulate.views import ARTICLES, BROKEN, FRESH, HOUR, Views
+from views import ARTICLES, BROKEN, FRESH, HOUR, Views
 
 MIDNIGHT = 1_699_920_000_000_000  # UTC
 
 
 def documents(count: int, start: int = MIDNIGHT, every: int = 5_000, seed: int = 7) -> list[dict[str, Any]]:
-    views = Views(seed)
-    return [orjson.loads(views(n % 20, n // 20 + 1, start + n * every)) for n in range(count)]
+    views = Views(seed=seed)
+    return [orjson.loads(views.document(n % 20, n // 20 + 1, start + n * every)) for n in range(count)]
 
 
 def hour(which: int) -> list[dict[str, Any]]:

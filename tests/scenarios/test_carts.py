@@ -6,8 +6,7 @@ from typing import Any
 
 import orjson
 import pytest
-
-from penstock.simulate.carts import PAIRS, PRODUCTS, Carts
+from carts import PAIRS, PRODUCTS, Carts
 
 START = 1_700_000_000_000_000
 SENDERS = 4
@@ -15,8 +14,8 @@ SENDERS = 4
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    carts = Carts(7)
-    return [orjson.loads(carts(n % SENDERS, n // SENDERS + 1, START + n * 5_000)) for n in range(48_000)]
+    carts = Carts(seed=7)
+    return [orjson.loads(carts.document(n % SENDERS, n // SENDERS + 1, START + n * 5_000)) for n in range(48_000)]
 
 
 def bought(found: list[dict[str, Any]]) -> list[set[str]]:

@@ -4,13 +4,15 @@ How far a vehicle has come is the integral of its speed over time, which has a c
 length, the last part of which it stands at its depot. So where it is follows from the moment alone.
 """
 
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import orjson
+from grid import BLOCK, Crossing, crossing, position
+from scenario import Scenario
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn
-from penstock.simulate.grid import BLOCK, Crossing, crossing, position
+from penstock.simulate.documents import drawn
 
 VEHICLES = 25
 """So many belong to each sender, and report by turns."""
@@ -29,13 +31,18 @@ _FLOWN = (0.0, *accumulate((one + other) / 2 for one, other in pairwise(FLOW)))
 _NORTH, _EAST, _SOUTH, _WEST = 0, 90, 180, 270
 
 
-class Vehicles:
+@dataclass(kw_only=True)
+class Vehicles(Scenario):
     """Positions of vehicles that the seed makes: their kinds, their depots, and where each tour goes."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = drawn(seed, 6)
+    name: str = "vehicles"
+    sender: str = "fleet"
 
-    def __call__(self, sender: int, number: int, time: Micros) -> bytes:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._seed = drawn(self.seed, 6)
+
+    def document(self, sender: int, number: int, time: Micros) -> bytes:
         """The report `number` of `sender`, at `time`: of one of its vehicles."""
         which = (number - 1) % VEHICLES
         bits = drawn(self._seed, sender, which)

@@ -5,13 +5,15 @@ impression of an earlier block, and is an impression, too, when that was not cli
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import log
 
 import orjson
+from scenario import Scenario, normals
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn, normals, slots
-from penstock.simulate.world import TOPICS
+from penstock.simulate.documents import drawn, slots
+from penstock.simulate.rsvps import TOPICS
 
 ADS = 40
 CAMPAIGNS = 12
@@ -22,17 +24,22 @@ _CLASSES = 512
 _CROWDED = 8
 
 
-class Ads:
+@dataclass(kw_only=True)
+class Ads(Scenario):
     """Impressions and clicks of a world that the seed makes: its ads, how well each is liked, and who sees them."""
 
-    def __init__(self, seed: int) -> None:
-        self._impressions, self._blocks, ads, lags = (drawn(seed, 1, what) for what in range(4))
+    name: str = "ads"
+    sender: str = "site"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._impressions, self._blocks, ads, lags = (drawn(self.seed, 1, what) for what in range(4))
         self._lags = _lags(lags)
         self._campaigns = [TOPICS[drawn(ads, ad) % CAMPAIGNS] for ad in range(ADS)]
         # Of 256 that could click on it, so many do: 8 to 135.
         self._pulls = [8 + drawn(ads, ad, 1) % 128 for ad in range(ADS)]
 
-    def __call__(self, sender: int, number: int, time: Micros) -> bytes:
+    def document(self, sender: int, number: int, time: Micros) -> bytes:
         """The impression or click `number` of `sender`, at `time`."""
         block, place = divmod(number - 1, _BLOCK)
         if place == self._turn(sender, block)[0] and (clicked := self._clicked(sender, block)) is not None:

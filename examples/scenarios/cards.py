@@ -4,14 +4,16 @@ A fraud is a burst on one card: small amounts to try it, then large ones, far aw
 within some tens of numbers of a sender. Travel, large amounts and small ones alone are honest, too.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 from math import acos, cos, exp, radians, sin
 
 import orjson
+from scenario import Scenario, normals
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn, normals, slots
-from penstock.simulate.world import CITIES, City
+from penstock.simulate.documents import drawn, slots
+from penstock.simulate.rsvps import CITIES, City
 
 CARDS = 10_000
 FAR = 3_000
@@ -31,13 +33,18 @@ _ONE_IN = 24
 """Of so many blocks of a sender's numbers, one holds a fraud."""
 
 
-class Cards:
+@dataclass(kw_only=True)
+class Cards(Scenario):
     """Transactions of a world that the seed makes: its cards, where they live, and who is robbed."""
 
-    def __init__(self, seed: int) -> None:
-        self._payments, self._blocks, self._cards = (drawn(seed, 3, what) for what in range(3))
+    name: str = "cards"
+    sender: str = "acquirer"
 
-    def __call__(self, sender: int, number: int, time: Micros) -> bytes:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._payments, self._blocks, self._cards = (drawn(self.seed, 3, what) for what in range(3))
+
+    def document(self, sender: int, number: int, time: Micros) -> bytes:
         """The transaction `number` of `sender`, at `time`."""
         bits = drawn(self._payments, sender, number)
         chance = drawn(bits, 1)

@@ -1,4 +1,4 @@
-"""Public feeds, against servers that speak as they do."""
+"""The public feeds of examples/feeds, against servers that speak as they do."""
 
 import asyncio
 import socket
@@ -11,6 +11,9 @@ from urllib.parse import parse_qs, urlsplit
 import orjson
 import pytest
 import uvicorn
+from examples.feeds.bluesky import bluesky
+from examples.feeds.coinbase import Coinbase, moment
+from examples.feeds.wikimedia import wikimedia
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -19,10 +22,6 @@ from tests.collect.waiting import until
 from websockets.asyncio.server import ServerConnection, serve
 
 from penstock.channels.memory import MemoryChannels
-from penstock.collect.feeds import feed_at
-from penstock.collect.feeds.coinbase import Coinbase, moment
-from penstock.collect.ways import source_at
-from penstock.collect.websocket import WebSocketSource
 from penstock.core.contracts import Arrival, Entry, Guarantee, Source, Taken
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Blind, Origin
@@ -127,32 +126,32 @@ class Wikimedia(Outside):
 
 
 @pytest.fixture
-async def wikimedia() -> AsyncIterator[Wikimedia]:
+async def wikis() -> AsyncIterator[Wikimedia]:
     outside = Wikimedia()
     async with serving(Route("/v2/stream/recentchange", outside.stream)) as address:
         url = f"http://{address}/v2/stream/recentchange"
-        outside.source = source_at("feed://wikimedia", "changes", {"address": url})
+        outside.source = wikimedia("changes", url)
         yield outside
         await outside.cut()
 
 
 class TestWikimedia(SourceContract):
     @pytest.fixture
-    def world(self, wikimedia: Wikimedia) -> Wikimedia:
-        return wikimedia
+    def world(self, wikis: Wikimedia) -> Wikimedia:
+        return wikis
 
 
-async def test_wikimedia_is_told_the_whole_list_of_places(wikimedia: Wikimedia) -> None:
+async def test_wikimedia_is_told_the_whole_list_of_places(wikis: Wikimedia) -> None:
     channels = MemoryChannels()
-    await wikimedia.give(wikimedia.payloads(3))
-    async with Running(wikimedia.source, channels) as running:
+    await wikis.give(wikis.payloads(3))
+    async with Running(wikis.source, channels) as running:
         await running.until(lambda: running.count() == 3)
         await running.stop()
-    await wikimedia.give(wikimedia.payloads(4)[3:])
-    async with Running(wikimedia.source, channels) as running:
+    await wikis.give(wikis.payloads(4)[3:])
+    async with Running(wikis.source, channels) as running:
         await running.until(lambda: running.count() == 4)
-    assert wikimedia.asked[0] is None
-    assert wikimedia.asked[-1] == orjson.loads(wikimedia.id_of(2))
+    assert wikis.asked[0] is None
+    assert wikis.asked[-1] == orjson.loads(wikis.id_of(2))
 
 
 # --- bluesky: a cursor of microseconds, with which the feed begins
@@ -182,11 +181,8 @@ class Jetstream(Outside):
 async def jetstream() -> AsyncIterator[Jetstream]:
     outside = Jetstream()
     async with attending(outside.attend) as address:
-        outside.source = source_at(
-            "feed://bluesky",
-            "posts",
-            {"address": f"ws://{address}/subscribe", "collections": ["app.bsky.feed.post", "app.bsky.graph.*"]},
-        )
+        url = f"ws://{address}/subscribe"
+        outside.source = bluesky("app.bsky.feed.post", "app.bsky.graph.*", name="posts", address=url)
         yield outside
         await outside.cut()
 
@@ -288,11 +284,7 @@ async def exchange() -> AsyncIterator[Exchange]:
     routes = Route("/products/{product}/trades", outside.trades)
     async with serving(routes) as history, attending(outside.attend) as address:
         outside.history = f"http://{history}"
-        outside.source = source_at(
-            "feed://coinbase",
-            "trades",
-            {"address": f"ws://{address}", "history": outside.history, "products": ["BTC-USD", "ETH-USD"]},
-        )
+        outside.source = Coinbase(["BTC-USD", "ETH-USD"], "trades", f"ws://{address}", outside.history)
         yield outside
         await outside.cut()
 
@@ -364,7 +356,7 @@ async def test_a_trade_that_the_socket_left_out_is_asked_for(exchange: Exchange)
 async def test_what_is_beyond_the_limit_is_blind_and_another_epoch_begins(exchange: Exchange) -> None:
     channels = MemoryChannels()
     assert isinstance(exchange.source, Coinbase)
-    source = Coinbase(exchange.source.address, "trades", ["BTC-USD"], exchange.history, fill=3)
+    source = Coinbase(["BTC-USD"], "trades", exchange.source.address, exchange.history, fill=3)
     await exchange.give([trade(501)])
     await heard(exchange, channels, 1, source)
     await exchange.give([trade(number) for number in range(502, 511)])
@@ -449,7 +441,7 @@ async def test_each_message_that_is_no_trade_has_a_receipt() -> None:
 
     channels = MemoryChannels()
     async with attending(handle) as address:
-        source = feed_at("feed://coinbase", "trades", address=f"ws://{address}", products="BTC-USD")
+        source = Coinbase(["BTC-USD"], "trades", f"ws://{address}")
         async with Running(source, channels) as running:
             await running.until(lambda: running.count() == 1)
     dead = [dict(entry.headers)["reason"].decode() for entry in channels.entries("into.dead")]
@@ -465,7 +457,7 @@ async def test_what_the_exchange_complains_of_is_shown() -> None:
         await client.wait_closed()
 
     async with attending(handle) as address:
-        source = feed_at("feed://coinbase", "trades", address=f"ws://{address}", products=["NO-USD"])
+        source = Coinbase(["NO-USD"], "trades", f"ws://{address}")
         with pytest.raises(Unavailable, match="Failed to subscribe: NO-USD is not a valid product"):
             async with source.open(Taken()) as intakes:
                 await anext(aiter(intakes))
@@ -476,41 +468,35 @@ def test_a_time_that_cannot_be_read_is_now(told: object) -> None:
     assert moment(told) > moment("2020-01-01T00:00:00Z")
 
 
-# --- by name
+# --- what they can be told
 
 
 @pytest.mark.parametrize(
-    ("url", "options", "said"),
+    ("options", "said"),
     [
-        ("feed://wikipedia", {}, 'did you mean "feed://wikimedia"'),
-        ("feed://", {}, "there are bluesky, coinbase, wikimedia"),
-        ("feed://nasdaq-itch", {}, "there are bluesky, coinbase, wikimedia"),
-        ("feed://wikimedia", {"products": ["BTC-USD"]}, "an option of feed://coinbase"),
-        ("feed://coinbase", {"collections": "x"}, "an option of feed://bluesky"),
-        ("feed://bluesky", {"history": "http://x"}, "an option of feed://coinbase"),
-        ("feed://coinbase", {}, 'say products = \\["BTC-USD"\\]'),
-        ("feed://coinbase", {"products": ["BTC-USD", "BTC-USD"]}, "each once"),
-        ("feed://coinbase", {"products": "../BTC"}, 'write it like "BTC-USD"'),
-        ("feed://coinbase", {"products": "BTC-USD", "fill": -1}, "fill"),
-        ("feed://coinbase", {"products": "BTC-USD", "history": "ftp://x"}, "none of HTTP"),
-        ("feed://coinbase", {"products": "BTC-USD", "address": "https://x"}, "write wss://host"),
-        ("feed://wikimedia", {"address": "wss://x"}, "write https://host"),
-        ("feed://bluesky", {"collections": "a&b=c"}, 'write it like "app.bsky.feed.post"'),
-        ("feed://bluesky", {"colections": "a"}, 'did you mean "collections"'),
+        ({"products": []}, 'say products = \\["BTC-USD"\\]'),
+        ({"products": ["BTC-USD", "BTC-USD"]}, "each once"),
+        ({"products": ["../BTC"]}, 'write it like "BTC-USD"'),
+        ({"products": "BTC-USD"}, 'write it like "BTC-USD"'),
+        ({"fill": -1}, "fill"),
+        ({"history": "ftp://x"}, "none of HTTP"),
+        ({"address": "https://x"}, "write wss://host"),
     ],
 )
-def test_what_is_no_feed_or_no_option_of_it_is_misconfigured(url: str, options: dict[str, Any], said: str) -> None:
+def test_what_coinbase_cannot_be_told_is_misconfigured(options: dict[str, Any], said: str) -> None:
     with pytest.raises(Misconfigured, match=said):
-        source_at(url, "x", options)
+        Coinbase(**{"products": ["BTC-USD"], **options})
 
 
-@pytest.mark.parametrize("url", ["feed://wikimedia", "feed://bluesky/", "feed://Coinbase"])
-def test_the_feeds_promise_exactly_once(url: str) -> None:
-    source = source_at(url, "x", {"products": "BTC-USD"} if "oinbase" in url else {})
-    assert source.guarantee is Guarantee.EXACTLY_ONCE
+def test_a_collection_that_is_none_is_misconfigured() -> None:
+    with pytest.raises(Misconfigured, match=r"app\.bsky\.feed\.post"):
+        bluesky("a&b=c")
 
 
 def test_without_collections_all_are_heard() -> None:
-    source = feed_at("feed://bluesky", "x")
-    assert isinstance(source, WebSocketSource)
-    assert source.url == "wss://jetstream2.us-east.bsky.network/subscribe"
+    assert bluesky().url == "wss://jetstream2.us-east.bsky.network/subscribe"
+
+
+@pytest.mark.parametrize("source", [wikimedia(), bluesky(), Coinbase(["BTC-USD"])], ids=lambda source: source.name)
+def test_the_feeds_promise_exactly_once(source: Source) -> None:
+    assert source.guarantee is Guarantee.EXACTLY_ONCE

@@ -4,14 +4,16 @@ A sender has four customers at a time. Each of them fills two carts within twelv
 by its number, and what the cart held before by going through its few steps again.
 """
 
+from dataclasses import dataclass
 from functools import cached_property
 from math import exp
 from typing import NamedTuple
 
 import orjson
+from scenario import Scenario, normals
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn, mixed, normals, slots
+from penstock.simulate.documents import drawn, mixed, slots
 
 COLOURS = ("red", "blue", "green", "black", "white", "yellow", "copper", "striped", "small", "large", "folding", "old")
 THINGS = ("kettle", "lamp", "chair", "mug", "rug", "pan", "clock", "basket", "vase", "towel", "knife", "tray", "shelf",
@@ -32,13 +34,18 @@ class Step(NamedTuple):
     quantity: int
 
 
-class Carts:
+@dataclass(kw_only=True)
+class Carts(Scenario):
     """Carts of a shop that the seed makes: its products, their prices, and which go together."""
 
-    def __init__(self, seed: int) -> None:
-        self._steps, self._products = (drawn(seed, 5, what) for what in range(2))
+    name: str = "carts"
+    sender: str = "shop"
 
-    def __call__(self, sender: int, number: int, time: Micros) -> bytes:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._steps, self._products = (drawn(self.seed, 5, what) for what in range(2))
+
+    def document(self, sender: int, number: int, time: Micros) -> bytes:
         """The step `number` in the carts of `sender`, at `time`."""
         place, lane = divmod(number - 1, _LANES)
         visit, step = divmod(place, _STEPS)

@@ -6,23 +6,22 @@ from typing import Any
 
 import orjson
 import pytest
-
-from penstock.simulate.grid import BLOCK, BLOCKS, blocks
-from penstock.simulate.vehicles import VEHICLES, Vehicles
+from grid import BLOCK, BLOCKS, blocks
+from vehicles import VEHICLES, Vehicles
 
 MIDNIGHT = 1_699_920_000_000_000  # UTC
 HOUR = 3_600_000_000
 
 
 def trip(vehicle: int, start: int, seconds: int, every: int = 1_000_000) -> list[dict[str, Any]]:
-    vehicles = Vehicles(7)
-    return [orjson.loads(vehicles(3, vehicle + 1, start + n * every)) for n in range(seconds)]
+    vehicles = Vehicles(seed=7)
+    return [orjson.loads(vehicles.document(3, vehicle + 1, start + n * every)) for n in range(seconds)]
 
 
 def at(hour: float) -> list[dict[str, Any]]:
-    vehicles = Vehicles(7)
+    vehicles = Vehicles(seed=7)
     moment = MIDNIGHT + int(hour * HOUR)
-    return [orjson.loads(vehicles(n % 20, n // 20 + 1, moment)) for n in range(20 * VEHICLES)]
+    return [orjson.loads(vehicles.document(n % 20, n // 20 + 1, moment)) for n in range(20 * VEHICLES)]
 
 
 def test_a_document_has_the_shape_of_a_report() -> None:
@@ -34,8 +33,8 @@ def test_a_document_has_the_shape_of_a_report() -> None:
 
 
 def test_vehicles_report_by_turns_and_keep_their_kind() -> None:
-    vehicles = Vehicles(7)
-    reports = [orjson.loads(vehicles(3, number, MIDNIGHT + number)) for number in range(1, 3 * VEHICLES + 1)]
+    vehicles = Vehicles(seed=7)
+    reports = [orjson.loads(vehicles.document(3, number, MIDNIGHT + number)) for number in range(1, 3 * VEHICLES + 1)]
     assert [report["vehicle"] for report in reports] == [f"3-{n % VEHICLES:02d}" for n in range(3 * VEHICLES)]
     assert len({(report["vehicle"], report["kind"]) for report in reports}) == VEHICLES
 

@@ -4,12 +4,14 @@ A turbine is serviced after every 6,000 numbers. In one of four such spans somet
 middle third, and gets worse until the service.
 """
 
+from dataclasses import dataclass
 from math import sin, tau
 
 import orjson
+from scenario import Scenario, normals
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn, normals
+from penstock.simulate.documents import drawn
 
 SERVICE = 6_000
 """So many numbers lie between two services."""
@@ -18,13 +20,18 @@ DAY = 86_400_000  # in milliseconds, as all times of a document
 _SMOOTH = 64
 
 
-class Turbines:
+@dataclass(kw_only=True)
+class Turbines(Scenario):
     """Readings of turbines that the seed makes: how each of them runs, and when it fails."""
 
-    def __init__(self, seed: int) -> None:
-        self._noise, self._swings, self._spans, self._units = (drawn(seed, 4, what) for what in range(4))
+    name: str = "turbines"
+    sender: str = "turbine"
 
-    def __call__(self, sender: int, number: int, time: Micros) -> bytes:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._noise, self._swings, self._spans, self._units = (drawn(self.seed, 4, what) for what in range(4))
+
+    def document(self, sender: int, number: int, time: Micros) -> bytes:
         """The reading `number` of the turbine `sender`, at `time`."""
         at = time // 1_000
         unit, noise, normal = drawn(self._units, sender), drawn(self._noise, sender, number), normals()

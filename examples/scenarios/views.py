@@ -1,12 +1,14 @@
 """Page views of a news site: regular and passing visitors, articles that trend for minutes, links that are broken."""
 
+from dataclasses import dataclass
 from functools import cached_property
 
 import orjson
+from scenario import Scenario, normals
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn, normals, slots
-from penstock.simulate.world import CITIES
+from penstock.simulate.documents import drawn, slots
+from penstock.simulate.rsvps import CITIES
 
 ARTICLES = 1_500
 BROKEN = 60
@@ -26,15 +28,20 @@ _SUBJECTS = ("Trams", "Bees", "Teachers", "Rents", "Goalkeepers", "Orchestras", 
 _VERBS = ("return to", "leave", "surprise", "divide", "delight", "worry", "change", "wait for")
 
 
-class Views:
+@dataclass(kw_only=True)
+class Views(Scenario):
     """Page views of a site that the seed makes: its articles, its broken links, and what is news when."""
 
-    def __init__(self, seed: int) -> None:
+    name: str = "views"
+    sender: str = "server"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._views, self._news, self._articles, self._links, self._passers = (
-            drawn(seed, 2, what) for what in range(5)
+            drawn(self.seed, 2, what) for what in range(5)
         )
 
-    def __call__(self, sender: int, number: int, time: Micros) -> bytes:
+    def document(self, sender: int, number: int, time: Micros) -> bytes:
         """The view `number` that `sender` answered, at `time`."""
         first = drawn(self._views, sender, number)
         second = drawn(first, 1)

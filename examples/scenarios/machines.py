@@ -4,11 +4,14 @@ A machine is filled twice within 64 of its events, at irregular distances. Its s
 events since then again: there are a few dozen at most.
 """
 
+from dataclasses import dataclass
+
 import orjson
+from grid import BLOCKS, crossing, position
+from scenario import Scenario
 
 from penstock.core.clock import Micros
-from penstock.simulate.draws import drawn
-from penstock.simulate.grid import BLOCKS, crossing, position
+from penstock.simulate.documents import drawn
 
 MACHINES = 10
 """So many belong to each sender, and something happens at them by turns."""
@@ -21,13 +24,18 @@ _WANTED = (0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 5)
 _ROUND = 64
 
 
-class Machines:
+@dataclass(kw_only=True)
+class Machines(Scenario):
     """Events of machines that the seed makes: where they stand, and what is bought there."""
 
-    def __init__(self, seed: int) -> None:
-        self._places, self._rounds = (drawn(seed, 9, what) for what in range(2))
+    name: str = "machines"
+    sender: str = "operator"
 
-    def __call__(self, sender: int, number: int, time: Micros) -> bytes:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._places, self._rounds = (drawn(self.seed, 9, what) for what in range(2))
+
+    def document(self, sender: int, number: int, time: Micros) -> bytes:
         """The event `number` at the machines of `sender`, at `time`."""
         turn, which = divmod(number - 1, MACHINES)
         machine = drawn(self._places, sender, which)

@@ -1,0 +1,12 @@
+"""Recent changes of all wikis of Wikimedia, over SSE: `app.source(wikimedia(), into="changes", key="wiki")`."""
+
+from penstock.collect.sse import SseSource
+
+ADDRESS = "https://stream.wikimedia.org/v2/stream/recentchange"
+AGENT = {"User-Agent": "penstock"}
+"""The server refuses clients without one."""
+
+
+def wikimedia(name: str = "wikimedia", address: str = ADDRESS) -> SseSource:
+    """A source that goes on after the id of the last event: a list of offsets, sent as Last-Event-ID."""
+    return SseSource(f"sse+{address}", name, headers=AGENT)
