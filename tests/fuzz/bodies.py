@@ -15,7 +15,7 @@ from tests.fuzz.target import Given, pieces, small, target, tried
 from penstock.collect import bodies
 from penstock.collect.bodies import Bodies
 from penstock.collect.files.folder import Compressed, Spoilt
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 _MEMBERS = 4
 

@@ -23,8 +23,8 @@ from penstock.collect.websocket_server import WebSocketServer, _named, _Serving
 from penstock.core.contracts import Taken
 from penstock.core.errors import Refused
 from penstock.core.record import Origin
-from penstock.serve.problems import Problem
-from penstock.serve.visitors import Visitors
+from penstock.web.origin_check import OriginCheck
+from penstock.web.problems import Problem
 
 _ADDRESS = "listen+ws://127.0.0.1:8765/in"
 _WORDS = ("sender", "epoch", "seq", "a")
@@ -90,8 +90,8 @@ def handshake(data: bytes) -> None:
     if isinstance(headers, InvalidHeaderValue):
         # The library does not let it through.
         return
-    source, visitors = WebSocketServer(_ADDRESS, "rsvps"), Visitors("127.0.0.1")
-    serving = _Serving(source, door(_ADDRESS, "rsvps"), Taken(), visitors)
+    source, origin_check = WebSocketServer(_ADDRESS, "rsvps"), OriginCheck("127.0.0.1")
+    serving = _Serving(source, door(_ADDRESS, "rsvps"), Taken(), origin_check)
     answer = cast(HTTPStatus | None, serving.answer(cast(ServerConnection, _Client()), Handshake(path, headers)))
     if answer is None:
         assert _named(urlsplit(path).query, "rsvps") is not None

@@ -9,7 +9,7 @@ from datetime import timedelta
 from starlette.requests import Request
 
 from penstock.core.errors import Unavailable
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 _MEMBERS = 100
 """So many packed parts may follow each other in a body. Empty ones would cost much and bring nothing."""

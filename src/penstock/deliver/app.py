@@ -19,8 +19,8 @@ from penstock.deliver.outlet import FeedSpec
 from penstock.deliver.settings import DeliverSettings
 from penstock.deliver.site import ChartSpec, Site
 from penstock.deliver.states import States
-from penstock.serve.paths import allow_anything
-from penstock.serve.replies import Guarded, problem, reply
+from penstock.web.paths import register_rest_convertor
+from penstock.web.responses import SecurityHeaders, problem, reply
 
 # No 'unsafe-eval': the page lets Vega interpret its expressions instead of compiling them.
 _POLICY = (
@@ -50,7 +50,7 @@ def build(
     delivery = Delivery(channels, feeds, status, clock, bookmarks)
     doors, site = Doors(delivery, settings, clock), Site(charts, graph, title, cache)
     states = States(delivery, clock)
-    allow_anything()
+    register_rest_convertor()
 
     async def say_status(_: Request) -> Response:
         return reply(delivery.status())
@@ -72,13 +72,13 @@ def build(
             Route("/feeds/{name}", doors.http),
             WebSocketRoute("/feeds/{name}", doors.websocket),
             Route("/state/{query}", states.some),
-            Route("/state/{query}/{key:anything}", states.one),
+            Route("/state/{query}/{key:rest}", states.one),
             Route("/status", say_status),
             Route("/metrics", say_metrics),
             Route("/healthz", say_health),
             *site.routes(),
         ],
-        middleware=[Middleware(Guarded, policy=_POLICY)],
+        middleware=[Middleware(SecurityHeaders, policy=_POLICY)],
         exception_handlers={404: _nothing_here},
         lifespan=lifespan,
     )

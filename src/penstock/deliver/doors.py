@@ -11,7 +11,7 @@ from penstock.deliver.delivery import Delivery
 from penstock.deliver.outlet import Outlet
 from penstock.deliver.settings import DeliverSettings
 from penstock.deliver.streams import EventStream, Socket
-from penstock.serve.replies import problem
+from penstock.web.responses import problem
 
 _START_UP = 20.0
 

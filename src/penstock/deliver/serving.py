@@ -11,9 +11,9 @@ from starlette.types import ASGIApp
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.settings import DeliverSettings
 from penstock.deliver.streams import LONGEST
-from penstock.serve import address, first, listening, served
-from penstock.serve.patient import bounded
-from penstock.serve.visitors import Checked, Visitors
+from penstock.web.idle_timeout import server_config
+from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
+from penstock.web.server import listen, run_server, url_of, wait_first
 
 _FAREWELL = 3
 
@@ -27,14 +27,14 @@ async def serve(
     """
     delivery: Delivery = app.state.delivery
     settings: DeliverSettings = app.state.settings
-    with listening("the page's", host, port, settings.patience.total_seconds()) as listener:
+    with listen("the page's", host, port, settings.patience.total_seconds()) as listener:
         # Behind a proxy, the other sites may be names of our own.
-        checked = Checked(app, Visitors(listener, host, origins=settings.origins))
-        async with served(_config(checked, settings), listener) as serving:
+        checked = OriginCheckMiddleware(app, OriginCheck(listener, host, origins=settings.origins))
+        async with run_server(_config(checked, settings), listener) as serving:
             try:
                 if ready and not serving.done():
-                    ready(address(host, listener))
-                await first(serving, stop.wait(), delivery.ended)
+                    ready(url_of(host, listener))
+                await wait_first(serving, stop.wait(), delivery.ended)
             finally:
                 # Before the server closes its connections: those who follow are told why.
                 delivery.close()
@@ -53,7 +53,7 @@ logging.getLogger("uvicorn.error").addFilter(_NoFalseAlarm())
 
 
 def _config(app: ASGIApp, settings: DeliverSettings) -> uvicorn.Config:
-    return bounded(
+    return server_config(
         app,
         settings.connections,
         settings.patience.total_seconds(),

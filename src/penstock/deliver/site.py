@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.deliver import vega
-from penstock.serve.replies import reply
+from penstock.web.responses import reply
 
 _PAGES = {"/": "index.html", "/audit": "audit.html"}
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}

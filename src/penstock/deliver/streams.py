@@ -12,7 +12,7 @@ from penstock.core.errors import Refused
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.feed import Follower, Message
 from penstock.deliver.outlet import Outlet
-from penstock.serve.staying import ServerSentEvents, Tell, both_until_one_ends
+from penstock.web.sse import ServerSentEvents, Write, run_until_first_ends
 
 LONGEST = 4_096
 """Bytes of a message from a client."""
@@ -49,7 +49,7 @@ class Socket:
     async def follow(self, token: str | None) -> None:
         """Return when the client is gone, was dropped, or the delivery closes."""
         with self._outlet.following() as waker:
-            await both_until_one_ends(
+            await run_until_first_ends(
                 self._talk(Follower(self._outlet.feed, token), waker),
                 self._listen(waker),
                 (WebSocketDisconnect, WebSocketDisconnected, TimeoutError),
@@ -109,7 +109,7 @@ class EventStream(ServerSentEvents):
         super().__init__(patience)
         self._delivery, self._outlet, self._token = delivery, outlet, token
 
-    async def talk(self, tell: Tell) -> None:
+    async def stream(self, write: Write) -> None:
         with self._outlet.following() as waker:
             follower = Follower(self._outlet.feed, self._token)
             text = "retry: 1000\n\n"
@@ -118,7 +118,7 @@ class EventStream(ServerSentEvents):
                 if message := follower.take():
                     text += _event(message)
                 if text:
-                    await tell(text.encode())
+                    await write(text.encode())
                 try:
                     async with asyncio.timeout(_KEEP_ALIVE):
                         await waker.wait()

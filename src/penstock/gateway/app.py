@@ -9,8 +9,8 @@ from starlette.routing import Route
 from penstock.gateway.channels import ChannelRoutes
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.members import GroupRoutes
-from penstock.serve.problems import handlers
-from penstock.serve.replies import Guarded
+from penstock.web.problems import handlers
+from penstock.web.responses import SecurityHeaders
 
 OVERVIEW = """\
 Penstock's gateway: channels over HTTP. Errors are JSON: error, place, way_out.
@@ -33,9 +33,6 @@ what keys and values are, both ways.
 """
 
 
-_POLICY = "default-src 'none'; frame-ancestors 'none'"
-
-
 def build(gateway: Gateway) -> Starlette:
     """The app. Whoever serves it lets the gateway run meanwhile."""
     channels, groups = ChannelRoutes(gateway), GroupRoutes(gateway)
@@ -52,7 +49,7 @@ def build(gateway: Gateway) -> Starlette:
             Route("/groups/{group}/members/{member}/records", groups.poll),
             Route("/groups/{group}/members/{member}/commit", groups.commit, methods=["POST"]),
         ],
-        middleware=[Middleware(Guarded, policy=_POLICY)],
+        middleware=[Middleware(SecurityHeaders)],
         exception_handlers=handlers("the gateway", "GET / tells what there is"),
     )
 

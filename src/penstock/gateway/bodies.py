@@ -9,7 +9,7 @@ from starlette.requests import Request
 from penstock.core.errors import Unavailable
 from penstock.gateway.query import whole
 from penstock.gateway.settings import GatewaySettings
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 
 class Bodies:

@@ -16,8 +16,8 @@ from penstock.gateway.giving import shown
 from penstock.gateway.query import Query
 from penstock.gateway.requests import AMOUNT, JSON, attended, form, media_type, wish
 from penstock.gateway.taking import Format
-from penstock.serve.problems import Problem
-from penstock.serve.replies import reply
+from penstock.web.problems import Problem
+from penstock.web.responses import reply
 
 LINES, RAW = "application/x-ndjson", "application/octet-stream"
 _STARTS = ("offset", "since", "positions", "from")

@@ -8,7 +8,7 @@ from typing import Protocol
 from penstock.core.contracts import Channels, Entry, Positions
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.gateway.giving import size
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 _STEP = 16
 """Entries are taken in steps: of large ones, no more than this come after an answer is full."""

@@ -19,7 +19,7 @@ from penstock.gateway.inlet import Inlet
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.taking import Taking
 from penstock.gateway.threads import Threads
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 Answer = TypeVar("Answer")
 

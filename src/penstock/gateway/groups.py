@@ -13,7 +13,7 @@ from penstock.core.errors import Unavailable
 from penstock.gateway.giving import places
 from penstock.gateway.seats import Seat
 from penstock.gateway.settings import GatewaySettings
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 _REMEMBERED = 1_000
 """So many members that have ended can still be told why."""

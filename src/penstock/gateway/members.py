@@ -21,8 +21,8 @@ from penstock.gateway.query import Query
 from penstock.gateway.requests import AMOUNT, JSON, attended, form, media_type, wish
 from penstock.gateway.seats import Polled, Seat
 from penstock.gateway.taking import Format
-from penstock.serve.problems import Problem
-from penstock.serve.replies import reply
+from penstock.web.problems import Problem
+from penstock.web.responses import reply
 
 Answer = TypeVar("Answer")
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 
 from penstock.core.clock import duration
 from penstock.core.text import did_you_mean
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 LARGEST = 2**63 - 1
 

@@ -12,7 +12,7 @@ from penstock.gateway.fetching import Wish
 from penstock.gateway.query import Query
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.taking import Format
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 JSON = "application/json"
 AMOUNT = ("max", "max_bytes", "wait", "format")

@@ -17,7 +17,7 @@ from penstock.core.contracts import Channels, Entry, Member, Place
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 from penstock.gateway.fetching import Wish, gather
 from penstock.gateway.giving import places
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 Answer = TypeVar("Answer")
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 
 from penstock.gateway.app import build
 from penstock.gateway.gateway import Gateway
-from penstock.serve import address, first, listening, served
-from penstock.serve.patient import http_alone
-from penstock.serve.visitors import Checked, Visitors
+from penstock.web.idle_timeout import http_config
+from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
+from penstock.web.server import listen, run_server, url_of, wait_first
 
 
 async def serve(
@@ -18,14 +18,14 @@ async def serve(
     At the end long polls are answered with what there is, what is being sent is acknowledged, members leave.
     """
     settings, patience = gateway.settings, gateway.settings.patience.total_seconds()
-    with listening("the gateway's", host, port, patience) as listener:
-        app = Checked(build(gateway), Visitors(listener, host))
+    with listen("the gateway's", host, port, patience) as listener:
+        app = OriginCheckMiddleware(build(gateway), OriginCheck(listener, host))
         farewell = round(settings.acknowledged.total_seconds()) + 2
-        config = http_alone(app, settings.connections, patience, farewell)
-        async with gateway.running(), served(config, listener) as serving:
+        config = http_config(app, settings.connections, patience, farewell)
+        async with gateway.running(), run_server(config, listener) as serving:
             try:
                 if ready and not serving.done():
-                    ready(address(host, listener))
-                await first(serving, stop.wait())
+                    ready(url_of(host, listener))
+                await wait_first(serving, stop.wait())
             finally:
                 gateway.closing.set()

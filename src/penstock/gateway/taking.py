@@ -12,7 +12,7 @@ from penstock.core.text import did_you_mean
 from penstock.gateway.query import LARGEST
 from penstock.gateway.scanning import Part, Scan, Unreadable
 from penstock.gateway.settings import GatewaySettings
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 
 class Format(StrEnum):

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from penstock.collect.door import why_no_sender
 from penstock.core.clock import duration
 from penstock.core.text import did_you_mean
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 LARGEST = 2**63 - 1
 _IDENTITY = ("sender", "epoch", "seq")

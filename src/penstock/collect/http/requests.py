@@ -24,15 +24,14 @@ from penstock.collect.http.whereabouts import Searching, Whereabouts
 from penstock.collect.senders import Senders
 from penstock.core.contracts import Arrival, Taken
 from penstock.core.errors import Refused, Unavailable
-from penstock.serve.problems import Problem, handlers
-from penstock.serve.replies import Guarded, problem, reply
+from penstock.web.problems import Problem, handlers
+from penstock.web.responses import SecurityHeaders, problem, reply
 
 if TYPE_CHECKING:
     from penstock.collect.http import HttpSource
 
 log = logging.getLogger(__name__)
 
-_POLICY = "default-src 'none'; frame-ancestors 'none'"
 _FAILED = 10_000
 """So many of the last that were not taken are remembered."""
 
@@ -242,7 +241,7 @@ class Requests:
 
 
 def app(requests: Requests, path: str, origins: Sequence[str] = ()) -> Starlette:
-    middleware = [Middleware(Guarded, policy=_POLICY)]
+    middleware = [Middleware(SecurityHeaders)]
     if origins:
         exposed = ["location", "retry-after"]
         middleware.append(

@@ -14,12 +14,11 @@ from starlette.routing import Route
 
 from penstock.core.contracts import Entry
 from penstock.pipeline.push.shelf import Shelf
-from penstock.serve.replies import Guarded, problem, reply
-from penstock.serve.staying import ServerSentEvents, Tell
+from penstock.web.responses import SecurityHeaders, problem, reply
+from penstock.web.sse import ServerSentEvents, Write
 
 PATIENCE = 30.0
 """Seconds after which a device that takes nothing is dropped."""
-_POLICY = "default-src 'none'; frame-ancestors 'none'"
 _LINE = re.compile(rb"\r\n|\r|\n")
 
 
@@ -28,7 +27,7 @@ def build(shelf: Shelf, token: str, heartbeat: float) -> Starlette:
     visits = _Visits(shelf, token, heartbeat)
     return Starlette(
         routes=[Route("/", visits.overview), Route("/events", visits.events)],
-        middleware=[Middleware(Guarded, policy=_POLICY)],
+        middleware=[Middleware(SecurityHeaders)],
     )
 
 
@@ -70,20 +69,20 @@ class _Visit(ServerSentEvents):
         super().__init__(PATIENCE)
         self._visits, self._shelf, self._position, self._heartbeat = visits, shelf, position, heartbeat
 
-    async def talk(self, tell: Tell) -> None:
+    async def stream(self, write: Write) -> None:
         shelf, changed = self._shelf, asyncio.Event()
         self._visits.last, shelf.connected = self, True
         shelf.heard.add(changed)
         shelf.tell()
         try:
-            await self._pass_on(tell, changed)
+            await self._pass_on(write, changed)
         finally:
             shelf.heard.discard(changed)
             if self._visits.last is self:
                 shelf.connected, shelf.left = False, time.monotonic()
                 shelf.tell()
 
-    async def _pass_on(self, tell: Tell, changed: asyncio.Event) -> None:
+    async def _pass_on(self, write: Write, changed: asyncio.Event) -> None:
         shelf, sent = self._shelf, 0
         text = b"retry: 500\n\n"
         while not shelf.closing and self._visits.last is self and sent < shelf.most // 4:
@@ -91,7 +90,7 @@ class _Visit(ServerSentEvents):
             entries = await shelf.since(self._position) if self._position < shelf.end else ()
             text += self._written(entries)
             if text:
-                await tell(text)
+                await write(text)
                 sent += len(text)
                 text = b""
             if entries:

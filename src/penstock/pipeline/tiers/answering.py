@@ -25,11 +25,11 @@ from penstock.pipeline.beside import beside
 from penstock.pipeline.chosen import find_query
 from penstock.pipeline.description import Description
 from penstock.pipeline.tiers.waiting import until_set
-from penstock.serve import authority, first, listening, served
-from penstock.serve.paths import allow_anything
-from penstock.serve.patient import http_alone
-from penstock.serve.replies import Guarded, problem, reply
-from penstock.serve.visitors import Checked, Visitors
+from penstock.web.idle_timeout import http_config
+from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
+from penstock.web.paths import register_rest_convertor
+from penstock.web.responses import SecurityHeaders, problem, reply
+from penstock.web.server import authority, listen, run_server, wait_first
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,6 @@ _TURN, _READING = 10.0, 30.0
 _WAITING = 16
 _PATIENCE = 10.0
 _TOGETHER = 64
-_POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
 class Answers(Protocol):
@@ -95,12 +94,12 @@ def answering(answers: Answers, where: str, reading: float = _READING) -> Iterat
     """
     host, _, port = where.rpartition(":")
     host = host.strip("[]")
-    with listening("[spark] answers, the", host, int(port), _PATIENCE) as listener:
-        app = Checked(_build(answers, reading), Visitors(listener, host))
+    with listen("[spark] answers, the", host, int(port), _PATIENCE) as listener:
+        app = OriginCheckMiddleware(_build(answers, reading), OriginCheck(listener, host))
 
         async def serve(stop: threading.Event) -> None:
-            async with served(http_alone(app, _TOGETHER, _PATIENCE, 1), listener) as serving:
-                await first(serving, until_set(stop))
+            async with run_server(http_config(app, _TOGETHER, _PATIENCE, 1), listener) as serving:
+                await wait_first(serving, until_set(stop))
 
         with beside("the answering of questions", lambda stop: asyncio.run(serve(stop))):
             yield f"http://{authority(_reached_by(host), listener.getsockname()[1])}"
@@ -108,7 +107,7 @@ def answering(answers: Answers, where: str, reading: float = _READING) -> Iterat
 
 def _build(answers: Answers, reading: float) -> Starlette:
     """The app: `GET /state/QUERY/KEY`, and `GET /state/QUERY?prefix=…&limit=…`."""
-    allow_anything()
+    register_rest_convertor()
     turns = _Turns(answers.give_up, reading)
 
     async def get(request: Request) -> Response:
@@ -120,8 +119,8 @@ def _build(answers: Answers, reading: float) -> Starlette:
         return reply(await turns.run(lambda: answers.scan(name, prefix, limit)))
 
     return Starlette(
-        routes=[Route("/state/{query}", scan), Route("/state/{query}/{key:anything}", get)],
-        middleware=[Middleware(Guarded, policy=_POLICY)],
+        routes=[Route("/state/{query}", scan), Route("/state/{query}/{key:rest}", get)],
+        middleware=[Middleware(SecurityHeaders)],
         exception_handlers={PenstockError: _on_error, HTTPException: _on_http, Exception: _on_fault},
     )
 
