@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from starlette.requests import Request
 
 from penstock.core.errors import Unavailable
-from penstock.gateway.query import whole
 from penstock.gateway.settings import GatewaySettings
 from penstock.web.problems import Problem
+from penstock.web.query import integer
 
 
 class Bodies:
@@ -24,7 +24,7 @@ class Bodies:
         if (coding := request.headers.get("content-encoding", "identity")) != "identity":
             raise Problem(415, "the header content-encoding", f"{coding} is not taken", "send the body as it is")
         announced = request.headers.get("content-length")
-        if announced is not None and whole("the header content-length", announced) > self._most:
+        if announced is not None and integer("the header content-length", announced) > self._most:
             raise self._too_long()
         taken = bytearray()
         try:

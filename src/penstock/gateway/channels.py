@@ -1,7 +1,6 @@
 """`/channels`: what there is, into it, and out of it by positions."""
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from functools import partial
 from urllib.parse import quote, urlencode
 
@@ -13,10 +12,10 @@ from penstock.core.record import Record
 from penstock.gateway.fetching import Fetched, Wish, fetch
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.giving import shown
-from penstock.gateway.query import Query
 from penstock.gateway.requests import AMOUNT, JSON, attended, form, media_type, wish
 from penstock.gateway.taking import Format
 from penstock.web.problems import Problem
+from penstock.web.query import Query
 from penstock.web.responses import reply
 
 LINES, RAW = "application/x-ndjson", "application/octet-stream"
@@ -33,7 +32,7 @@ class ChannelRoutes:
         self._gateway, self._settings = gateway, gateway.settings
 
     async def all(self, request: Request) -> Response:
-        Query(request, ())
+        Query(request)
         promise = self._gateway.channels.promise
         names = await self._gateway.names()
         return reply(
@@ -44,7 +43,7 @@ class ChannelRoutes:
         )
 
     async def one(self, request: Request) -> Response:
-        Query(request, ())
+        Query(request)
         name = request.path_params["name"]
         await self._gateway.known(name)
         return reply(await self._gateway.ask(partial(_described, self._gateway.channels, name)))
@@ -100,8 +99,8 @@ class ChannelRoutes:
             offset = query.number("offset", 0)
             return lambda bounds: {_partition(only, bounds): offset}
         if "since" in query:
-            moment = self._gateway.clock.now() - round(query.time("since", timedelta()).total_seconds() * 1e6)
-            since = partial(self._gateway.channels.since, name, max(0, moment))
+            time = self._gateway.clock.now() - round((query.seconds("since") or 0) * 1e6)
+            since = partial(self._gateway.channels.since, name, max(0, time))
             return lambda _: _chosen(since(), only, name)
         edge = 1 if query.choice("from", ("beginning", "end"), "beginning") == "end" else 0
         return lambda bounds: _chosen({partition: both[edge] for partition, both in bounds.items()}, only, name)

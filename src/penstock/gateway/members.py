@@ -17,11 +17,11 @@ from penstock.core.text import did_you_mean
 from penstock.gateway.gateway import LEAVING, Gateway
 from penstock.gateway.giving import places, shown
 from penstock.gateway.groups import described
-from penstock.gateway.query import Query
 from penstock.gateway.requests import AMOUNT, JSON, attended, form, media_type, wish
 from penstock.gateway.seats import Polled, Seat
 from penstock.gateway.taking import Format
 from penstock.web.problems import Problem
+from penstock.web.query import Query
 from penstock.web.responses import reply
 
 Answer = TypeVar("Answer")
@@ -36,11 +36,11 @@ class GroupRoutes:
         self._patience = gateway.settings.acknowledged.total_seconds()
 
     async def all(self, request: Request) -> Response:
-        Query(request, ())
+        Query(request)
         return reply({"groups": await self._gateway.ask(self._gateway.channels.groups)})
 
     async def one(self, request: Request) -> Response:
-        Query(request, ())
+        Query(request)
         name, channels = _group(request), self._gateway.channels
         if name not in (names := await self._gateway.ask(channels.groups)):
             way_out = did_you_mean(name, names, "GET /groups tells which there are")
@@ -48,7 +48,7 @@ class GroupRoutes:
         return reply(await self._gateway.ask(lambda: described(channels, channels.group(name))))
 
     async def join(self, request: Request) -> Response:
-        Query(request, ())
+        Query(request)
         group = _group(request)
         media_type(request, JSON)
         async with self._gateway.bodies.body(request) as body:
@@ -77,7 +77,7 @@ class GroupRoutes:
         return Response(status_code=204)
 
     async def leave(self, request: Request) -> Response:
-        Query(request, ())
+        Query(request)
         seat = self._gateway.groups.seat(_group(request), request.path_params["member"])
         await self._gateway.groups.leave(seat, LEAVING)
         return Response(status_code=204)

@@ -4,15 +4,14 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
 
 from starlette.requests import Request
 
 from penstock.gateway.fetching import Wish
-from penstock.gateway.query import Query
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.taking import Format
 from penstock.web.problems import Problem
+from penstock.web.query import Query
 
 JSON = "application/json"
 AMOUNT = ("max", "max_bytes", "wait", "format")
@@ -44,7 +43,7 @@ def wish(query: Query, settings: GatewaySettings, ended: Callable[[], bool]) -> 
     return Wish(
         query.number("max", min(_USUAL_RECORDS, settings.records), settings.records, 1),
         query.number("max_bytes", min(_USUAL_BYTES, settings.answer), settings.answer, 1),
-        query.time("wait", timedelta(), settings.wait).total_seconds(),
+        query.seconds("wait", settings.wait) or 0.0,
         ended,
     )
 

@@ -9,10 +9,10 @@ from enum import StrEnum
 from penstock.core.clock import Micros
 from penstock.core.record import Origin, Record
 from penstock.core.text import did_you_mean
-from penstock.gateway.query import LARGEST
 from penstock.gateway.scanning import Part, Scan, Unreadable
 from penstock.gateway.settings import GatewaySettings
 from penstock.web.problems import Problem
+from penstock.web.query import LARGEST
 
 
 class Format(StrEnum):
