@@ -13,8 +13,8 @@ from starlette.requests import Request
 from tests.fuzz.target import Given, pieces, small, target, tried
 
 from penstock.collect import bodies
-from penstock.collect.bodies import Bodies
 from penstock.collect.files.folder import Compressed, Spoilt
+from penstock.web.bodies import BodyReader
 from penstock.web.problems import Problem
 
 _MEMBERS = 4
@@ -113,7 +113,7 @@ async def _taken(chunks: Iterable[bytes], most: int) -> bytes | None:
         return next(messages, {"type": "http.request", "body": b"", "more_body": False})
 
     scope = {"type": "http", "method": "POST", "headers": [(b"content-encoding", b"gzip")]}
-    taking = Bodies("the source", most, most, timedelta(seconds=60), packed=True)
+    taking = BodyReader("the source", most, most, timedelta(seconds=60), gzip=True)
     try:
         async with taking.body(Request(scope, receive)) as body:
             assert taking._held == len(body)

@@ -13,12 +13,12 @@ from penstock.core.contracts import Channels, Sender
 from penstock.core.errors import Unavailable
 from penstock.core.record import Record
 from penstock.core.text import did_you_mean
-from penstock.gateway.bodies import Bodies
 from penstock.gateway.groups import Groups
 from penstock.gateway.inlet import Inlet
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.taking import Taking
 from penstock.gateway.threads import Threads
+from penstock.web.bodies import BodyReader
 from penstock.web.problems import Problem
 
 Answer = TypeVar("Answer")
@@ -40,7 +40,9 @@ class Gateway:
     def __init__(self, channels: Channels, settings: GatewaySettings | None = None, clock: Clock | None = None) -> None:
         self.channels, self.settings, self.clock = channels, settings or GatewaySettings(), clock or SystemClock()
         self.taking = Taking(self.settings, self.clock.now)
-        self.bodies = Bodies(self.settings)
+        self.bodies = BodyReader(
+            "the gateway", self.settings.body, self.settings.memory, self.settings.upload, allow_empty=True
+        )
         self.groups = Groups(channels, self.settings, self.clock)
         self.closing = threading.Event()
         """Long polls end when this is set."""

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.collect.bodies import Bodies, lines, too_large
+from penstock.collect.bodies import lines, too_large
 from penstock.collect.gathering import Gathering
 from penstock.collect.http.answers import Answer, Answers
 from penstock.collect.http.options import PostOptions
@@ -24,6 +24,7 @@ from penstock.collect.http.whereabouts import Searching, Whereabouts
 from penstock.collect.senders import Senders
 from penstock.core.contracts import Arrival, Taken
 from penstock.core.errors import Refused, Unavailable
+from penstock.web.bodies import BodyReader
 from penstock.web.problems import Problem, handlers
 from penstock.web.query import LARGEST, Query
 from penstock.web.responses import SecurityHeaders, problem, reply
@@ -48,7 +49,7 @@ class Requests:
         self._opening = max(source.clock.now(), self._before.get(source.sender, (0, 0))[0] + 1)
         self._last = 0
         self._senders = Senders(taken, 0 if source.shared else source.largest_jump)
-        self._bodies = Bodies(f"the source {source.name}", source.body, source.memory, source.upload, packed=True)
+        self._bodies = BodyReader(f"the source {source.name}", source.body, source.memory, source.upload, gzip=True)
         self._searching = Searching(source.home) if source.home else None
         self._pending: dict[Key, asyncio.Future[None]] = {}
         self._failed: dict[Key, None] = {}

@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from penstock.collect.bodies import Bodies, too_large
+from penstock.collect.bodies import too_large
 from penstock.collect.door import door
 from penstock.collect.numbering import OF_WEBHOOKS
 from penstock.collect.webhook.deliveries import Delivery
@@ -28,6 +28,7 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Guarantee, Home, Intake, Taken
 from penstock.core.errors import Misconfigured
 from penstock.core.signatures import is_signed, keys
+from penstock.web.bodies import BodyReader
 from penstock.web.idle_timeout import http_config
 from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
 from penstock.web.problems import Problem, handlers
@@ -130,9 +131,8 @@ class _Messages:
 
     def __init__(self, source: WebhookSource, numbered: Numbered, known: Sequence[bytes]) -> None:
         self._source, self._numbered, self._keys = source, numbered, known
-        # What is signed is what came over the wire: nothing is unpacked.
-        whose = f"the source {source.name}"
-        self._bodies = Bodies(whose, source.max_size, source.memory, source.upload, packed=False)
+        # No gzip: the signature is of the bytes as they were sent.
+        self._bodies = BodyReader(f"the source {source.name}", source.max_size, source.memory, source.upload)
 
     def app(self, path: str) -> Starlette:
         made = Starlette(
