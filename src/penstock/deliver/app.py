@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -14,7 +15,7 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.doors import Doors
-from penstock.deliver.metrics import MEDIA_TYPE, metrics
+from penstock.deliver.metrics import metrics
 from penstock.deliver.outlet import FeedSpec
 from penstock.deliver.settings import DeliverSettings
 from penstock.deliver.site import ChartSpec, Site
@@ -56,7 +57,8 @@ def build(
         return reply(delivery.status())
 
     async def say_metrics(_: Request) -> Response:
-        return Response(metrics(delivery.status()), headers={"cache-control": "no-store"}, media_type=MEDIA_TYPE)
+        headers = {"cache-control": "no-store", "content-type": CONTENT_TYPE_PLAIN_0_0_4}
+        return Response(metrics(delivery.status()), headers=headers)
 
     async def say_health(_: Request) -> Response:
         health = {"ready": delivery.ready.is_set(), "trouble": delivery.trouble}
