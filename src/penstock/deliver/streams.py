@@ -10,9 +10,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 from penstock.core.clock import Clock
 from penstock.core.errors import Refused
 from penstock.deliver.delivery import Delivery
-from penstock.deliver.feed import Follower, Message
+from penstock.deliver.feed import Follower
 from penstock.deliver.outlet import Outlet
-from penstock.web.sse import ServerSentEvents, Write, run_until_first_ends
+from penstock.web.sse import ServerSentEvents, Write, event, retry, run_until_first_ends, wait_for
 
 LONGEST = 4_096
 """Bytes of a message from a client."""
@@ -112,20 +112,11 @@ class EventStream(ServerSentEvents):
     async def stream(self, write: Write) -> None:
         with self._outlet.following() as waker:
             follower = Follower(self._outlet.feed, self._token)
-            text = "retry: 1000\n\n"
+            text = retry(1_000)
             while not self._delivery.closing.is_set():
                 waker.clear()
                 if message := follower.take():
-                    text += _event(message)
+                    text += event(message.text.encode(), message.position)
                 if text:
-                    await write(text.encode())
-                try:
-                    async with asyncio.timeout(_KEEP_ALIVE):
-                        await waker.wait()
-                    text = ""
-                except TimeoutError:
-                    text = ": still here\n\n"
-
-
-def _event(message: Message) -> str:
-    return f"id: {message.position}\ndata: {message.text}\n\n"
+                    await write(text)
+                text = await wait_for(waker, _KEEP_ALIVE)

@@ -1,6 +1,7 @@
 """Server-sent events: responses that stay open."""
 
 import asyncio
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -9,6 +10,27 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 Write = Callable[[bytes], Awaitable[None]]
+_LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+def event(data: bytes, id: str) -> bytes:
+    lines = b"".join(b"data: %b\n" % line for line in _LINE_END.split(data))
+    return b"id: %b\n%b\n" % (id.encode(), lines)
+
+
+def retry(milliseconds: int) -> bytes:
+    """Tells the client how long to wait before it connects again."""
+    return b"retry: %d\n\n" % milliseconds
+
+
+async def wait_for(changed: asyncio.Event, heartbeat: float) -> bytes:
+    """Wait for a change. Without one in `heartbeat` seconds, return a comment that keeps the connection alive."""
+    try:
+        async with asyncio.timeout(heartbeat):
+            await changed.wait()
+    except TimeoutError:
+        return b":\n\n"
+    return b""
 
 
 async def run_until_first_ends(
