@@ -130,3 +130,17 @@ class _Gunzip:
 
 def _broken_gzip(why: str) -> Problem:
     return Problem(400, "the body", f"it cannot be unpacked: {why}", "pack it by gzip, once")
+
+
+def media_type(request: Request, *accepted: str) -> str:
+    """The type of the body; a problem when it is not accepted."""
+    kind, *parameters = request.headers.get("content-type", "").split(";")
+    found = kind.strip().lower()
+    if found not in accepted:
+        why = f"{found} is not taken here" if found else "it is missing"
+        raise Problem(415, "the header content-type", why, f"send {' or '.join(accepted)}")
+    for parameter in parameters:
+        name, _, value = parameter.strip().partition("=")
+        if name.lower() == "charset" and value.strip('"').lower() not in ("utf-8", "utf8"):
+            raise Problem(415, "the header content-type", f"the charset {value} is not taken", "send UTF-8")
+    return found
