@@ -14,6 +14,7 @@ from tests.fuzz.target import Given, pieces, small, target, tried
 
 from penstock.collect import bodies
 from penstock.collect.files.folder import Compressed, Spoilt
+from penstock.web import bodies as web_bodies
 from penstock.web.bodies import BodyReader
 from penstock.web.problems import Problem
 
@@ -47,7 +48,7 @@ def packed(data: bytes) -> None:
     given = Given(data)
     most, sizes = 1 + 4 * given.byte(), given.some()
     stream, intended = _stream(given)
-    with small(bodies, _MEMBERS=_MEMBERS, _AT_A_TIME=16):
+    with small(web_bodies, _MAX_MEMBERS=_MEMBERS, _CHUNK=16):
         whole, cut, single = asyncio.run(_taken_all(stream, sizes, most))
     assert whole == cut == single
     assert whole is None or len(whole) <= most
