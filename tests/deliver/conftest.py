@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 from starlette.applications import Starlette
 
-from penstock.deliver.app import build
+from penstock.deliver.app import build, serve
 from penstock.deliver.outlet import FeedSpec
-from penstock.deliver.serving import serve
 from penstock.deliver.site import ChartSpec
 from penstock.testing.channels import MemoryChannels
 

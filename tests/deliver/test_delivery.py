@@ -13,10 +13,9 @@ from penstock.audit.writers import Writer
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Entry, Positions, Reader
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.deliver.app import build
+from penstock.deliver.app import build, serve
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.outlet import FeedSpec
-from penstock.deliver.serving import serve
 from penstock.testing.channels import MemoryChannels
 
 

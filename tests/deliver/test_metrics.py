@@ -238,6 +238,7 @@ def test_a_hostile_name_stays_within_its_label(name: str) -> None:
 
 def test_half_a_pair_of_characters_is_replaced() -> None:
     assert value(read(status(nodes={"\ud800": {"rate": 1}})), "penstock_rate", node="?") == 1
+    assert value(read(status(nodes={chr(0xD800 + n): {"rate": n} for n in (1, 2)})), "penstock_rate", node="?") == 3
 
 
 @pytest.mark.parametrize("odd", [None, "7", True, [], {}, float("nan"), float("inf"), 10**400, -1e308])

@@ -13,9 +13,10 @@ from starlette.requests import Request
 from tests.fuzz.target import Given, pieces, small, target, tried
 
 from penstock.collect import bodies
-from penstock.collect.bodies import Bodies
 from penstock.collect.files.folder import Compressed, Spoilt
-from penstock.serve.problems import Problem
+from penstock.web import bodies as web_bodies
+from penstock.web.bodies import BodyReader
+from penstock.web.problems import Problem
 
 _MEMBERS = 4
 
@@ -47,7 +48,7 @@ def packed(data: bytes) -> None:
     given = Given(data)
     most, sizes = 1 + 4 * given.byte(), given.some()
     stream, intended = _stream(given)
-    with small(bodies, _MEMBERS=_MEMBERS, _AT_A_TIME=16):
+    with small(web_bodies, _MAX_MEMBERS=_MEMBERS, _CHUNK=16):
         whole, cut, single = asyncio.run(_taken_all(stream, sizes, most))
     assert whole == cut == single
     assert whole is None or len(whole) <= most
@@ -113,7 +114,7 @@ async def _taken(chunks: Iterable[bytes], most: int) -> bytes | None:
         return next(messages, {"type": "http.request", "body": b"", "more_body": False})
 
     scope = {"type": "http", "method": "POST", "headers": [(b"content-encoding", b"gzip")]}
-    taking = Bodies("the source", most, most, timedelta(seconds=60), packed=True)
+    taking = BodyReader("the source", most, most, timedelta(seconds=60), gzip=True)
     try:
         async with taking.body(Request(scope, receive)) as body:
             assert taking._held == len(body)

@@ -16,15 +16,15 @@ from websockets.http11 import Request as Handshake
 
 from penstock.collect.door import door, why_no_sender
 from penstock.collect.framing import framing
-from penstock.collect.http.asked import Asked
+from penstock.collect.http.options import PostOptions
 from penstock.collect.tcp import _who
 from penstock.collect.websocket.messages import LARGEST
 from penstock.collect.websocket_server import WebSocketServer, _named, _Serving
 from penstock.core.contracts import Taken
 from penstock.core.errors import Refused
 from penstock.core.record import Origin
-from penstock.serve.problems import Problem
-from penstock.serve.visitors import Visitors
+from penstock.web.origin_check import OriginCheck
+from penstock.web.problems import Problem
 
 _ADDRESS = "listen+ws://127.0.0.1:8765/in"
 _WORDS = ("sender", "epoch", "seq", "a")
@@ -90,8 +90,8 @@ def handshake(data: bytes) -> None:
     if isinstance(headers, InvalidHeaderValue):
         # The library does not let it through.
         return
-    source, visitors = WebSocketServer(_ADDRESS, "rsvps"), Visitors("127.0.0.1")
-    serving = _Serving(source, door(_ADDRESS, "rsvps"), Taken(), visitors)
+    source, origin_check = WebSocketServer(_ADDRESS, "rsvps"), OriginCheck("127.0.0.1")
+    serving = _Serving(source, door(_ADDRESS, "rsvps"), Taken(), origin_check)
     answer = cast(HTTPStatus | None, serving.answer(cast(ServerConnection, _Client()), Handshake(path, headers)))
     if answer is None:
         assert _named(urlsplit(path).query, "rsvps") is not None
@@ -112,7 +112,7 @@ def asked(data: bytes) -> None:
     address = given.some()
     headers = [(given.among((b"idempotency-key", b"content-type")), given.some()) for _ in range(given.byte() % 4)]
     request = Request({"type": "http", "method": "POST", "path": "/in", "query_string": address, "headers": headers})
-    found = tried(lambda: Asked.of(request, "rsvps", "rsvps.http", timedelta(seconds=60)), Problem)
+    found = tried(lambda: PostOptions.of(request, "rsvps", "rsvps.http", timedelta(seconds=60)), Problem)
     if isinstance(found, Problem):
         assert 400 <= found.status < 500
         str(found).encode()
@@ -120,6 +120,6 @@ def asked(data: bytes) -> None:
     names = [name for name, _ in parse_qsl(address.decode("latin-1"), keep_blank_values=True)]
     assert len(names) == len(set(names))
     assert found.answer is None or 0 <= found.answer <= 60
-    if (whose := found.whose) is not None:
-        assert why_no_sender(whose.sender, "rsvps") is None
-        assert Origin.of(Origin(whose.sender, whose.epoch, whose.seq, 0).headers()) is not None
+    if (identity := found.identity) is not None:
+        assert why_no_sender(identity.sender, "rsvps") is None
+        assert Origin.of(Origin(identity.sender, identity.epoch, identity.seq, 0).headers()) is not None

@@ -12,7 +12,6 @@ from examples.feeds.coinbase import read as read_trade
 from tests.fuzz.target import Given, raw, target, tried
 
 from penstock.collect.door import why_no_sender
-from penstock.collect.http_client import LONGEST_PAUSE, asked_pause
 from penstock.collect.keys import key_of
 from penstock.collect.websocket import with_parameter
 from penstock.collect.websocket.messages import END, LARGEST, Reading, place_of, read
@@ -20,6 +19,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Arrival
 from penstock.core.errors import Unavailable
 from penstock.core.record import Heartbeat, Origin
+from penstock.web.retry_after import LONGEST_PAUSE, retry_after
 
 _WORDS = ("feed", "sender", "epoch", "seq", "time", "heartbeat", "heartbeats", "end", "meta", "place", "type", "a")
 _CONDITIONS: Sequence[tuple[str, ...]] = ((), ("type=a",), ("meta.place=1", "end=true"))
@@ -160,7 +160,7 @@ def moments(data: bytes) -> None:
 @target(b"10", b"Wed, 21 Oct 2015 07:28:00 GMT", b"0", b"1e400", b"Mon, 1 Jan 0001 00:00:00 -0000")
 def pauses(data: bytes) -> None:
     """As a header holds it."""
-    pause = asked_pause(data.decode("latin-1"), SystemClock())
+    pause = retry_after(data.decode("latin-1"), SystemClock())
     assert pause is None or 0 <= pause <= LONGEST_PAUSE
 
 

@@ -12,8 +12,8 @@ from penstock.collect.webhook import WebhookSource, _Messages
 from penstock.collect.webhook.numbered import Numbered
 from penstock.core.errors import Misconfigured
 from penstock.core.signatures import is_signed, keys, signed
-from penstock.serve.problems import Problem
 from penstock.testing.clock import ManualClock
+from penstock.web.problems import Problem
 
 
 @target(

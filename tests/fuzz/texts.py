@@ -9,7 +9,7 @@ from tests.fuzz.target import Given, target, tried
 
 from penstock.collect.ways import WAYS, source_at
 from penstock.core.errors import Misconfigured
-from penstock.gateway.scanning import Part, Scan, Unreadable
+from penstock.gateway.decode import JsonScanner, Part, Unreadable
 
 _SCHEMES = sorted(WAYS)
 # They are imported when they are asked for; that would be too late to be watched.
@@ -50,18 +50,18 @@ def scanning(data: bytes) -> None:
 
 
 def _walked(text: str) -> dict[str, Any] | list[Any]:
-    scan = Scan(text)
+    scan = JsonScanner(text)
     found = dict(_members(scan, text)) if text.lstrip(" \t\r\n").startswith("{") else list(_items(scan, text))
     scan.end()
     return found
 
 
-def _members(scan: Scan, text: str) -> Iterator[tuple[str, Any]]:
+def _members(scan: JsonScanner, text: str) -> Iterator[tuple[str, Any]]:
     for name in scan.members():
         yield name, _value(scan.part(), text)
 
 
-def _items(scan: Scan, text: str) -> Iterator[Any]:
+def _items(scan: JsonScanner, text: str) -> Iterator[Any]:
     for index in scan.items():
         assert index >= 0
         yield _value(scan.part(), text)

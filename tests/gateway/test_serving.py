@@ -15,8 +15,8 @@ from penstock.core.contracts import Channels, Dealing, Entry, Member, Place, Pos
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Record
 from penstock.core.runs import Runs
+from penstock.gateway.app import serve
 from penstock.gateway.gateway import Gateway
-from penstock.gateway.serving import serve
 from penstock.gateway.settings import GatewaySettings
 from penstock.testing.channels import MemoryChannels
 

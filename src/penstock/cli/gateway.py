@@ -11,8 +11,8 @@ from penstock.cli.channels import found
 from penstock.cli.options import Folder, Profile, Servers
 from penstock.cli.stopping import stopping
 from penstock.core.contracts import Channels
+from penstock.gateway.app import serve
 from penstock.gateway.gateway import Gateway
-from penstock.gateway.serving import serve
 from penstock.gateway.settings import GatewaySettings
 from penstock.pipeline.wiring import Wiring
 

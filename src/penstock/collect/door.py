@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from penstock.core.errors import Misconfigured
 from penstock.core.record import LONGEST_SENDER
-from penstock.serve import authority, listening
+from penstock.web.server import authority, listen
 
 PATIENCE = 30.0
 """Seconds after which the kernel drops a peer that takes nothing of what is sent to it."""
@@ -30,7 +30,7 @@ class Door:
 
         `shared`: others that say so, too, may listen here at the same time; each connection goes to one of them.
         """
-        with listening(f"source {name},", self.host, self.port, PATIENCE, shared) as listener:
+        with listen(f"source {name},", self.host, self.port, PATIENCE, shared) as listener:
             yield listener
 
 

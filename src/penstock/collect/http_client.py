@@ -8,17 +8,15 @@ import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from email.utils import parsedate_to_datetime
 
 import httpx
 
 from penstock.core.clock import Clock
 from penstock.core.errors import Misconfigured, Unavailable
+from penstock.web.retry_after import LONGEST_PAUSE, retry_after
 
 REDIRECTS = 5
 """So many in a row are followed."""
-LONGEST_PAUSE = 300.0
-"""Seconds: a pause that is asked for is heard up to this."""
 LATER = (429, 503)
 """Answers with which a server may say when to come back."""
 
@@ -125,22 +123,8 @@ def telling(to: Place, silent_for: float) -> Iterator[None]:
 
 def refusal(to: Place, response: httpx.Response, clock: Clock) -> Unavailable:
     """What an answer that is none says, and when to come back if it says that too."""
-    pause = asked_pause(response.headers.get("retry-after"), clock) if response.status_code in LATER else None
+    pause = retry_after(response.headers.get("retry-after"), clock) if response.status_code in LATER else None
     return Unavailable(to.who, f"it answers {response.status_code}", pause)
-
-
-def asked_pause(retry_after: str | None, clock: Clock) -> float | None:
-    """The pause of a Retry-After, in seconds or as a date."""
-    if retry_after is None:
-        return None
-    try:
-        if retry_after.strip().isdecimal():
-            seconds = float(retry_after)
-        else:
-            seconds = parsedate_to_datetime(retry_after).timestamp() - clock.now() / 1e6
-    except (ValueError, OverflowError):
-        return None
-    return min(max(seconds, 0.0), LONGEST_PAUSE)
 
 
 @dataclass

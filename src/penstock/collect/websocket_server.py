@@ -32,7 +32,7 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
 from penstock.core.errors import Refused, Unavailable
 from penstock.core.record import LARGEST_JUMP, Origin
-from penstock.serve.visitors import Visitors
+from penstock.web.origin_check import OriginCheck
 
 log = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class WebSocketServer:
     async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
         at = door(self.url, self.name)
         with at.opened(self.name, self.shared) as listener:
-            serving = _Serving(self, at, taken, Visitors(listener, at.host, origins=self.origins))
+            serving = _Serving(self, at, taken, OriginCheck(listener, at.host, origins=self.origins))
             server = await serve(
                 serving.attend,
                 sock=listener,
@@ -141,9 +141,9 @@ class _Visit:
 class _Serving:
     """The connections of one opening, and how far each sender is."""
 
-    def __init__(self, source: WebSocketServer, at: Door, taken: Taken, visitors: Visitors) -> None:
+    def __init__(self, source: WebSocketServer, at: Door, taken: Taken, origin_check: OriginCheck) -> None:
         self.gathering = Gathering(source.name)
-        self._source, self._door, self._visitors = source, at, visitors
+        self._source, self._door, self._origin_check = source, at, origin_check
         self._senders = Senders(taken, 0 if source.shared else source.largest_jump)
         self._holding = Holding(source.connections + _LEAVING)
         self._connected: dict[_Who, _Visit] = {}
@@ -162,7 +162,7 @@ class _Serving:
             return client.respond(HTTPStatus.BAD_REQUEST, "This is no address.\n")
         if parts.path != self._door.path:
             return client.respond(HTTPStatus.NOT_FOUND, f"There is only {self._door.path} here.\n")
-        refusal = self._visitors.refusal(request.headers.get_all("Host"), request.headers.get_all("Origin"))
+        refusal = self._origin_check.refusal(request.headers.get_all("Host"), request.headers.get_all("Origin"))
         if refusal is not None:
             return client.respond(HTTPStatus.FORBIDDEN, f"The header {refusal.header}: {refusal.why}.\n")
         if self._open >= self._source.connections:

@@ -3,21 +3,26 @@
 import asyncio
 import gzip
 import html
+import os
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
+from importlib.metadata import version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
 
+import vl_convert
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.deliver import vega
-from penstock.serve.replies import reply
+from penstock.web.responses import reply
 
+VEGA_VERSION = version("vl-convert-python")
+_SNIPPET = "window.vegaEmbed = vegaEmbed;"
 _PAGES = {"/": "index.html", "/audit": "audit.html"}
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
@@ -69,7 +74,7 @@ class Site:
         self._graph = graph
         self._cache = cache
         self._vega: asyncio.Future[_File] | None = None
-        words = {"{{title}}": html.escape(title), "{{vega}}": vega.VERSION}
+        words = {"{{title}}": html.escape(title), "{{vega}}": VEGA_VERSION}
         self._files = {file.name: _page_file(file, words) for file in (files("penstock.deliver") / "page").iterdir()}
 
     @asynccontextmanager
@@ -109,7 +114,7 @@ class Site:
 
     def _make_vega(self) -> _File:
         # The page asks for it by version.
-        return _File.of(vega.script(self._cache), "text/javascript", "public, max-age=31536000, immutable")
+        return _File.of(vega_script(self._cache), "text/javascript", "public, max-age=31536000, immutable")
 
 
 def _page_file(file: Traversable, words: Mapping[str, str]) -> _File:
@@ -118,3 +123,22 @@ def _page_file(file: Traversable, words: Mapping[str, str]) -> _File:
         for word, meaning in words.items():
             text = text.replace(word, meaning)
     return _File.of(text.encode(), _TYPES[Path(file.name).suffix])
+
+
+def vega_script(cache: Path | None) -> bytes:
+    """The script that draws the charts: Vega, Vega-Lite and Embed.
+
+    Bundling takes a second or two, so it is kept in `cache`, by version.
+    """
+    kept = cache and cache / f"vega-{VEGA_VERSION}.js"
+    if kept and kept.is_file():
+        return kept.read_bytes()
+    made = vl_convert.javascript_bundle(_SNIPPET).encode()
+    if kept:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed into place, so that nobody reads half of it.
+        handle, draft = tempfile.mkstemp(dir=kept.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(made)
+        Path(draft).replace(kept)
+    return made

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from penstock.core.clock import Clock, is_alive
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.feed import Feed
-from penstock.serve.replies import problem, reply
+from penstock.web.responses import problem, reply
 
 PROCESS, ADDRESS = "analyse", "answers"
 """The process that knows, and under what it says where it can be asked."""

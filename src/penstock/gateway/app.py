@@ -1,5 +1,8 @@
 """The web app: channels and groups over HTTP."""
 
+import asyncio
+from collections.abc import Callable
+
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -8,9 +11,12 @@ from starlette.routing import Route
 
 from penstock.gateway.channels import ChannelRoutes
 from penstock.gateway.gateway import Gateway
-from penstock.gateway.members import GroupRoutes
-from penstock.serve.problems import handlers
-from penstock.serve.replies import Guarded
+from penstock.gateway.groups import GroupRoutes
+from penstock.web.idle_timeout import http_config
+from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
+from penstock.web.problems import handlers
+from penstock.web.responses import SecurityHeaders
+from penstock.web.server import listen, run_server, url_of, wait_first
 
 OVERVIEW = """\
 Penstock's gateway: channels over HTTP. Errors are JSON: error, place, way_out.
@@ -33,9 +39,6 @@ what keys and values are, both ways.
 """
 
 
-_POLICY = "default-src 'none'; frame-ancestors 'none'"
-
-
 def build(gateway: Gateway) -> Starlette:
     """The app. Whoever serves it lets the gateway run meanwhile."""
     channels, groups = ChannelRoutes(gateway), GroupRoutes(gateway)
@@ -52,10 +55,31 @@ def build(gateway: Gateway) -> Starlette:
             Route("/groups/{group}/members/{member}/records", groups.poll),
             Route("/groups/{group}/members/{member}/commit", groups.commit, methods=["POST"]),
         ],
-        middleware=[Middleware(Guarded, policy=_POLICY)],
+        middleware=[Middleware(SecurityHeaders)],
         exception_handlers=handlers("the gateway", "GET / tells what there is"),
     )
 
 
 async def _overview(_: Request) -> Response:
     return PlainTextResponse(OVERVIEW)
+
+
+async def serve(
+    gateway: Gateway, host: str, port: int, stop: asyncio.Event, ready: Callable[[str], None] | None = None
+) -> None:
+    """Serve until `stop`; `ready` is told the address once clients can come. Port 0 takes a free one.
+
+    At the end long polls are answered with what there is, what is being sent is acknowledged, members leave.
+    """
+    settings, patience = gateway.settings, gateway.settings.patience.total_seconds()
+    with listen("the gateway's", host, port, patience) as listener:
+        app = OriginCheckMiddleware(build(gateway), OriginCheck(listener, host))
+        farewell = round(settings.acknowledged.total_seconds()) + 2
+        config = http_config(app, settings.connections, patience, farewell)
+        async with gateway.running(), run_server(config, listener) as serving:
+            try:
+                if ready and not serving.done():
+                    ready(url_of(host, listener))
+                await wait_first(serving, stop.wait())
+            finally:
+                gateway.closing.set()

@@ -1,7 +1,6 @@
 """`/channels`: what there is, into it, and out of it by positions."""
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
 from functools import partial
 from urllib.parse import quote, urlencode
 
@@ -10,16 +9,23 @@ from starlette.responses import Response
 
 from penstock.core.contracts import Channels, Positions
 from penstock.core.record import Record
-from penstock.gateway.fetching import Fetched, Wish, fetch
+from penstock.gateway.decode import Format
+from penstock.gateway.encode import entry_json
+from penstock.gateway.fetch import (
+    READ_PARAMETERS,
+    Fetched,
+    ReadLimits,
+    fetch,
+    read_limits,
+    watch_disconnect,
+)
 from penstock.gateway.gateway import Gateway
-from penstock.gateway.giving import shown
-from penstock.gateway.query import Query
-from penstock.gateway.requests import AMOUNT, JSON, attended, form, media_type, wish
-from penstock.gateway.taking import Format
-from penstock.serve.problems import Problem
-from penstock.serve.replies import reply
+from penstock.web.bodies import media_type
+from penstock.web.problems import Problem
+from penstock.web.query import Query
+from penstock.web.responses import reply
 
-LINES, RAW = "application/x-ndjson", "application/octet-stream"
+JSON, LINES, RAW = "application/json", "application/x-ndjson", "application/octet-stream"
 _STARTS = ("offset", "since", "positions", "from")
 _X_KEY = "the header x-key"
 _INLINE = 1 << 16
@@ -33,7 +39,7 @@ class ChannelRoutes:
         self._gateway, self._settings = gateway, gateway.settings
 
     async def all(self, request: Request) -> Response:
-        Query(request, ())
+        Query(request)
         promise = self._gateway.channels.promise
         names = await self._gateway.names()
         return reply(
@@ -44,7 +50,7 @@ class ChannelRoutes:
         )
 
     async def one(self, request: Request) -> Response:
-        Query(request, ())
+        Query(request)
         name = request.path_params["name"]
         await self._gateway.known(name)
         return reply(await self._gateway.ask(partial(_described, self._gateway.channels, name)))
@@ -56,7 +62,7 @@ class ChannelRoutes:
 
     async def _send(self, request: Request) -> Response:
         query, name = Query(request, ("format", "key")), request.path_params["name"]
-        kind, told = media_type(request, JSON, LINES, RAW), form(query)
+        kind, told = media_type(request, JSON, LINES, RAW), Format.of(query)
         await self._gateway.writable(name)
         async with self._gateway.bodies.body(request) as body:
             read = self._reading(request, query, kind, told, body)
@@ -67,25 +73,25 @@ class ChannelRoutes:
     def _reading(
         self, request: Request, query: Query, kind: str, told: Format, body: bytes
     ) -> Callable[[], list[Record]]:
-        taking = self._gateway.taking
+        decoder = self._gateway.decoder
         if kind == RAW:
-            return lambda: taking.raw(body, *_key(request, query), told)
+            return lambda: decoder.raw(body, *_key(request, query), told)
         for place, there in (("?key", "key" in query), (_X_KEY, "x-key" in request.headers)):
             if there:
                 raise Problem(400, place, f"it goes with {RAW}", 'elsewhere each record has its own "key"')
-        return partial(taking.document if kind == JSON else taking.lines, body, told)
+        return partial(decoder.document if kind == JSON else decoder.lines, body, told)
 
     # --- out
 
     async def _fetch(self, request: Request) -> Response:
-        query, name = Query(request, ("partition", *_STARTS, *AMOUNT)), request.path_params["name"]
-        told = form(query)
-        async with attended(request, self._gateway.closing) as ended:
-            wanted = wish(query, self._settings, ended)
+        query, name = Query(request, ("partition", *_STARTS, *READ_PARAMETERS)), request.path_params["name"]
+        told = Format.of(query)
+        async with watch_disconnect(request, self._gateway.closing) as ended:
+            limits = read_limits(query, self._settings, ended)
             await self._gateway.readable(name)
             start = self._start(query, name)
-            answer = partial(_answer, self._gateway.channels, name, start, wanted, told, query)
-            return await (self._gateway.wait(answer) if wanted.wait else self._gateway.ask(answer))
+            answer = partial(_answer, self._gateway.channels, name, start, limits, told, query)
+            return await (self._gateway.wait(answer) if limits.wait else self._gateway.ask(answer))
 
     def _start(self, query: Query, name: str) -> Callable[[Bounds], Positions]:
         if len(given := [start for start in _STARTS if start in query]) > 1:
@@ -100,8 +106,8 @@ class ChannelRoutes:
             offset = query.number("offset", 0)
             return lambda bounds: {_partition(only, bounds): offset}
         if "since" in query:
-            moment = self._gateway.clock.now() - round(query.time("since", timedelta()).total_seconds() * 1e6)
-            since = partial(self._gateway.channels.since, name, max(0, moment))
+            time = self._gateway.clock.now() - round((query.seconds("since") or 0) * 1e6)
+            since = partial(self._gateway.channels.since, name, max(0, time))
             return lambda _: _chosen(since(), only, name)
         edge = 1 if query.choice("from", ("beginning", "end"), "beginning") == "end" else 0
         return lambda bounds: _chosen({partition: both[edge] for partition, both in bounds.items()}, only, name)
@@ -134,12 +140,12 @@ def _chosen(positions: Positions, only: int | None, name: str) -> Positions:
 
 
 def _answer(
-    channels: Channels, name: str, start: Callable[[Bounds], Positions], wanted: Wish, told: Format, query: Query
+    channels: Channels, name: str, start: Callable[[Bounds], Positions], limits: ReadLimits, told: Format, query: Query
 ) -> Response:
-    fetched = fetch(channels, name, start, wanted)
+    fetched = fetch(channels, name, start, limits)
     return reply(
         {
-            "records": [shown(entry, told) for entry in fetched.entries],
+            "records": [entry_json(entry, told) for entry in fetched.entries],
             "positions": {str(partition): offset for partition, offset in sorted(fetched.positions.items())},
             "next": _next(name, fetched, query),
         }
@@ -149,7 +155,7 @@ def _answer(
 def _next(name: str, fetched: Fetched, query: Query) -> str:
     """The address to go on with."""
     positions = ",".join(f"{partition}:{offset}" for partition, offset in sorted(fetched.positions.items()))
-    same = {parameter: text for parameter in AMOUNT if (text := query.text(parameter)) is not None}
+    same = {parameter: text for parameter in READ_PARAMETERS if (text := query.text(parameter)) is not None}
     return f"/channels/{quote(name, safe='')}/records?{urlencode({'positions': positions, **same}, safe=':,')}"
 
 

@@ -1,8 +1,9 @@
-"""What the routes stand on: the channels, and all that is bounded."""
+"""What the routes share: channels, writers, consumer sessions, threads, limits."""
 
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TypeVar
@@ -13,13 +14,12 @@ from penstock.core.contracts import Channels, Sender
 from penstock.core.errors import Unavailable
 from penstock.core.record import Record
 from penstock.core.text import did_you_mean
-from penstock.gateway.bodies import Bodies
-from penstock.gateway.groups import Groups
-from penstock.gateway.inlet import Inlet
+from penstock.gateway.decode import Decoder
+from penstock.gateway.sessions import Sessions
 from penstock.gateway.settings import GatewaySettings
-from penstock.gateway.taking import Taking
-from penstock.gateway.threads import Threads
-from penstock.serve.problems import Problem
+from penstock.gateway.writer import ChannelWriter
+from penstock.web.bodies import BodyReader
+from penstock.web.problems import Problem
 
 Answer = TypeVar("Answer")
 
@@ -27,7 +27,7 @@ _ASKING = 16
 _ASKING_PATIENCE = 5.0
 _KNOWN_FOR = 5.0
 """A channel that was there is believed to be there for so many seconds."""
-_INLETS = 1_000
+_MOST_WRITERS = 1_000
 _FREE_FOR = 60.0
 """A channel that no query wrote may be written to for so many seconds before it is looked up again."""
 LEAVING = 5.0
@@ -39,15 +39,17 @@ class Gateway:
 
     def __init__(self, channels: Channels, settings: GatewaySettings | None = None, clock: Clock | None = None) -> None:
         self.channels, self.settings, self.clock = channels, settings or GatewaySettings(), clock or SystemClock()
-        self.taking = Taking(self.settings, self.clock.now)
-        self.bodies = Bodies(self.settings)
-        self.groups = Groups(channels, self.settings, self.clock)
+        self.decoder = Decoder(self.settings, self.clock.now)
+        self.bodies = BodyReader(
+            "the gateway", self.settings.body, self.settings.memory, self.settings.upload, allow_empty=True
+        )
+        self.sessions = Sessions(channels, self.settings, self.clock)
         self.closing = threading.Event()
         """Long polls end when this is set."""
-        self._asking = Threads(_ASKING, "questions", _ASKING_PATIENCE)
-        self._polling = Threads(self.settings.polls, "long polls", 0.0)
+        self._asking = _Threads(_ASKING, "questions", _ASKING_PATIENCE)
+        self._polling = _Threads(self.settings.polls, "long polls", 0.0)
         self._sender: Sender | None = None
-        self._inlets: dict[str, Inlet] = {}
+        self._writers: dict[str, ChannelWriter] = {}
         self._free: dict[str, float] = {}
         self._names: frozenset[str] = frozenset()
         self._named = -_KNOWN_FOR
@@ -63,7 +65,7 @@ class Gateway:
             finally:
                 self.closing.set()
                 await asyncio.gather(
-                    self.groups.close(LEAVING), *(inlet.close(acknowledged) for inlet in self._inlets.values())
+                    self.sessions.close(LEAVING), *(writer.close(acknowledged) for writer in self._writers.values())
                 )
                 self._asking.close()
                 self._polling.close()
@@ -99,9 +101,9 @@ class Gateway:
 
     async def send(self, channel: str, records: Sequence[Record]) -> None:
         """Return once the channel has acknowledged them all."""
-        if sum(inlet.held for inlet in self._inlets.values()) > self.settings.memory:
+        if sum(writer.held for writer in self._writers.values()) > self.settings.memory:
             raise Unavailable("the gateway", "more waits to be acknowledged than it holds; these records were not sent")
-        await self._inlet(channel).take(records)
+        await self._writer(channel).write(records)
 
     async def writable(self, channel: str) -> None:
         """Return if clients may write to this channel: not to results, dead letters and internal channels."""
@@ -110,16 +112,44 @@ class Gateway:
             self._free.pop(channel, None)
             if (refusal := await self.ask(partial(protected, channel, self.channels))) is not None:
                 raise Problem(403, f"channel {channel}", *refusal)
-            if len(self._free) >= _INLETS:
+            if len(self._free) >= _MOST_WRITERS:
                 self._free.clear()
             self._free[channel] = self.clock.elapsed()
         await self.known(channel)
 
-    def _inlet(self, channel: str) -> Inlet:
-        if channel not in self._inlets:
+    def _writer(self, channel: str) -> ChannelWriter:
+        if channel not in self._writers:
             assert self._sender is not None, "the gateway does not run"
-            if len(self._inlets) >= _INLETS:
-                self._inlets = {name: inlet for name, inlet in self._inlets.items() if not inlet.idle}
+            if len(self._writers) >= _MOST_WRITERS:
+                self._writers = {name: writer for name, writer in self._writers.items() if not writer.idle}
             patience, again = self.settings.acknowledged.total_seconds(), self.channels.promise.replay
-            self._inlets[channel] = Inlet(channel, self._sender, self.settings.sender, self.clock, patience, again)
-        return self._inlets[channel]
+            self._writers[channel] = ChannelWriter(
+                channel, self._sender, self.settings.sender, self.clock, patience, again
+            )
+        return self._writers[channel]
+
+
+class _Threads:
+    """Threads for blocking calls, at most so many. A call waits `patience` seconds for a free one."""
+
+    def __init__(self, most: int, name: str, patience: float) -> None:
+        self._most, self._name, self._patience = most, name, patience
+        self._pool = ThreadPoolExecutor(most, f"gateway-{name}")
+        self._free = asyncio.Semaphore(most)
+
+    async def run(self, call: Callable[[], Answer]) -> Answer:
+        """The result of the call; Unavailable when no thread is free in time."""
+        try:
+            if self._free.locked() and not self._patience:
+                raise TimeoutError
+            async with asyncio.timeout(self._patience or None):
+                await self._free.acquire()
+        except TimeoutError:
+            raise Unavailable("the gateway", f"{self._most} {self._name} are under way already", 1.0) from None
+        running = asyncio.get_running_loop().run_in_executor(self._pool, call)
+        # Free when the thread is done, also when the request is gone.
+        running.add_done_callback(lambda _: self._free.release())
+        return await asyncio.shield(running)
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)

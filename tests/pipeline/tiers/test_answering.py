@@ -80,11 +80,12 @@ def test_a_scan_has_a_limit_and_a_prefix(address: str) -> None:
     ("path", "status", "error"),
     [
         ("/state/totls/nl", 404, 'it has no query "totls"'),
-        ("/state/totals?limit=many", 400, '"many" is no whole number'),
-        ("/state/totals?limit=-1", 400, '"-1" is no whole number'),
-        ("/state/totals?limit=99999999999999", 400, "is no whole number"),
+        ("/state/totals?limit=many", 400, '"many" is not a valid integer'),
+        ("/state/totals?limit=-1", 400, '"-1" is not a valid integer'),
+        ("/state/totals?limit=99999999999999", 400, "is not a valid integer"),
         ("/state/totals?limit=101", 400, "it is too large"),
-        ("/elsewhere", 404, "Not Found"),
+        ("/state/totals?limt=1", 400, "not a parameter"),
+        ("/elsewhere", 404, "nothing at this address"),
     ],
 )
 def test_what_is_no_question_is_told_with_its_place(address: str, path: str, status: int, error: str) -> None:

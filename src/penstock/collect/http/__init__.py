@@ -23,9 +23,9 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Guarantee, Home, Intake, Taken
 from penstock.core.errors import Misconfigured
 from penstock.core.record import LARGEST_JUMP
-from penstock.serve import served
-from penstock.serve.patient import http_alone
-from penstock.serve.visitors import Checked, Visitors
+from penstock.web.idle_timeout import http_config
+from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
+from penstock.web.server import run_server
 
 RECEIPTS = "/receipts"
 _FAREWELL = 2
@@ -116,9 +116,9 @@ class HttpSource:
             if requests.answers is not None:
                 await stack.enter_async_context(requests.answers.running())
             made = app(requests, unquote(at.path), self.origins)
-            checked = Checked(made, Visitors(listener, at.host, origins=self.origins))
-            config = http_alone(checked, self.connections, self.patience.total_seconds(), _FAREWELL)
-            await stack.enter_async_context(served(config, listener))
+            checked = OriginCheckMiddleware(made, OriginCheck(listener, at.host, origins=self.origins))
+            config = http_config(checked, self.connections, self.patience.total_seconds(), _FAREWELL)
+            await stack.enter_async_context(run_server(config, listener))
             intakes = await stack.enter_async_context(aclosing(requests.gathering.intakes()))
             try:
                 yield intakes

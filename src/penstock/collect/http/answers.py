@@ -18,7 +18,7 @@ from penstock.core.clock import Clock, Micros
 from penstock.core.contracts import Entry, Home, Positions
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.core.record import Origin
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 log = logging.getLogger(__name__)
 

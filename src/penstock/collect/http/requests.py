@@ -15,24 +15,25 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.collect.bodies import Bodies, lines, too_large
+from penstock.collect.bodies import lines, too_large
 from penstock.collect.gathering import Gathering
 from penstock.collect.http.answers import Answer, Answers
-from penstock.collect.http.asked import LARGEST, Asked, parameters, seconds
+from penstock.collect.http.options import PostOptions
 from penstock.collect.http.receipts import Key, Receipt, Seals
 from penstock.collect.http.whereabouts import Searching, Whereabouts
 from penstock.collect.senders import Senders
 from penstock.core.contracts import Arrival, Taken
 from penstock.core.errors import Refused, Unavailable
-from penstock.serve.problems import Problem, handlers
-from penstock.serve.replies import Guarded, problem, reply
+from penstock.web.bodies import BodyReader
+from penstock.web.problems import Problem, handlers
+from penstock.web.query import LARGEST, Query
+from penstock.web.responses import SecurityHeaders, problem, reply
 
 if TYPE_CHECKING:
     from penstock.collect.http import HttpSource
 
 log = logging.getLogger(__name__)
 
-_POLICY = "default-src 'none'; frame-ancestors 'none'"
 _FAILED = 10_000
 """So many of the last that were not taken are remembered."""
 
@@ -48,7 +49,7 @@ class Requests:
         self._opening = max(source.clock.now(), self._before.get(source.sender, (0, 0))[0] + 1)
         self._last = 0
         self._senders = Senders(taken, 0 if source.shared else source.largest_jump)
-        self._bodies = Bodies(f"the source {source.name}", source.body, source.memory, source.upload, packed=True)
+        self._bodies = BodyReader(f"the source {source.name}", source.body, source.memory, source.upload, gzip=True)
         self._searching = Searching(source.home) if source.home else None
         self._pending: dict[Key, asyncio.Future[None]] = {}
         self._failed: dict[Key, None] = {}
@@ -70,80 +71,84 @@ class Requests:
 
     async def _post(self, request: Request) -> Response:
         source = self._source
-        asked = Asked.of(request, source.name, source.sender, source.wait)
-        if asked.whose is None and source.named:
+        options = PostOptions.of(request, source.name, source.sender, source.wait)
+        if options.identity is None and source.named:
             raise Problem(400, "?sender", "it is not said who sends", "give ?sender=NAME&epoch=N&seq=N")
-        if asked.answer is not None and self.answers is None:
+        if options.answer is not None and self.answers is None:
             raise self._no_answers()
-        self._room(asked)
-        record = None if asked.lines else too_large("the body", source.max_size, lines=True)
+        self._room(options)
+        record = None if options.lines else too_large("the body", source.max_size, lines=True)
         async with self._bodies.body(request, record) as body:
-            payloads = self._payloads(body, asked)
+            payloads = self._payloads(body, options)
             # From here to `put` nothing is awaited: numbers have no gaps, and lie in their order.
-            self._room(asked)
-            receipt = self._numbered(len(payloads), asked)
+            self._room(options)
+            receipt = self._numbered(len(payloads), options)
             with ExitStack() as stack:
                 answer = None
                 if self.answers is not None:
                     self.answers.expect(receipt.sender)
-                    if asked.answer is not None:
+                    if options.answer is not None:
                         answer = stack.enter_context(self.answers.awaited(receipt.key))
-                if asked.whose is None:
+                if options.identity is None:
                     self._last += receipt.count
                 arrivals = [Arrival(*one) for one in zip(payloads, receipt.origins(), strict=True)]
                 safe = await self.gathering.put(arrivals)
                 stack = stack.pop_all()
         with stack:
             self._pending[receipt.key] = safe
-            safe.add_done_callback(partial(self._settled, receipt, asked.oneway))
+            safe.add_done_callback(partial(self._settled, receipt, options.oneway))
             del body, payloads, arrivals
-            return await self._answered(receipt, asked, safe, answer)
+            return await self._answered(receipt, options, safe, answer)
 
     async def _answered(
-        self, receipt: Receipt, asked: Asked, safe: "asyncio.Future[None]", answer: "asyncio.Future[Answer] | None"
+        self,
+        receipt: Receipt,
+        options: PostOptions,
+        safe: "asyncio.Future[None]",
+        answer: "asyncio.Future[Answer] | None",
     ) -> Response:
         begun = self._source.clock.elapsed()
         text = self._seals.sealed(receipt)
-        if not asked.oneway:
+        if not options.oneway:
             await asyncio.wait([safe], timeout=self._source.within.total_seconds())
             if not safe.done():
                 why = "it is not known to be safe yet, and may be there all the same"
                 facts = {"receipt": text}
                 raise Problem(503, "the record", why, "ask for the receipt, or send it again", facts)
             safe.result()
-        if answer is not None and asked.answer is not None:
-            left = asked.answer - (self._source.clock.elapsed() - begun)
+        if answer is not None and options.answer is not None:
+            left = options.answer - (self._source.clock.elapsed() - begun)
             await self._until(answer, left)
             if answer.done():
                 return _told(answer.result(), text)
         return reply({"receipt": text, "receipts": receipt.count}, 202, _location(text))
 
-    def _room(self, asked: Asked) -> None:
+    def _room(self, options: PostOptions) -> None:
         if not self.gathering.full:
             return
-        if asked.oneway:
+        if options.oneway:
             self._dropped += 1
         raise Unavailable(f"the source {self._source.name}", "it has no room; nothing was taken", 1.0)
 
-    def _payloads(self, body: bytes, asked: Asked) -> Sequence[bytes]:
-        if not asked.lines:
+    def _payloads(self, body: bytes, options: PostOptions) -> Sequence[bytes]:
+        if not options.lines:
             return [body]
         found = lines(body, self._source.max_size, self._source.records)
-        if asked.answer is not None and len(found) > 1:
+        if options.answer is not None and len(found) > 1:
             raise Problem(400, "?answer", "several records have several answers", "send one at a time")
         return found
 
-    def _numbered(self, count: int, asked: Asked) -> Receipt:
+    def _numbered(self, count: int, options: PostOptions) -> Receipt:
         now = self._source.clock.now()
-        if (whose := asked.whose) is None:
+        if (identity := options.identity) is None:
             return Receipt(self._source.sender, self._opening, self._last + 1, count, now, self._opening)
-        if whose.seq + count - 1 > LARGEST:
+        if identity.seq + count - 1 > LARGEST:
             raise Problem(400, "?seq", "the numbers of these records lie beyond 64 bits", "begin another epoch")
         try:
-            self._senders.admit(whose.sender, whose.epoch, whose.seq, whose.seq + count - 1)
+            self._senders.admit(identity.sender, identity.epoch, identity.seq, identity.seq + count - 1)
         except Refused as refused:
             raise Problem(400, "?seq", refused.reason) from refused
-        return Receipt(whose.sender, whose.epoch, whose.seq, count, now, self._opening)
+        return Receipt(identity.sender, identity.epoch, identity.seq, count, now, self._opening)
 
     def _settled(self, receipt: Receipt, oneway: bool, safe: "asyncio.Future[None]") -> None:
         if self._pending.get(receipt.key) is safe:
@@ -160,7 +165,7 @@ class Requests:
     # --- telling ------------------------------------------------------------------------------------------------------
 
     async def figures(self, request: Request) -> Response:
-        parameters(request, ())
+        Query(request)
         return reply(
             {
                 "source": self._source.name,
@@ -173,20 +178,20 @@ class Requests:
         )
 
     async def receipt(self, request: Request) -> Response:
-        given = parameters(request, ("answer",))
+        query = Query(request, ("answer",))
         text = request.path_params["id"]
         receipt = self._seals.opened(text)
         if receipt is None:
             raise Problem(404, "the receipt", "nobody here has given it", "send a record: the answer holds a receipt")
-        asked = seconds(given, "answer", self._source.wait)
-        if asked is None:
+        wait = query.seconds("answer", self._source.wait)
+        if wait is None:
             return reply(await self._state(text, receipt))
         if self.answers is None:
             raise self._no_answers()
         if receipt.count > 1:
             raise Problem(400, "?answer", "several records have several answers", "send one at a time")
         with self.answers.awaited(receipt.key) as answer:
-            await self._until(answer, asked)
+            await self._until(answer, wait)
             if answer.done():
                 return _told(answer.result(), text)
         return reply(await self._state(text, receipt), 202, _location(text))
@@ -242,7 +247,7 @@ class Requests:
 
 
 def app(requests: Requests, path: str, origins: Sequence[str] = ()) -> Starlette:
-    middleware = [Middleware(Guarded, policy=_POLICY)]
+    middleware = [Middleware(SecurityHeaders)]
     if origins:
         exposed = ["location", "retry-after"]
         middleware.append(

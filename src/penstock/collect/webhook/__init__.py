@@ -19,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from penstock.collect.bodies import Bodies, too_large
+from penstock.collect.bodies import too_large
 from penstock.collect.door import door
 from penstock.collect.numbering import OF_WEBHOOKS
 from penstock.collect.webhook.deliveries import Delivery
@@ -28,15 +28,15 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Guarantee, Home, Intake, Taken
 from penstock.core.errors import Misconfigured
 from penstock.core.signatures import is_signed, keys
-from penstock.serve import served
-from penstock.serve.patient import http_alone
-from penstock.serve.problems import Problem, handlers
-from penstock.serve.replies import Guarded, reply
-from penstock.serve.visitors import Checked, Visitors
+from penstock.web.bodies import BodyReader
+from penstock.web.idle_timeout import http_config
+from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
+from penstock.web.problems import Problem, handlers
+from penstock.web.responses import SecurityHeaders, reply
+from penstock.web.server import run_server
 
 LONGEST_ID = 256
 LONGEST_CHALLENGE = 1_000
-_POLICY = "default-src 'none'; frame-ancestors 'none'"
 _FAREWELL = 2
 """Seconds that providers have at the end to hear what became of their messages."""
 _WAY_OUT = "sign it as Standard Webhooks are, with the secret of this source"
@@ -113,9 +113,11 @@ class WebhookSource:
             await stack.enter_async_context(numbered.opened())
             messages = _Messages(self, numbered, self._keys())
             # Providers come through proxies and tunnels, which pass on the name by which they were asked.
-            checked = Checked(messages.app(unquote(at.path)), Visitors(listener, at.host, proxied=True))
-            config = http_alone(checked, self.connections, self.patience.total_seconds(), _FAREWELL)
-            await stack.enter_async_context(served(config, listener))
+            checked = OriginCheckMiddleware(
+                messages.app(unquote(at.path)), OriginCheck(listener, at.host, proxied=True)
+            )
+            config = http_config(checked, self.connections, self.patience.total_seconds(), _FAREWELL)
+            await stack.enter_async_context(run_server(config, listener))
             intakes = await stack.enter_async_context(aclosing(numbered.gathering.intakes()))
             try:
                 yield intakes
@@ -129,14 +131,13 @@ class _Messages:
 
     def __init__(self, source: WebhookSource, numbered: Numbered, known: Sequence[bytes]) -> None:
         self._source, self._numbered, self._keys = source, numbered, known
-        # What is signed is what came over the wire: nothing is unpacked.
-        whose = f"the source {source.name}"
-        self._bodies = Bodies(whose, source.max_size, source.memory, source.upload, packed=False)
+        # No gzip: the signature is of the bytes as they were sent.
+        self._bodies = BodyReader(f"the source {source.name}", source.max_size, source.memory, source.upload)
 
     def app(self, path: str) -> Starlette:
         made = Starlette(
             routes=[Route(path, self._answer, methods=["GET", "POST"])],
-            middleware=[Middleware(Guarded, policy=_POLICY)],
+            middleware=[Middleware(SecurityHeaders)],
             exception_handlers=handlers("the source", "ask at the address of the source"),
         )
         made.router.redirect_slashes = False

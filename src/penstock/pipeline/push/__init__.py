@@ -19,9 +19,9 @@ from penstock.core.signatures import keys
 from penstock.pipeline.push.shelf import BOOKMARKS, CHANNEL, DEAD, HEARTBEATS, Shelf, Shelved
 from penstock.pipeline.push.stream import PATIENCE, build
 from penstock.pipeline.push.wake import Waker
-from penstock.serve import address, first, listening, served
-from penstock.serve.patient import http_alone
-from penstock.serve.visitors import Checked, Visitors
+from penstock.web.idle_timeout import http_config
+from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
+from penstock.web.server import listen, run_server, url_of, wait_first
 
 LEAST = 8 << 20
 """Bytes: the last segment stays whatever was acknowledged, and with much less it could take all the room."""
@@ -74,19 +74,21 @@ class PushProxy:
         pump = Pump(
             Shelved(self.source, shelf), CHANNEL, shelf.disk, dead=DEAD, heartbeats=HEARTBEATS, bookmarks=BOOKMARKS
         )
-        with listening("the proxy's", host, port, PATIENCE) as listener:
-            where = address(host, listener)
+        with listen("the proxy's", host, port, PATIENCE) as listener:
+            where = url_of(host, listener)
             app = build(shelf, self.token, self.heartbeat.total_seconds())
-            named = Checked(app, Visitors(listener, host, origins=[self.public.rstrip("/")] if self.public else ()))
-            config = http_alone(named, _CONNECTIONS, PATIENCE, _FAREWELL)
+            named = OriginCheckMiddleware(
+                app, OriginCheck(listener, host, origins=[self.public.rstrip("/")] if self.public else ())
+            )
+            config = http_config(named, _CONNECTIONS, PATIENCE, _FAREWELL)
             pumping = asyncio.create_task(self._pump(pump, stop))
             waking = asyncio.create_task(self._wake(shelf, (self.public or where).rstrip("/")))
             try:
-                async with served(config, listener) as serving:
+                async with run_server(config, listener) as serving:
                     try:
                         if ready and not serving.done():
                             ready(where)
-                        await first(serving, pumping, waking, stop.wait())
+                        await wait_first(serving, pumping, waking, stop.wait())
                     finally:
                         shelf.closing = True
                         shelf.tell()

@@ -2,9 +2,7 @@
 
 import asyncio
 import hmac
-import re
 import time
-from collections.abc import Sequence
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
@@ -12,15 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.core.contracts import Entry
 from penstock.pipeline.push.shelf import Shelf
-from penstock.serve.replies import Guarded, problem, reply
-from penstock.serve.staying import ServerSentEvents, Tell
+from penstock.web.responses import SecurityHeaders, problem, reply
+from penstock.web.sse import ServerSentEvents, Write, event, retry, wait_for
 
 PATIENCE = 30.0
 """Seconds after which a device that takes nothing is dropped."""
-_POLICY = "default-src 'none'; frame-ancestors 'none'"
-_LINE = re.compile(rb"\r\n|\r|\n")
 
 
 def build(shelf: Shelf, token: str, heartbeat: float) -> Starlette:
@@ -28,7 +23,7 @@ def build(shelf: Shelf, token: str, heartbeat: float) -> Starlette:
     visits = _Visits(shelf, token, heartbeat)
     return Starlette(
         routes=[Route("/", visits.overview), Route("/events", visits.events)],
-        middleware=[Middleware(Guarded, policy=_POLICY)],
+        middleware=[Middleware(SecurityHeaders)],
     )
 
 
@@ -70,46 +65,32 @@ class _Visit(ServerSentEvents):
         super().__init__(PATIENCE)
         self._visits, self._shelf, self._position, self._heartbeat = visits, shelf, position, heartbeat
 
-    async def talk(self, tell: Tell) -> None:
+    async def stream(self, write: Write) -> None:
         shelf, changed = self._shelf, asyncio.Event()
         self._visits.last, shelf.connected = self, True
         shelf.heard.add(changed)
         shelf.tell()
         try:
-            await self._pass_on(tell, changed)
+            await self._pass_on(write, changed)
         finally:
             shelf.heard.discard(changed)
             if self._visits.last is self:
                 shelf.connected, shelf.left = False, time.monotonic()
                 shelf.tell()
 
-    async def _pass_on(self, tell: Tell, changed: asyncio.Event) -> None:
+    async def _pass_on(self, write: Write, changed: asyncio.Event) -> None:
         shelf, sent = self._shelf, 0
-        text = b"retry: 500\n\n"
+        text = retry(500)
         while not shelf.closing and self._visits.last is self and sent < shelf.most // 4:
             changed.clear()
             entries = await shelf.since(self._position) if self._position < shelf.end else ()
-            text += self._written(entries)
+            text += b"".join(event(entry.value or b"", shelf.token(entry.offset)) for entry in entries)
             if text:
-                await tell(text)
+                await write(text)
                 sent += len(text)
                 text = b""
             if entries:
                 self._position = entries[-1].offset + 1
                 shelf.sent = max(shelf.sent, self._position)
                 continue
-            try:
-                async with asyncio.timeout(self._heartbeat):
-                    await changed.wait()
-            except TimeoutError:
-                text = b":\n\n"
-
-    def _written(self, entries: Sequence[Entry]) -> bytes:
-        return b"".join(
-            b"id: %b\n%b\n"
-            % (
-                self._shelf.token(entry.offset).encode(),
-                b"".join(b"data: %b\n" % line for line in _LINE.split(entry.value or b"")),
-            )
-            for entry in entries
-        )
+            text = await wait_for(changed, self._heartbeat)

@@ -4,25 +4,17 @@ import asyncio
 import logging
 import ssl
 import time
-import uuid
 from contextlib import suppress
-from datetime import UTC, datetime
-from urllib.parse import urlsplit
 
 import httpx
-import orjson
 
-from penstock.collect.http_client import asked_pause
 from penstock.collect.reconnecting import backoff
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import Unavailable
-from penstock.core.signatures import signed
 from penstock.pipeline.push.shelf import Shelf
+from penstock.web.webhook import TIMEOUT, Rejected, Webhook, new_id
 
 log = logging.getLogger(__name__)
-
-TIMEOUT = 10.0
-LATER = (408, 429)
 
 
 class Waker:
@@ -42,11 +34,9 @@ class Waker:
         asleep_after: float,
         clock: Clock | None = None,
     ) -> None:
-        self._shelf, self._url, self._key, self._following = shelf, url, key, following
+        self._shelf, self._following = shelf, following
+        self._webhook = Webhook(url, key, clock or SystemClock())
         self._again, self._asleep_after = again, asleep_after
-        self._clock = clock or SystemClock()
-        # The path and the query may be secret.
-        self._who = f"the webhook at {urlsplit(url).netloc}"
         self._changed = asyncio.Event()
         self.woken = 0
 
@@ -54,7 +44,6 @@ class Waker:
         """For ever."""
         self._shelf.heard.add(self._changed)
         try:
-            # Redirects are not followed: they would tell an address that nobody has set.
             verify = ssl.create_default_context()
             async with httpx.AsyncClient(verify=verify, timeout=TIMEOUT, trust_env=False) as client:
                 while True:
@@ -82,36 +71,20 @@ class Waker:
 
     async def _wake(self, client: httpx.AsyncClient) -> None:
         """Until the webhook has taken it, or the device is there by itself."""
-        message, delays, troubled = f"msg_{uuid.uuid4().hex}", backoff(), False
+        id, delays, troubled = new_id(), backoff(), False
         while not self._shelf.connected:
             try:
-                await self._post(client, message)
+                data = {"waiting": self._shelf.waiting, "next": self._following}
+                await self._webhook.post_async(client, self._webhook.message("device.wake", data, id))
             except Unavailable as error:
                 log.log(logging.DEBUG if troubled else logging.WARNING, "%s", error)
                 troubled = True
                 until = time.monotonic() + (next(delays) if error.retry_after is None else error.retry_after)
                 while not self._shelf.connected and (left := until - time.monotonic()) > 0:
                     await self._change(left)
-            else:
+            except Rejected as error:
+                log.error("%s; the device is not woken before %g s", error, self._again)
                 return
-
-    async def _post(self, client: httpx.AsyncClient, message: str) -> None:
-        now = self._clock.now()
-        when = datetime.fromtimestamp(now / 1e6, UTC).isoformat().replace("+00:00", "Z")
-        data = {"waiting": self._shelf.waiting, "next": self._following}
-        body = orjson.dumps({"type": "device.wake", "timestamp": when, "data": data})
-        seconds = now // 1_000_000
-        headers = {"content-type": "application/json", "user-agent": "penstock"}
-        headers |= signed(self._key, message, seconds, body)
-        try:
-            async with client.stream("POST", self._url, content=body, headers=headers) as response:
-                status = response.status_code
-                pause = asked_pause(response.headers.get("retry-after"), self._clock)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise Unavailable(self._who, str(error) or type(error).__name__) from error
-        if status >= 500 or status in LATER:
-            raise Unavailable(self._who, f"it answers {status}", pause)
-        if status >= 300:
-            log.error("%s answers %d: the device is not woken before %g s", self._who, status, self._again)
-            return
-        self.woken += 1
+            else:
+                self.woken += 1
+                return

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from ipaddress import ip_address
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,29 +18,30 @@ from starlette.routing import Route
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.state import asking
-from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.pipeline.beside import beside
 from penstock.pipeline.chosen import find_query
 from penstock.pipeline.description import Description
 from penstock.pipeline.tiers.waiting import until_set
-from penstock.serve import authority, first, listening, served
-from penstock.serve.paths import allow_anything
-from penstock.serve.patient import http_alone
-from penstock.serve.replies import Guarded, problem, reply
-from penstock.serve.visitors import Checked, Visitors
+from penstock.web.idle_timeout import http_config
+from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
+from penstock.web.paths import register_rest_convertor
+from penstock.web.problems import handlers
+from penstock.web.query import Query
+from penstock.web.responses import SecurityHeaders, problem, reply
+from penstock.web.server import authority, listen, run_server, wait_first
 
 log = logging.getLogger(__name__)
 
 SLOTS = 1
 """So many of Spark's slots a question takes: one is read at a time, by one task."""
-USUAL = 100
+USUAL, _MOST = 100, 999_999_999
 """So many entries a scan gives if nobody says otherwise."""
 
 _TURN, _READING = 10.0, 30.0
 _WAITING = 16
 _PATIENCE = 10.0
 _TOGETHER = 64
-_POLICY = "default-src 'none'; frame-ancestors 'none'"
 
 
 class Answers(Protocol):
@@ -95,12 +94,12 @@ def answering(answers: Answers, where: str, reading: float = _READING) -> Iterat
     """
     host, _, port = where.rpartition(":")
     host = host.strip("[]")
-    with listening("[spark] answers, the", host, int(port), _PATIENCE) as listener:
-        app = Checked(_build(answers, reading), Visitors(listener, host))
+    with listen("[spark] answers, the", host, int(port), _PATIENCE) as listener:
+        app = OriginCheckMiddleware(_build(answers, reading), OriginCheck(listener, host))
 
         async def serve(stop: threading.Event) -> None:
-            async with served(http_alone(app, _TOGETHER, _PATIENCE, 1), listener) as serving:
-                await first(serving, until_set(stop))
+            async with run_server(http_config(app, _TOGETHER, _PATIENCE, 1), listener) as serving:
+                await wait_first(serving, until_set(stop))
 
         with beside("the answering of questions", lambda stop: asyncio.run(serve(stop))):
             yield f"http://{authority(_reached_by(host), listener.getsockname()[1])}"
@@ -108,7 +107,7 @@ def answering(answers: Answers, where: str, reading: float = _READING) -> Iterat
 
 def _build(answers: Answers, reading: float) -> Starlette:
     """The app: `GET /state/QUERY/KEY`, and `GET /state/QUERY?prefix=…&limit=…`."""
-    allow_anything()
+    register_rest_convertor()
     turns = _Turns(answers.give_up, reading)
 
     async def get(request: Request) -> Response:
@@ -116,13 +115,14 @@ def _build(answers: Answers, reading: float) -> Starlette:
         return reply(await turns.run(lambda: answers.get(name, key)))
 
     async def scan(request: Request) -> Response:
-        name, prefix, limit = request.path_params["query"], request.query_params.get("prefix", ""), _limit(request)
+        query, name = Query(request, ("prefix", "limit")), request.path_params["query"]
+        prefix, limit = query.text("prefix") or "", query.number("limit", USUAL, _MOST)
         return reply(await turns.run(lambda: answers.scan(name, prefix, limit)))
 
     return Starlette(
-        routes=[Route("/state/{query}", scan), Route("/state/{query}/{key:anything}", get)],
-        middleware=[Middleware(Guarded, policy=_POLICY)],
-        exception_handlers={PenstockError: _on_error, HTTPException: _on_http, Exception: _on_fault},
+        routes=[Route("/state/{query}", scan), Route("/state/{query}/{key:rest}", get)],
+        middleware=[Middleware(SecurityHeaders)],
+        exception_handlers={**handlers("the analysis", "GET /state/QUERY/KEY"), Misconfigured: _on_unknown},
     )
 
 
@@ -165,13 +165,6 @@ class _Turns:
             log.debug("a question was not answered: %s", error)
 
 
-def _limit(request: Request) -> int:
-    text = request.query_params.get("limit", str(USUAL))
-    if not text.isascii() or not text.isdigit() or len(text) > 9:
-        raise Refused("the limit", f'"{text[:40]}" is no whole number')
-    return int(text)
-
-
 def _reached_by(host: str) -> str:
     """By what name others find us: who listens to everybody is found by the name of the machine."""
     try:
@@ -180,25 +173,6 @@ def _reached_by(host: str) -> str:
         return host
 
 
-async def _on_error(_: Request, error: Exception) -> Response:
-    match error:
-        case Misconfigured():
-            return problem(404, error.problem, {"place": error.place, "way_out": error.way_out})
-        case Refused():
-            return problem(400, error.reason, {"place": error.what, "way_out": ""})
-        case Unavailable():
-            soon = {"retry-after": str(math.ceil(error.retry_after or 1))}
-            return problem(503, error.why, {"place": error.who, "way_out": "ask again later"}, soon)
-    return problem(500, str(error), {"place": "the analysis", "way_out": ""})
-
-
-async def _on_http(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    place = f"{request.method} {request.url.path}"
-    return problem(error.status_code, error.detail, {"place": place, "way_out": "GET /state/QUERY/KEY"}, error.headers)
-
-
-async def _on_fault(request: Request, error: Exception) -> Response:
-    """An error of our own: the trace is for the log, not for who asked."""
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-    return problem(500, "the analysis has a fault of its own", {"place": request.url.path, "way_out": ""})
+async def _on_unknown(_: Request, error: Exception) -> Response:
+    assert isinstance(error, Misconfigured)
+    return problem(404, error.problem, {"place": error.place, "way_out": error.way_out})

@@ -32,6 +32,7 @@ from penstock.core.contracts import Channels, Positions
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 from penstock.core.rate import Rate
 from penstock.core.sketch import Lately, Sketch
+from penstock.pipeline.alarm_sender import sending_alarms
 from penstock.pipeline.beside import beside
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import reads, store_node
@@ -40,7 +41,6 @@ from penstock.pipeline.sources import of_worker
 from penstock.pipeline.status import listening
 from penstock.pipeline.stores import check_of
 from penstock.pipeline.tiers import Ready, Tier
-from penstock.pipeline.webhook import telling
 from penstock.pipeline.wiring import Wiring
 
 MIRROR_EVERY = 5.0
@@ -86,7 +86,7 @@ def _audit(description: Description, wiring: Wiring, stop: threading.Event, read
         sight = _Sight(wiring, description, clock, watching, channels, ledger, remade)
         stack.callback(sight.close)
         said = stack.enter_context(listening(channels, description.status))
-        tell = stack.enter_context(telling(wiring.audit, description.name))
+        send_alarms = stack.enter_context(sending_alarms(wiring.audit, description.name))
 
         leave = stack.enter_context(_either(stop))
         unreadable: list[Unreadable] = []
@@ -98,7 +98,7 @@ def _audit(description: Description, wiring: Wiring, stop: threading.Event, read
                 unreadable.append(error)
                 leave.set()
                 return {}
-            tell(sight.standing)
+            send_alarms(sight.standing)
             return told
 
         stack.enter_context(pulse(channels, description.status, Tier.AUDIT, figures, LOOK_EVERY))

@@ -6,10 +6,9 @@ from datetime import timedelta
 
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels, Positions
-from penstock.deliver.app import build
+from penstock.deliver.app import build, serve
 from penstock.deliver.feed import AWAY
 from penstock.deliver.outlet import FeedSpec
-from penstock.deliver.serving import serve
 from penstock.deliver.site import ChartSpec
 from penstock.pipeline.accounts import accounting
 from penstock.pipeline.description import ROWS, Channel, Description, PageSpec

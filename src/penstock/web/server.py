@@ -1,4 +1,4 @@
-"""An app on a port: what everything that is served over HTTP has in common."""
+"""Run an ASGI app on a port."""
 
 import asyncio
 import errno
@@ -13,23 +13,23 @@ from penstock.core.errors import Misconfigured
 
 
 @asynccontextmanager
-async def served(config: uvicorn.Config, listener: socket.socket) -> AsyncIterator["asyncio.Task[None]"]:
-    """Serve while the body runs, which begins once clients can come; then let those who are there finish.
+async def run_server(config: uvicorn.Config, listener: socket.socket) -> AsyncIterator["asyncio.Task[None]"]:
+    """Serve while the body runs, from the time at which clients can connect; then finish open requests.
 
-    The task ends early when the server does.
+    The task that is given to the body ends early when the server does.
     """
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     try:
-        await first(serving, server.up.wait())
+        await wait_first(serving, server.up.wait())
         yield serving
     finally:
         server.should_exit = True
         await serving
 
 
-async def first(*ends: Awaitable[object] | None) -> None:
-    """Wait for the first of these to end; what it raises is raised where it is awaited again."""
+async def wait_first(*ends: Awaitable[object] | None) -> None:
+    """Wait until the first of these ends. What it raises is raised where it is awaited again."""
     futures = {asyncio.ensure_future(end): end for end in ends if end is not None}
     try:
         await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
@@ -40,7 +40,7 @@ async def first(*ends: Awaitable[object] | None) -> None:
 
 
 class _Server(uvicorn.Server):
-    """A server that says when it is up, and leaves the signals to the process that it runs in."""
+    """A server with an event for its start. It leaves signals to its process."""
 
     def __init__(self, config: uvicorn.Config) -> None:
         super().__init__(config)
@@ -56,10 +56,11 @@ class _Server(uvicorn.Server):
 
 
 @contextmanager
-def listening(whose: str, host: str, port: int, patience: float, shared: bool = False) -> Iterator[socket.socket]:
-    """A socket that listens; Misconfigured when the address is not to be had.
+def listen(whose: str, host: str, port: int, timeout: float, shared: bool = False) -> Iterator[socket.socket]:
+    """A listening socket; Misconfigured when the address cannot be used.
 
-    `shared`: with others of this machine that say so, too.
+    `timeout`: seconds after which the kernel drops a peer that acknowledges nothing. `shared`: other processes of this
+    machine may listen at the same address.
     """
     try:
         listener = socket.create_server(
@@ -67,21 +68,20 @@ def listening(whose: str, host: str, port: int, patience: float, shared: bool = 
         )
     except (OSError, UnicodeError) as error:
         number = getattr(error, "errno", None)
-        # Its own words repeat the address. An error of looking up a name has words, and a number that is no errno.
+        # Its own text repeats the address. An error of a name lookup has a negative number, which is no errno.
         why = os.strerror(number) if number and number > 0 else str(error)
         of_the_port = number in (errno.EADDRINUSE, errno.EACCES)
         way_out = "choose another port" if of_the_port else "choose a host that is this machine"
         raise Misconfigured(f"{whose} address {authority(host, port)}", why, way_out) from error
     with listener:
-        # Connections inherit both. Answers are not held back for the peer's next word, which asyncio sees to by itself
-        # only for sockets that it has made; and the kernel drops a peer that takes nothing, with all that waits for it.
+        # Connections inherit both. asyncio sets TCP_NODELAY only on sockets that it has made itself.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if hasattr(socket, "TCP_USER_TIMEOUT"):
-            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(patience * 1_000))
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(timeout * 1_000))
         yield listener
 
 
-def address(host: str, listener: socket.socket) -> str:
+def url_of(host: str, listener: socket.socket) -> str:
     return f"http://{authority(host, listener.getsockname()[1])}"
 
 

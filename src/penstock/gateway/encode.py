@@ -1,4 +1,4 @@
-"""From entries to what is told of them. What cannot be told in the format that is asked for is told in base64."""
+"""Encodes entries as JSON. What does not fit the requested format is base64."""
 
 import base64
 from collections.abc import Iterable, Sequence
@@ -7,10 +7,10 @@ import orjson
 
 from penstock.core.contracts import Entry, Place
 from penstock.core.record import Headers, Origin
-from penstock.gateway.taking import IDENTITY, Format
+from penstock.gateway.decode import IDENTITY, Format
 
 
-def shown(entry: Entry, form: Format) -> dict[str, object]:
+def entry_json(entry: Entry, form: Format) -> dict[str, object]:
     """An entry as JSON. `base64` names the parts that are so, when the format alone does not tell."""
     origin = Origin.read(entry.headers)
     extra = [one for one in entry.headers if origin is None or one[0] not in IDENTITY]

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
-from penstock.deliver import vega
+from penstock.deliver.site import VEGA_VERSION, vega_script
 
 
 def test_the_script_is_made_once_and_then_kept(tmp_path: Path) -> None:
-    made = vega.script(tmp_path / "cache")
+    made = vega_script(tmp_path / "cache")
     assert b"window.vegaEmbed" in made
     (kept,) = (tmp_path / "cache").iterdir()
-    assert vega.VERSION in kept.name
+    assert VEGA_VERSION in kept.name
     kept.write_bytes(b"kept")
-    assert vega.script(tmp_path / "cache") == b"kept"
+    assert vega_script(tmp_path / "cache") == b"kept"

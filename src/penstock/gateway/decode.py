@@ -1,26 +1,130 @@
-"""From a body to records. A body with one bad record is refused whole, with the place of that record."""
+"""Decodes bodies to records. A body with one bad record is rejected whole, with the place of that record."""
 
 import base64
 import binascii
-from collections.abc import Callable, Sequence
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NoReturn
 
 from penstock.core.clock import Micros
 from penstock.core.record import Origin, Record
 from penstock.core.text import did_you_mean
-from penstock.gateway.query import LARGEST
-from penstock.gateway.scanning import Part, Scan, Unreadable
 from penstock.gateway.settings import GatewaySettings
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
+from penstock.web.query import LARGEST, Query
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+
+
+def _no_json(word: str) -> NoReturn:
+    raise ValueError(f"{word} is not JSON")
+
+
+_DECODER = json.JSONDecoder(parse_constant=_no_json)
+
+
+class Unreadable(ValueError):
+    """Raised where a text is not the JSON that it has to be."""
+
+    def __init__(self, why: str, at: int) -> None:
+        super().__init__(why, at)
+        self.why, self.at = why, at
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A value and its text."""
+
+    value: object
+    text: str
+
+
+class JsonScanner:
+    """A cursor over JSON text that returns parts as they are written. Read each value before the next name or item."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self.at = 0
+
+    def members(self) -> Iterator[str]:
+        """The names in an object, in order."""
+        self._expect("{", "an object")
+        seen: set[str] = set()
+        closed = self._passed("}")
+        while not closed:
+            self._skip()
+            begins = self.at
+            name = self.part().value if self._text.startswith('"', self.at) else None
+            if not isinstance(name, str):
+                raise Unreadable("a name in quotes is expected", begins)
+            if name in seen:
+                raise Unreadable(f"the field {json.dumps(name)} is there twice", begins)
+            seen.add(name)
+            self._expect(":", "a colon")
+            yield name
+            closed = self._closed("}")
+
+    def items(self) -> Iterator[int]:
+        """The places in an array."""
+        self._expect("[", "a list")
+        index, closed = 0, self._passed("]")
+        while not closed:
+            yield index
+            index, closed = index + 1, self._closed("]")
+
+    def part(self) -> Part:
+        self._skip()
+        begins = self.at
+        try:
+            value, self.at = _DECODER.raw_decode(self._text, begins)
+        except json.JSONDecodeError as error:
+            raise Unreadable(error.msg[:1].lower() + error.msg[1:], error.pos) from error
+        except RecursionError as error:
+            raise Unreadable("it is nested too deeply", begins) from error
+        except ValueError as error:
+            raise Unreadable(str(error), begins) from error
+        return Part(value, self._text[begins : self.at])
+
+    def end(self) -> None:
+        self._skip()
+        if self.at != len(self._text):
+            raise Unreadable("nothing more is expected", self.at)
+
+    def _skip(self) -> None:
+        if (space := _SPACE.match(self._text, self.at)) is not None:
+            self.at = space.end()
+
+    def _passed(self, character: str) -> bool:
+        self._skip()
+        if self._text.startswith(character, self.at):
+            self.at += 1
+            return True
+        return False
+
+    def _expect(self, character: str, what: str) -> None:
+        if not self._passed(character):
+            raise Unreadable(f"{what} is expected", self.at)
+
+    def _closed(self, character: str) -> bool:
+        if self._passed(character):
+            return True
+        self._expect(",", f'"," or "{character}"')
+        return False
 
 
 class Format(StrEnum):
-    """What keys and values are in JSON."""
+    """How keys and values are written in JSON."""
 
     JSON = "json"
     TEXT = "text"
     BASE64 = "base64"
+
+    @classmethod
+    def of(cls, query: Query) -> "Format":
+        return cls(query.choice("format", [*cls], cls.JSON))
 
 
 IDENTITY = ("sender", "epoch", "seq", "time")
@@ -31,8 +135,8 @@ _LONGEST_SENDER = 256
 
 
 @dataclass(frozen=True)
-class Taking:
-    """How bodies become records."""
+class Decoder:
+    """Decodes bodies, within the limits of the settings."""
 
     settings: GatewaySettings
     now: Callable[[], Micros]
@@ -40,7 +144,7 @@ class Taking:
     def document(self, body: bytes, form: Format) -> list[Record]:
         """`{"records": [{"key": …, "value": …}, …]}`"""
         text = _decoded(body)
-        scan = Scan(text)
+        scan = JsonScanner(text)
         found: list[Record] | None = None
         place = "the body"
         try:
@@ -68,7 +172,7 @@ class Taking:
             if not text.strip(" \t\r"):
                 continue
             self._more(found)
-            scan = Scan(text)
+            scan = JsonScanner(text)
             try:
                 found.append(self._record(scan, place, form))
                 scan.end()
@@ -87,7 +191,7 @@ class Taking:
             most = self.settings.records
             raise Problem(413, "the body", f"it has more than {most} records", "send them in several requests")
 
-    def _record(self, scan: Scan, place: str, form: Format) -> Record:
+    def _record(self, scan: JsonScanner, place: str, form: Format) -> Record:
         parts: dict[str, Part] = {}
         for name in scan.members():
             if name not in FIELDS:
@@ -167,7 +271,7 @@ def _headers(place: str, part: Part | None, coded: bool) -> tuple[tuple[str, byt
         return ()
     if not isinstance(part.value, dict):
         raise Problem(400, place, "headers are an object", 'write {"name": "text"}')
-    scan = Scan(part.text)
+    scan = JsonScanner(part.text)
     found: list[tuple[str, bytes]] = []
     try:
         for name in scan.members():

@@ -1,9 +1,9 @@
-"""The rest of a path, whatever it holds: slashes, line feeds, anything. Written `{name:anything}` in a route."""
+"""The rest of a path with any characters, written `{name:rest}` in a route."""
 
 from starlette.convertors import Convertor, register_url_convertor
 
 
-class _Anything(Convertor[str]):
+class _Rest(Convertor[str]):
     # Starlette's own `path` ends at a line feed.
     regex = r"[\s\S]*"
 
@@ -14,6 +14,6 @@ class _Anything(Convertor[str]):
         return value
 
 
-def allow_anything() -> None:
-    """Let routes use it."""
-    register_url_convertor("anything", _Anything())
+def register_rest_convertor() -> None:
+    """Let routes use `{name:rest}`."""
+    register_url_convertor("rest", _Rest())

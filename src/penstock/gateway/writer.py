@@ -1,4 +1,4 @@
-"""The way into a channel: what came meanwhile is sent together, and each request hears of its own records.
+"""Writes to a channel: requests that wait are sent as one batch, and each is answered for its own records.
 
 Only one batch of a channel is on its way at a time, and it is sent again under the same numbers until it is
 acknowledged. So the numbers that the gateway gives have no gap, except for what the channel itself has refused.
@@ -29,7 +29,7 @@ class _Waiting:
     done: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Inlet:
+class ChannelWriter:
     """`again`: whether to send again what is not acknowledged. A line without partitions has no gaps but at its end."""
 
     def __init__(
@@ -45,7 +45,7 @@ class Inlet:
         self.held = 0
         """The bytes that are on their way."""
 
-    async def take(self, records: Sequence[Record]) -> None:
+    async def write(self, records: Sequence[Record]) -> None:
         """Return once all are acknowledged. Unavailable otherwise, with the word whether they may be there yet."""
         if not records:
             return
@@ -139,7 +139,7 @@ class Inlet:
     def _settle(self, batch: Sequence[_Waiting], failure: PenstockError | None) -> None:
         if failure is not None:
             self._epoch, self._last = max(self._epoch + 1, self._clock.now()), 0
-            self._tell(batch, failure)
+            self._log_failure(batch, failure)
         for waiting in batch:
             if waiting.done.done():
                 continue  # Its request has given up.
@@ -148,7 +148,7 @@ class Inlet:
             else:
                 waiting.done.set_exception(failure)
 
-    def _tell(self, batch: Sequence[_Waiting], failure: PenstockError) -> None:
+    def _log_failure(self, batch: Sequence[_Waiting], failure: PenstockError) -> None:
         own = [one.origin for some in batch for one in some.records if one.origin and one.origin.sender == self._name]
         if own:
             numbers = f"{self._name}/{own[0].epoch}: {own[0].seq}–{own[-1].seq}"

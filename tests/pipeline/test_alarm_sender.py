@@ -20,7 +20,7 @@ from tests.ports import later_port
 from penstock.audit.alarm import Alarm
 from penstock.audit.settings import AuditSettings
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.webhook import Webhook, telling
+from penstock.pipeline.alarm_sender import AlarmSender, sending_alarms
 
 
 @dataclass
@@ -85,8 +85,8 @@ def receiver() -> Iterator[Receiver]:
 
 
 @contextmanager
-def posting(url: str, **options: Any) -> Iterator[Webhook]:
-    webhook = Webhook(url, "rsvps", **options)
+def posting(url: str, **options: Any) -> Iterator[AlarmSender]:
+    webhook = AlarmSender(url, "rsvps", **options)
     try:
         yield webhook
     finally:
@@ -107,7 +107,7 @@ def until(true: Callable[[], bool]) -> None:
 def test_an_alarm_is_posted_when_it_begins_and_when_it_ends(receiver: Receiver) -> None:
     with posting(receiver.url) as webhook:
         for standing in ([alarm()], [alarm(text="more")], [alarm(), alarm("away")], [alarm("away")], []):
-            webhook.tell(standing)
+            webhook.update(standing)
     assert receiver.told == [
         ("alarm.begun", "missing"),
         ("alarm.begun", "away"),
@@ -124,14 +124,14 @@ def test_an_alarm_is_posted_when_it_begins_and_when_it_ends(receiver: Receiver) 
 
 def test_many_arrive_in_order(receiver: Receiver) -> None:
     with posting(receiver.url) as webhook:
-        webhook.tell([alarm(f"{number}") for number in range(100)])
+        webhook.update([alarm(f"{number}") for number in range(100)])
         until(lambda: webhook.delivered == 100)
     assert [name for _, name in receiver.told] == [f"{number}" for number in range(100)]
 
 
 def test_the_receiver_can_verify_who_sent_it(receiver: Receiver) -> None:
     with posting(receiver.url, key=b"a key") as webhook:
-        webhook.tell([alarm()])
+        webhook.update([alarm()])
     (headers, body), *_ = receiver.came
     signed = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
     expected = base64.b64encode(hmac.new(b"a key", signed, hashlib.sha256).digest()).decode()
@@ -143,7 +143,7 @@ def test_the_receiver_can_verify_who_sent_it(receiver: Receiver) -> None:
 def test_who_is_busy_gets_the_same_message_again(receiver: Receiver, status: int) -> None:
     receiver.answers = [(status, {}), (status, {})]
     with posting(receiver.url) as webhook:
-        webhook.tell([alarm("first"), alarm("second")])
+        webhook.update([alarm("first"), alarm("second")])
         until(lambda: webhook.delivered == 2)
     assert [name for _, name in receiver.told] == ["first", "first", "first", "second"]
     ids = [headers["webhook-id"] for headers, _ in receiver.came]
@@ -156,7 +156,7 @@ def test_the_receiver_may_say_when_to_come_back(receiver: Receiver, asked: str) 
     receiver.answers = [(503, {"Retry-After": asked})]
     began = time.monotonic()
     with posting(receiver.url) as webhook:
-        webhook.tell([alarm()])
+        webhook.update([alarm()])
         until(lambda: webhook.delivered == 1)
     assert time.monotonic() - began >= 1
 
@@ -165,15 +165,15 @@ def test_the_receiver_may_say_when_to_come_back(receiver: Receiver, asked: str) 
 def test_a_wrong_word_about_when_to_come_back_is_not_heard(receiver: Receiver, asked: str) -> None:
     receiver.answers = [(503, {"Retry-After": asked})]
     with posting(receiver.url) as webhook:
-        webhook.tell([alarm()])
+        webhook.update([alarm()])
         until(lambda: webhook.delivered == 1)
 
 
 def test_who_is_away_gets_it_later() -> None:
     port = later_port()
     with posting(f"http://127.0.0.1:{port}/") as webhook:
-        webhook.tell([alarm()])
-        webhook.tell([])
+        webhook.update([alarm()])
+        webhook.update([])
         with receiving(Receiver(port=port)) as receiver:
             until(lambda: webhook.delivered == 2)
     assert receiver.told == [("alarm.begun", "missing"), ("alarm.ended", "missing")]
@@ -182,7 +182,7 @@ def test_who_is_away_gets_it_later() -> None:
 def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture, receiver: Receiver) -> None:
     receiver.answers = [(503, {})] * 3
     with caplog.at_level(logging.INFO), posting(receiver.url) as webhook:
-        webhook.tell([alarm()])
+        webhook.update([alarm()])
         until(lambda: webhook.delivered == 1)
     first, last = [record.getMessage() for record in caplog.records]
     assert first == f"the webhook at 127.0.0.1:{receiver.port} is unavailable: it answers 503; trying again in 0.1 s"
@@ -193,7 +193,7 @@ def test_an_outage_is_logged_once(caplog: pytest.LogCaptureFixture, receiver: Re
 def test_what_is_refused_is_not_sent_again(receiver: Receiver, caplog: pytest.LogCaptureFixture, status: int) -> None:
     receiver.answers = [(status, {})]
     with posting(receiver.url) as webhook:
-        webhook.tell([alarm("first"), alarm("second")])
+        webhook.update([alarm("first"), alarm("second")])
         until(lambda: webhook.delivered == 1)
     assert webhook.refused == 1
     assert [name for _, name in receiver.told] == ["first", "second"]
@@ -208,7 +208,7 @@ def test_a_redirect_is_not_followed(receiver: Receiver, caplog: pytest.LogCaptur
         (status, {"Location": f"http://127.0.0.1:{receiver.port}/"}),
     ]
     with posting(receiver.url) as webhook:
-        webhook.tell([alarm("first"), alarm("second")])
+        webhook.update([alarm("first"), alarm("second")])
         until(lambda: webhook.refused == 2)
     assert [name for _, name in receiver.told] == ["first", "second"]
     assert "redirects are not followed" in caplog.text
@@ -216,12 +216,12 @@ def test_a_redirect_is_not_followed(receiver: Receiver, caplog: pytest.LogCaptur
 
 def test_a_receiver_that_hangs_holds_nothing_up(receiver: Receiver) -> None:
     receiver.hangs = threading.Event()
-    webhook = Webhook(receiver.url, "rsvps")
-    webhook.tell([alarm()])
+    webhook = AlarmSender(receiver.url, "rsvps")
+    webhook.update([alarm()])
     until(lambda: len(receiver.came) == 1)
     began = time.monotonic()
     for number in range(1_000):
-        webhook.tell([alarm(f"{number}")])
+        webhook.update([alarm(f"{number}")])
     assert time.monotonic() - began < 1
     began = time.monotonic()
     webhook.close()
@@ -231,7 +231,7 @@ def test_a_receiver_that_hangs_holds_nothing_up(receiver: Receiver) -> None:
 def test_who_does_not_answer_in_time_gets_it_again(receiver: Receiver) -> None:
     receiver.hangs = threading.Event()
     with posting(receiver.url, timeout=0.05) as webhook:
-        webhook.tell([alarm()])
+        webhook.update([alarm()])
         until(lambda: len(receiver.came) == 2)
         receiver.hangs.set()
         until(lambda: webhook.delivered == 1)
@@ -241,7 +241,7 @@ def test_who_does_not_answer_in_time_gets_it_again(receiver: Receiver) -> None:
 def test_when_too_many_wait_the_oldest_are_dropped_and_counted() -> None:
     port = later_port()
     with posting(f"http://127.0.0.1:{port}/", most=3) as webhook:
-        webhook.tell([alarm(f"{number}") for number in range(10)])
+        webhook.update([alarm(f"{number}") for number in range(10)])
         assert (webhook.dropped, webhook.waiting) == (7, 3)
         with receiving(Receiver(port=port)) as receiver:
             until(lambda: webhook.delivered == 3)
@@ -249,14 +249,14 @@ def test_when_too_many_wait_the_oldest_are_dropped_and_counted() -> None:
 
 
 def test_what_waits_at_the_end_is_still_posted(receiver: Receiver) -> None:
-    with telling(AuditSettings(webhook=receiver.url), "rsvps") as tell:
+    with sending_alarms(AuditSettings(webhook=receiver.url), "rsvps") as tell:
         tell([alarm(f"{number}") for number in range(20)])
     assert len(receiver.came) == 20
 
 
 def test_the_end_waits_for_nobody_who_is_away(caplog: pytest.LogCaptureFixture) -> None:
     began = time.monotonic()
-    with telling(AuditSettings(webhook=f"http://127.0.0.1:{later_port()}/"), "rsvps") as tell:
+    with sending_alarms(AuditSettings(webhook=f"http://127.0.0.1:{later_port()}/"), "rsvps") as tell:
         tell([alarm()])
     assert time.monotonic() - began < 3
     assert "did not take 1 messages" in caplog.text
@@ -265,7 +265,7 @@ def test_the_end_waits_for_nobody_who_is_away(caplog: pytest.LogCaptureFixture) 
 def test_hostile_text_arrives_as_it_is(receiver: Receiver) -> None:
     text = 'a\r\nwebhook-id: 7\0\x1b[2J\udc80</script>"\u2028' + "ä" * 100_000
     with posting(receiver.url) as webhook:
-        webhook.tell([alarm(text=text)])
+        webhook.update([alarm(text=text)])
         until(lambda: webhook.delivered == 1)
     headers, body = receiver.came[0]
     assert json.loads(body)["data"]["text"] == text
@@ -275,8 +275,8 @@ def test_hostile_text_arrives_as_it_is(receiver: Receiver) -> None:
 
 @pytest.mark.parametrize("url", ["http://a..b/", "http://127.0.0.1:1/", f"http://{'a' * 100}.invalid/"])
 def test_an_address_that_leads_nowhere_ends_nothing(url: str, caplog: pytest.LogCaptureFixture) -> None:
-    webhook = Webhook(url, "rsvps")
-    webhook.tell([alarm()])
+    webhook = AlarmSender(url, "rsvps")
+    webhook.update([alarm()])
     until(lambda: "is unavailable" in caplog.text)
     webhook.close(drain=0)
     assert webhook.waiting == 1
@@ -294,8 +294,8 @@ def test_who_speaks_no_http_ends_nothing(answer: bytes, caplog: pytest.LogCaptur
 
         thread = threading.Thread(target=serve)
         thread.start()
-        webhook = Webhook(f"http://127.0.0.1:{server.getsockname()[1]}/", "rsvps", timeout=0.5)
-        webhook.tell([alarm()])
+        webhook = AlarmSender(f"http://127.0.0.1:{server.getsockname()[1]}/", "rsvps", timeout=0.5)
+        webhook.update([alarm()])
         until(lambda: "is unavailable" in caplog.text)
         thread.join()
     webhook.close(drain=0)
@@ -303,11 +303,11 @@ def test_who_speaks_no_http_ends_nothing(answer: bytes, caplog: pytest.LogCaptur
 
 
 def test_without_a_webhook_nothing_is_told() -> None:
-    with telling(AuditSettings(), "rsvps") as tell:
+    with sending_alarms(AuditSettings(), "rsvps") as tell:
         tell([alarm()])
 
 
 def test_a_secret_that_is_none_is_found_before_anything_starts() -> None:
     settings = AuditSettings.model_validate({"webhook": "http://127.0.0.1:1/", "secret": "whsec_?"})
-    with pytest.raises(Misconfigured, match="not base64"), telling(settings, "rsvps"):
+    with pytest.raises(Misconfigured, match="not base64"), sending_alarms(settings, "rsvps"):
         pass

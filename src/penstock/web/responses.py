@@ -1,4 +1,4 @@
-"""Answers in JSON, and the headers that every answer has."""
+"""JSON responses, and the headers of every response."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 def reply(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """An answer that is true now and may be another a moment later."""
+    """A JSON response that is not to be cached."""
     return Response(
         orjson.dumps(document), status, {"cache-control": "no-store", **(headers or {})}, "application/json"
     )
@@ -18,15 +18,18 @@ def reply(document: object, status: int = 200, headers: Mapping[str, str] | None
 def problem(
     status: int, error: str, facts: Mapping[str, object] | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """What went wrong, as a sentence and as facts."""
-    soon = {"retry-after": "1"} if status == 503 else {}
-    return reply({"error": error, **(facts or {})}, status, {**soon, **(headers or {})})
+    """An error response: a sentence and facts."""
+    retry = {"retry-after": "1"} if status == 503 else {}
+    return reply({"error": error, **(facts or {})}, status, {**retry, **(headers or {})})
 
 
-class Guarded:
-    """Adds the headers that keep browsers from doing more with an answer than is meant."""
+_NO_CONTENT = "default-src 'none'; frame-ancestors 'none'"
 
-    def __init__(self, app: ASGIApp, policy: str) -> None:
+
+class SecurityHeaders:
+    """Middleware that adds the security headers for browsers."""
+
+    def __init__(self, app: ASGIApp, policy: str = _NO_CONTENT) -> None:
         self._app = app
         self._headers = {
             "content-security-policy": policy,
@@ -35,9 +38,9 @@ class Guarded:
         }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def guarded(message: Message) -> None:
+        async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 MutableHeaders(scope=message).update(self._headers)
             await send(message)
 
-        await self._app(scope, receive, guarded if scope["type"] == "http" else send)
+        await self._app(scope, receive, with_headers if scope["type"] == "http" else send)

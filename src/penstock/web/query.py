@@ -1,4 +1,4 @@
-"""What stands behind the question mark of an address, read strictly: a word that is not known is an error."""
+"""Strict query-string parsing: an unknown parameter is an error."""
 
 import re
 from collections.abc import Collection
@@ -8,18 +8,20 @@ from starlette.requests import Request
 
 from penstock.core.clock import duration
 from penstock.core.text import did_you_mean
-from penstock.serve.problems import Problem
+from penstock.web.problems import Problem
 
 LARGEST = 2**63 - 1
 
 
 class Query:
-    def __init__(self, request: Request, known: Collection[str]) -> None:
+    """The parameters of a request, each of them known and given once."""
+
+    def __init__(self, request: Request, known: Collection[str] = ()) -> None:
         self._given: dict[str, str] = {}
         for name, value in request.query_params.multi_items():
             if name not in known:
                 all_known = f"the parameters are {', '.join(sorted(known))}" if known else "there are none here"
-                raise Problem(400, f"?{name}", "this is not a parameter", did_you_mean(name, known, all_known))
+                raise Problem(400, f"?{name[:100]}", "this is not a parameter", did_you_mean(name, known, all_known))
             if name in self._given:
                 raise Problem(400, f"?{name}", "it is there twice", "give it once")
             self._given[name] = value
@@ -30,20 +32,26 @@ class Query:
     def text(self, name: str) -> str | None:
         return self._given.get(name)
 
-    def number(self, name: str, usual: int, most: int = LARGEST, least: int = 0) -> int:
-        if name not in self._given:
-            return usual
-        return whole(f"?{name}", self._given[name], most, least)
+    def flag(self, name: str) -> bool:
+        if self._given.get(name):
+            raise Problem(400, f"?{name}", "it takes no value", f"write ?{name} alone")
+        return name in self._given
 
-    def choice(self, name: str, choices: Collection[str], usual: str) -> str:
-        given = self._given.get(name, usual)
+    def number(self, name: str, default: int, most: int = LARGEST, least: int = 0) -> int:
+        if name not in self._given:
+            return default
+        return integer(f"?{name}", self._given[name], most, least)
+
+    def choice(self, name: str, choices: Collection[str], default: str) -> str:
+        given = self._given.get(name, default)
         if given not in choices:
             raise Problem(400, f"?{name}", f'"{given}" is none of the choices', f"choose {' or '.join(choices)}")
         return given
 
-    def time(self, name: str, usual: timedelta, most: timedelta | None = None) -> timedelta:
+    def seconds(self, name: str, most: timedelta | None = None) -> float | None:
+        """A duration such as `10s`, in seconds; None when it is not given."""
         if name not in self._given:
-            return usual
+            return None
         try:
             found = duration(self._given[name])
         except ValueError as error:
@@ -52,7 +60,7 @@ class Query:
         if most is not None and found > most:
             longest = f"{most.total_seconds():g}s"
             raise Problem(400, f"?{name}", f"{self._given[name]} is too long", f"at most {longest}, and ask again")
-        return found
+        return found.total_seconds()
 
     def positions(self, name: str) -> dict[int, int]:
         """`0:12,1:7`: per partition, an offset."""
@@ -61,15 +69,15 @@ class Query:
             partition, colon, offset = part.partition(":")
             if not colon:
                 raise Problem(400, f"?{name}", f'"{part}" is no position', "write PARTITION:OFFSET,PARTITION:OFFSET")
-            where = whole(f"?{name}", partition)
-            if where in found:
-                raise Problem(400, f"?{name}", f"partition {where} is there twice", "give it once")
-            found[where] = whole(f"?{name}", offset)
+            number = integer(f"?{name}", partition)
+            if number in found:
+                raise Problem(400, f"?{name}", f"partition {number} is there twice", "give it once")
+            found[number] = integer(f"?{name}", offset)
         return found
 
 
-def whole(place: str, text: str, most: int = LARGEST, least: int = 0) -> int:
-    # Twenty digits are beyond all bounds already: longer ones are not even read.
+def integer(place: str, text: str, most: int = LARGEST, least: int = 0) -> int:
+    # Twenty digits are beyond all bounds: longer texts are not parsed.
     if not re.fullmatch(r"[0-9]{1,20}", text) or not least <= int(text) <= most:
-        raise Problem(400, place, f'"{text[:40]}" is no number that is good here', f"write one from {least} to {most}")
+        raise Problem(400, place, f'"{text[:40]}" is not a valid integer', f"write one from {least} to {most}")
     return int(text)

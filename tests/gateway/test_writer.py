@@ -9,7 +9,7 @@ from tests.gateway.conftest import until
 from penstock.core.clock import SystemClock
 from penstock.core.errors import Refused, Unavailable
 from penstock.core.record import Record
-from penstock.gateway.inlet import Inlet
+from penstock.gateway.writer import ChannelWriter
 from penstock.testing.clock import ManualClock
 
 
@@ -39,11 +39,11 @@ def record(value: bytes = b"x") -> Record:
 
 async def test_what_comes_while_a_batch_is_on_its_way_goes_together() -> None:
     sender = Scripted()
-    inlet = Inlet("c", sender, "gateway", ManualClock(7), 5)
+    writer = ChannelWriter("c", sender, "gateway", ManualClock(7), 5)
     sender.go.clear()
     async with asyncio.TaskGroup() as tasks:
         for _ in range(4):
-            tasks.create_task(inlet.take([record()]))
+            tasks.create_task(writer.write([record()]))
             await asyncio.sleep(0)
         await until(lambda: sender.batches)
         sender.go.set()
@@ -75,107 +75,107 @@ class Partitioned(Scripted):
 
 async def test_what_was_not_acknowledged_is_sent_again_under_its_numbers_until_it_is() -> None:
     sender = Partitioned()
-    inlet = Inlet("c", sender, "gateway", ManualClock(7), 5)
+    writer = ChannelWriter("c", sender, "gateway", ManualClock(7), 5)
     sender.away = {b"b"}
-    taking = asyncio.create_task(inlet.take([record(b"a"), record(b"b"), record(b"c")]))
+    taking = asyncio.create_task(writer.write([record(b"a"), record(b"b"), record(b"c")]))
     await until(lambda: len(sender.batches) >= 2)
     assert not taking.done()
     assert sorted(sender.log) == [(7, 1), (7, 3)], "a gap, for as long as the partition is away"
     sender.away.clear()
     await taking
-    await inlet.take([record(b"d")])
+    await writer.write([record(b"d")])
     assert sender.log == {(7, 1): b"a", (7, 2): b"b", (7, 3): b"c", (7, 4): b"d"}
 
 
 async def test_who_gives_up_hears_why_and_nothing_overtakes_what_may_be_there() -> None:
     sender = Partitioned()
-    inlet = Inlet("c", sender, "gateway", SystemClock(), 0.1)
+    writer = ChannelWriter("c", sender, "gateway", SystemClock(), 0.1)
     sender.away = {b"b"}
     with pytest.raises(
         Unavailable, match=r"may be there, or come to be \(a partition is unavailable: it has no leader"
     ):
-        await inlet.take([record(b"a"), record(b"b")])
+        await writer.write([record(b"a"), record(b"b")])
     with pytest.raises(Unavailable, match=r"were not sent \(a partition is unavailable"):
-        await inlet.take([record(b"c")])
-    assert inlet.held == 2
+        await writer.write([record(b"c")])
+    assert writer.held == 2
     sender.away.clear()
-    await until(lambda: inlet.idle)
-    await inlet.take([record(b"d")])
+    await until(lambda: writer.idle)
+    await writer.write([record(b"d")])
     assert [value for _, value in sorted(sender.log.items())] == [b"a", b"b", b"d"]
     assert [seq for _, seq in sorted(sender.log)] == [1, 2, 3]
-    assert inlet.held == 0
+    assert writer.held == 0
 
 
 async def test_over_a_line_what_failed_is_the_end_of_an_epoch() -> None:
     sender, clock = Scripted(), ManualClock(7)
-    inlet = Inlet("c", sender, "gateway", clock, 5, again=False)
-    await inlet.take([record()])
+    writer = ChannelWriter("c", sender, "gateway", clock, 5, again=False)
+    await writer.write([record()])
     sender.failure = Unavailable("the middleware", "away")
     with pytest.raises(Unavailable, match="away"):
-        await inlet.take([record(), record()])
+        await writer.write([record(), record()])
     sender.failure = None
-    await inlet.take([record()])
+    await writer.write([record()])
     assert sender.numbers == [[(7, 1)], [(7, 2), (7, 3)], [(8, 1)]]
 
 
 async def test_a_record_that_is_refused_is_told_to_its_own_request_alone(caplog: pytest.LogCaptureFixture) -> None:
     sender = Partitioned()
-    inlet = Inlet("c", sender, "gateway", ManualClock(7), 5)
+    writer = ChannelWriter("c", sender, "gateway", ManualClock(7), 5)
     sender.wrong = {b"wrong"}
     sender.go.clear()
     calls = []
     for value in (b"first", b"a", b"wrong", b"b"):
-        calls.append(asyncio.create_task(inlet.take([record(value)])))
+        calls.append(asyncio.create_task(writer.write([record(value)])))
         await asyncio.sleep(0)
     await until(lambda: sender.batches)
     sender.go.set()
     heard = await asyncio.gather(*calls, return_exceptions=True)
     assert [type(one) for one in heard] == [type(None), type(None), Refused, type(None)]
-    await inlet.take([record(b"c")])
+    await writer.write([record(b"c")])
     assert sender.log == {(7, 1): b"first", (7, 2): b"a", (7, 4): b"b", (8, 1): b"c"}
     assert "channel c has not taken all of gateway/7: 3–3" in caplog.text
 
 
 async def test_who_waits_too_long_hears_whether_its_records_may_be_there() -> None:
     sender, clock = Scripted(), SystemClock()
-    inlet = Inlet("c", sender, "gateway", clock, 0.05)
+    writer = ChannelWriter("c", sender, "gateway", clock, 0.05)
     sender.go.clear()
-    first = asyncio.create_task(inlet.take([record(b"first")]))
+    first = asyncio.create_task(writer.write([record(b"first")]))
     await until(lambda: sender.batches)
-    second = asyncio.create_task(inlet.take([record(b"second")]))
+    second = asyncio.create_task(writer.write([record(b"second")]))
     with pytest.raises(Unavailable, match="may be there"):
         await first
     with pytest.raises(Unavailable, match="were not sent"):
         await second
     with pytest.raises(Unavailable, match="were not sent"):
-        await inlet.take([record(b"third")])  # At once: the batch before it is stuck.
+        await writer.write([record(b"third")])  # At once: the batch before it is stuck.
     sender.go.set()
-    await until(lambda: inlet.idle)
-    await inlet.take([record(b"fourth")])
+    await until(lambda: writer.idle)
+    await writer.write([record(b"fourth")])
     assert [one.value for batch in sender.batches for one in batch] == [b"first", b"fourth"]
     assert [seq for batch in sender.numbers for _, seq in batch] == [1, 2]
 
 
 async def test_a_fault_of_the_sender_leaves_nobody_waiting() -> None:
     sender = Scripted()
-    inlet = Inlet("c", sender, "gateway", SystemClock(), 5)
+    writer = ChannelWriter("c", sender, "gateway", SystemClock(), 5)
     sender.failure = ZeroDivisionError()
     heard: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: heard.append(context))
     with pytest.raises(Unavailable, match="broken off"):
-        await inlet.take([record()])
+        await writer.write([record()])
     sender.failure = None
-    await inlet.take([record()])
+    await writer.write([record()])
     assert sender.numbers[1][0][1] == 1
 
 
 async def test_closing_waits_for_what_is_on_its_way() -> None:
     sender = Scripted()
-    inlet = Inlet("c", sender, "gateway", SystemClock(), 5)
+    writer = ChannelWriter("c", sender, "gateway", SystemClock(), 5)
     sender.go.clear()
-    taking = asyncio.create_task(inlet.take([record()]))
+    taking = asyncio.create_task(writer.write([record()]))
     await until(lambda: sender.batches)
-    closing = asyncio.create_task(inlet.close(5))
+    closing = asyncio.create_task(writer.close(5))
     await asyncio.sleep(0)
     sender.go.set()
     await closing
@@ -184,10 +184,10 @@ async def test_closing_waits_for_what_is_on_its_way() -> None:
 
 async def test_closing_gives_up_on_what_does_not_arrive() -> None:
     sender = Scripted()
-    inlet = Inlet("c", sender, "gateway", SystemClock(), 5)
+    writer = ChannelWriter("c", sender, "gateway", SystemClock(), 5)
     sender.go.clear()
-    taking = asyncio.create_task(inlet.take([record()]))
+    taking = asyncio.create_task(writer.write([record()]))
     await until(lambda: sender.batches)
-    await inlet.close(0.01)
+    await writer.close(0.01)
     with pytest.raises(Unavailable, match="broken off"):
         await taking

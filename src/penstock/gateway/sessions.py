@@ -1,23 +1,27 @@
-"""Members of groups for clients that only ask: each has a thread, which keeps its lease between two requests.
+"""Consumer sessions: members of groups for HTTP clients. A thread keeps the lease between two requests.
 
-Records are given again until they are committed: an answer that does not arrive loses nothing.
+Records are sent again until they are committed: an answer that does not arrive loses nothing.
 """
 
+import asyncio
 import queue
 import secrets
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TypeVar
 
 from penstock.core.clock import Clock
 from penstock.core.contracts import Channels, Entry, Member, Place
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
-from penstock.gateway.fetching import Wish, gather
-from penstock.gateway.giving import places
-from penstock.serve.problems import Problem
+from penstock.gateway.encode import places
+from penstock.gateway.fetch import ReadLimits, read_some
+from penstock.gateway.settings import GatewaySettings
+from penstock.web.problems import Problem
 
 Answer = TypeVar("Answer")
 
@@ -36,8 +40,8 @@ class Polled:
     """By which it is committed."""
 
 
-class Seat:
-    """A member. One request moves it at a time; it ends when it is left, not heard of, or cannot go on."""
+class ConsumerSession:
+    """A member of a group. It serves one request at a time, and ends on leave, silence or an error."""
 
     def __init__(
         self, channels: Channels, group: str, names: Sequence[str], beginning: bool, silence: float, clock: Clock
@@ -48,7 +52,7 @@ class Seat:
         """Settled with the reason, once the group knows that this member has left."""
         self._binder, self._beginning, self._silence, self._clock = channels, beginning, silence, clock
         self._jobs: queue.SimpleQueue[Callable[[Member], None] | None] = queue.SimpleQueue()
-        self._door, self._busy = threading.Lock(), threading.Lock()
+        self._lock, self._busy = threading.Lock(), threading.Lock()
         self._leaving = threading.Event()
         self._pending: list[Entry] = []
         self._number = 0
@@ -59,8 +63,8 @@ class Seat:
         self._thread = threading.Thread(target=self._run, name=f"gateway-member-{group}", daemon=True)
         self._thread.start()
 
-    def poll(self, wish: Wish) -> "Future[Polled]":
-        return self._submit(lambda member: self._poll(member, wish))
+    def poll(self, limits: ReadLimits) -> "Future[Polled]":
+        return self._submit(lambda member: self._poll(member, limits))
 
     def commit(self, number: int) -> "Future[None]":
         """What the answer of this number gave is done.
@@ -97,7 +101,7 @@ class Seat:
                 else:
                     answer.set_exception(failure)
 
-        with self._door:
+        with self._lock:
             if self.ended.done() or self._leaving.is_set():
                 raise self.why_ended()
             if not self._busy.acquire(blocking=False):
@@ -126,7 +130,7 @@ class Seat:
             if not self.joined.done():
                 self.joined.set_exception(Unavailable(f"group {self.group}", "joining was broken off"))
             why = Problem(410, f"member {self.id}", f"it has left its group: {reason}", "join again")
-            with self._door:
+            with self._lock:
                 self.ended.set_result(why)
             while not self._jobs.empty():
                 if (job := self._jobs.get()) is not None:
@@ -156,11 +160,11 @@ class Seat:
                 why = f"{len(early)} records were handed over when none were asked for: nothing can be committed"
                 raise Unaccounted(early[0].channel, (), why)
 
-    def _poll(self, member: Member, wish: Wish) -> Polled:
+    def _poll(self, member: Member, limits: ReadLimits) -> Polled:
         if not self._pending:
             self._number += 1
-            wanted = replace(wish, ended=lambda: wish.ended() or self._leaving.is_set())
-            gather(_Held(member), self._pending, wanted)
+            until_leaving = replace(limits, ended=lambda: limits.ended() or self._leaving.is_set())
+            read_some(_Held(member), self._pending, until_leaving)
         given, lost = sorted(self._given), sorted(self._lost)
         self._given.clear()
         self._lost.clear()
@@ -242,3 +246,60 @@ class _Ended:
 
     def commit(self) -> None:
         raise self._why
+
+
+_REMEMBERED = 1_000
+"""So many ended sessions are kept with the reason why they ended."""
+
+
+class Sessions:
+    """All consumer sessions of this gateway."""
+
+    def __init__(self, channels: Channels, settings: GatewaySettings, clock: Clock) -> None:
+        self._channels, self._settings, self._clock = channels, settings, clock
+        self._sessions: dict[str, ConsumerSession] = {}
+        self._ended: OrderedDict[str, Problem] = OrderedDict()
+
+    async def join(self, group: str, names: Sequence[str], beginning: bool) -> ConsumerSession:
+        if len(self._sessions) >= self._settings.members:
+            raise Unavailable("the gateway", f"{self._settings.members} members are here already", 5.0)
+        silence = self._settings.silence.total_seconds()
+        session = ConsumerSession(self._channels, group, names, beginning, silence, self._clock)
+        self._sessions[session.id] = session
+        loop = asyncio.get_running_loop()
+        session.ended.add_done_callback(partial(self._on_ended, loop, session))
+        try:
+            async with asyncio.timeout(self._settings.acknowledged.total_seconds()):
+                await asyncio.wrap_future(session.joined)
+        except TimeoutError:
+            session.leave()
+            raise Unavailable(f"group {group}", "it could not be joined in time") from None
+        return session
+
+    def session(self, group: str, member: str) -> ConsumerSession:
+        session = self._sessions.get(member)
+        if session is not None and session.group == group:
+            return session
+        if session is None and member in self._ended:
+            raise self._ended[member]
+        way_out = f"POST /groups/{group}/members makes one"
+        raise Problem(404, f"group {group}", f'no member "{member}" is here', way_out)
+
+    async def leave(self, session: ConsumerSession, patience: float) -> None:
+        session.leave()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(patience):
+                await asyncio.wrap_future(session.ended)
+
+    async def close(self, patience: float) -> None:
+        await asyncio.gather(*(self.leave(session, patience) for session in list(self._sessions.values())))
+
+    def _on_ended(self, loop: asyncio.AbstractEventLoop, session: ConsumerSession, _: object) -> None:
+        with suppress(RuntimeError):  # The loop is closed: there are no requests any more.
+            loop.call_soon_threadsafe(self._forget, session)
+
+    def _forget(self, session: ConsumerSession) -> None:
+        self._sessions.pop(session.id, None)
+        self._ended[session.id] = session.ended.result()
+        while len(self._ended) > _REMEMBERED:
+            self._ended.popitem(last=False)

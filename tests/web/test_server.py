@@ -5,12 +5,12 @@ import socket
 import pytest
 
 from penstock.core.errors import Misconfigured
-from penstock.serve import listening
+from penstock.web.server import listen
 
 
 @pytest.mark.parametrize("host", ["a..b", "a" * 64, "nosuch.invalid", "192.0.2.1", "2001:db8::1"])
 def test_a_host_that_is_not_this_machine_is_told(host: str) -> None:
-    with pytest.raises(Misconfigured, match="choose a host that is this machine"), listening("the page's", host, 0, 1):
+    with pytest.raises(Misconfigured, match="choose a host that is this machine"), listen("the page's", host, 0, 1):
         pass
 
 
@@ -19,6 +19,6 @@ def test_a_port_that_is_taken_is_told() -> None:
         port = other.getsockname()[1]
         with (
             pytest.raises(Misconfigured, match=f"the page's address 127.0.0.1:{port}: .*; choose another port"),
-            listening("the page's", "127.0.0.1", port, 1),
+            listen("the page's", "127.0.0.1", port, 1),
         ):
             pass

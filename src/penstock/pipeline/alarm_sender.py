@@ -1,0 +1,137 @@
+"""Sends alarms to a webhook, in order, without blocking the audit.
+
+Each beginning and each end of an alarm is one message. A message that does not arrive is sent again under the same id;
+when too many wait, the oldest is dropped and counted.
+"""
+
+import logging
+import ssl
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import httpx
+
+from penstock.audit.alarm import Alarm
+from penstock.audit.settings import AuditSettings
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import Unavailable
+from penstock.core.retry import retrying
+from penstock.web.webhook import TIMEOUT, Message, Rejected, Webhook
+
+DRAIN = 2.0
+MOST = 1_000
+
+log = logging.getLogger(__name__)
+
+Update = Callable[[Sequence[Alarm]], None]
+"""Takes the alarms that are on. Returns at once."""
+
+
+@contextmanager
+def sending_alarms(settings: AuditSettings, pipeline: str) -> Iterator[Update]:
+    """Send to the webhook of the settings while the body runs; without one, nothing is sent."""
+    if not settings.webhook:
+        yield lambda standing: None
+        return
+    sender = AlarmSender(settings.webhook, pipeline, settings.key())
+    try:
+        yield sender.update
+    finally:
+        sender.close()
+
+
+class AlarmSender:
+    """A thread that sends alarms that began or ended. `delivered`, `refused` and `dropped` count messages."""
+
+    def __init__(
+        self,
+        url: str,
+        pipeline: str,
+        key: bytes = b"",
+        clock: Clock | None = None,
+        timeout: float = TIMEOUT,
+        most: int = MOST,
+    ) -> None:
+        self._webhook, self._pipeline, self._most = Webhook(url, key, clock or SystemClock()), pipeline, most
+        self._client = httpx.Client(verify=ssl.create_default_context(), timeout=timeout)
+        self._standing: dict[tuple[str, str], Alarm] = {}
+        self._waiting: deque[Message] = deque()
+        self._changed = threading.Condition()
+        self._closing = False
+        self._enough = threading.Event()
+        self._troubled = False
+        self.delivered = self.refused = self.dropped = 0
+        self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def update(self, standing: Sequence[Alarm]) -> None:
+        """Take the alarms that are on; those that began or ended are sent soon. Returns at once."""
+        before, self._standing = self._standing, {alarm.key: alarm for alarm in standing}
+        messages = [
+            *(self._message("alarm.ended", alarm) for key, alarm in before.items() if key not in self._standing),
+            *(self._message("alarm.begun", alarm) for key, alarm in self._standing.items() if key not in before),
+        ]
+        if not messages:
+            return
+        with self._changed:
+            self._waiting.extend(messages)
+            if (over := len(self._waiting) - self._most) > 0:
+                for _ in range(over):
+                    self._waiting.popleft()
+                if not self.dropped:
+                    log.warning("%s is too slow: the oldest messages are dropped", self._webhook.who)
+                self.dropped += over
+            self._changed.notify()
+
+    def close(self, drain: float = DRAIN) -> None:
+        """Post what still waits, for so many seconds at most."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(drain)
+        self._enough.set()
+        if self._waiting:
+            log.warning("%s did not take %d messages", self._webhook.who, len(self._waiting))
+
+    def _message(self, kind: str, alarm: Alarm) -> Message:
+        return self._webhook.message(kind, {"pipeline": self._pipeline, **alarm.to_json()})
+
+    # --- in the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        with self._client:
+            retrying(self._deliver, self._enough, self._pause)
+
+    def _pause(self, error: Unavailable) -> None:
+        # Logged once for each outage: it may last for days.
+        log.log(logging.DEBUG if self._troubled else logging.WARNING, "%s", error)
+        self._troubled = True
+
+    def _deliver(self, well: Callable[[], None]) -> None:
+        """Post all that waits and will come, until closing; raises Unavailable when the first has to be sent again."""
+        while message := self._next():
+            try:
+                self._webhook.post(self._client, message)
+                self.delivered += 1
+                if self._troubled:
+                    log.info("%s takes messages again; %d were dropped so far", self._webhook.who, self.dropped)
+            except Rejected as error:
+                self.refused += 1
+                log.error("%s", error)
+            self._troubled = False
+            well()
+            with self._changed:
+                # It may have been dropped meanwhile.
+                if self._waiting and self._waiting[0] is message:
+                    self._waiting.popleft()
+
+    def _next(self) -> Message | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            return self._waiting[0] if self._waiting and not self._enough.is_set() else None

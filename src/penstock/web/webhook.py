@@ -1,0 +1,107 @@
+"""Sending of webhooks, signed as Standard Webhooks are."""
+
+import json
+import logging
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TypedDict
+from urllib.parse import urlsplit
+
+import httpx
+
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import PenstockError, Unavailable
+from penstock.core.signatures import signed
+from penstock.web.retry_after import retry_after
+
+TIMEOUT = 10.0
+_RETRIED = (408, 429)
+_SHORTEST_PAUSE = 1.0
+
+# It logs each request with its whole address, which may be secret.
+logging.getLogger("httpx").setLevel(logging.WARNING)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """The id stays the same for each attempt."""
+
+    id: str
+    body: bytes
+
+
+class _Content(TypedDict):
+    content: bytes
+    headers: dict[str, str]
+    follow_redirects: bool
+
+
+class Rejected(PenstockError):
+    """Raised when a message will never be accepted."""
+
+    def __init__(self, who: str, status: int) -> None:
+        super().__init__(who, status)
+        self.who, self.status = who, status
+
+    def __str__(self) -> str:
+        moved = "redirects are not followed, give the address itself"
+        return f"{self.who} answers {self.status}: {moved if self.status < 400 else 'the message is not sent again'}"
+
+
+def new_id() -> str:
+    return f"msg_{uuid.uuid4().hex}"
+
+
+@dataclass(frozen=True)
+class Webhook:
+    """The receiver of messages."""
+
+    url: str
+    key: bytes = field(default=b"", repr=False)
+    clock: Clock = field(default_factory=SystemClock)
+
+    @property
+    def who(self) -> str:
+        """For logs: the path and the query may be secret."""
+        return f"the webhook at {urlsplit(self.url).netloc}"
+
+    def message(self, kind: str, data: Mapping[str, object], id: str = "") -> Message:
+        time = datetime.fromtimestamp(self.clock.now() / 1e6, UTC).isoformat().replace("+00:00", "Z")
+        # In ASCII: names from outside may hold anything, and the body is valid everywhere.
+        body = json.dumps({"type": kind, "timestamp": time, "data": data}).encode("ascii")
+        return Message(id or new_id(), body)
+
+    def post(self, client: httpx.Client, message: Message) -> None:
+        """Send once; Unavailable when it can be sent again, Rejected when it cannot."""
+        with self._translated(), client.stream("POST", self.url, **self._content(message)) as response:
+            self._check(response)
+
+    async def post_async(self, client: httpx.AsyncClient, message: Message) -> None:
+        """As `post`."""
+        with self._translated():
+            async with client.stream("POST", self.url, **self._content(message)) as response:
+                self._check(response)
+
+    def _content(self, message: Message) -> _Content:
+        # Signed for each attempt: receivers reject old timestamps.
+        signature = signed(self.key, message.id, self.clock.now() // 1_000_000, message.body)
+        headers = {"content-type": "application/json", "user-agent": "penstock", **signature}
+        return {"content": message.body, "headers": headers, "follow_redirects": False}
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            raise Unavailable(self.who, str(error) or type(error).__name__) from error
+
+    def _check(self, response: httpx.Response) -> None:
+        status = response.status_code
+        if status >= 500 or status in _RETRIED:
+            pause = retry_after(response.headers.get("retry-after"), self.clock)
+            raise Unavailable(self.who, f"it answers {status}", None if pause is None else max(pause, _SHORTEST_PAUSE))
+        if not response.is_success:
+            raise Rejected(self.who, status)
