@@ -15,7 +15,7 @@ from penstock import Origin, Topic, bind
 from penstock.audit.updates import Update
 from penstock.audit.verdict import Report, Verdict
 from penstock.audit.verify import Verifier
-from penstock.cli.console import console
+from penstock.cli.standard import console
 from penstock.cli.verdict import show
 from penstock.core.clock import Clock, SystemClock, duration
 from penstock.core.contracts import Channels, Entry

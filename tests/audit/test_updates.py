@@ -1,45 +1,15 @@
-"""Lines are cut and read as they come from outside: rarely as one would wish."""
+"""Updates are read as they come from outside: rarely as one would wish."""
 
 import pytest
 
-from penstock.audit.updates import Fields, Lines, Update
+from penstock.audit.updates import Fields, Update
 from penstock.core.errors import Refused
-
-
-def lines(*chunks: bytes, longest: int = 100) -> list[bytes]:
-    cutter = Lines(longest)
-    return [line for chunk in chunks for line in cutter.cut(chunk)] + cutter.end()
 
 
 def reason(payload: bytes, fields: Fields | None = None) -> str:
     with pytest.raises(Refused) as refused:
         (fields or Fields()).read(payload)
     return refused.value.reason
-
-
-def test_a_line_may_come_in_pieces() -> None:
-    assert lines(b"on", b"e\ntw", b"o", b"\n", b"three\n") == [b"one", b"two", b"three"]
-
-
-def test_the_end_of_the_stream_ends_the_last_line() -> None:
-    assert lines(b"one\ntwo") == [b"one", b"two"]
-    assert lines() == []
-
-
-def test_a_byte_order_mark_is_taken_off_the_first_line_only() -> None:
-    mark = b"\xef\xbb\xbf"
-    assert lines(mark[:1], mark[1:] + b"one\n" + mark + b"two\n") == [b"one", mark + b"two"]
-    assert lines(mark + b"one") == [b"one"]
-
-
-def test_a_line_without_end_is_held_up_to_the_limit_and_told_by_one_more_byte() -> None:
-    found = lines(*[b"x" * 7] * 1_000, b"\nnext\n", longest=10)
-    assert (len(found[0]) > 10, len(found[0]) < 30, found[1]) == (True, True, b"next")
-    assert len(lines(*[b"x" * 7] * 1_000, longest=10)[0]) == 11
-
-
-def test_a_line_of_exactly_the_limit_is_whole() -> None:
-    assert lines(b"x" * 10, b"\n", longest=10) == [b"x" * 10]
 
 
 def test_an_update_is_read_from_its_fields() -> None:

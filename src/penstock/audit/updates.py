@@ -1,4 +1,4 @@
-"""Numbered updates as others write them: JSON lines, cut out of a stream of bytes, and the identity in each. No I/O."""
+"""Numbered updates as others write them: the identity in a JSON object. No I/O."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -8,8 +8,6 @@ import orjson
 from penstock.core.clock import Micros
 from penstock.core.errors import Refused
 
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
 
 class Update(NamedTuple):
     """A number of a sender, in one of its lives; `time` where it tells when it was sent."""
@@ -18,33 +16,6 @@ class Update(NamedTuple):
     sender: str
     epoch: int = 0
     time: Micros | None = None
-
-
-class Lines:
-    """Cuts chunks of bytes into lines. What it holds stays below `longest` and a chunk, however long a line is."""
-
-    def __init__(self, longest: int) -> None:
-        self._longest = longest
-        self._rest = b""
-        self._new = True
-
-    def cut(self, chunk: bytes) -> list[bytes]:
-        """The lines that end in this chunk. Of a line that is too long comes its beginning: `longest` and one more."""
-        lines = chunk.split(b"\n")
-        lines[0] = self._rest + lines[0]
-        self._rest = lines.pop()[: self._longest + 1]
-        return self._marked_off(lines)
-
-    def end(self) -> list[bytes]:
-        """The line that the end of the stream ends, if there is one."""
-        rest, self._rest = self._rest, b""
-        return self._marked_off([rest] if rest else [])
-
-    def _marked_off(self, lines: list[bytes]) -> list[bytes]:
-        if self._new and lines:
-            lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
-            self._new = False
-        return lines
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from threading import Event
 from typing import Protocol
 
-from penstock.audit.updates import Fields, Lines, Update
+from penstock.audit.updates import Fields, Update
 from penstock.audit.verify import Verifier
+from penstock.cli.standard import Lines
 from penstock.core.clock import Clock
 from penstock.core.contracts import Channels, Entry, Positions, Reader
 from penstock.core.errors import Refused, Unavailable

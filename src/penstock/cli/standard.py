@@ -1,4 +1,4 @@
-"""Standard input by lines, and standard output by whole lines: neither holds more than a portion."""
+"""Standard input by lines, standard output by whole lines, and the console for tables."""
 
 import os
 import select
@@ -7,12 +7,41 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Event
 
-from penstock.audit.updates import Lines
+from rich.console import Console
+
 from penstock.core.errors import Misconfigured, Unavailable
 
 _CHUNK = 1 << 18
 _PORTION = 5_000
 _PAUSE = 0.2
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Lines:
+    """Cuts chunks of bytes into lines. What it holds stays below `longest` and a chunk, however long a line is."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._rest = b""
+        self._new = True
+
+    def cut(self, chunk: bytes) -> list[bytes]:
+        """The lines that end in this chunk. Of a line that is too long comes its beginning: `longest` and one more."""
+        lines = chunk.split(b"\n")
+        lines[0] = self._rest + lines[0]
+        self._rest = lines.pop()[: self._longest + 1]
+        return self._marked_off(lines)
+
+    def end(self) -> list[bytes]:
+        """The line that the end of the stream ends, if there is one."""
+        rest, self._rest = self._rest, b""
+        return self._marked_off([rest] if rest else [])
+
+    def _marked_off(self, lines: list[bytes]) -> list[bytes]:
+        if self._new and lines:
+            lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
+            self._new = False
+        return lines
 
 
 class Input:
@@ -106,3 +135,9 @@ class Output:
     def gone(self) -> bool:
         """Nobody reads it any more."""
         return self._poll is not None and bool(self._poll.poll(0))
+
+
+def console() -> Console:
+    """The console for tables: as wide as the terminal, and wide enough for any table where there is none."""
+    found = Console(highlight=False, markup=False)
+    return found if found.is_terminal else Console(highlight=False, markup=False, width=180)

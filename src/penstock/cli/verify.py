@@ -13,10 +13,9 @@ from penstock.audit.updates import Fields
 from penstock.audit.verdict import Report, Verdict
 from penstock.audit.verify import Verifier
 from penstock.cli.channels import found
-from penstock.cli.console import console
 from penstock.cli.feeding import Feeding, Log, Stream
-from penstock.cli.moments import span
-from penstock.cli.options import AsJson, Folder, Profile, Servers
+from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_duration
+from penstock.cli.standard import console
 from penstock.cli.verdict import show
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels
@@ -72,7 +71,7 @@ def verify(
     Exits with 0 when all is whole, 1 when a number is missing, 2 when something could not be read or nothing came.
     """
     clock, fields = SystemClock(), Fields(_path("--seq", seq), sender, epoch, time)
-    lapse, patience = span("--every", every).total_seconds(), span("--grace", grace).total_seconds()
+    lapse, patience = parse_duration("--every", every).total_seconds(), parse_duration("--grace", grace).total_seconds()
 
     def verified(feeding: Feeding) -> Report:
         return _verified(feeding, fields, Verifier(clock, first), clock, lapse, as_json)
