@@ -2,8 +2,9 @@
 
 import pytest
 
-from penstock.audit.updates import Fields, Update
+from penstock.audit.updates import Fields
 from penstock.core.errors import Refused
+from penstock.core.record import Origin
 
 
 def reason(payload: bytes, fields: Fields | None = None) -> str:
@@ -13,19 +14,19 @@ def reason(payload: bytes, fields: Fields | None = None) -> str:
 
 
 def test_an_update_is_read_from_its_fields() -> None:
-    assert Fields().read(b'{"seq": 1000, "sender": "sender1", "time": 0}\r') == Update(1000, "sender1", 0, 0)
-    assert Fields().read(b'{"seq": -1, "sender": "a", "epoch": 3}') == Update(-1, "a", 3, None)
+    assert Fields().read(b'{"seq": 1000, "sender": "sender1", "time": 0}\r') == Origin("sender1", 0, 1000, 0)
+    assert Fields().read(b'{"seq": -1, "sender": "a", "epoch": 3}') == Origin("a", 3, -1, 0)
 
 
 def test_fields_may_have_other_names_and_lie_deeper() -> None:
     fields = Fields("feed.seq", "feed.sender", "feed.epoch", "at")
     payload = b'{"feed": {"seq": 5, "sender": "a", "epoch": 7}, "at": 9, "seq": 1}'
-    assert fields.read(payload) == Update(5, "a", 7, 9)
+    assert fields.read(payload) == Origin("a", 7, 5, 9)
     assert reason(b'{"feed": [5]}', fields) == 'there is no "feed.seq"'
 
 
 def test_empty_names_mean_one_sender_without_lives_and_times() -> None:
-    assert Fields("n", "", "", "").read(b'{"n": 1, "": 2, "epoch": 3}') == Update(1, "", 0, None)
+    assert Fields("n", "", "", "").read(b'{"n": 1, "": 2, "epoch": 3}') == Origin("", 0, 1, 0)
 
 
 def test_a_sender_may_be_a_number() -> None:
@@ -34,7 +35,7 @@ def test_a_sender_may_be_a_number() -> None:
 
 @pytest.mark.parametrize("time", [b'"2024-01-01"', b"1.5", b"null", b"true", b"{}"])
 def test_a_time_that_is_none_does_no_harm(time: bytes) -> None:
-    assert Fields().read(b'{"seq": 1, "sender": "a", "time": %s}' % time).time is None
+    assert Fields().read(b'{"seq": 1, "sender": "a", "time": %s}' % time).time == 0
 
 
 def test_the_limits_of_64_bits_are_numbers() -> None:

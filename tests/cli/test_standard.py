@@ -78,7 +78,7 @@ def test_a_stop_ends_an_input_that_is_open_and_half_a_line_is_none(pipe: Pipe) -
     assert next(portions) == [b"whole"]
     stop.set()
     assert list(portions) == []
-    assert given.torn
+    assert (given.ended, given.torn) == (False, True)
 
 
 def test_nothing_is_torn_where_lines_are_whole_or_the_input_ends(pipe: Pipe) -> None:
@@ -90,7 +90,8 @@ def test_nothing_is_torn_where_lines_are_whole_or_the_input_ends(pipe: Pipe) -> 
     assert (list(portions), given.torn) == ([], False)
     pipe[1].write(b"last")
     pipe[1].close()
-    assert (list(given.portions(Event())), given.torn) == ([[b"last"]], False)
+    assert [line for portion in given.portions(Event()) for line in portion] == [b"last"]
+    assert (given.ended, given.torn) == (True, False)
 
 
 def test_a_person_is_asked_before_each_read(pipe: Pipe) -> None:

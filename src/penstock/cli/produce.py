@@ -271,7 +271,8 @@ class Reading:
                 except Refused as error:
                     yield records
                     raise Refused(f"line {at}", error.reason) from error
-            yield records
+            if records:
+                yield records
 
     def _record(self, line: bytes) -> Record:
         if len(line) > self.longest:

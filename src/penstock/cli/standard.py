@@ -47,8 +47,12 @@ class Lines:
 class Input:
     """Lines of an open file, as they come. They end with a line feed, which a carriage return may precede."""
 
-    def __init__(self, descriptor: int, longest: int, ask: Callable[[], None] | None = None) -> None:
-        self._descriptor, self._longest, self._ask = descriptor, longest, ask
+    def __init__(
+        self, descriptor: int, longest: int, ask: Callable[[], None] | None = None, name: str = "standard input"
+    ) -> None:
+        self._descriptor, self._longest, self._ask, self._name = descriptor, longest, ask, name
+        self.ended = False
+        """It was read to its end."""
         self.torn = False
         """A line was begun when it was stopped: nobody knows what it would have been."""
 
@@ -60,7 +64,7 @@ class Input:
         return cls(sys.stdin.fileno(), longest, ask if sys.stdin.isatty() else None)
 
     def portions(self, stop: Event) -> Iterator[Sequence[bytes]]:
-        """Some lines at a time, until the end of the file or until `stop` is set.
+        """Some lines at a time, none when nothing came for a while, until the end of the file or until `stop` is set.
 
         Whole lines that were read before are told; `torn` says whether there was half a one behind them. Of a line that
         is too long comes enough to see that it is.
@@ -69,13 +73,16 @@ class Input:
         self._prompt()
         while more and not stop.is_set():
             if (chunk := self._read()) is None:
+                yield []
                 continue
             more = bool(chunk)
             found = lines.cut(chunk) if more else lines.end()
-            for first in range(0, len(found), _PORTION):
+            # A chunk without an end of line is a portion, too: the caller has its turn.
+            for first in range(0, max(len(found), more), _PORTION):
                 yield [line.removesuffix(b"\r") for line in found[first : first + _PORTION]]
             if more:
                 self._prompt()
+        self.ended = not more
         # What is stopped ends anywhere; half a line is none.
         self.torn = more and bool(lines.end())
 
@@ -89,7 +96,7 @@ class Input:
             ready, _, _ = select.select([self._descriptor], [], [], _PAUSE)
             return os.read(self._descriptor, _CHUNK) if ready else None
         except OSError as error:
-            raise Unavailable("standard input", error.strerror or str(error)) from error
+            raise Unavailable(self._name, error.strerror or str(error)) from error
 
 
 class Output:
