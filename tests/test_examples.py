@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from penstock.audit.verdict import Verdict
+from penstock.audit.verify import Integrity
 from penstock.core.record import Origin
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
@@ -84,5 +84,5 @@ def test_a_verifier_reports_once_after_a_stall_and_not_before_its_end_if_it_shal
     for _ in range(100 * (not every)):
         clock.elapsed()
     verdict = loaded("updates/verifier.py").verify(channels, "updates", every, 100, True, clock)
-    assert verdict is Verdict.WHOLE
+    assert verdict is Integrity.WHOLE
     assert [json.loads(line)["final"] for line in capsys.readouterr().out.splitlines()] == told

@@ -25,10 +25,13 @@ def run(tmp_path: Path) -> Iterator[Run]:
     running.close()
 
 
-def produce(run: Run, topic: str, line: str) -> None:
-    command = [sys.executable, "-m", "penstock", "produce", "--topic", topic, "--key-separator", ":"]
-    options = ["--null-marker", "NULL", "--folder", str(run.folder)]
-    subprocess.run([*command, *options], input=f"{line}\n", text=True, check=True, capture_output=True)
+DELETED = '{"key": "1", "value": null}'
+
+
+def produce(run: Run, topic: str, line: str, *options: str) -> None:
+    command = [sys.executable, "-m", "penstock", "produce", "--topic", topic, "--folder", str(run.folder)]
+    layout = options or ("--key-separator", ":")
+    subprocess.run([*command, *layout], input=f"{line}\n", text=True, check=True, capture_output=True)
 
 
 def test_a_client_is_there_while_its_three_records_are(run: Run, eventually: Callable[..., None]) -> None:
@@ -45,11 +48,11 @@ def test_a_client_is_there_while_its_three_records_are(run: Run, eventually: Cal
     produce(run, "tp_accounts", '1:{"id": 1, "accountNumber": "000.000.000-0"}')
     produce(run, "tp_enrichment_accounts", '1:{"id": 1, "status": "REGULAR"}')
     eventually(lambda: told() == ("augusto", "000.000.000-0", "REGULAR", 3), 120)
-    produce(run, "tp_accounts", "1:NULL")
+    produce(run, "tp_accounts", DELETED, "--json")
     eventually(lambda: client() is None, 120)
     produce(run, "tp_accounts", '1:{"id": 1, "accountNumber": "000.000.000-1"}')
     eventually(lambda: told() == ("augusto", "000.000.000-1", "REGULAR", 5), 120)
-    produce(run, "tp_prospects", "1:NULL")
+    produce(run, "tp_prospects", DELETED, "--json")
     eventually(lambda: client() is None, 120)
 
     # Six records, deletions among them, and each is in a row of the join.

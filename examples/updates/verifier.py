@@ -12,20 +12,16 @@ import sys
 import typer
 
 from penstock import Origin, Topic, bind
-from penstock.audit.updates import Update
-from penstock.audit.verdict import Report, Verdict
-from penstock.audit.verify import Verifier
-from penstock.cli.console import console
-from penstock.cli.verdict import show
+from penstock.audit.verify import EXIT_CODES, Integrity, IntegrityReport, Verifier
+from penstock.cli.standard import console
+from penstock.cli.verify import show
 from penstock.core.clock import Clock, SystemClock, duration
 from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import PenstockError, Refused
 from penstock.supervise.signals import stop_on_signals
 
-EXITS = {Verdict.WHOLE: 0, Verdict.LOSS: 1, Verdict.UNCERTAIN: 2, Verdict.NOTHING: 2}
 
-
-def verify(channels: Channels, channel: str, lapse: float, until: int | None, as_json: bool, clock: Clock) -> Verdict:
+def verify(channels: Channels, channel: str, lapse: float, until: int | None, as_json: bool, clock: Clock) -> Integrity:
     channels.ensure([Topic(channel)])
     verifier, due, came = Verifier(clock), clock.elapsed() + lapse, 0
     with stop_on_signals() as stop, channels.reader({channel: {}}) as reader:
@@ -46,12 +42,12 @@ def take(verifier: Verifier, entry: Entry) -> None:
         origin = Origin.of(entry.headers)
         if origin is None:
             raise Refused("an update", "its headers tell no sender and no number")
-        verifier.take(Update(origin.seq, origin.sender, origin.epoch, origin.time), entry.appended)
+        verifier.take(origin, entry.appended)
     except Refused as error:
         verifier.refuse(f"offset {entry.offset}", error.reason)
 
 
-def tell(report: Report, as_json: bool) -> None:
+def tell(report: IntegrityReport, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(report.to_json()))
     else:
@@ -70,7 +66,7 @@ def main() -> None:
     given = options.parse_args()
     try:
         channels, lapse = bind(given.channels), given.every.total_seconds()
-        sys.exit(EXITS[verify(channels, given.channel, lapse, given.until, given.json, SystemClock())])
+        sys.exit(EXIT_CODES[verify(channels, given.channel, lapse, given.until, given.json, SystemClock())])
     except PenstockError as error:
         options.exit(2, f"{error}\n")
 

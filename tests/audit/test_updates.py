@@ -1,14 +1,10 @@
-"""Lines are cut and read as they come from outside: rarely as one would wish."""
+"""Updates are read as they come from outside: rarely as one would wish."""
 
 import pytest
 
-from penstock.audit.updates import Fields, Lines, Update
+from penstock.audit.updates import Fields
 from penstock.core.errors import Refused
-
-
-def lines(*chunks: bytes, longest: int = 100) -> list[bytes]:
-    cutter = Lines(longest)
-    return [line for chunk in chunks for line in cutter.cut(chunk)] + cutter.end()
+from penstock.core.record import Origin
 
 
 def reason(payload: bytes, fields: Fields | None = None) -> str:
@@ -17,45 +13,20 @@ def reason(payload: bytes, fields: Fields | None = None) -> str:
     return refused.value.reason
 
 
-def test_a_line_may_come_in_pieces() -> None:
-    assert lines(b"on", b"e\ntw", b"o", b"\n", b"three\n") == [b"one", b"two", b"three"]
-
-
-def test_the_end_of_the_stream_ends_the_last_line() -> None:
-    assert lines(b"one\ntwo") == [b"one", b"two"]
-    assert lines() == []
-
-
-def test_a_byte_order_mark_is_taken_off_the_first_line_only() -> None:
-    mark = b"\xef\xbb\xbf"
-    assert lines(mark[:1], mark[1:] + b"one\n" + mark + b"two\n") == [b"one", mark + b"two"]
-    assert lines(mark + b"one") == [b"one"]
-
-
-def test_a_line_without_end_is_held_up_to_the_limit_and_told_by_one_more_byte() -> None:
-    found = lines(*[b"x" * 7] * 1_000, b"\nnext\n", longest=10)
-    assert (len(found[0]) > 10, len(found[0]) < 30, found[1]) == (True, True, b"next")
-    assert len(lines(*[b"x" * 7] * 1_000, longest=10)[0]) == 11
-
-
-def test_a_line_of_exactly_the_limit_is_whole() -> None:
-    assert lines(b"x" * 10, b"\n", longest=10) == [b"x" * 10]
-
-
 def test_an_update_is_read_from_its_fields() -> None:
-    assert Fields().read(b'{"seq": 1000, "sender": "sender1", "time": 0}\r') == Update(1000, "sender1", 0, 0)
-    assert Fields().read(b'{"seq": -1, "sender": "a", "epoch": 3}') == Update(-1, "a", 3, None)
+    assert Fields().read(b'{"seq": 1000, "sender": "sender1", "time": 0}\r') == Origin("sender1", 0, 1000, 0)
+    assert Fields().read(b'{"seq": -1, "sender": "a", "epoch": 3}') == Origin("a", 3, -1, 0)
 
 
 def test_fields_may_have_other_names_and_lie_deeper() -> None:
     fields = Fields("feed.seq", "feed.sender", "feed.epoch", "at")
     payload = b'{"feed": {"seq": 5, "sender": "a", "epoch": 7}, "at": 9, "seq": 1}'
-    assert fields.read(payload) == Update(5, "a", 7, 9)
+    assert fields.read(payload) == Origin("a", 7, 5, 9)
     assert reason(b'{"feed": [5]}', fields) == 'there is no "feed.seq"'
 
 
 def test_empty_names_mean_one_sender_without_lives_and_times() -> None:
-    assert Fields("n", "", "", "").read(b'{"n": 1, "": 2, "epoch": 3}') == Update(1, "", 0, None)
+    assert Fields("n", "", "", "").read(b'{"n": 1, "": 2, "epoch": 3}') == Origin("", 0, 1, 0)
 
 
 def test_a_sender_may_be_a_number() -> None:
@@ -64,7 +35,7 @@ def test_a_sender_may_be_a_number() -> None:
 
 @pytest.mark.parametrize("time", [b'"2024-01-01"', b"1.5", b"null", b"true", b"{}"])
 def test_a_time_that_is_none_does_no_harm(time: bytes) -> None:
-    assert Fields().read(b'{"seq": 1, "sender": "a", "time": %s}' % time).time is None
+    assert Fields().read(b'{"seq": 1, "sender": "a", "time": %s}' % time).time == 0
 
 
 def test_the_limits_of_64_bits_are_numbers() -> None:

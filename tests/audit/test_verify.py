@@ -5,16 +5,15 @@ import random
 import pytest
 
 from penstock.audit.hops import Gap
-from penstock.audit.updates import Update
-from penstock.audit.verdict import Latency, Report, Verdict
-from penstock.audit.verify import LONGEST_NAME, NAMED, Verifier
+from penstock.audit.verify import LONGEST_NAME, NAMED, Integrity, IntegrityReport, Latency, Verifier
 from penstock.core.errors import Refused
+from penstock.core.record import Origin
 from penstock.testing.clock import ManualClock
 
 NOW = 1_700_000_000_000_000
 
 
-def verified(*seqs: int, first: int | None = None) -> Report:
+def verified(*seqs: int, first: int | None = None) -> IntegrityReport:
     verifier = Verifier(ManualClock(), first)
     take(verifier, *seqs)
     return verifier.end()
@@ -22,27 +21,27 @@ def verified(*seqs: int, first: int | None = None) -> Report:
 
 def take(verifier: Verifier, *seqs: int, sender: str = "a", epoch: int = 0) -> None:
     for seq in seqs:
-        verifier.take(Update(seq, sender, epoch))
+        verifier.take(Origin(sender, epoch, seq, 0))
 
 
 def test_numbers_without_a_gap_are_whole() -> None:
     report = verified(1000, 1001, 1002)
-    assert (report.verdict, report.missing, report.gaps) == (Verdict.WHOLE, 0, ())
+    assert (report.verdict, report.missing, report.gaps) == (Integrity.WHOLE, 0, ())
 
 
 def test_a_gap_is_a_loss_and_is_named() -> None:
     report = verified(1000, 1001, 1003)
-    assert (report.verdict, report.missing, report.gaps) == (Verdict.LOSS, 1, (Gap("a", 0, 1002, 1002),))
+    assert (report.verdict, report.missing, report.gaps) == (Integrity.LOSS, 1, (Gap("a", 0, 1002, 1002),))
 
 
 def test_the_order_of_arrival_does_not_matter_and_is_counted() -> None:
     report = verified(1002, 1000, 1003, 1001)
-    assert (report.verdict, report.out_of_order, report.doubled) == (Verdict.WHOLE, 2, 0)
+    assert (report.verdict, report.out_of_order, report.doubled) == (Integrity.WHOLE, 2, 0)
 
 
 def test_a_number_that_comes_twice_is_counted_and_no_loss() -> None:
     report = verified(1, 2, 2, 3, 1, 2, 3)
-    assert (report.verdict, report.records, report.doubled, report.out_of_order) == (Verdict.WHOLE, 7, 4, 0)
+    assert (report.verdict, report.records, report.doubled, report.out_of_order) == (Integrity.WHOLE, 7, 4, 0)
 
 
 def test_a_second_copy_does_not_fill_a_gap() -> None:
@@ -50,12 +49,12 @@ def test_a_second_copy_does_not_fill_a_gap() -> None:
 
 
 def test_numbers_may_be_negative_and_at_the_limits() -> None:
-    assert verified(-2, -1, 0, 1).verdict is Verdict.WHOLE
+    assert verified(-2, -1, 0, 1).verdict is Integrity.WHOLE
     assert verified(-(2**63), 2**63 - 1).missing == 2**64 - 2
 
 
 def test_nothing_is_not_whole() -> None:
-    assert verified().verdict is Verdict.NOTHING
+    assert verified().verdict is Integrity.NOTHING
 
 
 def test_each_sender_and_each_of_its_lives_is_counted_alone() -> None:
@@ -73,15 +72,15 @@ def test_each_sender_and_each_of_its_lives_is_counted_alone() -> None:
 
 
 def test_a_lost_beginning_is_found_when_the_first_number_is_known() -> None:
-    assert verified(3, 4).verdict is Verdict.WHOLE
+    assert verified(3, 4).verdict is Integrity.WHOLE
     assert verified(3, 4, first=1).gaps == (Gap("a", 0, 1, 2),)
-    assert verified(3, 1, 2, first=1).verdict is Verdict.WHOLE
+    assert verified(3, 1, 2, first=1).verdict is Integrity.WHOLE
 
 
 def test_what_comes_from_before_the_first_number_is_counted_and_not_verified() -> None:
     report = verified(2, 4, 10, 12, first=10)
     assert (report.records, report.gaps) == (4, (Gap("a", 0, 11, 11),))
-    assert verified(8, 9, 10, 11, first=10).verdict is Verdict.WHOLE
+    assert verified(8, 9, 10, 11, first=10).verdict is Integrity.WHOLE
     assert verified(5, 12, first=10).gaps == (Gap("a", 0, 10, 11),)
 
 
@@ -121,7 +120,7 @@ def test_a_report_tells_of_the_last_lapse_of_time() -> None:
     assert (one.lapse.seconds, one.lapse.records, one.lapse.rate) == (10, 3, 0.3)
     assert (one.lapse.missing, one.lapse.healed, one.missing) == (2, 0, 2)
     assert (two.lapse.seconds, two.lapse.records, two.lapse.missing, two.lapse.healed) == (4, 3, 2, 1)
-    assert (two.records, two.missing, two.verdict) == (6, 3, Verdict.LOSS)
+    assert (two.records, two.missing, two.verdict) == (6, 3, Integrity.LOSS)
     end = verifier.end()
     assert (end.final, end.lapse.seconds, end.lapse.records) == (True, 14, 6)
 
@@ -146,10 +145,10 @@ def test_what_cannot_be_read_makes_the_verdict_uncertain_and_a_loss_stays_a_loss
     verifier = Verifier(ManualClock())
     take(verifier, 1, 2)
     verifier.refuse("line 3", "it is not JSON")
-    assert verifier.report().verdict is Verdict.UNCERTAIN
+    assert verifier.report().verdict is Integrity.UNCERTAIN
     take(verifier, 4)
     end = verifier.end()
-    assert (end.verdict, end.unreadable, end.refused) == (Verdict.LOSS, 1, (("line 3", "it is not JSON"),))
+    assert (end.verdict, end.unreadable, end.refused) == (Integrity.LOSS, 1, (("line 3", "it is not JSON"),))
 
 
 def test_only_the_first_that_cannot_be_read_are_kept_and_all_are_counted() -> None:
@@ -157,25 +156,25 @@ def test_only_the_first_that_cannot_be_read_are_kept_and_all_are_counted() -> No
     for number in range(1_000):
         verifier.refuse(f"line {number}", "it is not JSON")
     end = verifier.end()
-    assert (end.unreadable, len(end.refused), end.verdict) == (1_000, NAMED, Verdict.UNCERTAIN)
+    assert (end.unreadable, len(end.refused), end.verdict) == (1_000, NAMED, Integrity.UNCERTAIN)
 
 
 def test_a_doubt_makes_the_verdict_uncertain_and_a_note_does_not() -> None:
     verifier = Verifier(ManualClock())
     take(verifier, 1)
     verifier.note("by the way")
-    assert verifier.report().verdict is Verdict.WHOLE
+    assert verifier.report().verdict is Integrity.WHOLE
     verifier.doubt("it broke off")
     end = verifier.end()
-    assert (end.verdict, end.doubts, end.notes) == (Verdict.UNCERTAIN, ("it broke off",), ("by the way",))
+    assert (end.verdict, end.doubts, end.notes) == (Integrity.UNCERTAIN, ("it broke off",), ("by the way",))
 
 
 def test_latency_is_told_where_times_are_plausible() -> None:
     verifier = Verifier(ManualClock())
     for seq, took in enumerate([1_000, 3_000, 8_000, -500, NOW, 10**18, -(10**15)]):
-        verifier.take(Update(seq, "a", 0, NOW - took), NOW)
-    verifier.take(Update(7, "a", 0, None), NOW)
-    verifier.take(Update(8, "a", 0, NOW), None)
+        verifier.take(Origin("a", 0, seq, NOW - took), NOW)
+    verifier.take(Origin("a", 0, 7, 0), NOW)
+    verifier.take(Origin("a", 0, 8, NOW), None)
     assert verifier.report().lapse.latency == Latency(4, 0.0, 3.0, 8.0)
     assert verifier.report().lapse.latency is None
     assert verifier.end().lapse.latency == Latency(4, 0.0, 3.0, 8.0)
@@ -185,8 +184,8 @@ def test_what_was_set_aside_fills_gaps_and_does_nothing_else() -> None:
     verifier = Verifier(ManualClock())
     take(verifier, 1, 2, 5, 9)
     for seq in (3, 4, 5, 8, 10, 11):
-        verifier.set_aside(Update(seq, "a"))
-    verifier.set_aside(Update(1, "b"))
+        verifier.set_aside(Origin("a", 0, seq, 0))
+    verifier.set_aside(Origin("b", 0, 1, 0))
     assert verifier.fill() == 2
     assert verifier.fill() == 2
     end = verifier.end()

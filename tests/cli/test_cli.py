@@ -55,27 +55,27 @@ def test_every_command_has_help_of_its_own(command: str) -> None:
     assert doc.split()[:4] == found.stdout.split("\n\n")[1].split()[:4]
 
 
-def test_the_version_is_that_of_the_package(tmp_path: Path) -> None:
-    found = penstock(tmp_path, "--version")
-    assert (found.returncode, found.stdout.split()) == (0, ["penstock", version("penstock")])
+def test_the_version_is_that_of_the_package() -> None:
+    found = CliRunner().invoke(app, ["--version"])
+    assert (found.exit_code, found.stdout.split()) == (0, ["penstock", version("penstock")])
     assert __version__ == version("penstock")
 
 
-def test_without_a_command_the_help_is_shown(tmp_path: Path) -> None:
-    found = penstock(tmp_path)
-    assert found.returncode == 2
-    assert "Commands:" in found.stdout + found.stderr
+def test_without_a_command_the_help_is_shown() -> None:
+    found = CliRunner().invoke(app, [])
+    assert found.exit_code == 2
+    assert "Commands:" in found.output
 
 
-def test_an_unknown_command_is_told(tmp_path: Path) -> None:
-    found = penstock(tmp_path, "rnu")
-    assert found.returncode == 2
+def test_an_unknown_command_is_told() -> None:
+    found = CliRunner().invoke(app, ["rnu"])
+    assert found.exit_code == 2
     assert "No such command 'rnu'" in found.stderr
 
 
-def test_an_unknown_option_is_told(tmp_path: Path) -> None:
-    found = penstock(tmp_path, "status", "--jsn")
-    assert found.returncode == 2
+def test_an_unknown_option_is_told() -> None:
+    found = CliRunner().invoke(app, ["status", "--jsn"])
+    assert found.exit_code == 2
     assert "No such option: --jsn" in found.stderr
 
 

@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -19,13 +20,12 @@ from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
 from penstock.channels.memory import MemoryChannels
 from penstock.cli import app
-from penstock.cli.consume import Printed
-from penstock.cli.membership import Membership
-from penstock.cli.shown import Fields
+from penstock.cli.consume import Membership, Printed, json_line, text_line
+from penstock.cli.produce import json_record
 from penstock.cli.standard import Output
-from penstock.core.contracts import Topic
+from penstock.core.contracts import Entry, Topic
 from penstock.core.errors import Misconfigured
-from penstock.core.record import Record
+from penstock.core.record import Headers, Origin, Record
 from penstock.testing.clock import ManualClock
 
 Fresh = Callable[[str], str]
@@ -79,14 +79,12 @@ def test_all_that_is_kept_is_printed_from_the_beginning(memory: Memory) -> None:
     result = memory.consume("--topic", "c", "--from-beginning", "--timeout", "0s")
     assert result.stdout == "a\n\nnull\n"
     assert result.stderr == "3 records\n"
-    assert memory.printed("--topic", "c", "--offset", "earliest") == ["a", "", "null"]
 
 
 def test_an_offset_of_a_partition(memory: Memory) -> None:
     memory.fill(b"a", b"b", b"c")
     assert memory.printed("--topic", "c", "--offset", "1") == ["b", "c"]
     assert memory.printed("--topic", "c", "--offset", "1", "--partition", "0") == ["b", "c"]
-    assert memory.printed("--topic", "c", "--offset", "latest") == []
 
 
 def test_one_partition_alone(memory: Memory) -> None:
@@ -117,32 +115,12 @@ def test_no_more_than_was_asked_for_is_printed(memory: Memory) -> None:
     assert result.stdout.splitlines() == [str(number) for number in range(2_100)]
 
 
-def test_the_milliseconds_of_kafkas_tool_are_understood(memory: Memory) -> None:
-    memory.fill(b"a")
-    assert memory.consume("--topic", "c", "--from-beginning", "--timeout-ms", "1").stdout == "a\n"
-
-
 # --- how it is printed ------------------------------------------------------------------------------------------------
 
 
 def test_keys_are_printed_on_request(memory: Memory) -> None:
     memory.fill(b"v", key=b"k")
-    begin = ["--topic", "c", "--from-beginning"]
-    assert memory.printed(*begin, "--print-key") == ["k : v"]
-    assert memory.printed(*begin, "--key-separator", "=") == ["k=v"]
-    assert memory.printed(*begin, "--print-offset", "--print-partition", "--print-key", "--headers") == [
-        "Partition:0\tOffset:0\tNO_HEADERS\tk : v"
-    ]
-
-
-def test_the_words_of_kafkas_tool_print_what_they_do_there(memory: Memory) -> None:
-    memory.fill(b"v", None, key=b"k")
-    begin = ["--topic", "c", "--from-beginning"]
-    assert memory.printed(*begin, "--property", "print.key=true") == ["k\tv", "k\tnull"]
-    words = ["print.key=true", "print.offset=true", "key.separator=|", "null.literal=NIL"]
-    options = [word for one in words for word in ("--property", one)]
-    assert memory.printed(*begin, *options) == ["Offset:0|k|v", "Offset:1|k|NIL"]
-    assert memory.printed(*begin, "--property", "print.value=false", "--property", "print.key=True") == ["k", "k"]
+    assert memory.printed("--topic", "c", "--from-beginning", "--print-key") == ["k : v"]
 
 
 def test_json_tells_all(memory: Memory) -> None:
@@ -159,6 +137,61 @@ def test_json_tells_all(memory: Memory) -> None:
         "headers": [],
         "origin": None,
     }
+
+
+def entry(key: bytes | None = b"k", value: bytes | None = b"v", headers: Headers = ()) -> Entry:
+    return Entry("c", 2, 7, 1_700_000_000_123_456, key, value, headers)
+
+
+def test_only_the_value_is_shown_unless_more_is_asked_for() -> None:
+    assert text_line(entry()) == b"v\n"
+
+
+def test_the_key_is_shown_before_the_value() -> None:
+    assert text_line(entry(), print_key=True) == b"k : v\n"
+
+
+def test_null_and_empty_are_told_apart() -> None:
+    assert text_line(entry(None, None), print_key=True) == b"null : null\n"
+    assert text_line(entry(b"", b""), print_key=True) == b" : \n"
+
+
+def test_bytes_pass_as_they_are_and_are_spelled_out_where_that_is_safer() -> None:
+    hostile = entry(value=b"\x1b[31m\xff\r")
+    assert text_line(hostile) == b"\x1b[31m\xff\r\n"
+    assert text_line(hostile, safe=True) == rb"\x1b[31m\xff\r" + b"\n"
+
+
+def test_json_tells_everything() -> None:
+    origin = Origin("s", 1, 2, 3)
+    assert json.loads(json_line(entry(None, b"\xff", (*origin.headers(), ("x", b"y"))))) == {
+        "channel": "c",
+        "partition": 2,
+        "offset": 7,
+        "appended": 1_700_000_000_123_456,
+        "key": None,
+        "value": {"base64": "/w=="},
+        "headers": [
+            {"name": "sender", "value": "s"},
+            {"name": "epoch", "value": "1"},
+            {"name": "seq", "value": "2"},
+            {"name": "time", "value": "3"},
+            {"name": "x", "value": "y"},
+        ],
+        "origin": {"sender": "s", "epoch": 1, "seq": 2, "time": 3},
+    }
+
+
+def test_an_origin_that_contradicts_itself_is_none() -> None:
+    assert json.loads(json_line(entry(headers=(("seq", b"1"),))))["origin"] is None
+
+
+def test_json_stays_on_its_line_and_can_be_read_again() -> None:
+    odd = entry(b"\x00", b"a\nb\xe2\x80\xa8", (("h", b"\xfe"), ("h", b"")))
+    line = json_line(odd)
+    assert line.count(b"\n") == 1
+    again = json_record(line)
+    assert (again.key, again.value, again.headers()) == (odd.key, odd.value, list(odd.headers))
 
 
 # --- groups -----------------------------------------------------------------------------------------------------------
@@ -196,7 +229,7 @@ def test_what_was_printed_when_the_reader_goes_away_is_not_committed(memory: Mem
         suppress(BrokenPipeError),
         member.joined(memory.channels, "g", ["c"], beginning=True) as reader,
     ):
-        Printed(out, Fields(), clock).all(reader, None, None, Event())
+        Printed(out, text_line, clock).all(reader, None, None, Event())
     assert out.got == [b"a\n", b"b\n"]
     assert "g" not in memory.channels.groups()
 
@@ -204,6 +237,115 @@ def test_what_was_printed_when_the_reader_goes_away_is_not_committed(memory: Mem
 def test_a_new_group_begins_now_unless_it_is_told_otherwise(memory: Memory) -> None:
     memory.fill(b"a")
     assert memory.printed("--topic", "c", "--group", "g") == []
+
+
+# --- a member, on a clock that stands unless it is moved
+
+
+class Joined:
+    """Some records, and members whose clock stands unless it is moved."""
+
+    def __init__(self, records: int = 4, partitions: int = 1) -> None:
+        self.clock = ManualClock()
+        self.channels = MemoryChannels(None, self.clock, timedelta(seconds=10))
+        self.channels.ensure([Topic("c", partitions)])
+        for number in range(records):
+            self.channels.append("c", b"%d" % number, b"%d" % number)
+        self.said: list[str] = []
+
+    def join(self, stack: ExitStack, beginning: bool = True) -> Membership:
+        member = Membership(self.said.append, self.clock)
+        return stack.enter_context(member.joined(self.channels, "g", ["c"], beginning=beginning))
+
+    @property
+    def committed(self) -> int | None:
+        return self.channels.group("g").committed.get(("c", 0))
+
+
+def values(entries: object) -> list[bytes | None]:
+    assert isinstance(entries, list)
+    return [entry.value for entry in entries if isinstance(entry, Entry)]
+
+
+def test_a_member_tells_what_it_is_given_and_from_where() -> None:
+    joined = Joined()
+    with ExitStack() as stack:
+        member = joined.join(stack)
+        assert values(member.read(2, 0)) == [b"0", b"1"]
+        assert joined.said == ["given c/0 from 0"]
+    assert joined.said == ["given c/0 from 0", "gave back c/0"]
+
+
+def test_what_a_member_read_is_committed_only_when_it_asks_for_more() -> None:
+    joined = Joined()
+    with ExitStack() as stack:
+        member = joined.join(stack)
+        member.read(2, 0)
+        joined.clock.move(2)
+        assert joined.committed is None
+        member.read(1, 0)
+        assert joined.committed == 2
+
+
+def test_all_is_committed_at_a_good_end() -> None:
+    joined = Joined()
+    with ExitStack() as stack:
+        joined.join(stack).read(3, 0)
+    assert joined.committed == 3
+    with ExitStack() as stack:
+        assert values(joined.join(stack).read(9, 0)) == [b"3"]
+    assert joined.said[2] == "given c/0 from 3"
+
+
+def test_what_was_not_dealt_with_is_not_committed_and_nothing_more_is_said() -> None:
+    joined = Joined()
+    with suppress(BrokenPipeError), ExitStack() as stack:
+        member = joined.join(stack)
+        member.read(2, 0)
+        member.read(1, 0)
+        raise BrokenPipeError
+    assert joined.said == ["given c/0 from 0"]
+    with ExitStack() as stack:
+        assert values(joined.join(stack).read(1, 0)) == [b"0"]
+
+
+def test_a_member_gives_back_what_another_gets_after_it_was_committed() -> None:
+    joined = Joined(partitions=2, records=0)
+    with ExitStack() as stack:
+        one, other = joined.join(stack), joined.join(stack)
+        one.read(9, 0)
+        for number in range(20):
+            joined.channels.append("c", b"x", b"%d" % number)
+        assert len(one.read(99, 0)) == 20
+        for _ in range(4):
+            joined.clock.move(1)
+            other.read(9, 0)
+            one.read(9, 0)
+        gave = [said for said in joined.said if said.startswith("gave back")]
+        assert len(gave) == 1
+        assert sum(joined.channels.group("g").committed.values()) == 20
+
+
+def test_a_member_that_was_silent_for_too_long_says_what_it_lost() -> None:
+    joined = Joined()
+    with ExitStack() as stack:
+        member = joined.join(stack)
+        member.read(9, 0)
+        joined.clock.move(60)
+        member.read(9, 0)
+    assert joined.said[0] == "given c/0 from 0"
+    assert any(said.startswith("not committed, and so perhaps printed again by others") for said in joined.said)
+    assert "lost c/0" in joined.said
+
+
+def test_from_now_on_is_where_nothing_is_committed() -> None:
+    joined = Joined()
+    with ExitStack() as stack:
+        member = joined.join(stack, beginning=False)
+        assert values(member.read(9, 0)) == []
+        joined.channels.append("c", b"new")
+        assert values(member.read(9, 0)) == [b"new"]
+    assert joined.said[0] == "given c/0 from 4"
 
 
 # --- questions that are wrong -----------------------------------------------------------------------------------------
@@ -214,19 +356,13 @@ def test_a_new_group_begins_now_unless_it_is_told_otherwise(memory: Memory) -> N
     [
         (["--topic", "d"], "channel d: there is none of that name at memory://"),
         (["--topic", "c", "--from-beginning", "--since", "1m"], "these are several places to begin; give one of them"),
-        (
-            ["--topic", "c", "--offset", "first"],
-            '--offset: "first" is not an offset; write a number, earliest or latest',
-        ),
         (["--topic", "c", "--offset", "0"], "c has 2 partitions, each with offsets of its own; say which one"),
         (["--topic", "c", "--offset", "9", "--partition", "1"], "--offset: c/1 does not hold 9; it holds 0 to 0"),
         (["--topic", "c", "--partition", "7"], "--partition: c has no partition 7; it has 0 to 1"),
-        (["--topic", "c", "--since", "then"], '--since: "then" is no moment'),
+        (["--topic", "c", "--since", "then"], '--since: "then" is not a valid time'),
         (["--topic", "c", "--timeout", "soon"], '--timeout: "soon" is not a duration'),
         (["--topic", "c", "--group", "g", "--offset", "0"], "--offset: the group says where its members begin"),
         (["--topic", "c", "--group", "g", "--partition", "0"], "--partition: the group says where"),
-        (["--topic", "c", "--property", "print.key=1"], '--property print.key: "1" is neither true nor false'),
-        (["--topic", "c", "--property", "print.kye=true"], 'did you mean "print.key"?'),
     ],
 )
 def test_a_wrong_question_is_answered_with_the_way_out(memory: Memory, arguments: Sequence[str], told: str) -> None:

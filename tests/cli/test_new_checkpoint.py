@@ -31,7 +31,7 @@ def test_what_is_no_offset_is_told(text: str) -> None:
 
 
 def test_what_is_no_place_is_told() -> None:
-    with pytest.raises(Misconfigured, match='--from: "middle" is no moment'):
+    with pytest.raises(Misconfigured, match='--from: "middle" is not a valid time'):
         beginning("middle")
 
 

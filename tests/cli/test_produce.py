@@ -20,8 +20,7 @@ from typer.testing import CliRunner, Result
 from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
 from penstock.cli import app as whole
-from penstock.cli.lines import Json, Separated
-from penstock.cli.produce import Reading, Tally, app, sent
+from penstock.cli.produce import Reading, Tally, app, json_record, parse_separator, sent, text_record
 from penstock.cli.standard import Input
 from penstock.collect.numbering import Numbering
 from penstock.core.contracts import Entry, Topic
@@ -97,13 +96,11 @@ def test_each_line_becomes_a_numbered_record(kafka: Kafka, channel: str) -> None
     assert verified(kafka, channel) == 0
 
 
-def test_keys_and_headers_in_the_words_of_kafkas_tool(kafka: Kafka, channel: str) -> None:
-    words = ["parse.key=true", "key.separator=:", "parse.headers=true", "null.marker=NULL"]
-    options = [word for one in words for word in ("--property", one)]
-    done = produced(kafka, b"a:1\tk:v\na:2\tk:NULL\n", "--topic", channel, "--no-identity", *options)
-    assert done.returncode == 0
+def test_keys_headers_and_nulls_as_json(kafka: Kafka, channel: str) -> None:
+    lines = b'{"key": "k", "value": "v", "headers": {"a": "1"}}\n{"key": "k", "value": null}\n'
+    assert produced(kafka, lines, "--topic", channel, "--no-identity", "--json").returncode == 0
     found = [(entry.key, entry.value, list(entry.headers)) for entry in held(kafka, channel)]
-    assert found == [(b"k", b"v", [("a", b"1")]), (b"k", None, [("a", b"2")])]
+    assert found == [(b"k", b"v", [("a", b"1")]), (b"k", None, [])]
 
 
 def test_a_line_that_cannot_be_read_is_named_and_those_before_it_are_sent(kafka: Kafka, channel: str) -> None:
@@ -220,9 +217,7 @@ def test_a_channel_that_is_not_there_is_an_error_with_the_way_out() -> None:
         ([], "produce: it is not said into which channel; give --topic NAME; or a generator: updates, random-walk"),
         (["--topic", "t", "--sender", ""], "--sender: it is empty"),
         (["--topic", "t", "--key-separator", ""], "--key-separator: it is empty"),
-        (["--topic", "t", "--json", "--key-separator", ":"], "--json: key, headers and null have their places"),
-        (["--topic", "t", "--property", "parse.kye=true"], 'did you mean "parse.key"?'),
-        (["--topic", "t", "--property", "parse.key=yes"], '--property parse.key: "yes" is neither true nor false'),
+        (["--topic", "t", "--json", "--key-separator", ":"], "--json: the key has its place in the JSON"),
         (["--topic", "t", "updates"], "--topic: it stands before updates; write penstock produce updates --topic …"),
         (["updates", "--every", "often"], '--every: "often" is not a duration'),
         (["updates", "--every", "0s"], "give more than 0 ms"),
@@ -243,31 +238,33 @@ def test_a_standard_input_that_is_closed_is_told(tmp_path: Path) -> None:
 # --- reading, without a process ---------------------------------------------------------------------------------------
 
 
-def reading(content: bytes, layout: Separated | Json, longest: int = 100, number: bool = True) -> Iterator[Record]:
+def reading(
+    content: bytes, read_line: Callable[[bytes], Record] = text_record, longest: int = 100, number: bool = True
+) -> Iterator[Record]:
     read, write = os.pipe()
     with FileIO(read), FileIO(write, "w") as into:
         into.write(content)
         into.close()
         clock = ManualClock(5)
         numbering = Numbering("s", 1) if number else None
-        for portion in Reading(Input(read, longest), layout, numbering, clock, longest).portions(Event()):
+        for portion in Reading(Input(read, longest), read_line, numbering, clock, longest).portions(Event()):
             yield from portion
 
 
 def test_a_line_that_is_longer_than_the_longest_is_refused_with_its_number() -> None:
-    assert len(list(reading(b"x" * 100, Separated()))) == 1
+    assert len(list(reading(b"x" * 100))) == 1
     with pytest.raises(Refused, match=r"line 2 is refused: it is longer than 100 bytes; --longest allows more"):
-        list(reading(b"a\n" + b"x" * 101 + b"\n", Separated()))
+        list(reading(b"a\n" + b"x" * 101 + b"\n"))
 
 
 def test_a_line_that_tells_its_sender_is_not_numbered_again() -> None:
     lines = b'{"value": "1"}\n{"value": "2", "headers": {"sender": "t"}}\n{"value": "3"}\n'
-    found = list(reading(lines, Json()))
+    found = list(reading(lines, json_record))
     assert [record.origin for record in found] == [Origin("s", 1, 1, 5), None, Origin("s", 1, 2, 5)]
 
 
 def test_nobody_numbers_what_shall_have_no_identity() -> None:
-    assert list(reading(b"a\n", Separated(), number=False)) == [Record(b"a")]
+    assert list(reading(b"a\n", number=False)) == [Record(b"a")]
 
 
 # --- generators -------------------------------------------------------------------------------------------------------
@@ -325,3 +322,74 @@ def test_results_dead_letters_and_internal_channels_are_refused(kafka: Kafka, fr
         updates = ["produce", "updates", "--topic", name, "--total", "1", "--servers", kafka.servers]
         assert CliRunner().invoke(whole, updates).exit_code != 0
     assert sum(end for _, end in kafka.bounds(result).values()) == 0
+
+
+# --- a line into a record ---------------------------------------------------------------------------------------------
+
+
+def test_a_line_is_all_value_where_no_separator_is_told() -> None:
+    assert text_record(b"k:v\t") == Record(b"k:v\t")
+
+
+def test_an_empty_line_is_an_empty_value() -> None:
+    assert text_record(b"") == Record(b"")
+
+
+def test_the_first_separator_parts_key_and_value() -> None:
+    assert text_record(b"a:b:c", b":") == Record(b"b:c", None, b"a")
+    assert text_record(b"a:::c", b"::") == Record(b":c", None, b"a")
+    assert text_record(b":", b":") == Record(b"", None, b"")
+
+
+def test_a_line_without_its_separator_is_refused_and_shown() -> None:
+    with pytest.raises(Refused, match=r'it has no key: there is no ":" in "no\\x1bkey"$'):
+        text_record(b"no\x1bkey", b":")
+    with pytest.raises(Refused, match=r'in "x{60}…"$'):
+        text_record(b"x" * 100, b":")
+
+
+def test_what_is_no_utf_8_passes_as_it_is() -> None:
+    assert text_record(b"\xff\x00:\xfe", b":") == Record(b"\xfe", None, b"\xff\x00")
+
+
+def test_a_separator_is_typed_as_it_looks() -> None:
+    assert parse_separator("\\t") == b"\t"
+    assert parse_separator(" : ") == b" : "
+    assert parse_separator("\udcff") == b"\xff"
+    with pytest.raises(Misconfigured, match="it is empty"):
+        parse_separator("")
+
+
+def test_json_tells_key_value_and_headers() -> None:
+    told = b'{"key": "k", "value": "v", "headers": {"a": "1"}}'
+    assert json_record(told) == Record(b"v", None, b"k", (("a", b"1"),))
+
+
+def test_headers_of_one_name_are_a_list_in_json() -> None:
+    told = b'{"value": null, "headers": [{"name": "a", "value": "1"}, {"name": "a", "value": {"base64": "/w=="}}]}'
+    assert json_record(told) == Record(None, None, None, (("a", b"1"), ("a", b"\xff")))
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"", "it is not JSON"),
+        (b"\xff", "it is not JSON"),
+        (b"[" * 100_000, "it is not JSON"),
+        (b"[]", "it is JSON, but not an object"),
+        (b"{}", 'there is no "value"'),
+        (b'{"vaule": "x"}', '"vaule" is not a field; did you mean "value"?'),
+        (b'{"value": 1}', '"value" has to be a text, null, or {"base64": "…"}'),
+        (b'{"value": {"base64": "!"}}', '"value" is not base64'),
+        (b'{"value": {"base64": "AA==", "more": 1}}', '"value" has to be a text'),
+        (b'{"value": "", "key": ["k"]}', '"key" has to be a text'),
+        (b'{"value": "", "headers": "a:1"}', '"headers" has to be an object'),
+        (b'{"value": "", "headers": [["a", "1"]]}', 'each of "headers" has to be'),
+        (b'{"value": "", "headers": {"a": 1}}', '"headers.a" has to be a text'),
+        (b'{"value": "\\ud800"}', "it is not JSON"),
+    ],
+)
+def test_json_that_tells_no_record_is_refused_with_the_reason(line: bytes, reason: str) -> None:
+    with pytest.raises(Refused) as found:
+        json_record(line)
+    assert reason in found.value.reason

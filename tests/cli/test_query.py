@@ -17,8 +17,7 @@ from typer.testing import CliRunner
 from penstock.analysis.following import Result
 from penstock.channels.kafka import Kafka
 from penstock.cli import app
-from penstock.cli.query import Printed
-from penstock.cli.rows import Shown
+from penstock.cli.query import Printed, Shown
 from penstock.cli.standard import Output
 from penstock.core.contracts import Topic
 from penstock.core.record import Record
@@ -37,7 +36,7 @@ def refused(*arguments: str) -> str:
     [
         (["a", "b", "c"], '3 arguments are given; write [FILE.py] "SELECT …"'),
         (["SELECT 1", "SELECT 2"], "2 arguments are given"),
-        (["SELECT * FROM a", "--from", "noon"], '--from: "noon" is no moment'),
+        (["SELECT * FROM a", "--from", "noon"], '--from: "noon" is not a valid time'),
         (["SELECT * FROM a", "--for", "ever"], '--for: "ever" is not a duration'),
         (["SELECT * FROM a", "--watermark", "x"], '--watermark: "x" is not a duration'),
         (["DROP VIEW a"], "query SQL: its SQL is not a query"),
@@ -147,3 +146,39 @@ def test_a_query_is_followed_until_ctrl_c_and_leaves_nothing(
     assert not [one for one in below if one.is_running()]
     assert list(temporary.iterdir()) == []
     assert kafka.groups() == groups
+
+
+# --- rows as text -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("row", "keys", "text"),
+    [
+        ({"city": "Oslo", "n": 3}, (), "city=Oslo, n=3"),
+        ({"city": "Oslo", "n": 3, "x": None}, ("city",), "Oslo → n=3, x=null"),
+        ({"n": 3, "city": "Oslo", "ok": True}, ("city", "ok"), "Oslo, true → n=3"),
+        ({"city": "Oslo"}, ("city",), "Oslo → "),
+        (
+            {"window": {"start": "2026-11-15T10:00:00.000Z", "end": "2026-11-15T10:00:10.500Z"}, "n": 1},
+            ("window",),
+            "2026-11-15T10:00:00Z – 2026-11-15T10:00:10.500Z → n=1",
+        ),
+        ({"a": {"b": [1, "x"]}, "f": 1.5}, (), 'a={"b":[1,"x"]}, f=1.5'),
+        ({"n": 10**30, "a": [10**30]}, (), f'n={10**30}, a=["{10**30}"]'),
+        ({"a\n": "red \x1b[31m\nand\u202e"}, (), "a\\n=red \\x1b[31m\\nand\\u202e"),
+    ],
+)
+def test_a_row_is_a_line(row: dict[str, object], keys: tuple[str, ...], text: str) -> None:
+    assert Shown().line(json.dumps(row), keys).decode() == text + "\n"
+
+
+def test_json_stays_as_it_is() -> None:
+    assert Shown(as_json=True, terminal=True).line('{"a":1}', ("a",)) == b'{"a":1}\n'
+
+
+def test_a_wide_row_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    row = json.dumps({"x": "寿司寿司寿司"})
+    assert Shown(terminal=True).line(row).decode() == "x=寿司寿 …\n"
+    assert Shown(terminal=True).line('{"x": "12345678"}').decode() == "x=12345678\n"
+    assert Shown().line(row).decode() == "x=寿司寿司寿司\n"

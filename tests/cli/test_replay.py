@@ -65,7 +65,7 @@ def test_what_came_before_is_left_out(address: str) -> None:
         (("--into", "cars"), "--into: every record would be in the channel twice; name another channel"),
         (("--into", "x", "--speed", "fast"), '--speed: "fast" is no speed; write 1x, 10x, 0.5x or max'),
         (("--into", "x", "--speed", "0x"), '--speed: "0x" is no speed'),
-        (("--into", "x", "--since", "soon"), '--since: "soon" is no moment'),
+        (("--into", "x", "--since", "soon"), '--since: "soon" is not a valid time'),
         (("--into", "x", "--to", "ftp://x"), "no binder knows this address"),
         (("--into", "x", "--since", "1h", "--until", "2h"), "--until: it is not after --since"),
     ],

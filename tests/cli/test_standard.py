@@ -7,7 +7,7 @@ from threading import Event
 
 import pytest
 
-from penstock.cli.standard import Input
+from penstock.cli.standard import Input, Lines
 
 WRITE = """
 import sys
@@ -78,7 +78,7 @@ def test_a_stop_ends_an_input_that_is_open_and_half_a_line_is_none(pipe: Pipe) -
     assert next(portions) == [b"whole"]
     stop.set()
     assert list(portions) == []
-    assert given.torn
+    assert (given.ended, given.torn) == (False, True)
 
 
 def test_nothing_is_torn_where_lines_are_whole_or_the_input_ends(pipe: Pipe) -> None:
@@ -90,7 +90,8 @@ def test_nothing_is_torn_where_lines_are_whole_or_the_input_ends(pipe: Pipe) -> 
     assert (list(portions), given.torn) == ([], False)
     pipe[1].write(b"last")
     pipe[1].close()
-    assert (list(given.portions(Event())), given.torn) == ([[b"last"]], False)
+    assert [line for portion in given.portions(Event()) for line in portion] == [b"last"]
+    assert (given.ended, given.torn) == (True, False)
 
 
 def test_a_person_is_asked_before_each_read(pipe: Pipe) -> None:
@@ -102,6 +103,36 @@ def test_a_person_is_asked_before_each_read(pipe: Pipe) -> None:
     pipe[1].write(b"b\n")
     assert next(portions) == [b"b"]
     assert len(asked) == 2
+
+
+def cut(*chunks: bytes, longest: int = 100) -> list[bytes]:
+    cutter = Lines(longest)
+    return [line for chunk in chunks for line in cutter.cut(chunk)] + cutter.end()
+
+
+def test_a_line_may_come_in_pieces() -> None:
+    assert cut(b"on", b"e\ntw", b"o", b"\n", b"three\n") == [b"one", b"two", b"three"]
+
+
+def test_the_end_of_the_stream_ends_the_last_line() -> None:
+    assert cut(b"one\ntwo") == [b"one", b"two"]
+    assert cut() == []
+
+
+def test_a_byte_order_mark_is_taken_off_the_first_line_only() -> None:
+    mark = b"\xef\xbb\xbf"
+    assert cut(mark[:1], mark[1:] + b"one\n" + mark + b"two\n") == [b"one", mark + b"two"]
+    assert cut(mark + b"one") == [b"one"]
+
+
+def test_a_line_without_end_is_held_up_to_the_limit_and_told_by_one_more_byte() -> None:
+    found = cut(*[b"x" * 7] * 1_000, b"\nnext\n", longest=10)
+    assert (len(found[0]) > 10, len(found[0]) < 30, found[1]) == (True, True, b"next")
+    assert len(cut(*[b"x" * 7] * 1_000, longest=10)[0]) == 11
+
+
+def test_a_line_of_exactly_the_limit_is_whole() -> None:
+    assert cut(b"x" * 10, b"\n", longest=10) == [b"x" * 10]
 
 
 def test_whoever_stops_reading_ends_the_writer_without_a_complaint() -> None:

@@ -6,24 +6,30 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+from rich.console import Console
 from tests.channels.traffic import send
 from tests.cli.standing import standing
 from tests.ports import later_port
 from typer.testing import CliRunner, Result
 
+from penstock.audit.verify import Verifier
 from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
-from penstock.cli.verify import verify
+from penstock.cli.verify import show, verify
 from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record
+from penstock.testing.clock import ManualClock
 
 Fresh = Callable[[str], str]
 PENSTOCK = [sys.executable, "-m", "penstock", "verify"]
+EPOCH = 1_794_764_958_116_230
 
 
 def command(*arguments: str) -> Result:
@@ -238,10 +244,13 @@ def test_a_lapse_is_told_in_a_line(tmp_path: Path) -> None:
         (["./some", "--follow"], "--follow: a file has an end; pipe it: tail -n +1 -f ./some | penstock verify -"),
     ],
 )
-def test_what_cannot_be_verified_is_told_with_the_way_out(tmp_path: Path, arguments: list[str], said: str) -> None:
-    found = penstock(tmp_path, *arguments)
-    assert found.returncode == 2
-    assert said in found.stderr.decode()
+def test_what_cannot_be_verified_is_told_with_the_way_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = command(*arguments)
+    assert isinstance(found.exception, Misconfigured)
+    assert said in str(found.exception)
     assert not found.stdout
 
 
@@ -299,3 +308,31 @@ def test_a_channel_is_followed_until_a_signal_brings_the_verdict(kafka: Kafka, f
         *_, last = reports
         assert (last["final"], last["gaps"]) == (True, [{"sender": "a", "epoch": 1, "first": 4, "last": 4}])
         assert process.wait(30) == 1
+
+
+# --- reports as text --------------------------------------------------------------------------------------------------
+
+
+def shown(sender: str, last: int, width: int) -> list[str]:
+    verifier = Verifier(ManualClock())
+    for seq in (last - 1, last):
+        verifier.take(Origin(sender, EPOCH, seq, 0), None)
+    screen = Console(file=StringIO(), width=width)
+    show(verifier.end(), screen)
+    assert isinstance(screen.file, StringIO)
+    return screen.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("sender", ["sender", "a.rather.long.name"])
+def test_names_and_numbers_are_whole_on_a_narrow_terminal(sender: str) -> None:
+    told = shown(sender, 12_345, 80)
+    row = next(at for at, line in enumerate(told) if str(EPOCH) in line)
+    assert told[row].split()[1:] == [str(EPOCH), "2", "12344", "12345", "0", "0", "0"]
+    # A long name goes on in the line below.
+    assert "".join(line.split()[0] for line in told[row : row + 2] if line.strip()) == sender
+    assert all(len(line) <= 80 for line in told[: row + 2])
+
+
+def test_a_table_that_does_not_fit_at_all_is_wider_than_the_terminal() -> None:
+    (row,) = [line.split() for line in shown("sender", 12_345, 40) if str(EPOCH) in line]
+    assert row == ["sender", str(EPOCH), "2", "12344", "12345", "0", "0", "0"]

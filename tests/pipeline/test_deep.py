@@ -22,7 +22,7 @@ from penstock.analysis.settings import SparkSettings
 from penstock.audit.balance import Balance
 from penstock.audit.judge import Verdict
 from penstock.channels.kafka import Kafka
-from penstock.cli.deep import deepened
+from penstock.cli.audit import deepened
 from penstock.core.held import held
 from penstock.core.record import Origin, Record
 from penstock.pipeline.accounts import announce

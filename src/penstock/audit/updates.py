@@ -1,50 +1,11 @@
-"""Numbered updates as others write them: JSON lines, cut out of a stream of bytes, and the identity in each. No I/O."""
+"""Numbered updates as others write them: the identity in a JSON object. No I/O."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import orjson
 
-from penstock.core.clock import Micros
 from penstock.core.errors import Refused
-
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-
-
-class Update(NamedTuple):
-    """A number of a sender, in one of its lives; `time` where it tells when it was sent."""
-
-    seq: int
-    sender: str
-    epoch: int = 0
-    time: Micros | None = None
-
-
-class Lines:
-    """Cuts chunks of bytes into lines. What it holds stays below `longest` and a chunk, however long a line is."""
-
-    def __init__(self, longest: int) -> None:
-        self._longest = longest
-        self._rest = b""
-        self._new = True
-
-    def cut(self, chunk: bytes) -> list[bytes]:
-        """The lines that end in this chunk. Of a line that is too long comes its beginning: `longest` and one more."""
-        lines = chunk.split(b"\n")
-        lines[0] = self._rest + lines[0]
-        self._rest = lines.pop()[: self._longest + 1]
-        return self._marked_off(lines)
-
-    def end(self) -> list[bytes]:
-        """The line that the end of the stream ends, if there is one."""
-        rest, self._rest = self._rest, b""
-        return self._marked_off([rest] if rest else [])
-
-    def _marked_off(self, lines: list[bytes]) -> list[bytes]:
-        if self._new and lines:
-            lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
-            self._new = False
-        return lines
+from penstock.core.record import Origin
 
 
 @dataclass(frozen=True)
@@ -52,7 +13,7 @@ class Fields:
     """Where in a JSON object its identity lies: dotted paths into nested objects.
 
     An empty `sender` means that there is one sender, an empty `epoch` or `time` that there is none. Epoch and time may
-    be absent; a time that cannot be one is no time, for it is not needed to tell a loss.
+    be absent; a time that is absent or cannot be one is 0, for it is not needed to tell a loss.
     """
 
     seq: str = "seq"
@@ -65,8 +26,8 @@ class Fields:
         paths = tuple(tuple(path.split(".")) if path else () for path in (self.seq, self.sender, self.epoch, self.time))
         object.__setattr__(self, "_paths", paths)
 
-    def read(self, payload: bytes) -> Update:
-        """The update that the payload tells; Refused with the reason when it tells none."""
+    def read(self, payload: bytes) -> Origin:
+        """The identity in the payload; Refused with the reason when there is none."""
         try:
             document = orjson.loads(payload)
         except orjson.JSONDecodeError as error:
@@ -74,15 +35,15 @@ class Fields:
         if type(document) is not dict:
             raise Refused("an update", "it is JSON, but not an object")
         seq_at, sender_at, epoch_at, time_at = self._paths
-        seq = _at(document, seq_at)
+        seq = _number(self.seq, _at(document, seq_at))
         sender = _at(document, sender_at) if sender_at else ""
         epoch = _at(document, epoch_at) if epoch_at else None
         time = _at(document, time_at) if time_at else None
-        return Update(
-            seq if type(seq) is int and -_BEYOND <= seq < _BEYOND else _number(self.seq, seq),
+        return Origin(
             sender if type(sender) is str else _name(self.sender, sender),
             0 if epoch is None else _number(self.epoch, epoch),
-            time if type(time) is int else None,
+            seq,
+            time if type(time) is int else 0,
         )
 
 
@@ -98,12 +59,10 @@ def _at(document: object, path: tuple[str, ...]) -> object:
 
 
 def _number(field_name: str, value: object) -> int:
-    if type(value) is int:
-        if -_BEYOND <= value < _BEYOND:
-            return value
-        raise Refused("an update", f'"{field_name}" lies beyond 64 bits')
-    if type(value) is float and abs(value) >= _BEYOND:
-        # Whole numbers beyond 64 bits come out of the parser as this.
+    if type(value) is int and -_BEYOND <= value < _BEYOND:
+        return value
+    # Whole numbers beyond 64 bits come out of the parser as floats.
+    if isinstance(value, int | float) and abs(value) >= _BEYOND:
         raise Refused("an update", f'"{field_name}" lies beyond 64 bits')
     raise Refused("an update", _instead(field_name, value, "a whole number"))
 

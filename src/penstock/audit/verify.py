@@ -3,14 +3,16 @@
 1000, 1001, 1002 is whole; 1000, 1001, 1003 is a loss of 1002. Memory grows with senders and gaps, not with records.
 """
 
-from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
 
 from penstock.audit.hops import Gap
-from penstock.audit.updates import Update
-from penstock.audit.verdict import Lapse, Latency, Report, SenderCount, Verdict
 from penstock.core.clock import Clock, Micros
 from penstock.core.errors import Refused
+from penstock.core.record import Origin
 from penstock.core.runs import Runs
+from penstock.core.sketch import Sketch
 
 NAMED = 20
 """So many new gaps are named in a report, and so many records that could not be read."""
@@ -22,8 +24,101 @@ LONGEST_NAME = 1_000
 _SLOWEST, _SKEW = 3_600_000_000, 60_000_000
 
 
+class Integrity(StrEnum):
+    """What can be said of all that was read."""
+
+    WHOLE = "whole"
+    LOSS = "loss"
+    UNCERTAIN = "uncertain"
+    NOTHING = "nothing"
+
+
+EXIT_CODES = {Integrity.WHOLE: 0, Integrity.LOSS: 1, Integrity.UNCERTAIN: 2, Integrity.NOTHING: 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Latency:
+    """Milliseconds from sender to arrival, of the `count` records that tell a plausible time."""
+
+    count: int
+    min: float
+    avg: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lapse:
+    """What came in a lapse of time: `missing` numbers were skipped in it, `healed` ones had been missing and came."""
+
+    seconds: float
+    records: int
+    missing: int
+    healed: int
+    unreadable: int
+    latency: Latency | None
+
+    @property
+    def rate(self) -> float:
+        return round(self.records / self.seconds, 1) if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class SenderCount:
+    """A sender in one of its epochs. Out of order is a number that came, for the first time, after a higher one."""
+
+    sender: str
+    epoch: int
+    records: int
+    first: int
+    last: int
+    missing: int
+    doubled: int
+    out_of_order: int
+
+    @property
+    def clean(self) -> bool:
+        return not (self.missing or self.doubled or self.out_of_order)
+
+
+@dataclass(frozen=True, slots=True)
+class IntegrityReport:
+    """What came in the last lapse of time, and where all stands since the beginning.
+
+    The end report is `final`: its lapse is the whole time, and it has all senders and all gaps; another one has the
+    first gaps that opened in its lapse and are still open.
+    """
+
+    final: bool
+    at: Micros
+    verdict: Integrity
+    lapse: Lapse
+    senders: int
+    records: int
+    missing: int
+    doubled: int
+    out_of_order: int
+    unreadable: int
+    gaps: tuple[Gap, ...]
+    by_sender: tuple[SenderCount, ...]
+    refused: tuple[tuple[str, str], ...]
+    doubts: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields of the report; by_sender, refused, doubts and notes only at the end."""
+        document = asdict(self)
+        document["lapse"]["rate"] = self.lapse.rate
+        document["refused"] = [{"place": place, "reason": reason} for place, reason in self.refused]
+        for name in ("gaps", "by_sender", "doubts", "notes"):
+            document[name] = list(document[name])
+        if not self.final:
+            for name in ("by_sender", "refused", "doubts", "notes"):
+                del document[name]
+        return document
+
+
 class Verifier:
-    """Takes updates in any order, and tells at any time what is missing.
+    """Takes the numbers of senders in any order, and reports at any time what is missing.
 
     `first` is the number that each sender must begin with: what comes from before it is counted, and not verified.
     Without it, a sender begins with its lowest number.
@@ -35,43 +130,46 @@ class Verifier:
         self._senders: dict[tuple[str, int], _Sender] = {}
         self._aside: dict[tuple[str, int], Runs] = {}
         self._began = self._since = clock.elapsed()
-        self._now, self._all = _Tally(), _Tally()
+        self._reported = (0, 0, 0, 0)
+        self._latency, self._latencies = Sketch(), Sketch()
         self._opened: list[tuple[_Sender, int, int]] = []
+        self._unreadable = 0
         self._refused: list[tuple[str, str]] = []
         self._doubts: list[str] = []
         self._notes: list[str] = []
 
-    def take(self, update: Update, arrived: Micros | None = None) -> None:
-        """Count an update, and how long it took where its arrival is known; Refused when its sender's name is endless.
+    def take(self, origin: Origin, arrived: Micros | None = None) -> None:
+        """Count a record, and how long it took where its arrival is known; Refused when its sender's name is endless.
 
         Neighbours in arrival that are neighbours in number cost next to nothing: they wait as one run.
         """
-        seq, name, epoch, time = update
-        sender = self._senders.get((name, epoch)) or self._met(name, epoch)
-        if seq == sender.due:
-            sender.due = seq + 1
-        else:
+        seq = origin.seq
+        sender = self._senders.get((origin.sender, origin.epoch)) or self._met(origin)
+        if seq != sender.due:
             self._settle(sender)
-            sender.since, sender.due = seq, seq + 1
-        if arrived is not None and time is not None and -_SKEW <= (took := arrived - time) <= _SLOWEST:
-            self._now.time(took)
+            sender.since = seq
+        sender.due = seq + 1
+        if arrived is not None and -_SKEW <= (took := arrived - origin.time) <= _SLOWEST:
+            self._latency.add(took / 1000)
 
-    def set_aside(self, update: Update) -> None:
-        """Remember an update from after the end: it counts only if it fills a gap."""
-        self._aside.setdefault((update.sender, update.epoch), Runs()).add(update.seq)
+    def set_aside(self, origin: Origin) -> None:
+        """Remember a record from after the end: it counts only if it fills a gap."""
+        self._aside.setdefault((origin.sender, origin.epoch), Runs()).add(origin.seq)
 
     def fill(self) -> int:
         """Fill the gaps with what was set aside, and forget the rest of it; how many numbers are missing then."""
-        missing, aside, self._aside = self.missing, self._aside, {}
-        for key, runs in aside.items() if missing else ():
+        senders = self._settled()
+        aside, self._aside = self._aside, {}
+        for key, runs in aside.items():
             if (sender := self._senders.get(key)) is not None:
-                for first, last in list(_common(sender.gaps(), runs)):
-                    self._account(sender, first, last)
-        return self.missing
+                for first, last in runs.between(*sender.verified):
+                    for gap in sender.gaps(first, last):
+                        sender.add(*gap)
+        return sum(sender.missing for sender in senders)
 
     def refuse(self, place: str, reason: str) -> None:
         """Count a record that cannot be read; the first ones are remembered with their place."""
-        self._now.unreadable += 1
+        self._unreadable += 1
         if len(self._refused) < NAMED:
             self._refused.append((place, reason))
 
@@ -83,201 +181,127 @@ class Verifier:
         """Something that the reader of the end report has to know, and that changes no verdict."""
         self._notes.append(what)
 
-    @property
-    def missing(self) -> int:
-        """How many numbers are missing now."""
-        for sender in self._senders.values():
-            self._settle(sender)
-        return self._all.missing + self._now.missing - self._all.healed - self._now.healed
-
-    def report(self) -> Report:
+    def report(self) -> IntegrityReport:
         """What came since the last report; then a new lapse begins."""
-        missing, elapsed = self.missing, self._clock.elapsed()
-        lapse = self._now.lapse(elapsed - self._since)
-        gaps = tuple(
-            Gap(sender.name, sender.epoch, *gap)
-            for sender, first, last in self._opened
-            for gap in _common(sender.gaps(), [(first, last)])
-        )
-        self._all.add(self._now)
-        self._now, self._since, self._opened = _Tally(), elapsed, []
-        return self._report(missing, lapse, gaps[:NAMED])
+        return self._report(final=False)
 
-    def end(self) -> Report:
+    def end(self) -> IntegrityReport:
         """The report of the whole time, with every sender and every gap."""
-        missing = self.missing
-        self._all.add(self._now)
-        self._now, self._opened = _Tally(), []
-        lapse = self._all.lapse(self._clock.elapsed() - self._began)
-        senders = [sender for _, sender in sorted(self._senders.items())]
-        gaps = tuple(Gap(sender.name, sender.epoch, *gap) for sender in senders for gap in sender.gaps())
-        return self._report(missing, lapse, gaps, tuple(sender.count() for sender in senders))
+        return self._report(final=True)
 
-    def _report(
-        self, missing: int, lapse: Lapse, gaps: tuple[Gap, ...], by_sender: tuple[SenderCount, ...] | None = None
-    ) -> Report:
-        return Report(
-            final=by_sender is not None,
+    def _report(self, final: bool) -> IntegrityReport:
+        senders, elapsed = self._settled(), self._clock.elapsed()
+        counts = tuple(sender.count() for sender in senders)
+        missing = sum(one.missing for one in counts)
+        skipped = sum(sender.skipped for sender in senders)
+        now = (sum(one.records for one in counts), skipped, skipped - missing, self._unreadable)
+        self._latencies.merge(self._latency)
+        if final:
+            since, before, latency = self._began, (0, 0, 0, 0), self._latencies
+            gaps = [Gap(one.name, one.epoch, *gap) for one in senders for gap in one.gaps(*one.verified)]
+        else:
+            since, before, latency = self._since, self._reported, self._latency
+            gaps = [Gap(one.name, one.epoch, *gap) for one, *run in self._opened for gap in one.gaps(*run)][:NAMED]
+        self._since, self._reported, self._latency, self._opened = elapsed, now, Sketch(), []
+        records, skipped, healed, unreadable = (new - old for new, old in zip(now, before, strict=True))
+        return IntegrityReport(
+            final=final,
             at=self._clock.now(),
             verdict=self._verdict(missing),
-            lapse=lapse,
-            senders=len(self._senders),
-            records=self._all.records,
+            lapse=Lapse(round(elapsed - since, 3), records, skipped, healed, unreadable, _latency(latency)),
+            senders=len(senders),
+            records=now[0],
             missing=missing,
-            doubled=self._all.doubled,
-            out_of_order=self._all.out_of_order,
-            unreadable=self._all.unreadable,
-            gaps=gaps,
-            by_sender=by_sender or (),
+            doubled=sum(one.doubled for one in counts),
+            out_of_order=sum(one.out_of_order for one in counts),
+            unreadable=self._unreadable,
+            gaps=tuple(gaps),
+            by_sender=counts if final else (),
             refused=tuple(self._refused),
             doubts=tuple(self._doubts),
             notes=tuple(self._notes),
         )
 
-    def _verdict(self, missing: int) -> Verdict:
+    def _verdict(self, missing: int) -> Integrity:
         if missing:
-            return Verdict.LOSS
-        if self._all.unreadable or self._doubts:
-            return Verdict.UNCERTAIN
-        return Verdict.WHOLE if self._senders else Verdict.NOTHING
+            return Integrity.LOSS
+        if self._unreadable or self._doubts:
+            return Integrity.UNCERTAIN
+        return Integrity.WHOLE if self._senders else Integrity.NOTHING
 
-    def _met(self, name: str, epoch: int) -> "_Sender":
-        if len(name) > LONGEST_NAME:
+    def _met(self, origin: Origin) -> "_Sender":
+        if len(origin.sender) > LONGEST_NAME:
             raise Refused("an update", f"the sender's name is longer than {LONGEST_NAME:,} characters")
-        sender = self._senders[name, epoch] = _Sender(name, epoch, self._first)
+        sender = self._senders[origin.sender, origin.epoch] = _Sender(origin.sender, origin.epoch, self._first)
         return sender
 
-    def _settle(self, sender: "_Sender") -> None:
-        """Account for the run that waits."""
-        first, last = sender.since, sender.due - 1
-        sender.since = sender.due
-        if self._first is not None and first < self._first <= last:
-            self._account(sender, first, self._first - 1)
-            first = self._first
-        if first <= last:
-            self._account(sender, first, last)
+    def _settled(self) -> list["_Sender"]:
+        """All senders, in order, with no number that waits."""
+        for sender in self._senders.values():
+            self._settle(sender)
+        return [sender for _, sender in sorted(self._senders.items())]
 
-    def _account(self, sender: "_Sender", first: int, last: int) -> None:
-        begins = first if self._first is None else min(first, self._first)
-        low, top = (begins, begins - 1) if sender.runs.last is None else (sender.runs.first or 0, sender.runs.last)
-        floor = low if self._first is None else self._first
-        records = last - first + 1
-        new = sender.runs.add(first, last)
-        late = new - max(0, last - max(top, first - 1))
-        # What comes from before the floor was not missing: nobody knew of it.
-        unknown = max(0, min(last, floor - 1) - first + 1)
-        healed = max(0, late - unknown)
-        skipped = [(max(top, floor - 1) + 1, first - 1)]
-        if self._first is None:
-            skipped.append((last + 1, low - 1))
-        opened = 0
-        for begin, end in skipped:
-            if begin <= end:
-                opened += end - begin + 1
+    def _settle(self, sender: "_Sender") -> None:
+        """Count the run that waits, and remember the first gaps that it opens."""
+        if sender.since < sender.due:
+            for first, last in sender.add(sender.since, sender.due - 1):
                 if len(self._opened) < NAMED:
-                    self._opened.append((sender, begin, end))
-        sender.records += records
-        sender.doubled += records - new
-        sender.out_of_order += late
-        sender.missing += opened - healed
-        self._now.records += records
-        self._now.doubled += records - new
-        self._now.out_of_order += late
-        self._now.missing += opened
-        self._now.healed += healed
+                    self._opened.append((sender, first, last))
+            sender.since = sender.due
 
 
 class _Sender:
-    """The numbers of a sender from `floor` on; those from `since` to before `due` wait to be counted as one run."""
+    """The numbers of a sender; those from `since` to before `due` wait to be counted as one run."""
 
-    __slots__ = ("doubled", "due", "epoch", "floor", "missing", "name", "out_of_order", "records", "runs", "since")
+    __slots__ = ("due", "epoch", "floor", "name", "out_of_order", "records", "runs", "since", "skipped")
 
     def __init__(self, name: str, epoch: int, floor: int | None) -> None:
         self.name, self.epoch, self.floor = name, epoch, floor
         self.runs = Runs()
         self.since = self.due = 0
-        self.records = self.missing = self.doubled = self.out_of_order = 0
+        self.records = self.skipped = self.out_of_order = 0
 
-    def gaps(self) -> Iterator[tuple[int, int]]:
-        floor, begins = self.floor, self.runs.first
-        if begins is not None and floor is not None and floor < begins:
-            yield floor, begins - 1
-        for first, last in self.runs.missing():
-            if floor is None or last >= floor:
-                yield first if floor is None else max(first, floor), last
+    def add(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Count first–last; the ranges that were skipped by it."""
+        low, top = self.runs.first, self.runs.last
+        new = self.runs.add(first, last)
+        self.records += last - first + 1
+        if top is not None:
+            self.out_of_order += new - max(0, last - max(top, first - 1))
+        if self.floor is not None:
+            # What comes from before the floor skips nothing.
+            low, top = None, self.floor - 1 if top is None else max(top, self.floor - 1)
+        skipped = []
+        if top is not None and top + 1 < first:
+            skipped.append((top + 1, first - 1))
+        if low is not None and last + 1 < low:
+            skipped.append((last + 1, low - 1))
+        self.skipped += sum(end - begin + 1 for begin, end in skipped)
+        return skipped
+
+    @property
+    def verified(self) -> tuple[int, int]:
+        """The range in which no number may be missing; empty when all came from before the floor."""
+        return (self.runs.first or 0) if self.floor is None else self.floor, self.runs.last or 0
+
+    @property
+    def missing(self) -> int:
+        first, last = self.verified
+        return max(0, last - first + 1) - sum(end - begin + 1 for begin, end in self.runs.between(first, last))
+
+    def gaps(self, first: int, last: int) -> list[tuple[int, int]]:
+        """The ranges within first–last that did not come."""
+        if last < first:
+            return []
+        return Runs([(first - 1, first - 1), *self.runs.between(first, last), (last + 1, last + 1)]).missing()
 
     def count(self) -> SenderCount:
-        return SenderCount(
-            self.name,
-            self.epoch,
-            self.records,
-            self.runs.first or 0,
-            self.runs.last or 0,
-            self.missing,
-            self.doubled,
-            self.out_of_order,
-        )
+        first, last = self.runs.first or 0, self.runs.last or 0
+        doubled = self.records - self.runs.size
+        return SenderCount(self.name, self.epoch, self.records, first, last, self.missing, doubled, self.out_of_order)
 
 
-def _common(some: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """What two rising sequences of runs have in common."""
-    left, right = iter(some), iter(others)
-    one, other = next(left, None), next(right, None)
-    while one is not None and other is not None:
-        first, last = max(one[0], other[0]), min(one[1], other[1])
-        if first <= last:
-            yield first, last
-        if one[1] < other[1]:
-            one = next(left, None)
-        else:
-            other = next(right, None)
-
-
-class _Tally:
-    """What is counted in a lapse of time."""
-
-    __slots__ = (
-        "_max",
-        "_min",
-        "_sum",
-        "_timed",
-        "doubled",
-        "healed",
-        "missing",
-        "out_of_order",
-        "records",
-        "unreadable",
-    )
-
-    def __init__(self) -> None:
-        self.records = self.missing = self.healed = self.doubled = self.out_of_order = self.unreadable = 0
-        self._timed = self._sum = self._max = 0
-        self._min = _SLOWEST
-
-    def time(self, took: Micros) -> None:
-        if took < 0:
-            took = 0
-        self._timed += 1
-        self._sum += took
-        if took < self._min:
-            self._min = took
-        if took > self._max:
-            self._max = took
-
-    def add(self, other: "_Tally") -> None:
-        self.records += other.records
-        self.missing += other.missing
-        self.healed += other.healed
-        self.doubled += other.doubled
-        self.out_of_order += other.out_of_order
-        self.unreadable += other.unreadable
-        self._timed += other._timed
-        self._sum += other._sum
-        self._min, self._max = min(self._min, other._min), max(self._max, other._max)
-
-    def lapse(self, seconds: float) -> Lapse:
-        latency = None
-        if self._timed:
-            mean = self._sum / self._timed
-            latency = Latency(self._timed, self._min / 1000, round(mean / 1000, 3), self._max / 1000)
-        return Lapse(round(seconds, 3), self.records, self.missing, self.healed, self.unreadable, latency)
+def _latency(sketch: Sketch) -> Latency | None:
+    if (found := sketch.summary()) is None:
+        return None
+    return Latency(sketch.count, found["min"], round(found["mean"], 3), found["max"])

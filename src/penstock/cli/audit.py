@@ -4,6 +4,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ from rich.live import Live
 from penstock.audit.balance import Balance, balance
 from penstock.audit.content import Content
 from penstock.audit.findings import Kind
-from penstock.audit.judge import EXIT_CODES, Doubt, Report
+from penstock.audit.judge import EXIT_CODES, Doubt, Report, unique
 from penstock.audit.ledger import Ledger, Unreadable
 from penstock.audit.report import parts, show, utc
 from penstock.cli.options import AsJson, Folder, Profile
@@ -72,8 +73,6 @@ def audit(
         return
     found = _balance(wiring, patience, wait)
     if deep:
-        from penstock.cli.deep import deepened  # So is what reads stores.
-
         found = deepened(found, folder, profile, pipeline)
     if as_json:
         typer.echo(found.dumps())
@@ -149,6 +148,24 @@ def _with_names(found: Balance, content: Content, wiring: Wiring) -> Balance:
     except PenstockError as error:
         typer.echo(f"penstock: what is missing in a lake is not named: {error}", err=True)
         return found
+
+
+def deepened(found: Balance, folder: Path, profile: str | None, pipeline: Path | None) -> Balance:
+    """The balance, with what a comparison of everything finds. What it cannot compare is a doubt."""
+    # What reads stores is imported only here.
+    from penstock.pipeline.deep import Deep, merged
+    from penstock.pipeline.load import load
+
+    wiring = Wiring.read(folder, profile)
+    try:
+        description = load(pipeline or Running.file_in(wiring))
+        deep = Deep(description, here(wiring), partial(typer.echo, err=True))
+        deep.run()
+    except PenstockError as error:
+        doubt = Doubt("store", "--deep", f"stores and results were not compared with their channels: {error}")
+        return replace(found, doubts=unique((*found.doubts, doubt)))
+    doubts = [one for one in found.doubts if not (one.kind == "store" and one.subject in deep.checked)]
+    return replace(found, discrepancies=merged(found.discrepancies, deep), doubts=unique((*doubts, *deep.doubts)))
 
 
 def _watch(wiring: Wiring, grace: int, senders: bool, as_json: bool) -> None:

@@ -1,29 +1,31 @@
-"""`penstock consume`: what channels hold, on standard output."""
+"""`penstock consume`: print the records of channels on standard output."""
 
-import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+import base64
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Protocol
 
+import orjson
 import typer
 
-from penstock.cli.channels import found
-from penstock.cli.lines import properties, separator, switched
-from penstock.cli.membership import Membership
-from penstock.cli.moments import moment, span
-from penstock.cli.named import there
-from penstock.cli.options import AsJson, Folder, Profile, Servers
-from penstock.cli.shown import Fields, Json, Shape
+from penstock.cli.channels import found, there
+from penstock.cli.options import Folder, Profile, Servers, parse_duration, parse_time
 from penstock.cli.standard import Output
 from penstock.core.clock import Clock, Micros, SystemClock
-from penstock.core.contracts import Channels, Entry, Place, Positions
-from penstock.core.errors import Misconfigured
+from penstock.core.contracts import Channels, Entry, Member, Place, Positions
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import Origin
+from penstock.core.text import counted, printable
 from penstock.supervise.signals import stop_on_signals
 
 _MOST = 1_000
 _PAUSE = 0.2
+_COMMIT_EVERY = 1.0
+"""Seconds between two commits of a group; and one whenever a partition goes."""
 
 
 def consume(
@@ -32,14 +34,13 @@ def consume(
         bool, typer.Option("--from-beginning", help="All that is kept; in a group, where nothing is committed.")
     ] = False,
     offset: Annotated[
-        str | None,
-        typer.Option(metavar="N|earliest|latest", help="From this offset of the partition.", show_default=False),
+        int | None, typer.Option(min=0, help="From this offset of the partition.", show_default=False)
     ] = None,
     partition: Annotated[
         list[int] | None, typer.Option(min=0, help="Only this partition; may be given several times.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="MOMENT", help="What came since then: 10m ago, or 2026-11-15T10:00.")
+        str | None, typer.Option(metavar="TIME", help="What came since then: 10m ago, or 2026-11-15T10:00.")
     ] = None,
     group: Annotated[str | None, typer.Option(help="Share the channels with the other members of this group.")] = None,
     max_messages: Annotated[
@@ -49,35 +50,10 @@ def consume(
         str | None,
         typer.Option(metavar="DURATION", help="End when nothing came for so long, such as 5s.", show_default="never"),
     ] = None,
-    timeout_ms: Annotated[int | None, typer.Option(min=0, help="The same in milliseconds.", hidden=True)] = None,
     print_key: Annotated[bool, typer.Option("--print-key", help="Print KEY : VALUE.")] = False,
-    key_separator: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="Print the key, with this before the value.", show_default="' : '"),
-    ] = None,
-    headers: Annotated[
-        bool, typer.Option("--print-headers", "--headers", help="Print the headers, as NAME:VALUE,NAME:VALUE.")
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON: key, value, headers, partition, offset and time.")
     ] = False,
-    print_offset: Annotated[bool, typer.Option("--print-offset", help="Print the offset.")] = False,
-    print_partition: Annotated[bool, typer.Option("--print-partition", help="Print the partition.")] = False,
-    print_timestamp: Annotated[
-        bool, typer.Option("--print-timestamp", help="Print the time, in milliseconds since 1970.")
-    ] = False,
-    null_marker: Annotated[str | None, typer.Option(metavar="TEXT", help="How a null is printed.")] = None,
-    property_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--property",
-            "--formatter-property",
-            metavar="NAME=VALUE",
-            help="The same in the words of Kafka's tool: print.key=true, key.separator=:, print.offset=true, …",
-        ),
-    ] = None,
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", help="Escape codes reach the terminal, too; a pipe or a file always gets all bytes."),
-    ] = False,
-    as_json: AsJson = False,
     servers: Servers = None,
     folder: Folder = Path(),
     profile: Profile = None,
@@ -90,31 +66,16 @@ def consume(
 
     Exits with 0, also when --timeout is over or nobody reads the output any more; 2 when it cannot be read on.
     """
-    out = Output()
-    shape: Shape = Json()
-    if not as_json:
-        chosen = Fields(
-            print_timestamp,
-            print_partition,
-            print_offset,
-            headers,
-            print_key or key_separator is not None,
-            safe=out.terminal and not raw,
-        )
-        chosen = _by_properties(chosen, properties("--property", property_ or (), _PROPERTIES))
-        if key_separator is not None:
-            chosen = replace(chosen, key_separator=separator("--key-separator", key_separator))
-        shape = chosen if null_marker is None else replace(chosen, null=os.fsencode(null_marker))
-    begin = Begin(from_beginning, offset, tuple(partition or ()), None if since is None else moment("--since", since))
-    silence = None if timeout is None else span("--timeout", timeout).total_seconds()
-    silence = silence if timeout_ms is None else timeout_ms / 1_000
-    topics, clock = list(dict.fromkeys(topic)), SystemClock()
-    if group is not None:
-        begin.refuse_in_group()
+    out, clock = Output(), SystemClock()
+    line = json_line if as_json else partial(text_line, print_key=print_key, safe=out.terminal)
+    begin = Begin(from_beginning, offset, partition or (), None if since is None else parse_time("--since", since))
+    begin.check(in_group=group is not None)
+    silence = None if timeout is None else parse_duration("--timeout", timeout).total_seconds()
+    topics = list(dict.fromkeys(topic))
     channels = found(folder, profile, servers)
     there(channels, topics)
     with stop_on_signals() as stop:
-        printed = Printed(out, shape, clock)
+        printed = Printed(out, line, clock)
         try:
             if group is None:
                 start, only = begin.positions(channels, topics)
@@ -125,12 +86,49 @@ def consume(
                 with joined as member:
                     printed.all(member, max_messages, silence, stop)
         except BrokenPipeError:
-            return  # Whoever read this has enough.
-    _say(f"{printed.count:,} record{'' if printed.count == 1 else 's'}")
+            return  # The reader of the output has enough.
+    _say(counted(printed.count, "record"))
 
 
 def _say(text: str) -> None:
     typer.echo(text, err=True)
+
+
+# --- print ------------------------------------------------------------------------------------------------------------
+
+
+def text_line(entry: Entry, print_key: bool = False, safe: bool = False) -> bytes:
+    """`VALUE` or `KEY : VALUE`. `safe` escapes what would move the cursor or colour the screen."""
+    contents = [entry.key, entry.value] if print_key else [entry.value]
+    texts = [b"null" if content is None else content for content in contents]
+    if safe:
+        texts = [printable(text.decode(errors="backslashreplace")).encode() for text in texts]
+    return b" : ".join(texts) + b"\n"
+
+
+def json_line(entry: Entry) -> bytes:
+    """All of an entry, as an object on a line. What is not UTF-8 is {"base64": "…"}."""
+    origin = Origin.read(entry.headers)
+    document = {
+        "channel": entry.channel,
+        "partition": entry.partition,
+        "offset": entry.offset,
+        "appended": entry.appended,
+        "key": _json_text(entry.key),
+        "value": _json_text(entry.value),
+        "headers": [{"name": name, "value": _json_text(value)} for name, value in entry.headers],
+        "origin": origin and {"sender": origin.sender, "epoch": origin.epoch, "seq": origin.seq, "time": origin.time},
+    }
+    return orjson.dumps(document, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _json_text(content: bytes | None) -> str | dict[str, str] | None:
+    if content is None:
+        return None
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        return {"base64": base64.b64encode(content).decode()}
 
 
 class Readable(Protocol):
@@ -142,7 +140,7 @@ class Printed:
     """What was printed so far."""
 
     out: Output
-    shape: Shape
+    line: Callable[[Entry], bytes]
     clock: Clock
     count: int = 0
 
@@ -154,14 +152,14 @@ class Printed:
         heard = self.clock.elapsed()
         while True:
             if self.out.gone():
-                # Asking for more would tell a group that the last ones are dealt with, and nobody may have read them.
+                # To ask for more would commit the last ones, and nobody may have read them.
                 raise BrokenPipeError
             if stop.is_set():
                 return
             left = _MOST if most is None else min(_MOST, most - self.count)
             wait = _PAUSE if silence is None else max(0.0, min(_PAUSE, heard + silence - self.clock.elapsed()))
             if entries := reader.read(left, wait):
-                self.out.write(map(self.shape.line, entries))
+                self.out.write(map(self.line, entries))
                 self.count += len(entries)
                 heard = self.clock.elapsed()
             elif silence is not None and self.clock.elapsed() - heard >= silence:
@@ -175,97 +173,147 @@ class Printed:
 
 @dataclass(frozen=True)
 class Begin:
-    """Where to begin, as it was asked for; from now on, where nothing was."""
+    """Where to begin; from now on, unless an option says otherwise."""
 
-    beginning: bool = False
-    offset: str | None = None
-    partitions: tuple[int, ...] = ()
-    since: Micros | None = None
+    beginning: bool
+    offset: int | None
+    partitions: Sequence[int]
+    since: Micros | None
 
-    def __post_init__(self) -> None:
-        told = {"--from-beginning": self.beginning, "--offset": self.offset, "--since": self.since}
-        given = [name for name, value in told.items() if value not in (None, False)]
+    def check(self, in_group: bool) -> None:
+        """Misconfigured when options contradict each other."""
+        options = {"--from-beginning": self.beginning or None, "--offset": self.offset, "--since": self.since}
+        given = [name for name, value in options.items() if value is not None]
         if len(given) > 1:
             raise Misconfigured(" and ".join(given), "these are several places to begin", "give one of them")
-        if self.offset not in (None, *_WORDS) and not str(self.offset).isdecimal():
-            problem = f'"{self.offset}" is not an offset'
-            raise Misconfigured("--offset", problem, f"write a number, {' or '.join(_WORDS)}")
-
-    def refuse_in_group(self) -> None:
-        told = {"--offset": self.offset, "--since": self.since, "--partition": self.partitions or None}
-        for name, value in told.items():
-            if value is not None:
-                way_out = "move the group while nobody is in it: penstock groups --reset --group G --to …"
-                raise Misconfigured(name, "the group says where its members begin", way_out)
+        if self.partitions:
+            given.append("--partition")
+        if in_group and (refused := [name for name in given if name != "--from-beginning"]):
+            way_out = "move the group while nobody is in it: penstock groups --reset --group G --to …"
+            raise Misconfigured(refused[0], "the group says where its members begin", way_out)
 
     def positions(
         self, channels: Channels, names: Sequence[str]
     ) -> tuple[dict[str, Positions], Collection[Place] | None]:
         """Per channel, where to begin; and the partitions that are read, if not all are."""
         start = {name: self._start(channels, name) for name in names}
-        if not self.partitions:
-            return start, None
-        for name, positions in start.items():
-            if missing := [str(one) for one in self.partitions if one not in positions]:
-                problem = f"{name} has no partition {', '.join(missing)}"
-                raise Misconfigured("--partition", problem, f"it has 0 to {len(positions) - 1}")
-        return start, {(name, one) for name in names for one in self.partitions}
+        return start, {(name, one) for name in names for one in self.partitions} or None
 
     def _start(self, channels: Channels, name: str) -> Positions:
         bounds = channels.bounds(name)
+        if missing := [str(one) for one in self.partitions if one not in bounds]:
+            problem = f"{name} has no partition {', '.join(missing)}"
+            raise Misconfigured("--partition", problem, f"it has 0 to {len(bounds) - 1}")
         if self.since is not None:
             return channels.since(name, self.since)
-        if self.beginning or self.offset == "earliest":
-            if not channels.promise.replay:
-                problem = f"{channels.where} keeps nothing: reading begins now"
-                raise Misconfigured(f"channel {name}", problem, "use kafka://, redis:// or file://")
-            return {partition: low for partition, (low, _) in bounds.items()}
-        if self.offset in (None, "latest"):
-            return {partition: end for partition, (_, end) in bounds.items()}
-        return self._from(name, bounds)
+        if self.offset is not None:
+            return self._from(name, bounds, self.offset)
+        if self.beginning and not channels.promise.replay:
+            problem = f"{channels.where} keeps nothing: reading begins now"
+            raise Misconfigured(f"channel {name}", problem, "use kafka://, redis:// or file://")
+        return {partition: low if self.beginning else end for partition, (low, end) in bounds.items()}
 
-    def _from(self, name: str, bounds: Mapping[int, tuple[int, int]]) -> Positions:
-        if len(self.partitions or bounds) > 1:
+    def _from(self, name: str, bounds: Mapping[int, tuple[int, int]], offset: int) -> Positions:
+        chosen = self.partitions or list(bounds)
+        if len(chosen) > 1:
             problem = f"{name} has {len(bounds)} partitions, each with offsets of its own"
             raise Misconfigured("--offset", problem, "say which one: --partition P")
-        wanted = int(self.offset or 0)
-        for partition in self.partitions or bounds:
-            low, end = bounds.get(partition, (wanted, wanted))
-            if not low <= wanted <= end:
-                problem = f"{name}/{partition} does not hold {wanted}"
-                raise Misconfigured("--offset", problem, f"it holds {low} to {end}, the next one")
-        return dict.fromkeys(bounds, wanted)
+        low, end = bounds[chosen[0]]
+        if not low <= offset <= end:
+            problem = f"{name}/{chosen[0]} does not hold {offset}"
+            raise Misconfigured("--offset", problem, f"it holds {low} to {end}, the next one")
+        return dict.fromkeys(bounds, offset)
 
 
-_WORDS = ("earliest", "latest")
+# --- a member of a group ----------------------------------------------------------------------------------------------
 
 
-# --- Kafka's words ----------------------------------------------------------------------------------------------------
+class Membership:
+    """Reads as a member. What one call of `read` gave is done when the next one comes, and may be committed then."""
 
-_SWITCHES = {
-    "print.timestamp": "timestamp",
-    "print.partition": "partition",
-    "print.offset": "offset",
-    "print.headers": "headers",
-    "print.key": "key",
-    "print.value": "value",
-}
-_TEXTS = {
-    "key.separator": "key_separator",
-    "headers.separator": "between_headers",
-    "line.separator": "end",
-    "null.literal": "null",
-}
-_PROPERTIES = (*_SWITCHES, *_TEXTS)
+    def __init__(self, say: Callable[[str], None], clock: Clock) -> None:
+        self._say, self._clock = say, clock
+        self._member: Member | None = None
+        self._new: set[Place] = set()
+        self._done = True
+        self._open = False
+        self._committed = clock.elapsed()
+
+    @contextmanager
+    def joined(
+        self, channels: Channels, group: str, names: Sequence[str], *, beginning: bool
+    ) -> Iterator["Membership"]:
+        """A member for as long as the body runs. What was read last is done, and committed, only if that ends well."""
+        with channels.join(group, names, self, beginning=beginning) as self._member:
+            try:
+                yield self
+            except BaseException:
+                self._say = _nothing  # What ended it is told by others.
+                raise
+            self._settle()
+
+    def read(self, most: int, wait: float) -> Sequence[Entry]:
+        assert self._member is not None
+        self._settle()
+        if self._clock.elapsed() - self._committed >= _COMMIT_EVERY:
+            self._commit()
+        entries = self._member.read(most, wait)
+        self._done = not entries
+        if self._new:
+            self._tell_given(entries)
+        return entries
+
+    # --- what the group says, from within `read`
+
+    def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
+        self._new |= set(places)
+        return {}
+
+    def taken(self, places: Sequence[Place]) -> None:
+        self._commit()
+        self._gone("gave back", places)
+
+    def lost(self, places: Sequence[Place]) -> None:
+        self._gone("lost", places)
+
+    # ---
+
+    def _settle(self) -> None:
+        """Whoever asks for more has dealt with what it got."""
+        self._open = self._open or not self._done
+        self._done = True
+
+    def _commit(self) -> None:
+        if self._member is None or not self._open or not self._done:
+            return
+        self._committed = self._clock.elapsed()
+        try:
+            self._member.commit()
+            self._open = False
+        except Unavailable as error:
+            self._say(f"not committed, and so perhaps printed again by others: {error}")
+
+    def _tell_given(self, entries: Sequence[Entry]) -> None:
+        assert self._member is not None
+        start = {place: offset for place, offset in self._member.held().items() if place in self._new}
+        for entry in reversed(entries):
+            if (place := (entry.channel, entry.partition)) in start:
+                start[place] = entry.offset
+        self._new.clear()
+        if start:
+            places = sorted(start)
+            self._say(f"given {_listed(places)} from {', '.join(str(start[place]) for place in places)}")
+
+    def _gone(self, what: str, places: Sequence[Place]) -> None:
+        # What came and went within one call was never ours to tell.
+        told = [place for place in places if place not in self._new]
+        self._new -= set(places)
+        if told:
+            self._say(f"{what} {_listed(told)}")
 
 
-def _by_properties(shape: Fields, told: Mapping[str, str]) -> Fields:
-    """The shape, as the properties of Kafka's tool change it; what parts key and value is then what it is there."""
-    changed: dict[str, Any] = {
-        **{field: switched("--property", told, name) for name, field in _SWITCHES.items() if name in told},
-        **{field: separator(f"--property {name}", told[name]) for name, field in _TEXTS.items() if name in told},
-    }
-    shape = replace(shape, **changed)
-    if "key.separator" in told:
-        return replace(shape, between=shape.key_separator)
-    return replace(shape, key_separator=shape.between) if "print.key" in told else shape
+def _nothing(_: str) -> None: ...
+
+
+def _listed(places: Sequence[Place]) -> str:
+    return ", ".join(f"{printable(channel)}/{partition}" for channel, partition in places)

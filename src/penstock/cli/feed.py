@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.stopping import stopping
 from penstock.core.clock import SystemClock
 from penstock.simulate.documents import KINDS, Recording, kind_of
 from penstock.simulate.feed import SECOND, Feed
 from penstock.simulate.server import Serving, serve
+from penstock.supervise.signals import async_stop_event
 
 
 def feed(
@@ -60,7 +60,7 @@ feed.__doc__ = f"{feed.__doc__}\n    \b\n" + "\n".join(f"    {name:<13}{kind.wor
 
 
 async def _serve(described: Feed, host: str, port: int, name: str) -> None:
-    stop = stopping()
+    stop = async_stop_event()
     async with serve(described, host, port, path=f"/{name}") as serving:
         typer.echo(f"{name}: {described.rate:g} records/s of {described.senders} senders at {serving.url}")
         sys.stdout.flush()

@@ -9,12 +9,12 @@ import typer
 
 from penstock.cli.channels import found
 from penstock.cli.options import Folder, Profile, Servers
-from penstock.cli.stopping import stopping
 from penstock.core.contracts import Channels
 from penstock.gateway.app import serve
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.settings import GatewaySettings
 from penstock.pipeline.wiring import Wiring
+from penstock.supervise.signals import async_stop_event
 
 
 def gateway(
@@ -34,7 +34,7 @@ def gateway(
 
 
 async def _serve(channels: Channels, settings: GatewaySettings, host: str, port: int) -> None:
-    stop = stopping()
+    stop = async_stop_event()
 
     def ready(address: str) -> None:
         typer.echo(f"{channels.where} is at {address}")

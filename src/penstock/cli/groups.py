@@ -10,15 +10,13 @@ import typer
 from rich.table import Table
 
 from penstock.audit.lag import Standing
-from penstock.cli.channels import found
-from penstock.cli.console import console
-from penstock.cli.moments import moment
-from penstock.cli.named import OURS, there
-from penstock.cli.options import AsJson, Folder, Profile, Servers
+from penstock.cli.channels import OURS, found, there
+from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_time
+from penstock.cli.standard import console
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Place, Positions
 from penstock.core.errors import Misconfigured
-from penstock.core.text import did_you_mean, printable
+from penstock.core.text import counted, did_you_mean, printable
 
 
 def groups(
@@ -101,8 +99,7 @@ def _told(standing: Standing) -> dict[str, object]:
 
 
 def _show(standing: Standing) -> None:
-    members = len(standing.group.members)
-    who = f"{members} member{'' if members == 1 else 's'}"
+    who = counted(len(standing.group.members), "member")
     typer.echo(f"{printable(standing.group.name)}: {printable(standing.group.state)}, {who}, lag {standing.lag:,}")
     table = Table("channel", "partition", "committed", "end", "lag", "member")
     for column in table.columns[1:5]:
@@ -137,7 +134,7 @@ def _target(to: str | None, since: str | None) -> Target:
     if (to is None) == (since is None):
         raise Misconfigured("--reset", "it is not said where to, or twice", "give --to or --since")
     if since is not None:
-        return Moment(moment("--since", since))
+        return Moment(parse_time("--since", since))
     assert to is not None
     if to in ("beginning", "end"):
         return to

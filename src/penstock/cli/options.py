@@ -1,9 +1,13 @@
-"""Options that several commands share, written once."""
+"""Options that several commands share, and how times and durations are read from options."""
 
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
+
+from penstock.core.clock import Clock, Micros, SystemClock, duration
+from penstock.core.errors import Misconfigured
 
 File = Annotated[Path, typer.Argument(help="The Python file that makes the pipeline.", show_default=False)]
 Profile = Annotated[str | None, typer.Option(help="The profile of penstock.toml to use.", show_default=False)]
@@ -19,3 +23,24 @@ Servers = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
+
+
+def parse_time(option: str, text: str, clock: Clock | None = None) -> Micros:
+    """`10m`: so long ago; or a date and time such as 2026-11-15T10:00, in the local zone unless it names one."""
+    try:
+        return (clock or SystemClock()).now() - round(duration(text).total_seconds() * 1_000_000)
+    except ValueError:
+        pass
+    try:
+        return round(datetime.fromisoformat(text).timestamp() * 1_000_000)
+    except (ValueError, OverflowError, OSError):
+        way_out = 'write how long ago, such as "10m" or "2 days", or a time such as 2026-11-15T10:00'
+        raise Misconfigured(option, f'"{text}" is not a valid time', way_out) from None
+
+
+def parse_duration(option: str, text: str, way_out: str = "") -> timedelta:
+    """A duration such as `5s` or `10 minutes`."""
+    try:
+        return duration(text)
+    except ValueError as error:
+        raise Misconfigured(option, str(error), way_out) from error

@@ -8,8 +8,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.console import console
 from penstock.cli.options import AsJson, File, Profile
+from penstock.cli.standard import console
 from penstock.pipeline.checks import check, unconnected
 from penstock.pipeline.load import load
 from penstock.pipeline.wiring import Wiring

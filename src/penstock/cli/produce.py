@@ -1,32 +1,35 @@
 """`penstock produce`: from standard input, or from a generator, into a channel."""
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Iterator, Sequence
+import base64
+import binascii
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Annotated, NoReturn
 
+import orjson
 import typer
 
-from penstock.cli.channels import found
-from penstock.cli.lines import IDENTITY, Json, Layout, Separated, properties, separator, switched
-from penstock.cli.moments import span
-from penstock.cli.named import require_writable, there
-from penstock.cli.options import Folder, Profile, Servers
+from penstock.cli.channels import found, require_writable, there
+from penstock.cli.options import Folder, Profile, Servers, parse_duration
 from penstock.cli.standard import Input
 from penstock.collect.numbering import Numbering
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Sender
 from penstock.core.errors import Misconfigured, PenstockError, Refused
 from penstock.core.record import Record
+from penstock.core.text import did_you_mean, printable
 from penstock.simulate.updates import Updates, Walk, new_epoch, updates, walk
 from penstock.supervise.signals import stop_on_signals
 
 _PAUSE = 0.2
+_IDENTITY = frozenset({"sender", "epoch", "seq", "time"})
+"""The headers that say who sent a record."""
 
 Create = Annotated[bool, typer.Option("--create", help="Make the channel if it is not there.")]
 
@@ -39,30 +42,6 @@ def produce(
     topic: Annotated[str | None, typer.Option(help="The channel.", show_default=False)] = None,
     key_separator: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Lines are KEY, this, VALUE.", show_default="no keys")
-    ] = None,
-    headers: Annotated[
-        bool, typer.Option("--headers", help="Lines begin with headers, such as NAME:VALUE,NAME:VALUE and a tab.")
-    ] = False,
-    headers_delimiter: Annotated[str, typer.Option(metavar="TEXT", help="What comes after the headers.")] = "\\t",
-    headers_separator: Annotated[str, typer.Option(metavar="TEXT", help="What parts two headers.")] = ",",
-    headers_key_separator: Annotated[
-        str, typer.Option(metavar="TEXT", help="What parts a header's name from its value.")
-    ] = ":",
-    null_marker: Annotated[
-        str | None,
-        typer.Option(metavar="TEXT", help="What stands for a null key or value.", show_default="nothing does"),
-    ] = None,
-    ignore_key_errors: Annotated[
-        bool, typer.Option("--ignore-key-errors", help="A line without its separator is all value, and no error.")
-    ] = False,
-    property_: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--property",
-            "--reader-property",
-            metavar="NAME=VALUE",
-            help="The same in the words of Kafka's tool: parse.key=true, key.separator=:, parse.headers=true, …",
-        ),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help='Lines are JSON: {"key": …, "value": …, "headers": {…}}.')
@@ -90,30 +69,16 @@ def produce(
     if topic is None:
         way_out = "give --topic NAME; or a generator: updates, random-walk"
         raise Misconfigured("produce", "it is not said into which channel", way_out)
-    told = properties("--property", property_ or (), _PROPERTIES)
-    parts_key = key_separator is not None or switched("--property", told, "parse.key")
-    parts_headers = headers or switched("--property", told, "parse.headers")
-    if as_json and (parts_key or parts_headers or null_marker is not None):
-        raise Misconfigured("--json", "key, headers and null have their places in the JSON", "leave the others out")
-    marker = null_marker if null_marker is not None else told.get("null.marker")
-    delimiter = told.get("headers.delimiter", headers_delimiter)
-    layout = Separated(
-        separator("--key-separator", told.get("key.separator", "\t") if key_separator is None else key_separator)
-        if parts_key
-        else None,
-        separator("--headers-delimiter", delimiter) if parts_headers else None,
-        separator("--headers-separator", told.get("headers.separator", headers_separator)),
-        separator("--headers-key-separator", told.get("headers.key.separator", headers_key_separator)),
-        None if marker is None else os.fsencode(marker),
-        ignore_key_errors or switched("--property", told, "ignore.error"),
-    )
+    if as_json and key_separator is not None:
+        raise Misconfigured("--json", "the key has its place in the JSON", "leave --key-separator out")
+    read = json_record if as_json else partial(text_record, separator=parse_separator(key_separator))
     clock = SystemClock()
     numbering = None if no_identity else _numbering(sender, clock)
     channels = found(folder, profile, servers)
     require_writable(channels, topic)
     there(channels, [topic], create=create, hint=", or add --create")
     lines = Input.standard(longest, _ask)
-    reading = Reading(lines, Json() if as_json else layout, numbering, clock, longest)
+    reading = Reading(lines, read, numbering, clock, longest)
     with stop_on_signals() as stop:
         code = _ended(channels, topic, _aside(reading.portions(stop)))
     if lines.torn:
@@ -170,18 +135,6 @@ def _generated(batches: AsyncIterator[list[Record]], pace: "Pace", topic: str, c
     raise typer.Exit(code)
 
 
-_PROPERTIES = (
-    "parse.key",
-    "key.separator",
-    "parse.headers",
-    "headers.delimiter",
-    "headers.separator",
-    "headers.key.separator",
-    "null.marker",
-    "ignore.error",
-)
-
-
 def _nothing_before(context: typer.Context) -> None:
     for name in context.params:
         source = context.get_parameter_source(name)
@@ -203,14 +156,96 @@ def _numbering(sender: str, clock: Clock) -> Numbering:
 
 
 def _interval(option: str, text: str) -> timedelta:
-    found = span(option, text)
+    found = parse_duration(option, text)
     if not found:
         raise Misconfigured(option, "this has no end", "give more than 0 ms")
     return found
 
 
+def parse_separator(text: str | None) -> bytes | None:
+    r"""The separator as typed: \t is a tab; the bytes of the terminal otherwise."""
+    if text == "":
+        raise Misconfigured("--key-separator", "it is empty", "give at least one character, such as :")
+    return None if text is None else text.replace("\\t", "\t").encode(errors="surrogateescape")
+
+
 def _ask() -> None:
     typer.echo(">", nl=False, err=True)
+
+
+# --- a line into a record ---------------------------------------------------------------------------------------------
+
+
+def text_record(line: bytes, separator: bytes | None = None) -> Record:
+    """The record of a line `VALUE`, or `KEY VALUE` with the separator between; Refused when that is not there."""
+    if separator is None:
+        return Record(line)
+    key, found, value = line.partition(separator)
+    if not found:
+        raise Refused("a line", f"it has no key: there is no {_quoted(separator)} in {_quoted(line)}")
+    return Record(value, None, key)
+
+
+def _quoted(text: bytes) -> str:
+    shown = printable(text[:60].decode(errors="backslashreplace"))
+    return f'"{shown}{"…" if len(text) > 60 else ""}"'
+
+
+def json_record(line: bytes) -> Record:
+    """The record of `{"key": …, "value": …, "headers": …}`: each a text, null, or {"base64": "…"}; Refused otherwise.
+
+    The headers are a list of {"name", "value"}, or an object. The other fields of `penstock consume --json` are
+    ignored, so that its output can be produced again.
+    """
+    try:
+        document = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise Refused("a line", f"it is not JSON: {error.msg}") from error
+    if not isinstance(document, dict):
+        raise Refused("a line", "it is JSON, but not an object")
+    for name in document:
+        if name not in _FIELDS:
+            way_out = did_you_mean(name, _FIELDS, f"there are {', '.join(_FIELDS)}")
+            raise Refused("a line", f'"{printable(name)}" is not a field; {way_out}')
+    if "value" not in document:
+        raise Refused("a line", 'there is no "value"; write null for none')
+    return Record(_bytes("value", document["value"]), None, _bytes("key", document.get("key")), _headers(document))
+
+
+_FIELDS = ("key", "value", "headers", "channel", "partition", "offset", "appended", "origin")
+
+
+def _headers(document: Mapping[str, object]) -> tuple[tuple[str, bytes], ...]:
+    told = document.get("headers")
+    if told is None:
+        return ()
+    if isinstance(told, dict):
+        told = [{"name": name, "value": value} for name, value in told.items()]
+    if not isinstance(told, list):
+        raise Refused("a line", '"headers" has to be an object, or a list of {"name", "value"}')
+    pairs = []
+    for one in told:
+        if not isinstance(one, dict) or not isinstance(one.get("name"), str):
+            raise Refused("a line", 'each of "headers" has to be {"name": "…", "value": "…"}')
+        pairs.append((one["name"], _bytes(f"headers.{one['name']}", one.get("value")) or b""))
+    return tuple(pairs)
+
+
+def _bytes(field: str, told: object) -> bytes | None:
+    match told:
+        case None:
+            return None
+        case str():
+            return told.encode()
+        case {"base64": str(coded), **rest} if not rest:
+            try:
+                return base64.b64decode(coded, validate=True)
+            except binascii.Error as error:
+                raise Refused("a line", f'"{printable(field)}" is not base64: {error}') from error
+    raise Refused("a line", f'"{printable(field)}" has to be a text, null, or {{"base64": "…"}}')
+
+
+# --- send -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -218,7 +253,7 @@ class Reading:
     """Lines of standard input as records."""
 
     lines: Input
-    layout: Layout
+    read: Callable[[bytes], Record]
     numbering: Numbering | None
     clock: Clock
     longest: int
@@ -235,13 +270,14 @@ class Reading:
                 except Refused as error:
                     yield records
                     raise Refused(f"line {at}", error.reason) from error
-            yield records
+            if records:
+                yield records
 
     def _record(self, line: bytes) -> Record:
         if len(line) > self.longest:
             raise Refused("a line", f"it is longer than {self.longest:,} bytes; --longest allows more")
-        record = self.layout.read(line)
-        if self.numbering is None or any(name in IDENTITY for name, _ in record.extra):
+        record = self.read(line)
+        if self.numbering is None or any(name in _IDENTITY for name, _ in record.extra):
             return record
         return replace(record, origin=self.numbering.next(self.clock.now()))
 

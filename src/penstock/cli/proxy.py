@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.stopping import stopping
 from penstock.collect.sse import SseSource
 from penstock.core.clock import duration
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.push import PushProxy
+from penstock.supervise.signals import async_stop_event
 
 SECRET, TOKEN = "PENSTOCK_PROXY_SECRET", "PENSTOCK_PROXY_TOKEN"
 
@@ -54,7 +54,7 @@ def proxy(
 
 
 async def _serve(described: PushProxy, host: str, port: int) -> None:
-    stop = stopping()
+    stop = async_stop_event()
 
     def ready(address: str) -> None:
         typer.echo(f"events for the device are at {address}/events")

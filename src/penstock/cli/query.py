@@ -1,24 +1,25 @@
 """`penstock query`: SQL over channels and results, its rows on standard output as they come."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event
 from typing import Annotated
 
+import orjson
 import typer
+from rich.cells import cell_len, set_cell_size
 
+from penstock.analysis.exact import exactly
 from penstock.analysis.following import Following, Result
-from penstock.cli.channels import found
-from penstock.cli.described import counted
-from penstock.cli.moments import moment, span
-from penstock.cli.named import there
-from penstock.cli.options import AsJson, Profile
-from penstock.cli.rows import Shown
+from penstock.cli.channels import found, there
+from penstock.cli.options import AsJson, Profile, parse_duration, parse_time
 from penstock.cli.standard import Output
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Channels, Positions
 from penstock.core.errors import Misconfigured
+from penstock.core.text import counted, printable
 from penstock.pipeline.adhoc import Asked, followed, spark
 from penstock.pipeline.description import WORDS, Description
 from penstock.pipeline.load import load
@@ -84,8 +85,8 @@ def query(
     """
     file, sql = _parted(asked)
     out, clock = Output(), SystemClock()
-    begin = since if since in (_BEGINNING, _LATEST) else moment("--from", since)
-    seconds = None if length is None else span("--for", length).total_seconds()
+    begin = since if since in (_BEGINNING, _LATEST) else parse_time("--from", since)
+    seconds = None if length is None else parse_duration("--for", length).total_seconds()
     with stop_on_signals() as stop:
         question = _asked(sql, file, folder, profile, servers, schema or (), watermark)
         there(question.channels, question.names)
@@ -125,7 +126,7 @@ def _asked(
         own = read(Path(sql), sql, WORDS)
         plain = replace(plain, sql=own.text, file=sql, where=own.words.get("where"))
         watermark = watermark or own.words.get("watermark")
-    late = None if watermark is None else span("--watermark", watermark)
+    late = None if watermark is None else parse_duration("--watermark", watermark)
     return replace(plain, schemas=_schemas(schema, plain.names), watermark=late).checked()
 
 
@@ -185,6 +186,50 @@ def _summary(rows: int, following: Following) -> str:
 
 def _say(text: str) -> None:
     typer.echo(text, err=True)
+
+
+# --- rows as text -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shown:
+    """How rows are shown: as they come, in JSON; or for people, within the width of their terminal."""
+
+    as_json: bool = False
+    terminal: bool = False
+
+    def line(self, row: str, keys: Sequence[str] = ()) -> bytes:
+        """A row, which comes as a JSON object, with its end of line."""
+        if self.as_json:
+            return row.encode() + b"\n"
+        text = row_text(exactly(row), keys)
+        if self.terminal and cell_len(text) > (width := shutil.get_terminal_size().columns):
+            text = set_cell_size(text, max(1, width - 1)) + "…"
+        return text.encode() + b"\n"
+
+
+def row_text(row: Mapping[str, object], keys: Sequence[str]) -> str:
+    """`city=Oslo, n=3`; of an aggregation the values by which it groups in front: `Oslo → n=3`."""
+    rest = ", ".join(f"{printable(name)}={_value(value)}" for name, value in row.items() if name not in keys)
+    if not keys:
+        return rest
+    return f"{', '.join(_value(row[name]) for name in keys)} → {rest}"
+
+
+def _value(value: object) -> str:
+    match value:
+        case str():
+            return printable(_moment(value))
+        case {"start": str(start), "end": str(end), **more} if not more:
+            return f"{printable(_moment(start))} – {printable(_moment(end))}"
+        case None | bool() | dict() | list():
+            return printable(orjson.dumps(value).decode())
+    return str(value)
+
+
+def _moment(text: str) -> str:
+    """Times end in whole seconds more often than not."""
+    return text.replace(".000Z", "Z")
 
 
 class Printed:

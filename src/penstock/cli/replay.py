@@ -12,10 +12,8 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.channels import found
-from penstock.cli.moments import moment
-from penstock.cli.named import require_writable
-from penstock.cli.options import AsJson, Folder, Profile, Servers
+from penstock.cli.channels import found, require_writable
+from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_time
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured
@@ -49,8 +47,8 @@ def replay(
     pace = _speed(speed)
     source = found(folder, profile, servers)
     target = source if to is None else found(folder, profile, to)
-    starts = None if since is None else moment("--since", since)
-    ends = None if until is None else moment("--until", until)
+    starts = None if since is None else parse_time("--since", since)
+    ends = None if until is None else parse_time("--until", until)
     if starts is not None and ends is not None and ends <= starts:
         raise Misconfigured("--until", "it is not after --since: no time lies between them", "give a later one")
     chosen = stretch(source, channel, starts, ends)

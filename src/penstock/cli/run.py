@@ -11,8 +11,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.moments import moment
-from penstock.cli.options import File, Profile
+from penstock.cli.options import File, Profile, parse_time
 from penstock.cli.progress import Screen
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.checks import check, unconnected
@@ -73,7 +72,7 @@ def beginning(text: str) -> Begin:
     if text in ("beginning", "end"):
         return Begin(end=text == "end")
     if "=" not in text:
-        return Begin(moment=moment(OPTION, text))
+        return Begin(moment=parse_time(OPTION, text))
     offsets: dict[str, dict[int, int]] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([^:=\s]+):(\d+)=(\d+)\s*", part)

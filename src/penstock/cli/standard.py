@@ -1,4 +1,4 @@
-"""Standard input by lines, and standard output by whole lines: neither holds more than a portion."""
+"""Standard input by lines, standard output by whole lines, and the console for tables."""
 
 import os
 import select
@@ -7,19 +7,52 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Event
 
-from penstock.audit.updates import Lines
+from rich.console import Console
+
 from penstock.core.errors import Misconfigured, Unavailable
 
 _CHUNK = 1 << 18
 _PORTION = 5_000
 _PAUSE = 0.2
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class Lines:
+    """Cuts chunks of bytes into lines. What it holds stays below `longest` and a chunk, however long a line is."""
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._rest = b""
+        self._new = True
+
+    def cut(self, chunk: bytes) -> list[bytes]:
+        """The lines that end in this chunk. Of a line that is too long comes its beginning: `longest` and one more."""
+        lines = chunk.split(b"\n")
+        lines[0] = self._rest + lines[0]
+        self._rest = lines.pop()[: self._longest + 1]
+        return self._marked_off(lines)
+
+    def end(self) -> list[bytes]:
+        """The line that the end of the stream ends, if there is one."""
+        rest, self._rest = self._rest, b""
+        return self._marked_off([rest] if rest else [])
+
+    def _marked_off(self, lines: list[bytes]) -> list[bytes]:
+        if self._new and lines:
+            lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
+            self._new = False
+        return lines
 
 
 class Input:
     """Lines of an open file, as they come. They end with a line feed, which a carriage return may precede."""
 
-    def __init__(self, descriptor: int, longest: int, ask: Callable[[], None] | None = None) -> None:
-        self._descriptor, self._longest, self._ask = descriptor, longest, ask
+    def __init__(
+        self, descriptor: int, longest: int, ask: Callable[[], None] | None = None, name: str = "standard input"
+    ) -> None:
+        self._descriptor, self._longest, self._ask, self._name = descriptor, longest, ask, name
+        self.ended = False
+        """It was read to its end."""
         self.torn = False
         """A line was begun when it was stopped: nobody knows what it would have been."""
 
@@ -31,7 +64,7 @@ class Input:
         return cls(sys.stdin.fileno(), longest, ask if sys.stdin.isatty() else None)
 
     def portions(self, stop: Event) -> Iterator[Sequence[bytes]]:
-        """Some lines at a time, until the end of the file or until `stop` is set.
+        """Some lines at a time, none when nothing came for a while, until the end of the file or until `stop` is set.
 
         Whole lines that were read before are told; `torn` says whether there was half a one behind them. Of a line that
         is too long comes enough to see that it is.
@@ -40,13 +73,16 @@ class Input:
         self._prompt()
         while more and not stop.is_set():
             if (chunk := self._read()) is None:
+                yield []
                 continue
             more = bool(chunk)
             found = lines.cut(chunk) if more else lines.end()
-            for first in range(0, len(found), _PORTION):
+            # A chunk without an end of line is a portion, too: the caller has its turn.
+            for first in range(0, max(len(found), more), _PORTION):
                 yield [line.removesuffix(b"\r") for line in found[first : first + _PORTION]]
             if more:
                 self._prompt()
+        self.ended = not more
         # What is stopped ends anywhere; half a line is none.
         self.torn = more and bool(lines.end())
 
@@ -60,7 +96,7 @@ class Input:
             ready, _, _ = select.select([self._descriptor], [], [], _PAUSE)
             return os.read(self._descriptor, _CHUNK) if ready else None
         except OSError as error:
-            raise Unavailable("standard input", error.strerror or str(error)) from error
+            raise Unavailable(self._name, error.strerror or str(error)) from error
 
 
 class Output:
@@ -106,3 +142,9 @@ class Output:
     def gone(self) -> bool:
         """Nobody reads it any more."""
         return self._poll is not None and bool(self._poll.poll(0))
+
+
+def console() -> Console:
+    """The console for tables: as wide as the terminal, and wide enough for any table where there is none."""
+    found = Console(highlight=False, markup=False)
+    return found if found.is_terminal else Console(highlight=False, markup=False, width=180)

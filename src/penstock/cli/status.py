@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from penstock.audit.judge import EXIT_CODES, Verdict
-from penstock.cli.console import console
 from penstock.cli.options import AsJson, Folder, Profile
+from penstock.cli.standard import console
 from penstock.core.clock import SystemClock
 from penstock.core.errors import Unavailable
 from penstock.core.text import printable

@@ -3,24 +3,24 @@
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from penstock.channels.kafka import Kafka
-from penstock.cli.channels import found
-from penstock.cli.console import console
-from penstock.cli.described import Described, counted
-from penstock.cli.moments import span
-from penstock.cli.named import OURS
-from penstock.cli.options import AsJson, Folder, Profile, Servers
+from penstock.channels.kafka.topics import Copies
+from penstock.cli.channels import OURS, found
+from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_duration
+from penstock.cli.standard import console
 from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Misconfigured
-from penstock.core.text import did_you_mean, printable
+from penstock.core.text import counted, did_you_mean, printable
 
 FOREVER = "forever"
 _NAME = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}")
@@ -150,7 +150,7 @@ def _config(wish: Wish) -> dict[str, str]:
 def _keep(wish: Wish) -> timedelta | None:
     if wish.keep is None or wish.keep == FOREVER:
         return None
-    kept = span("--keep", wish.keep, f"or {FOREVER}")
+    kept = parse_duration("--keep", wish.keep, f"or {FOREVER}")
     if kept < _MILLISECOND:
         raise Misconfigured("--keep", f"{wish.keep} is no time", f"give some time, or {FOREVER}")
     return kept
@@ -287,3 +287,87 @@ _ACTIONS: dict[Action, Callable[[Channels, Wish, bool], None]] = {
     Action.ALTER: _alter,
     Action.DELETE: _delete,
 }
+
+
+# --- describe ---------------------------------------------------------------------------------------------------------
+
+
+_UNITS = {"days": timedelta(days=1), "hours": timedelta(hours=1), "minutes": timedelta(minutes=1)}
+
+
+@dataclass(frozen=True)
+class Described:
+    topic: Topic
+    bounds: Mapping[int, tuple[int, int]]
+    copies: Mapping[int, Copies]
+    """Where a middleware has several machines; empty otherwise."""
+
+    @classmethod
+    def of(cls, channels: Channels, name: str) -> "Described":
+        copies = channels.copies(name) if isinstance(channels, Kafka) else {}
+        return cls(channels.topic(name), channels.bounds(name), copies)
+
+    @property
+    def records(self) -> int:
+        """By offsets: some of them may hold none, after compaction and behind transactions."""
+        return sum(end - first for first, end in self.bounds.values())
+
+    @property
+    def sentence(self) -> str:
+        topic = self.topic
+        kept = "for ever" if topic.keep is None else f"for {_duration(topic.keep)}"
+        compacted = ", of each key the last" if topic.compacted else ""
+        return (
+            f"{topic.name}: {counted(topic.partitions, 'partition')}, {counted(topic.replicas or 1, 'replica')}, "
+            f"{counted(self.records, 'record')} by offsets, kept {kept}{compacted}"
+        )
+
+    def to_json(self) -> dict[str, object]:
+        topic = self.topic
+        return {
+            "topic": topic.name,
+            "replicas": topic.replicas,
+            "compacted": topic.compacted,
+            "keep": topic.keep and topic.keep.total_seconds(),
+            "config": dict(topic.config),
+            "records": self.records,
+            "partitions": [
+                {
+                    "partition": partition,
+                    "first": first,
+                    "next": end,
+                    "records": end - first,
+                    **(asdict(self.copies[partition]) if partition in self.copies else {}),
+                }
+                for partition, (first, end) in self.bounds.items()
+            ],
+        }
+
+    def show(self, screen: Console) -> None:
+        screen.print(self.sentence)
+        if self.topic.config:
+            screen.print("  " + ", ".join(f"{key}={value}" for key, value in sorted(self.topic.config.items())))
+        table = Table("partition", "first", "next", "records", *(("leader", "replicas", "in sync") * bool(self.copies)))
+        for column in table.columns[:4]:
+            column.justify = "right"
+        for partition, (first, end) in self.bounds.items():
+            row = [str(partition), str(first), str(end), str(end - first)]
+            if self.copies:
+                row += _brokers(self.copies.get(partition))
+            table.add_row(*row)
+        screen.print(table)
+
+
+def _brokers(copies: Copies | None) -> list[str]:
+    if copies is None:
+        return ["", "", ""]
+    leader = "none" if copies.leader is None else str(copies.leader)
+    return [leader, ", ".join(map(str, copies.replicas)), ", ".join(map(str, sorted(copies.in_sync)))]
+
+
+def _duration(time: timedelta) -> str:
+    """A time as it would be written: 7 days, 36 hours, 90 seconds."""
+    for unit, length in _UNITS.items():
+        if time and not time % length:
+            return counted(time // length, unit.removesuffix("s"))
+    return f"{time.total_seconds():g} seconds"

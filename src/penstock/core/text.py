@@ -19,3 +19,8 @@ def did_you_mean(
     by_lower = {one.lower(): one for one in known}
     close = difflib.get_close_matches(name[:100].lower(), by_lower, n=1, cutoff=cutoff)
     return f"did you mean {as_written.format(by_lower[close[0]])}?" if close else otherwise
+
+
+def counted(number: int, what: str) -> str:
+    """`1 record`, `2,000 records`."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -1,5 +1,6 @@
 """Ctrl-C and SIGTERM as an event to wait for."""
 
+import asyncio
 import signal
 import threading
 from collections.abc import Iterator
@@ -31,3 +32,11 @@ def stop_on_signals() -> Iterator[threading.Event]:
     finally:
         for number in caught:
             signal.signal(number, before[number])
+
+
+def async_stop_event() -> asyncio.Event:
+    """An event of the running loop that SIGINT or SIGTERM sets; from then on the command ends by itself."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop

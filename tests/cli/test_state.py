@@ -4,8 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.analysis.checkpoints.rescale import Rescaled
-from penstock.cli.state import app
-from penstock.cli.state_rescale import told
+from penstock.cli.state import app, told
 from penstock.core.errors import Misconfigured
 from penstock.supervise.folder import StateFolder
 

@@ -11,10 +11,9 @@ from tests.audit.odd import Marked, Mute
 
 from penstock.audit.hops import Gap
 from penstock.audit.updates import Fields
-from penstock.audit.verdict import Report, Verdict
-from penstock.audit.verify import Verifier
+from penstock.audit.verify import Integrity, IntegrityReport, Verifier
 from penstock.channels.kafka import Kafka
-from penstock.cli.feeding import Feeding, Log, Stream
+from penstock.cli.verify import Log, Stream
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.errors import Unavailable
@@ -25,13 +24,13 @@ from penstock.testing.clock import ManualClock
 Fresh = Callable[[str], str]
 
 
-def begun(feeding: Feeding, stop: Event | None = None) -> tuple[Verifier, Iterator[None]]:
+def begun(source: Stream | Log, stop: Event | None = None) -> tuple[Verifier, Iterator[None]]:
     verifier = Verifier(ManualClock())
-    return verifier, feeding.feed(verifier, Fields(), stop or Event())
+    return verifier, source.feed(verifier, Fields(), stop or Event())
 
 
-def fed(feeding: Feeding) -> Report:
-    verifier, feed = begun(feeding)
+def fed(source: Stream | Log) -> IntegrityReport:
+    verifier, feed = begun(source)
     for _ in feed:
         pass
     return verifier.end()
@@ -45,7 +44,7 @@ def append(channels: MemoryChannels, *seqs: int, key: bytes | None = None) -> No
 # --- lines ------------------------------------------------------------------------------------------------------------
 
 
-def written(path: Path, content: bytes, longest: int = 1_000) -> Report:
+def written(path: Path, content: bytes, longest: int = 1_000) -> IntegrityReport:
     path.write_bytes(content)
     with path.open("rb") as file:
         return fed(Stream("some.jsonl", file.fileno(), longest, ManualClock(), live=False))
@@ -59,19 +58,19 @@ def test_empty_lines_and_other_line_ends_do_no_harm(tmp_path: Path) -> None:
     report = written(
         tmp_path / "f", b"\xef\xbb\xbf" + line(1) + b"\n \r\n" + line(2).replace(b"\n", b"\r\n") + line(3)[:-1]
     )
-    assert (report.verdict, report.records) == (Verdict.WHOLE, 3)
+    assert (report.verdict, report.records) == (Integrity.WHOLE, 3)
 
 
 def test_what_cannot_be_read_is_named_with_its_line_and_reading_goes_on(tmp_path: Path) -> None:
     report = written(tmp_path / "f", line(1) + b"\n{\xff}\n" + b"x" * 2_000 + b"\n" + line(2))
-    assert (report.verdict, report.records, report.unreadable) == (Verdict.UNCERTAIN, 2, 2)
+    assert (report.verdict, report.records, report.unreadable) == (Integrity.UNCERTAIN, 2, 2)
     assert [place for place, _ in report.refused] == ["line 3", "line 4"]
     assert report.refused[1][1] == "it is longer than 1,000 bytes"
 
 
 def test_a_line_of_exactly_the_limit_is_read_and_one_byte_more_is_not(tmp_path: Path) -> None:
     longest = len(line(1)) - 1
-    assert written(tmp_path / "f", line(1), longest).verdict is Verdict.WHOLE
+    assert written(tmp_path / "f", line(1), longest).verdict is Integrity.WHOLE
     assert written(tmp_path / "f", line(1), longest - 1).unreadable == 1
 
 
@@ -96,7 +95,7 @@ def test_a_pipe_that_is_silent_gives_others_their_turn_and_half_a_line_is_none()
         next(feed)
     stop.set()
     assert list(feed) == []
-    assert verifier.end().verdict is Verdict.WHOLE
+    assert verifier.end().verdict is Integrity.WHOLE
     os.close(reading)
     os.close(writing)
 
@@ -110,7 +109,7 @@ def test_a_file_that_was_not_read_to_its_end_is_doubtful(tmp_path: Path) -> None
         stop.set()
         assert list(feed) == []
     end = verifier.end()
-    assert (end.verdict, end.doubts) == (Verdict.UNCERTAIN, ("some.jsonl was not read to its end.",))
+    assert (end.verdict, end.doubts) == (Integrity.UNCERTAIN, ("some.jsonl was not read to its end.",))
     assert 0 < end.records < 10_000
 
 
@@ -130,7 +129,7 @@ def test_a_record_is_known_by_its_headers_and_where_it_has_none_by_its_payload()
     append(channels, 1, 2)
     channels.append("updates", b'{"seq": 3, "sender": "a", "epoch": 1}')
     report = fed(Log(channels, "updates", ManualClock()))
-    assert (report.verdict, report.senders, report.records) == (Verdict.WHOLE, 1, 3)
+    assert (report.verdict, report.senders, report.records) == (Integrity.WHOLE, 1, 3)
 
 
 def test_records_that_tell_no_origin_are_named_with_their_offset() -> None:
@@ -140,7 +139,7 @@ def test_records_that_tell_no_origin_are_named_with_their_offset() -> None:
     channels.append("updates", b"{}", None, [("seq", b"1"), ("seq", b"2")])
     channels.append("updates", b"{}", None, [("sender", b"\xff"), ("epoch", b"1"), ("seq", b"1"), ("time", b"")])
     report = fed(Log(channels, "updates", ManualClock()))
-    assert (report.verdict, report.records) == (Verdict.UNCERTAIN, 1)
+    assert (report.verdict, report.records) == (Integrity.UNCERTAIN, 1)
     assert [place for place, _ in report.refused] == [f"partition 0, offset {offset}" for offset in (1, 2, 3)]
     assert report.refused[0][1] == "it has neither headers that tell an origin nor a payload"
 
@@ -153,7 +152,7 @@ def test_what_lies_behind_the_end_fills_a_gap_and_counts_for_nothing_else() -> N
     append(channels, 2, 4, 6)
     assert len(list(feed)) == 1
     end = verifier.end()
-    assert (end.verdict, end.records, end.by_sender[0].last) == (Verdict.WHOLE, 3, 3)
+    assert (end.verdict, end.records, end.by_sender[0].last) == (Integrity.WHOLE, 3, 3)
 
 
 def test_what_is_missing_at_the_end_has_a_time_to_come_and_then_is_lost() -> None:
@@ -177,14 +176,14 @@ def test_following_goes_on_until_it_is_stopped() -> None:
     assert verifier.report().records == 3
     stop.set()
     assert list(feed) == []
-    assert verifier.end().verdict is Verdict.WHOLE
+    assert verifier.end().verdict is Integrity.WHOLE
 
 
 def test_offsets_without_a_record_at_the_end_are_no_loss() -> None:
     channels = Marked()
     append(channels, 1, 2)
     report = fed(Log(channels, "updates", ManualClock()))
-    assert (report.verdict, report.records, report.notes) == (Verdict.WHOLE, 2, ())
+    assert (report.verdict, report.records, report.notes) == (Integrity.WHOLE, 2, ())
 
 
 def test_a_channel_that_does_not_give_what_it_holds_is_no_whole_one() -> None:
@@ -237,6 +236,6 @@ def test_transactions_leave_marks_and_aborted_ones_leave_records_and_neither_is_
         else:
             producer.abort_transaction(30)
     report = fed(Log(kafka, channel, SystemClock()))
-    assert (report.verdict, report.records, report.by_sender[0].last) == (Verdict.WHOLE, 4, 4)
+    assert (report.verdict, report.records, report.by_sender[0].last) == (Integrity.WHOLE, 4, 4)
     # A reader gets over what lies at the end: there is nothing left to be told.
     assert report.notes == ()
