@@ -15,7 +15,7 @@ from penstock.pipeline.description import Description
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.wiring import Wiring, topics
-from penstock.stores.contents import Contents, Stored
+from penstock.stores.base import Contents, Stored
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
-"""What all stores share: the entries that are still to be applied, given where a store stands."""
+"""What all stores share."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
@@ -52,3 +53,22 @@ def require_topic(who: str, channel: str, remembered: str | None, topic_id: str,
         raise Misconfigured(
             who, f"it was filled from another topic named {channel} ({remembered}, now {topic_id})", way_out
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A row as a store holds it; None when it is deleted. Key and version are None where the store keeps none."""
+
+    row: bytes | None
+    key: bytes | None = None
+    version: int | None = None
+
+
+class Contents(Protocol):
+    """A store that can be read back, by its description: one that is not there is not made by looking."""
+
+    def stands(self) -> Positions:
+        """How far it was filled; nowhere when it is not there."""
+
+    def rows(self) -> Iterator[Stored]:
+        """Every row that it holds: of a live table the newest of each key, of a lake all, in the channel's order."""
