@@ -14,9 +14,8 @@ from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin, Record
-from penstock.supervise.archive import Archive
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.jars import Jars
+from penstock.supervise.jars import Archive, Jars
 from penstock.supervise.java import Java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.settings import LocalSettings
