@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from penstock.channels.positions import another
+from penstock.channels.checks import another
 from penstock.core.contracts import Entry, Place, Positions
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 

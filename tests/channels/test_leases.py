@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from tests.channels.traffic import Noted, numbers
 
-from penstock.channels.dealing import LEASE, DealtMember, Share, Standing, shares
+from penstock.channels.leases import LEASE, LeasedConsumer, Share, Standing, shares
 from penstock.channels.memory import MemoryChannels
 from penstock.core.contracts import Dealing, Entry, Place, Topic
 from penstock.core.errors import Unaccounted, Unavailable
@@ -233,10 +233,10 @@ class World:
         for n in range(40):
             self.channels.append("x", b"%d" % n, b"k%d" % n)
 
-    def join(self, dealing: Dealing, beginning: bool = True) -> DealtMember:
+    def join(self, dealing: Dealing, beginning: bool = True) -> LeasedConsumer:
         return self.opened.enter_context(self.channels.join("group", ["x"], dealing, beginning=beginning))
 
-    def turn(self, *members: DealtMember, seconds: float = 1.0) -> list[Entry]:
+    def turn(self, *members: LeasedConsumer, seconds: float = 1.0) -> list[Entry]:
         """Let some time pass, then each reads once."""
         self.clock.move(seconds)
         return [entry for one in members for entry in one.read(100, 0)]

@@ -1,9 +1,30 @@
-"""How a channel that is there is not what it should be. To change it may destroy what it holds: people decide."""
+"""What binders find wrong: a channel that differs from its declaration, an offset that its partition does not hold."""
 
 from collections.abc import Collection, Iterator
 from datetime import timedelta
 
 from penstock.core.contracts import Topic
+from penstock.core.errors import Unaccounted
+
+
+def overtaken(channel: str, partition: int, stands: int, low: int) -> Unaccounted:
+    why = (
+        f"partition {partition} is to be read from {stands}, and begins at {low}: "
+        f"retention was quicker than this reader, and {low - stands} offsets are gone"
+    )
+    return Unaccounted(channel, (), why)
+
+
+def another(channel: str) -> Unaccounted:
+    return Unaccounted(channel, (), "it was removed while it was read, and another one has its name now")
+
+
+def beyond(channel: str, partition: int, stands: int, end: int) -> Unaccounted:
+    why = (
+        f"partition {partition} is to be read from {stands}, and ends at {end}: it is another channel, or it has lost "
+        "its end; to begin anew, remove the store or ledger that reads it"
+    )
+    return Unaccounted(channel, (), why)
 
 
 def differences(here: Topic, wanted: Topic, who: str, words: Collection[str] = ()) -> Iterator[str]:

@@ -1,14 +1,31 @@
-"""How a channel is not as it is declared, in sentences."""
+"""Differences from a declaration, and offsets that a partition does not hold."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 
-from penstock.channels.differences import differences, spelled
+from penstock.channels.checks import beyond, differences, overtaken, spelled
 from penstock.channels.memory import MemoryChannels
 from penstock.core.clock import duration
 from penstock.core.contracts import Brought, Topic
+from penstock.core.errors import Unaccounted
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (overtaken, "x: partition 2 is to be read from 5, and begins at 9: .* 4 offsets are gone"),
+        (beyond, "x: partition 2 is to be read from 5, and ends at 9: it is another channel"),
+    ],
+)
+def test_what_is_not_there_is_told_with_its_numbers(
+    error: Callable[[str, int, int, int], Unaccounted], words: str
+) -> None:
+    with pytest.raises(Unaccounted, match=words):
+        raise error("x", 2, 5, 9)
+
 
 HERE = Topic("x", 3, replicas=1, keep=timedelta(hours=36))
 

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from penstock.channels.positions import beyond, overtaken
+from penstock.channels.checks import beyond, overtaken
 from penstock.channels.redis.client import Arguments, Server, key_of
-from penstock.channels.redis.packing import unpack
+from penstock.channels.redis.codec import unpack
 from penstock.core.contracts import Entry, Place, Positions
 from penstock.core.errors import Unaccounted, Unavailable
 

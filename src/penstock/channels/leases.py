@@ -218,7 +218,7 @@ def joined(member: OneOf, dealing: Dealing) -> Iterator[OneOf]:
     member.leave(dealing.taken)
 
 
-class DealtMember:
+class LeasedConsumer:
     def __init__(
         self,
         binder: Readable,

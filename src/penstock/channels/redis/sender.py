@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.channels.redis.client import Server, key_of
-from penstock.channels.redis.packing import pack, place_of
+from penstock.channels.redis.codec import pack, place_of
 from penstock.core.contracts import Place
 from penstock.core.errors import PenstockError, Unavailable
 from penstock.core.record import Record
