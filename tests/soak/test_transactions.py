@@ -11,11 +11,11 @@ from tests.soak.things import things
 
 from penstock.analysis.tally import Tally
 from penstock.audit.account import Outcome
-from penstock.audit.alarm import Level
 from penstock.audit.alarms import Alarms
 from penstock.audit.auditor import Auditor
 from penstock.audit.balance import Balance, balance
 from penstock.audit.ledger import Ledger
+from penstock.audit.rules.base import Level
 from penstock.audit.settings import AuditSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from urllib.parse import urlsplit
 
-from penstock.audit.alarm import Alarm
+from penstock.audit.rules.base import Alarm
 from penstock.audit.settings import AuditSettings
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError, Unavailable
