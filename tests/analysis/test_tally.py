@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from penstock.analysis.tally import Tally
 from penstock.audit.findings import Findings, Kind, reduced
-from penstock.audit.writers import Known, Writer
+from penstock.audit.writers import KnownWriters, Writer
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Entry, Positions, Topic
 from penstock.core.errors import Unaccounted, Unavailable
@@ -160,7 +160,9 @@ def test_spark_finds_what_python_finds(seed: int, small: int, spark: SparkSessio
     kinds = {source: Kind.SOURCE, dead: Kind.DEAD, result: Kind.RESULT}
     tally = Tally(spark, kafka.servers, small=small)
     dice = random.Random(seed)
-    writers = Known([Writer(result, "a1b2", "q", 0, "", {0: 20, 1: 10}), Writer(result, "c3d4", "q", 1, "", {0: 60})])
+    writers = KnownWriters(
+        [Writer(result, "a1b2", "q", 0, "", {0: 20, 1: 10}), Writer(result, "c3d4", "q", 1, "", {0: 60})]
+    )
     start: dict[str, Positions] = {source: {}, dead: {}, result: {}}
     for _ in range(2):
         append(kafka, generated(dice, source, dead, result))

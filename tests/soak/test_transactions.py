@@ -75,9 +75,9 @@ def test_spark_takes_them_for_no_loss_either(made: Line, kafka: Kafka, spark: Sp
             watched(made.description),
             made.description.heartbeats,
             bookmarks=made.description.bookmarks,
-            strides_only=True,
+            catch_up_only=True,
         )
-        while auditor.stride(Tally(spark, kafka.servers)):
+        while auditor.catch_up(Tally(spark, kafka.servers)):
             pass
         notes = made.description.bookmarks
         while ledger.positions().get(notes) != made.ends(notes):

@@ -30,7 +30,7 @@ from penstock.audit.findings import (
     key_hash,
     shown_key,
 )
-from penstock.audit.writers import HEADER, Known
+from penstock.audit.writers import HEADER, KnownWriters
 from penstock.core.contracts import Positions
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.core.runs import Runs
@@ -58,7 +58,7 @@ class Tally:
         start: Mapping[str, Positions],
         end: Mapping[str, Positions],
         kinds: Mapping[str, Kind],
-        writers: Known | None = None,
+        writers: KnownWriters | None = None,
     ) -> Findings:
         """What the entries from `start` up to `end` tell; a partition without a start is read from its beginning.
 
@@ -70,13 +70,13 @@ class Tally:
         if not ranges:
             return found
         try:
-            rows = _rows(self._reduced(ranges, kinds, writers or Known()))
+            rows = _rows(self._reduced(ranges, kinds, writers or KnownWriters()))
         except (PySparkException, Py4JJavaError) as error:
             raise _explained(error, ranges) from error
         _take(found, rows)
         return found
 
-    def _reduced(self, ranges: "_Ranges", kinds: Mapping[str, Kind], writers: Known) -> DataFrame:
+    def _reduced(self, ranges: "_Ranges", kinds: Mapping[str, Kind], writers: KnownWriters) -> DataFrame:
         entries = self._entries(ranges)
         if sum(until - max(since, 0) for since, until in ranges.values()) <= self.small:
             entries = entries.coalesce(1)
@@ -149,8 +149,8 @@ _REASON = "get(filter(reverse(headers), h -> h.key = 'reason'), 0).value"
 _IN_CHANNEL = " OR ".join(f"coalesce(startswith({_REASON}, CAST('{known}' AS BINARY)), false)" for known in IN_CHANNEL)
 
 
-def _forged(results: Iterable[str], writers: Known) -> str:
-    """Whether none of the writers of a result has written a row; as `Known.genuine`, for Spark."""
+def _forged(results: Iterable[str], writers: KnownWriters) -> str:
+    """Whether none of the writers of a result has written a row; as `KnownWriters.genuine`, for Spark."""
     token, cases = f"hex({_first(HEADER)})", []
     for channel in results:
         if not (tokens := writers.tokens(channel)):

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from penstock.audit.lag import Standing
+from penstock.audit.lag import GroupLag
 from penstock.cli.channels import found
 from penstock.cli.console import console
 from penstock.cli.moments import moment
@@ -62,7 +62,7 @@ def groups(
         typer.echo(json.dumps({"groups": names}) if as_json else "\n".join(map(printable, names)), nl=bool(names))
     elif describe:
         chosen = [_known(channels, group)] if group is not None else channels.groups()
-        standings = [Standing.of(channels, channels.group(name), topic) for name in chosen]
+        standings = [GroupLag.of(channels, channels.group(name), topic) for name in chosen]
         if as_json:
             typer.echo(json.dumps({"groups": [_told(standing) for standing in standings]}))
         else:
@@ -87,7 +87,7 @@ def _known(channels: Channels, group: str) -> str:
 # --- describe ---------------------------------------------------------------------------------------------------------
 
 
-def _told(standing: Standing) -> dict[str, object]:
+def _told(standing: GroupLag) -> dict[str, object]:
     return {
         "group": standing.group.name,
         "state": standing.group.state,
@@ -100,7 +100,7 @@ def _told(standing: Standing) -> dict[str, object]:
     }
 
 
-def _show(standing: Standing) -> None:
+def _show(standing: GroupLag) -> None:
     members = len(standing.group.members)
     who = f"{members} member{'' if members == 1 else 's'}"
     typer.echo(f"{printable(standing.group.name)}: {printable(standing.group.state)}, {who}, lag {standing.lag:,}")

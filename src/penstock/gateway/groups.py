@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 
-from penstock.audit.lag import Standing
+from penstock.audit.lag import GroupLag
 from penstock.core.clock import Clock
 from penstock.core.contracts import Channels, Group
 from penstock.core.errors import Unavailable
@@ -72,7 +72,7 @@ class Groups:
 
 def described(channels: Channels, group: Group) -> dict[str, object]:
     """How a group stands, with how far it is behind in each partition."""
-    standing = Standing.of(channels, group)
+    standing = GroupLag.of(channels, group)
     return {
         "name": group.name,
         "state": group.state,

@@ -116,7 +116,7 @@ def _audit(description: Description, wiring: Wiring, stop: threading.Event, read
                 **{stage: () for one in watching if one.kind is Kind.SOURCE for stage in one.fed_by},
                 **reads(description),
             },
-            strides_only=spark_only,
+            catch_up_only=spark_only,
             skip_lost=wiring.channels.lost == "skip",
         )
         sight.trouble = auditor.trouble
