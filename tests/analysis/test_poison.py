@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from tests.channels.traffic import send
 
 from penstock import Keyed, Pipeline, Value
-from penstock.analysis.checkpoints.excluded import excluded
+from penstock.analysis.checkpoints.batches import excluded
 from penstock.analysis.engine import Engine
 from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.poison import Isolation, offenders

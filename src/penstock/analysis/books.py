@@ -21,8 +21,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from penstock.analysis.belated import Belated
-from penstock.analysis.checkpoints.abandoning import given_up
-from penstock.analysis.checkpoints.batches import Batch, batches, on_disk
+from penstock.analysis.checkpoints.batches import Batch, batches, given_up, on_disk
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import counts, words

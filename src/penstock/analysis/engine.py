@@ -10,8 +10,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock.analysis.belated import of_sessions, untold
-from penstock.analysis.checkpoints.batches import on_disk
-from penstock.analysis.checkpoints.excluded import excluded
+from penstock.analysis.checkpoints.batches import excluded, on_disk
 from penstock.analysis.checkpoints.note import Note, note_of
 from penstock.analysis.conserving import against, stateless
 from penstock.analysis.cost import Cost, cost, shuffles

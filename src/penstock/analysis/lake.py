@@ -19,8 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructField, StructType
 
 from penstock.analysis import validation
-from penstock.analysis.checkpoints import excluded
-from penstock.analysis.checkpoints.batches import ends_of, on_disk
+from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, ends_of, on_disk
 from penstock.analysis.checkpoints.note import Note
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import columns_of, dead_letters, fits, parsed, schema_of
@@ -180,7 +179,7 @@ def fill(engine: Engine, name: str, channel: str, start: Positions, batch: Batch
     for old in folder.iterdir() if folder.is_dir() else ():
         if old.is_dir():
             shutil.rmtree(old)
-        elif old.name != excluded.NAME:
+        elif old.name != EXCLUDED_FILE:
             old.unlink()
     Note(since={channel: start}).write(str(folder))
 

@@ -16,14 +16,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.analysis.checkpoints import excluded
-from penstock.analysis.checkpoints.abandoning import give_up, take_up
-from penstock.analysis.checkpoints.batches import on_disk
+from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, excluded, give_up, on_disk, take_up
 from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, begin_anew, examine, readable
-from penstock.analysis.checkpoints.fingerprint import Fingerprint, fingerprint
-from penstock.analysis.checkpoints.note import NAME, Note
+from penstock.analysis.checkpoints.integrity import Written
+from penstock.analysis.checkpoints.note import NAME, Fingerprint, Note, fingerprint
 from penstock.analysis.checkpoints.planning import objection as objection_to_state
-from penstock.analysis.checkpoints.wholeness import Written
 from penstock.analysis.conserving import by_arrival
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import dead_letters, encoded
@@ -51,7 +48,7 @@ def examined(engine: Engine, query: Query, known: Known | None = None, result: D
 
     # A record that is left out changes nothing of what the query is.
     all_in = replace(engine, excluding=False)
-    plain = all_in.frame(query, engine.stream) if excluded.excluded(engine.checkpoint(query.name)) else over
+    plain = all_in.frame(query, engine.stream) if excluded(engine.checkpoint(query.name)) else over
     now = fingerprint(plain, query.into, output)
     return examine(query.name, engine.checkpoint(query.name), now, _knowing(engine, known or Known()), planned)
 
@@ -237,5 +234,5 @@ def _forget_if_unused(folder: str) -> None:
         for left in path.iterdir():
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)
-            elif left.name not in (NAME, excluded.NAME):
+            elif left.name not in (NAME, EXCLUDED_FILE):
                 left.unlink()

@@ -21,8 +21,7 @@ from pyspark.sql import DataFrame
 from penstock.analysis.belated import Belated
 from penstock.analysis.binder import raw_table
 from penstock.analysis.books import beginning
-from penstock.analysis.checkpoints.batches import batches, covered, on_disk, unfinished
-from penstock.analysis.checkpoints.excluded import Excluded, exclude, excluded
+from penstock.analysis.checkpoints.batches import Excluded, batches, covered, exclude, excluded, on_disk, unfinished
 from penstock.analysis.engine import Engine
 from penstock.analysis.probe import Probe, Work
 from penstock.analysis.supervision import TooMany

@@ -9,7 +9,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.analysis.checkpoints.wholeness import Written
+from penstock.analysis.checkpoints.integrity import Written
 from penstock.analysis.frames import words
 from penstock.analysis.plans import analyzed
 

@@ -12,7 +12,7 @@ from tests.analysis.checkpoints.folders import checkpoint
 from tests.damaging import Damage, flipped, overwritten, truncated
 from tests.damaging import emptied as cleared
 
-from penstock.analysis.checkpoints.wholeness import written
+from penstock.analysis.checkpoints.integrity import written
 from penstock.core.errors import Misconfigured
 
 Harm = Callable[[Path], object]
