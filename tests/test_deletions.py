@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from tests.stores.lakes import LoadedLake
 
-from penstock.analysis.compare import Comparison, Expected, How, Row, Verdict, bare, compare
+from penstock.analysis.replay import Comparison, Expected, How, Row, Verdict, bare, compare
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.balance import balance
 from penstock.audit.content import ChannelCounts, Content, Numbered, Run

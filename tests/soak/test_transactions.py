@@ -9,7 +9,7 @@ from tests.soak.line import Line, line, until
 from tests.soak.posting import transactions
 from tests.soak.things import things
 
-from penstock.analysis.tally import Tally
+from penstock.analysis.audit_reader import SparkAuditReader
 from penstock.audit.account import Outcome
 from penstock.audit.alarms import Alarms
 from penstock.audit.auditor import Auditor
@@ -77,7 +77,7 @@ def test_spark_takes_them_for_no_loss_either(made: Line, kafka: Kafka, spark: Sp
             bookmarks=made.description.bookmarks,
             catch_up_only=True,
         )
-        while auditor.catch_up(Tally(spark, kafka.servers)):
+        while auditor.catch_up(SparkAuditReader(spark, kafka.servers)):
             pass
         notes = made.description.bookmarks
         while ledger.positions().get(notes) != made.ends(notes):

@@ -21,9 +21,9 @@ from pyspark.sql.types import StructField, StructType
 from penstock.analysis import validation
 from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, ends_of, on_disk
 from penstock.analysis.checkpoints.note import Note
+from penstock.analysis.dead_letters import DeadLetters
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import columns_of, dead_letters, fits, parsed, schema_of
-from penstock.analysis.letters import Letters
 from penstock.analysis.query import Shape
 from penstock.core.clock import Micros
 from penstock.core.contracts import Positions
@@ -117,7 +117,7 @@ class Filling:
         table: Table,
         shape: Shape,
         keyed: bool,
-        letters: Letters | None,
+        letters: DeadLetters | None,
         chosen: Callable[[DataFrame], DataFrame] = lambda raw: raw,
         left_out: Column | None = None,
     ) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.analysis.following import Following, Result
+from penstock.analysis.interactive import InteractiveQuery, Result
 from penstock.cli.channels import found
 from penstock.cli.described import counted
 from penstock.cli.moments import moment, span
@@ -160,7 +160,7 @@ def _told(begin: str | Micros) -> str:
     return {_BEGINNING: "from the beginning", _LATEST: "from now on"}.get(str(begin), "from then on")
 
 
-def _wait(following: Following, stop: Event, seconds: float | None, clock: Clock) -> None:
+def _wait(following: InteractiveQuery, stop: Event, seconds: float | None, clock: Clock) -> None:
     began, said = clock.elapsed(), False
     while not stop.wait(_PAUSE):
         if error := following.look():
@@ -174,7 +174,7 @@ def _wait(following: Following, stop: Event, seconds: float | None, clock: Clock
             return
 
 
-def _summary(rows: int, following: Following) -> str:
+def _summary(rows: int, following: InteractiveQuery) -> str:
     left_out = []
     if following.refused:
         left_out.append(f"{counted(following.refused, 'record')} that did not fit")

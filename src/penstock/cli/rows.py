@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import orjson
 from rich.cells import cell_len, set_cell_size
 
-from penstock.analysis.exact import exactly
+from penstock.analysis.interactive import exactly
 from penstock.core.text import printable
 
 

@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 from tests.channels.traffic import read, send
 
-from penstock.analysis.books import Books
+from penstock.analysis.accounting import QueryAccounting
 from penstock.analysis.checkpoints.batches import (
     EXCLUDED_FILE,
     Batch,
@@ -23,9 +23,9 @@ from penstock.analysis.checkpoints.batches import (
     given_up,
     take_up,
 )
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import failed, launch
+from penstock.analysis.launch import failed, launch
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome
@@ -146,7 +146,7 @@ def test_what_is_given_up_is_not_written_again_and_counts_as_missing(
     things, into = fresh("things"), fresh("bare")
     kafka.ensure([Topic(things), Topic(into)])
     shapes = {things: Shape(things, "n BIGINT")}
-    engine = Engine(spark, SparkSettings(every="100 ms"), KafkaWire(kafka.servers), str(tmp_path), shapes)
+    engine = Engine(spark, SparkSettings(every="100 ms"), KafkaConnector(kafka.servers), str(tmp_path), shapes)
     query = Query("bare", (things,), into, ("n",), f"SELECT n FROM `{things}`", once=True)
     assert engine.gives_up(query)
 
@@ -158,17 +158,17 @@ def test_what_is_given_up_is_not_written_again_and_counts_as_missing(
         running, verdict = launch(engine, query, 1, {})
         assert verdict.mode is Mode.MICRO_BATCH
         assert "given up" in verdict.why
-        books = Books(engine, query, running, before, kafka, SystemClock())
+        accounting = QueryAccounting(engine, query, running, before, kafka, SystemClock())
 
         def there() -> bool:
             if error := failed([running]):
                 raise error
-            books.look()
-            return books.account.shares[things].until == {0: end}
+            accounting.look()
+            return accounting.account.shares[things].until == {0: end}
 
         eventually(there)
         running.stop()
-        return books.account
+        return accounting.account
 
     sent(1, 3)
     account = until(3, None)
@@ -188,7 +188,7 @@ def test_what_is_given_up_is_not_written_again_and_counts_as_missing(
 
 def test_what_has_state_or_can_be_told_apart_is_done_again(spark: SparkSession, tmp_path: Path) -> None:
     shapes = {"things": Shape("things", "n BIGINT")}
-    engine = Engine(spark, SparkSettings(), KafkaWire("127.0.0.1:1"), str(tmp_path), shapes)
+    engine = Engine(spark, SparkSettings(), KafkaConnector("127.0.0.1:1"), str(tmp_path), shapes)
     for sql in (
         "SELECT n, origin FROM things",
         "SELECT n, count(1) AS times FROM things GROUP BY n",

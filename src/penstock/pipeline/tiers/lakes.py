@@ -4,10 +4,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from penstock.analysis.dead_letters import DeadLetters
 from penstock.analysis.engine import Engine
 from penstock.analysis.lake import Filling, Frame, columns, fill, genuine
-from penstock.analysis.letters import Letters
-from penstock.analysis.probe import validation_of
+from penstock.analysis.poison import validation_of
 from penstock.analysis.supervision import Streaming, telling
 from penstock.audit.account import Account
 from penstock.audit.retention import from_what_is_kept
@@ -61,7 +61,7 @@ class Lake:
             raise
         table.begin(start)
         self._accounting.look(table)
-        letters = Letters(self._channels, self._channel.dead, lambda: table.committed) if self._judged else None
+        letters = DeadLetters(self._channels, self._channel.dead, lambda: table.committed) if self._judged else None
         left_out = self._engine.left_out(self.name, self._channel.name)
         filling = Filling(table, self._shape, self._store.keyed, letters, self.chosen, left_out)
         query = fill(self._engine, self.name, self._channel.name, start, partial(self._fill, table, filling))
@@ -108,7 +108,7 @@ class Lake:
                     "move the table away, or bring back the channel that it belongs to",
                 )
         start = {partition: stands.get(partition, low) for partition, (low, _) in bounds.items()}
-        return from_what_is_kept(start, bounds) if self._engine.wire.skip_lost else start
+        return from_what_is_kept(start, bounds) if self._engine.connector.skip_lost else start
 
     def chosen(self, raw: Frame) -> Frame:
         """The records without the rows of a result that none of its writers has written."""

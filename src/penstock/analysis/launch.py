@@ -1,7 +1,9 @@
 """The start of queries: each where its checkpoint stands, in the best mode that Spark accepts."""
 
 import logging
+import re
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -12,7 +14,7 @@ from secrets import token_hex
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -20,16 +22,102 @@ from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, excluded, give_
 from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, begin_anew, examine, readable
 from penstock.analysis.checkpoints.integrity import Written
 from penstock.analysis.checkpoints.note import NAME, Fingerprint, Note, fingerprint
-from penstock.analysis.checkpoints.planning import objection as objection_to_state
-from penstock.analysis.conserving import by_arrival
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import dead_letters, encoded
+from penstock.analysis.frames import dead_letters, encoded, words
 from penstock.analysis.modes import Verdict, accepts_update, decide, plainly, refusal
+from penstock.analysis.plans import analyzed, by_arrival
 from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.state.keyed import keeps_state, waits
 from penstock.analysis.supervision import telling
 from penstock.core.contracts import Positions
 from penstock.core.errors import Misconfigured, Unavailable
+
+_OPERATORS = {
+    "stateStoreSave": "an aggregation",
+    "sessionWindowStateStoreSaveExec": "an aggregation by sessions",
+    "dedupe": "dropDuplicates",
+    "dedupeWithinWatermark": "dropDuplicatesWithinWatermark",
+    "symmetricHashJoin": "a join of streams",
+    "globalLimit": "a limit",
+    "transformWithStateInPySparkExec": "state in Python",
+}
+
+
+def objection_to_state(spark: SparkSession, result: DataFrame, output: str, path: Path, found: Written) -> str | None:
+    """What Spark's planner has against going on from this checkpoint; None when it accepts.
+
+    The next batch is planned as at a start of the query, over copies of the files in which Spark notes its operators
+    and their schemas. No source is asked, no state is loaded, and the checkpoint stays as it is.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="penstock-doctor-"))
+    try:
+        _copy(path, folder, found)
+        _plan(spark, result, output, folder, found)
+    except (PySparkException, Py4JJavaError) as error:
+        return explained(error)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def _copy(path: Path, folder: Path, found: Written) -> None:
+    for log, number in (("offsets", found.begun), ("commits", found.finished)):
+        if number is not None:
+            (folder / log).mkdir()
+            shutil.copy(path / log / str(number), folder / log)
+    if found.begun == found.finished:
+        # Spark notes what a batch will read before it plans it.
+        shutil.copy(path / "offsets" / str(found.begun), folder / "offsets" / str(found.begun + 1))
+    for noted in path.glob("state/**/_metadata"):
+        shutil.copytree(noted, folder / noted.relative_to(path))
+
+
+def _plan(spark: SparkSession, result: DataFrame, output: str, folder: Path, found: Written) -> None:
+    jvm = spark._jvm
+    assert jvm is not None
+    streaming = jvm.org.apache.spark.sql.execution.streaming
+    execution = streaming.runtime.IncrementalExecution
+    metadata = getattr(getattr(streaming.checkpointing, "OffsetSeqMetadata$"), "MODULE$")
+    watermarks = getattr(getattr(streaming.runtime, "WatermarkPropagator$"), "MODULE$")
+    nothing = getattr(getattr(jvm, "scala.None$"), "MODULE$")
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    someone = jvm.java.util.UUID.randomUUID()
+    _, noted, *_ = (folder / "offsets" / str(found.begun)).read_text(encoding="utf-8").splitlines()
+    execution(
+        spark._jsparkSession,
+        analyzed(result),
+        modes.Update() if output == "update" else modes.Append(),
+        str(folder / "state"),
+        someone,
+        someone,
+        found.begun + (found.begun == found.finished),
+        nothing,
+        metadata.apply(noted),
+        watermarks.noop(),
+        True,
+        *(getattr(execution, f"$lessinit$greater$default${number}")() for number in range(12, 17)),
+    ).executedPlan()
+
+
+def explained(error: Exception) -> str:
+    """Spark's objection_to_state, with its facts in words."""
+    text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+    if schemas := re.search(r"Existing (key|value)_schema=(.*?) and new \w+_schema=(.*?)\.\s", text, re.DOTALL):
+        return f"its state has the {schemas[1]}s {_columns(schemas[2])}, and would have {_columns(schemas[3])}"
+    if operators := re.search(r"in the metadata: \[(.*?)\]; .* in current batch: \[(.*?)\]", text, re.DOTALL):
+        had, has = (re.findall(r"OperatorName: (\w+)", operators[number]) for number in (1, 2))
+        return f"its state is that of {_named(had)}, and would be that of {_named(has)}"
+    return f"Spark objects: {words(error)}"
+
+
+def _named(operators: list[str]) -> str:
+    return ", ".join(_OPERATORS.get(one, one) for one in operators) or "nothing"
+
+
+def _columns(schema: str) -> str:
+    found = re.findall(r"StructField\((\w+),(\w+?)(?:Type)?\b", schema)
+    return ", ".join(f"{name} {kind.lower()}" for name, kind in found) or schema
+
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +142,7 @@ def examined(engine: Engine, query: Query, known: Known | None = None, result: D
 
 
 def _knowing(engine: Engine, known: Known) -> Known:
-    return replace(known, setting=partial(_setting, engine), skip_lost=engine.wire.skip_lost)
+    return replace(known, setting=partial(_setting, engine), skip_lost=engine.connector.skip_lost)
 
 
 def _setting(engine: Engine, name: str) -> str | None:
@@ -111,14 +199,14 @@ def _over_streams(engine: Engine, query: Query, since: Mapping[str, Positions]) 
     result = engine.frame(query, lambda name: engine.stream(name, since.get(name)))
     if not keeps_state(result):
         return result
-    limited = engine.wire.limited(engine.settings.state_batch)
+    limited = engine.connector.limited(engine.settings.state_batch)
     whole = {name for name in query.inputs if engine.shapes[name].table}
     if whole and not by_arrival(engine.over_nothing(query)):
         # Only what a stream finds in a table depends on how much of that was read before it.
         whole = set()
 
     def stream(name: str) -> DataFrame:
-        return (engine.wire if name in whole else limited).stream(engine.spark, name, since.get(name))
+        return (engine.connector if name in whole else limited).stream(engine.spark, name, since.get(name))
 
     return engine.frame(query, stream)
 
@@ -204,7 +292,7 @@ def _into(
 ) -> DataStreamWriter:
     folder = engine.checkpoint(name)
     note.write(folder)
-    writer = engine.wire.into(records, channel, at_once)
+    writer = engine.connector.into(records, channel, at_once)
     return writer.queryName(name).option("checkpointLocation", folder)
 
 
@@ -236,3 +324,24 @@ def _forget_if_unused(folder: str) -> None:
                 shutil.rmtree(left, ignore_errors=True)
             elif left.name not in (NAME, EXCLUDED_FILE):
                 left.unlink()
+
+
+WARM_UPS = 25
+WARM_UP_PAUSE = 0.5
+
+
+def warm_up(
+    engine: Engine, query: Query, stop: threading.Event, times: int = WARM_UPS, pause: float = WARM_UP_PAUSE
+) -> int:
+    """Plan a query over nothing again and again, until `times` or `stop`; how often it was planned.
+
+    Spark plans a query anew for each batch, and in real time nothing flows meanwhile. A JVM takes three times as long
+    for what it has not done often, and a batch a minute is not often.
+    """
+    rows = encoded(engine.over_nothing(query), query)
+    for done in range(times):
+        if stop.wait(pause):
+            return done
+        # A frame keeps the plan that it got; this is another one.
+        rows.select("*")._jdf.queryExecution().executedPlan()
+    return times

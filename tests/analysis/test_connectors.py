@@ -16,9 +16,9 @@ from tests.channels.traffic import numbered, send
 from tests.damaging import change
 
 from penstock.analysis.checkpoints.batches import covered
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import failed, launch
+from penstock.analysis.launch import failed, launch
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.supervision import is_transient, telling
@@ -41,7 +41,9 @@ def test_a_query_ends_at_what_retention_took_or_goes_on_behind_it(
     settings = SparkSettings(every="200 ms")
 
     def engine(skip_lost: bool) -> Engine:
-        return Engine(spark, settings, KafkaWire(kafka.servers, {}, skip_lost), str(tmp_path), {things: Shape(things)})
+        return Engine(
+            spark, settings, KafkaConnector(kafka.servers, {}, skip_lost), str(tmp_path), {things: Shape(things)}
+        )
 
     def send(first: int, count: int) -> None:
         async def go() -> None:
@@ -91,8 +93,8 @@ def test_a_record_may_be_as_large_as_its_topic_takes(
 
     asyncio.run(send())
     query = Query("kept", (things,), into, ("value",), kept, Mode.MICRO_BATCH)
-    wire, settings = KafkaWire(kafka.servers), SparkSettings(every="200 ms")
-    running, _ = launch(Engine(spark, settings, wire, str(tmp_path), {things: Shape(things)}), query, 0, {})
+    connector, settings = KafkaConnector(kafka.servers), SparkSettings(every="200 ms")
+    running, _ = launch(Engine(spark, settings, connector, str(tmp_path), {things: Shape(things)}), query, 0, {})
     eventually(lambda: failed([running]) or kafka.bounds(into)[0][1] > 0)
     assert failed([running]) is None
     running.stop()

@@ -9,7 +9,7 @@ from confluent_kafka import KafkaError, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 
-from penstock.analysis.tally import Tally
+from penstock.analysis.audit_reader import SparkAuditReader
 from penstock.audit.findings import Findings, Kind, reduced
 from penstock.audit.writers import KnownWriters, Writer
 from penstock.channels.kafka import Kafka
@@ -158,7 +158,7 @@ def test_spark_finds_what_python_finds(seed: int, small: int, spark: SparkSessio
     source, dead, result = fresh("rsvps"), fresh("rsvps.dead"), fresh("by_country")
     kafka.ensure([Topic(source, 3), Topic(dead), Topic(result, 2)])
     kinds = {source: Kind.SOURCE, dead: Kind.DEAD, result: Kind.RESULT}
-    tally = Tally(spark, kafka.servers, small=small)
+    tally = SparkAuditReader(spark, kafka.servers, small=small)
     dice = random.Random(seed)
     writers = KnownWriters(
         [Writer(result, "a1b2", "q", 0, "", {0: 20, 1: 10}), Writer(result, "c3d4", "q", 1, "", {0: 60})]
@@ -183,7 +183,7 @@ def test_a_number_in_another_spelling_is_none(spark: SparkSession, kafka: Kafka,
     kafka.ensure([Topic(channel)])
     told = [[*origin(text, 1)[:2], ("seq", text.encode()), ("time", b"1")] for text in spellings]
     append(kafka, [(channel, 0, None, b"", NOW, headers) for headers in (*told, origin("as we write it", 7))])
-    found = Tally(spark, kafka.servers).reduce({}, ends(kafka, [channel]), {})
+    found = SparkAuditReader(spark, kafka.servers).reduce({}, ends(kafka, [channel]), {})
     assert found.numbered == {(channel, "as we write it", 1): 1}
     assert found.without_identity == {channel: len(spellings)}
 
@@ -202,21 +202,21 @@ def test_what_was_never_committed_is_no_entry(
         end(30)
     # Who ends a transaction is not told when its mark lies in the log.
     eventually(lambda: ends(kafka, [channel]) == {channel: {0: 8}})
-    found = Tally(spark, kafka.servers).reduce({}, ends(kafka, [channel]), {})
+    found = SparkAuditReader(spark, kafka.servers).reduce({}, ends(kafka, [channel]), {})
     assert found.records == {channel: 2}
     assert found.runs == {(channel, "s", 1): Runs([(0, 0), (2, 2)])}
 
 
 def test_nothing_to_read_is_nothing_found(spark: SparkSession) -> None:
     start = {"rsvps": {0: 7}}
-    assert Tally(spark, "127.0.0.1:1").reduce(start, start, {}) == Findings(start, start)
+    assert SparkAuditReader(spark, "127.0.0.1:1").reduce(start, start, {}) == Findings(start, start)
 
 
 def test_a_run_is_one_run_across_blocks_and_partitions(spark: SparkSession, kafka: Kafka, fresh: Fresh) -> None:
     channel = fresh("rsvps")
     kafka.ensure([Topic(channel, 2)])
     append(kafka, [(channel, n % 2, None, b"", NOW, origin("s", n)) for n in range(-100, 1_000) if n != 500])
-    found = Tally(spark, kafka.servers).reduce({}, ends(kafka, [channel]), {})
+    found = SparkAuditReader(spark, kafka.servers).reduce({}, ends(kafka, [channel]), {})
     assert found.runs == {(channel, "s", 1): Runs([(-100, 499), (501, 999)])}
     assert not found.disorder
 
@@ -228,9 +228,9 @@ def test_entries_that_are_no_longer_there_are_missed(spark: SparkSession, kafka:
     admin, gone = AdminClient({"bootstrap.servers": kafka.servers}), TopicPartition(channel, 1, 5)
     admin.delete_records([gone])[gone].result(30)
     with pytest.raises(Unaccounted, match=f"{channel}: partition 1 is to be read from 3, and does not hold that"):
-        Tally(spark, kafka.servers).reduce({channel: {1: 3}}, {channel: {1: 9}}, {})
+        SparkAuditReader(spark, kafka.servers).reduce({channel: {1: 3}}, {channel: {1: 9}}, {})
 
 
 def test_a_channel_that_is_not_there_is_unavailable(spark: SparkSession, kafka: Kafka, fresh: Fresh) -> None:
     with pytest.raises(Unavailable):
-        Tally(spark, kafka.servers).reduce({}, {fresh("nowhere"): {0: 9}}, {})
+        SparkAuditReader(spark, kafka.servers).reduce({}, {fresh("nowhere"): {0: 9}}, {})

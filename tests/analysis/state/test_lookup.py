@@ -14,13 +14,12 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 
 from penstock.analysis.checkpoints.batches import covered
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import encoded, seen
-from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.analysis.state.asking import LONGEST, get, given, scan
-from penstock.analysis.state.kept import opened
+from penstock.analysis.state.lookup import LONGEST, get, given, opened, scan
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
@@ -80,7 +79,7 @@ SWAPPED = "SELECT n % 2 AS odd, upper(name) AS name, sum(n) AS t, max(n) AS a, m
 
 def started(engine: Engine, query: Query) -> StreamingQuery:
     rows = encoded(engine.frame(query, engine.stream), query)
-    writer = engine.wire.into(rows, query.into).option("checkpointLocation", engine.checkpoint(query.name))
+    writer = engine.connector.into(rows, query.into).option("checkpointLocation", engine.checkpoint(query.name))
     mode = "append" if query.name == "sessions" else "update"
     running = writer.outputMode(mode).trigger(processingTime="1 second").start()
     running.processAllAvailable()
@@ -113,7 +112,7 @@ def asked(
 
     asyncio.run(send())
     shapes = {things: Shape(things, "name STRING, n BIGINT")}
-    engine = Engine(spark, SparkSettings(every="200 ms"), KafkaWire(kafka.servers), folder, shapes)
+    engine = Engine(spark, SparkSettings(every="200 ms"), KafkaConnector(kafka.servers), folder, shapes)
     running = [started(engine, query) for query in queries.values()]
     yield engine, queries
     for one in running:

@@ -20,9 +20,9 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.analysis.belated import Belated
 from penstock.analysis.checkpoints.batches import Batch, batches, given_up, on_disk
 from penstock.analysis.checkpoints.note import note_of
+from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import counts, words
 from penstock.analysis.query import Query
@@ -55,7 +55,7 @@ def beginning(folder: str, channels: Iterable[str], bounds: Bounds) -> dict[str,
     return found
 
 
-class Books:
+class QueryAccounting:
     """The account of one query. `look` is called again and again; it costs little when no batch has ended."""
 
     def __init__(
@@ -66,14 +66,14 @@ class Books:
         before: Account | None,
         channels: Log,
         clock: Clock,
-        belated: Belated | None = None,
+        late_records: LateRecords | None = None,
     ) -> None:
-        """`before` is the last account that is known. `belated` brings its late records to the dead letters."""
+        """`before` is the last account that is known. `late_records` brings its late records to the dead letters."""
         self._query = query
         self._runs = deque([(engine, running)])
         self._log = channels
         self._recount = Recount(engine, query, channels)
-        self._belated = belated
+        self._late_records = late_records
         self._batches: dict[int, Batch] = {}
         self._remembering = threading.Lock()
         self._clock = clock
@@ -283,7 +283,7 @@ class Books:
         try:
             found = self._recount.late(stretch)
         except (PySparkException, Py4JJavaError) as error:
-            if self._belated is not None:
+            if self._late_records is not None:
                 # They are in no account before they are in the dead letters.
                 raise
             log.warning("the late records of %s cannot be named: %s", self._query.name, words(error))
@@ -329,7 +329,7 @@ class Books:
     def _guess(self, until: Positions) -> None:
         """Beyond what the checkpoint remembers: what was late then passes for taken, and nothing is proved by it."""
         self._guessed = True
-        if self._belated is not None:
+        if self._late_records is not None:
             log.warning("query %s: what was late up to %s is not in the dead letters", self._query.name, until)
 
     def _counted(self, stretches: list[Stretch], share: Share) -> Share:
@@ -342,8 +342,8 @@ class Books:
         return _added(share, outcomes, stretches[-1].end)
 
     def _remember(self, stretch: Stretch, late: Late) -> None:
-        if self._belated is not None and late.count:
-            self._belated.bury(stretch.channel, self._recount.raw(stretch, late))
+        if self._late_records is not None and late.count:
+            self._late_records.write(stretch.channel, self._recount.raw(stretch, late))
         for sender, epoch, seq in late.numbers:
             if sum(len(list(runs)) for some in self._late.values() for runs in some.values()) < NAMED:
                 self._late[stretch.channel].setdefault((sender[:LONGEST], epoch), Runs()).add(seq)
@@ -369,9 +369,9 @@ class Books:
             guessed=self._guessed,
             wrote={into: {partition: end for partition, (_, end) in self._log.bounds(into).items()}},
         )
-        if self._belated is not None:
+        if self._late_records is not None:
             (share,) = shares.values()
-            self._belated.accounted(share.until)
+            self._late_records.accounted(share.until)
 
     def _with_late(self, channel: str, share: Share) -> Share:
         at = {str(partition): list(runs) for partition, runs in self._late_at[channel].items()}

@@ -13,15 +13,15 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
-from tests.analysis.still import StillWire
+from tests.analysis.still import StillConnector
 from tests.channels.traffic import send
 
-from penstock.analysis.belated import Belated
-from penstock.analysis.books import Books
+from penstock.analysis.accounting import QueryAccounting
+from penstock.analysis.connectors import KafkaConnector
+from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import launch
+from penstock.analysis.launch import launch
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome, Share
@@ -81,33 +81,33 @@ def each_record_has_one_outcome(
     kafka.ensure([Topic(things, 2), Topic(into, compacted=True)])
     shape = Shape(things, "name STRING NOT NULL, n BIGINT, at BIGINT NOT NULL", "timestamp_millis(at)", unique=unique)
     settings = SparkSettings(real_time_batch="5 seconds", every="200 ms")
-    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(folder), {things: shape})
+    engine = Engine(spark, settings, KafkaConnector(kafka.servers), str(folder), {things: shape})
     wait = SparkSettings(real_time_batch="5 seconds").real_time_batch
     query = Query(into, (things,), into, ("window", "name"), per_name, mode, watermark=wait * 2, where="n > 0")
     ids = {things: kafka.topic_id(things)}
 
-    def launched(before: Account | None) -> Books:
+    def launched(before: Account | None) -> QueryAccounting:
         running, verdict = launch(engine, query, 1, ids)
         assert verdict.mode is mode
-        return Books(engine, query, running, before, kafka, SystemClock())
+        return QueryAccounting(engine, query, running, before, kafka, SystemClock())
 
-    def until_taken(books: Books, number: int) -> Account:
+    def until_taken(accounting: QueryAccounting, number: int) -> Account:
         def enough() -> bool:
-            books.look()
-            return books.account.shares[things].taken >= number
+            accounting.look()
+            return accounting.account.shares[things].taken >= number
 
         eventually(enough, 60)
-        return books.account
+        return accounting.account
 
-    books = launched(None)
+    accounting = launched(None)
     if mode is Mode.REAL_TIME:
         # Before its first batch has ended, the audit can count its rows.
-        eventually(lambda: books.look() is not None and books.account.conserved, 60)
-        assert books.account.step == 0
+        eventually(lambda: accounting.look() is not None and accounting.account.conserved, 60)
+        assert accounting.account.step == 0
     # 100 records over 100 seconds; 7 that do not fit, 9 that are not wanted.
     batch = [thing(seq, seq, n="many" if seq % 14 == 0 else (0 if seq % 11 == 0 else 1)) for seq in range(1, 101)]
     send(kafka, things, batch)
-    first = until_taken(books, 100)
+    first = until_taken(accounting, 100)
     refused = {seq for seq in range(1, 101) if seq % 14 == 0}
     filtered = {seq for seq in range(1, 101) if seq % 11 == 0} - refused
     expected = {
@@ -123,11 +123,11 @@ def each_record_has_one_outcome(
 
     # The watermark moves with the next batches: then come one late record, one that is doubled, and one in order.
     send(kafka, things, [thing(101, 200)])
-    until_taken(books, 101)
+    until_taken(accounting, 101)
     send(kafka, things, [thing(102, 201)])
-    until_taken(books, 102)
+    until_taken(accounting, 102)
     send(kafka, things, [thing(103, 150), thing(102, 201), thing(104, 202)])
-    second = until_taken(books, 105)
+    second = until_taken(accounting, 105)
     again = Outcome.DUPLICATE if unique else Outcome.PASSED
     expected[Outcome.PASSED] += 3
     expected[Outcome.LATE] += 1
@@ -137,13 +137,13 @@ def each_record_has_one_outcome(
     assert Account.of(second.key, second.dumps()) == second
 
     # The driver dies before it has told of its last batches: the next one counts them from the log.
-    books.running.stop()
+    accounting.running.stop()
     next_life = launched(first)
     # At once: there may be no further batch.
     assert next_life.look() is not None
     assert next_life.account.shares[things].outcomes == expected
     # One that was killed before anything was published: it begins where the query began, not where that stands.
-    unreported = Books(engine, query, cast(Any, Unreported(next_life.running)), None, kafka, SystemClock())
+    unreported = QueryAccounting(engine, query, cast(Any, Unreported(next_life.running)), None, kafka, SystemClock())
     assert not unreported.complete
     unreported.look()
     assert (unreported.complete, unreported.accounting) == (True, "current")
@@ -169,16 +169,16 @@ def test_what_an_earlier_life_has_guessed_says_nothing_about_a_new_one(
     things, into = fresh("things"), fresh("per_name")
     kafka.ensure([Topic(things), Topic(into, compacted=True)])
     shape = Shape(things, "name STRING NOT NULL, n BIGINT, at BIGINT NOT NULL", "timestamp_millis(at)")
-    engine = Engine(spark, SparkSettings(every="100 ms"), KafkaWire(kafka.servers), str(tmp_path), {things: shape})
+    engine = Engine(spark, SparkSettings(every="100 ms"), KafkaConnector(kafka.servers), str(tmp_path), {things: shape})
     query = Query("per_name", (things,), into, ("window", "name"), per_name, Mode.MICRO_BATCH)
 
     def told(before: Account | None, seq: int) -> Account:
         running, _ = launch(engine, query, 1, {things: kafka.topic_id(things)})
-        books = Books(engine, query, running, before, kafka, SystemClock())
+        accounting = QueryAccounting(engine, query, running, before, kafka, SystemClock())
         send(kafka, things, [thing(seq, seq)])
-        eventually(lambda: books.look() is not None and books.account.shares[things].taken == seq, 60)
+        eventually(lambda: accounting.look() is not None and accounting.account.shares[things].taken == seq, 60)
         running.stop()
-        return books.account
+        return accounting.account
 
     other = Account("query:per_name", "another life", 0, {}, guessed=True)
     first = told(other, 1)
@@ -224,22 +224,24 @@ class Run:
 def test_a_batch_that_ends_while_somebody_looks_is_in_the_account_of_the_next_run() -> None:
     shapes = {"things": Shape("things")}
     # Of a checkpoint that cannot be looked into, nothing is known but what is reported.
-    engine = Counted(cast(SparkSession, None), SparkSettings(), StillWire(), "s3://elsewhere", shapes)
+    engine = Counted(cast(SparkSession, None), SparkSettings(), StillConnector(), "s3://elsewhere", shapes)
     query = Query("q", ("things",), "q", ("value",), "")
     before = Account("query:q", "life", 0, {"things": Share({0: 0}, {0: 0}, 0, dict.fromkeys(Outcome, 0))})
     one, *others = Run(ended(0, 0, 2)), Run(ended(2, 5, 6)), Run()
-    books = Books(engine, query, cast(Any, one), before, MemoryChannels(), SystemClock())
+    accounting = QueryAccounting(engine, query, cast(Any, one), before, MemoryChannels(), SystemClock())
 
     def stopped() -> None:
         one.recentProgress.append(ended(1, 2, 5))
         for other in others:
-            books.follow(engine, cast(Any, other))
+            accounting.follow(engine, cast(Any, other))
 
     one.then = stopped
-    books.look()
-    books.look()
-    assert books.account.shares["things"] == Share({0: 0}, {0: 6}, 6, {**dict.fromkeys(Outcome, 0), Outcome.PASSED: 6})
-    assert books.running is cast(Any, others[-1])
+    accounting.look()
+    accounting.look()
+    assert accounting.account.shares["things"] == Share(
+        {0: 0}, {0: 6}, 6, {**dict.fromkeys(Outcome, 0), Outcome.PASSED: 6}
+    )
+    assert accounting.running is cast(Any, others[-1])
 
 
 @pytest.mark.parametrize(
@@ -257,7 +259,7 @@ def test_what_was_late_in_forgotten_batches_is_a_guess(
     caplog.set_level(logging.WARNING)
     held = [thing(seq, second).value or b"" for seq, second in enumerate((60, 10, 61, 12))]
     shape = Shape("things", "name STRING NOT NULL, n BIGINT, at BIGINT NOT NULL", "timestamp_millis(at)")
-    engine = Engine(spark, SparkSettings(), StillWire(holds={"things": held}), str(tmp_path), {"things": shape})
+    engine = Engine(spark, SparkSettings(), StillConnector(holds={"things": held}), str(tmp_path), {"things": shape})
     query = Query("q", ("things",), "q", ("window", "name"), per_name, Mode.MICRO_BATCH, timedelta(seconds=10))
     for number, end in ((first, 3), (first + 1, 4)):
         for name, note in (("offsets", f'{{"things": {{"0": {end}}}}}'), ("commits", "")):
@@ -266,9 +268,9 @@ def test_what_was_late_in_forgotten_batches_is_a_guess(
     nothing = Share({0: 0}, {0: 0}, 0, dict.fromkeys(Outcome, 0))
     before = Account("query:q", "life", 0, {"things": nothing})
     channels = MemoryChannels()
-    belated = Belated("q", channels, 0)
-    books = Books(engine, query, cast(Any, Run()), before, channels, SystemClock(), belated)
-    account = books.look()
+    late_records = LateRecords("q", channels, 0)
+    accounting = QueryAccounting(engine, query, cast(Any, Run()), before, channels, SystemClock(), late_records)
+    account = accounting.look()
     assert account is not None
     assert (account.guessed, account.conserved) == (guessed, not guessed)
     # That of the last batch is known: the one before it tells the watermark.

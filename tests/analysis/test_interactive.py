@@ -6,19 +6,44 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+import orjson
 import pytest
 from pyspark.sql import SparkSession
 from tests.channels.traffic import send
 
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.following import Following, Result, inferred, result
-from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.interactive import InteractiveQuery, Result, exactly, inferred, result
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1", 1),
+        (f"{2**64 - 1}", 2**64 - 1),
+        (f"{-(2**63)}", -(2**63)),
+        (f"{2**64}", f"{2**64}"),
+        (f"{-(2**63) - 1}", f"{-(2**63) - 1}"),
+        ("1.5", 1.5),
+        ("1.0E10", 1e10),
+        ("0.10", 0.1),
+        ("1E-7", 1e-7),
+        ("1E400", "1E400"),
+        ("12345678901234567890.123456789", "12345678901234567890.123456789"),
+        ("99999999999999.999", "99999999999999.999"),
+    ],
+)
+def test_a_number_is_told_to_the_last_digit(text: str, value: object) -> None:
+    assert exactly(text) == value
+    assert exactly(f'{{"a": [{text}]}}') == {"a": [value]}
+    assert orjson.loads(orjson.dumps(exactly(text))) == value
+
 
 COLUMNS = "city STRING NOT NULL, n BIGINT"
 
@@ -27,7 +52,7 @@ def asked(
     spark: SparkSession, sql: str, late: int | None = None, servers: str = "127.0.0.1:1", name: str = "a"
 ) -> Result:
     shapes = {name: Shape(name, COLUMNS), "b": Shape("b", COLUMNS)}
-    engine = Engine(spark, SparkSettings(), KafkaWire(servers), "/nowhere", shapes)
+    engine = Engine(spark, SparkSettings(), KafkaConnector(servers), "/nowhere", shapes)
     watermark = None if late is None else timedelta(seconds=late)
     inputs = (name, "b") if "JOIN b" in sql else (name,)
     return result(engine, Query("SQL", inputs, "SQL", (), sql, watermark=watermark), {name: {0: 0}, "b": {0: 0}})
@@ -101,11 +126,11 @@ def channel(kafka: Kafka, fresh: Callable[[str], str]) -> str:
 @contextmanager
 def followed(
     spark: SparkSession, kafka: Kafka, channel: str, sql: str, folder: Path, late: int | None = None
-) -> Iterator[tuple[Following, list[dict[str, object]]]]:
+) -> Iterator[tuple[InteractiveQuery, list[dict[str, object]]]]:
     """A query that runs, and the rows that it has handed over so far."""
     found = asked(spark, sql.format(channel=f"`{channel}`"), late, kafka.servers, channel)
     rows: list[dict[str, object]] = []
-    following = Following.start(found, [channel], str(folder), lambda some: rows.extend(map(json.loads, some)))
+    following = InteractiveQuery.start(found, [channel], str(folder), lambda some: rows.extend(map(json.loads, some)))
     try:
         yield following, rows
     finally:

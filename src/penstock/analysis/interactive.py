@@ -1,7 +1,9 @@
 """A query that somebody looks at: its rows are handed over as they come, and nothing of it is kept."""
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 import orjson
@@ -14,12 +16,31 @@ from pyspark.sql.types import ArrayType, StructType
 
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import ADDED, counts
-from penstock.analysis.launching import failed
+from penstock.analysis.launch import failed
 from penstock.analysis.modes import accepts_update, plainly, refused
 from penstock.analysis.plans import analyzed, each, grouped, kind_of
 from penstock.analysis.query import Query
 from penstock.core.contracts import Positions
 from penstock.core.errors import Misconfigured, Unavailable
+
+_LEAST, _MOST = -(2**63), 2**64 - 1
+
+
+def exactly(text: str) -> Any:
+    """What a JSON text says; a number that no reader of JSON would tell as it is, such as a long decimal, is a text."""
+    return json.loads(text, parse_int=_whole, parse_float=_fraction)
+
+
+def _whole(text: str) -> int | str:
+    # Python refuses to read very long ones; Spark's have 38 digits at most.
+    number = Decimal(text)
+    return int(text) if _LEAST <= number <= _MOST else text
+
+
+def _fraction(text: str) -> float | str:
+    number = float(text)
+    return number if Decimal(text) == Decimal(repr(number)) else text
+
 
 EVERY = "1 second"
 _WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
@@ -52,7 +73,7 @@ def result(engine: Engine, query: Query, start: Mapping[str, Positions]) -> Resu
     return Result(frame.toDF(*columns), columns, named, _output(frame))
 
 
-class Following:
+class InteractiveQuery:
     """A query that runs: `take` gets its rows, each as a JSON object, one portion after the other."""
 
     def __init__(self, query: StreamingQuery, channels: Sequence[str]) -> None:
@@ -68,7 +89,7 @@ class Following:
     @classmethod
     def start(
         cls, found: Result, channels: Sequence[str], checkpoint: str, take: Callable[[Iterator[str]], None]
-    ) -> "Following":
+    ) -> "InteractiveQuery":
         fields = [F.col(f"`{name.replace('`', '``')}`") for name in found.columns]
 
         def write(batch: DataFrame, _: int) -> None:

@@ -43,7 +43,7 @@ _LIMIT = 2**62
 
 
 @dataclass(frozen=True)
-class Tally:
+class SparkAuditReader:
     """What the entries of channels tell the audit, by Spark."""
 
     spark: SparkSession

@@ -1,14 +1,47 @@
-"""Spark's own way to Kafka."""
+"""Connectors between Spark and the channels: Spark's own for Kafka, otherwise by the binder (`analysis.binder`)."""
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.analysis.wire import told
 from penstock.core.contracts import Positions
+
+
+class SparkConnector(Protocol):
+    """Raw records have the columns of `frames.RAW`; what is written has key, value and headers."""
+
+    @property
+    def objection(self) -> str | None:
+        """Why no query over it can run in real time; None when that is for Spark to say."""
+
+    @property
+    def skip_lost(self) -> bool:
+        """Whether queries go on behind what was removed unread."""
+
+    def limited(self, most: int) -> "SparkConnector":
+        """The same, but of each stream a batch takes so many records at most."""
+
+    def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:
+        """The records of a channel, on and on. Where its query has a checkpoint, that tells the offsets; otherwise they
+        begin at `since`, or at the beginning."""
+
+    def batch(
+        self, spark: SparkSession, channel: str, since: Positions | None = None, until: Positions | None = None
+    ) -> DataFrame:
+        """The records that a channel holds, from these offsets up to those."""
+
+    def into(self, records: DataFrame, channel: str, at_once: bool = False) -> DataStreamWriter:
+        """What brings a stream of records into a channel, at least once each; `at_once`: without waiting for more."""
+
+
+def told(channel: str, offsets: Mapping[int, int]) -> dict[str, dict[str, int]]:
+    """Offsets in the words that checkpoints use, whatever the way."""
+    return {channel: {str(partition): offset for partition, offset in offsets.items()}}
+
 
 # The client's own are for few records: while a query catches up, it would ask for every 500 of them anew. But Spark
 # keeps what a consumer has read ahead for as long as it keeps the consumer: with many queries that fills the heap.
@@ -23,7 +56,7 @@ _LARGE_WRITES = {
 
 
 @dataclass(frozen=True)
-class KafkaWire:
+class KafkaConnector:
     servers: str
     client: Mapping[str, str] = field(default_factory=dict)
     """Settings of Spark's Kafka client, such as those for security."""
@@ -41,7 +74,7 @@ class KafkaWire:
     def objection(self) -> str | None:
         return None
 
-    def limited(self, most: int) -> "KafkaWire":
+    def limited(self, most: int) -> "KafkaConnector":
         return replace(self, most=most)
 
     def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:
