@@ -41,12 +41,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import launch
+from penstock.analysis.launch import launch, warm_up
 from penstock.analysis.operators import tables
-from penstock.analysis.practice import practise
 from penstock.analysis.query import Json, Mode, Query, Shape
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
@@ -221,7 +220,11 @@ def driver(kafka: Kafka, folder: Path, settings: SparkSettings, slots: int, log:
         shapes = {name: Shape(name, DDL, event_time) for name in ("events", BARE)}
         shapes |= {name: Shape(name, TABLE, table=True) for name in TABLES}
         yield Engine(
-            spark, settings, KafkaWire(kafka.servers, ahead=settings.reads_ahead), str(folder / "checkpoints"), shapes
+            spark,
+            settings,
+            KafkaConnector(kafka.servers, ahead=settings.reads_ahead),
+            str(folder / "checkpoints"),
+            shapes,
         )
 
 
@@ -410,7 +413,7 @@ def latency(kafka: Kafka, folder: Path, arguments: argparse.Namespace) -> list[d
         # The start, and all that the JVM compiles in it, is not what is measured.
         until, never = time.monotonic() + arguments.warm_up, threading.Event()
         for query in queries:
-            practise(engine, query, never)
+            warm_up(engine, query, never)
         time.sleep(max(0, until - time.monotonic()))
         first, usage = int((time.time() - began) * rate), Usage()
         done = [batch_of(one) for one in running]

@@ -20,9 +20,9 @@ from pathlib import Path
 import psutil
 from broker import broker
 
+from penstock.analysis.audit_reader import SparkAuditReader
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import encoded
-from penstock.analysis.tally import Tally
 from penstock.audit.findings import Kind, Watched, reduced
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
@@ -115,7 +115,7 @@ def audit_by_python(kafka: Kafka, ledger: Ledger) -> None:
             start = {CHANNEL: {**start[CHANNEL], **end[CHANNEL]}}
 
 
-def audit_by_spark(kafka: Kafka, tally: Tally, ledger: Ledger, most: int) -> None:
+def audit_by_spark(kafka: Kafka, tally: SparkAuditReader, ledger: Ledger, most: int) -> None:
     """In batches of at most so many records."""
     ends = {partition: end for partition, (_, end) in kafka.bounds(CHANNEL).items()}
     start: dict[str, dict[int, int]] = {CHANNEL: {}}
@@ -146,7 +146,7 @@ def run(kafka: Kafka, folder: Path, arguments: argparse.Namespace) -> None:
     fill(kafka, arguments.senders, arguments.records)
     wiring = Wiring.read(folder, environ={"PENSTOCK_CHANNELS_ADDRESS": kafka.where})
     with engine(app.describe(), wiring, None) as spark:
-        tally = Tally(spark.spark, kafka.servers)
+        tally = SparkAuditReader(spark.spark, kafka.servers)
         ledgers: list[Path] = []
 
         @contextmanager

@@ -31,9 +31,9 @@ from broker import broker
 from pyspark.sql import SparkSession
 
 from penstock.analysis.checkpoints.batches import batches, covered, unfinished
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import failed, launch
+from penstock.analysis.launch import failed, launch
 from penstock.analysis.progress import told
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.session import session
@@ -180,8 +180,8 @@ def drive(servers: str, folder: str, local: str) -> None:
         logging = jvm.org.apache.logging.log4j
         logging.core.config.Configurator.setLevel(STATE, logging.Level.INFO)
         shapes = {CHANNEL: Shape(CHANNEL, "id BIGINT NOT NULL")}
-        wire = KafkaWire(servers, most=TAKEN_AT_ONCE)
-        engine = Engine(running, SparkSettings(every="100 ms"), wire, f"{folder}/checkpoints", shapes)
+        connector = KafkaConnector(servers, most=TAKEN_AT_ONCE)
+        engine = Engine(running, SparkSettings(every="100 ms"), connector, f"{folder}/checkpoints", shapes)
         query, _ = launch(engine, QUERY, 0, {})
         last = -1
         while (error := failed([query])) is None:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from tests.stores.lakes import LoadedLake
 
-from penstock.analysis.compare import Comparison, Expected, How, Row, Verdict, bare, compare
+from penstock.analysis.replay import Comparison, Expected, How, Row, Verdict, bare, compare
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.balance import balance
-from penstock.audit.content import Content, Numbered, Run, Tally
+from penstock.audit.content import ChannelCounts, Content, Numbered, Run
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.hops import hops
 from penstock.core.contracts import Entry
@@ -113,7 +113,7 @@ def content(folded: int = 8, records: int = 5, until: int = 5, runs: tuple[Run, 
             "b": Watched("b", Kind.SOURCE, compacted=True),
             "c": Watched("c", Kind.RESULT, ("query:q",)),
         },
-        tallies={"a": Tally(records), "b": Tally(3), "c": Tally(8)},
+        counts={"a": ChannelCounts(records), "b": ChannelCounts(3), "c": ChannelCounts(8)},
         numbered={("a", "s", 1): Numbered(records)},
         runs={("a", "s", 1): runs},
         claims={},

@@ -5,8 +5,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.settings import SparkSettings
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.load import load
@@ -62,7 +62,7 @@ def test_each_query_of_the_example_gives_its_rows(spark: SparkSession) -> None:
 def test_spark_runs_each_of_them_over_streams(spark: SparkSession) -> None:
     description = pipeline().describe()
     shapes = {name: channel.shape for name, channel in description.channels.items()}
-    engine = Engine(spark, SparkSettings(real_time_queries=4), KafkaWire("127.0.0.1:1"), "/nowhere", shapes)
+    engine = Engine(spark, SparkSettings(real_time_queries=4), KafkaConnector("127.0.0.1:1"), "/nowhere", shapes)
     verdicts = engine.verdicts(description.queries)
     assert {name: verdict.mode for name, verdict in verdicts.items()} == {
         "answers": "micro-batch",

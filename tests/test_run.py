@@ -20,9 +20,9 @@ from playwright.sync_api import Browser, ConsoleMessage
 from pyspark.sql import SparkSession
 from tests.running import Outside, Run, alive, demo, exposed, readable
 
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import encoded
-from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Query
 from penstock.pipeline.load import load
 from penstock.pipeline.wiring import Wiring
@@ -120,7 +120,7 @@ def test_results_are_equal_to_a_batch_over_the_log(run: Run, spark: SparkSession
     description = load(run.file)
     servers = json.loads((run.folder / ".penstock" / "services.json").read_text())["kafka"]
     shapes = {name: channel.shape for name, channel in description.channels.items()}
-    engine = Engine(spark, Wiring.read(run.folder).spark, KafkaWire(servers), "", shapes)
+    engine = Engine(spark, Wiring.read(run.folder).spark, KafkaConnector(servers), "", shapes)
     address = json.loads((run.folder / ".penstock" / "run.json").read_text())["redis"]
     with redis.Redis.from_url(address, decode_responses=True) as client:
         for query in description.queries:

@@ -15,7 +15,7 @@ _ARRIVED = datetime(2030, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class StillWire:
+class StillConnector:
     """What is written goes nowhere; what channels hold already can be read as batches, from their only partition."""
 
     objection: str | None = None
@@ -25,7 +25,7 @@ class StillWire:
     """The streams that were asked for, and how much of each a batch may take."""
     skip_lost: bool = False
 
-    def limited(self, most: int) -> "StillWire":
+    def limited(self, most: int) -> "StillConnector":
         return replace(self, most=most)
 
     def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:

@@ -11,11 +11,11 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 from tests.channels.traffic import send
 
-from penstock.analysis.binder import BinderWire, ChannelStream, up_to
+from penstock.analysis.binder import BinderConnector, ChannelStream, up_to
 from penstock.analysis.checkpoints.batches import batches, covered
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
-from penstock.analysis.launching import failed, launch, sift
+from penstock.analysis.launch import failed, launch, sift
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.binders import bind
@@ -45,7 +45,7 @@ def test_raw_records_are_those_of_the_channel(channels: Channels, spark: SparkSe
     channels.ensure([Topic("raw", 2)])
     odd = Record(None, None, None), Record(b"", Origin("é", 2, 3, 4), b"", extra=(("x", b"\xff"), ("x", b"")))
     send(channels, "raw", [*things(1, 100), *odd])
-    rows = BinderWire(channels).batch(spark, "raw").collect()
+    rows = BinderConnector(channels).batch(spark, "raw").collect()
     with channels.reader({"raw": {}}) as reader:
         entries: list[Entry] = []
         while len(entries) < 102:
@@ -62,7 +62,7 @@ def test_raw_records_are_those_of_the_channel(channels: Channels, spark: SparkSe
 def test_a_batch_has_the_bounds_that_were_asked_for(channels: Channels, spark: SparkSession) -> None:
     channels.ensure([Topic("bounded")])
     send(channels, "bounded", things(1, 50))
-    rows = BinderWire(channels).batch(spark, "bounded", {0: 10}, {0: 20}).collect()
+    rows = BinderConnector(channels).batch(spark, "bounded", {0: 10}, {0: 20}).collect()
     assert sorted(row["offset"] for row in rows) == list(range(10, 20))
 
 
@@ -113,8 +113,8 @@ def test_a_query_runs_over_history_goes_on_live_and_from_its_checkpoint(
 ) -> None:
     channels.ensure([Topic("things", 2), Topic("totals", compacted=True), Topic("things.dead")])
     shape = Shape("things", "name STRING NOT NULL, n BIGINT")
-    wire = BinderWire(channels).limited(300)
-    engine = Engine(spark, SETTINGS, wire, str(tmp_path / "checkpoints"), {"things": shape})
+    connector = BinderConnector(channels).limited(300)
+    engine = Engine(spark, SETTINGS, connector, str(tmp_path / "checkpoints"), {"things": shape})
     query = Query("totals", ("things",), "totals", ("name",), totals)
     ids = {"things": channels.topic_id("things")}
     send(channels, "things", things(1, 500))

@@ -12,10 +12,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tests.running import exposed
 
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine, in_order
 from penstock.analysis.frames import seen
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import failed, launch, sift
+from penstock.analysis.launch import failed, launch, sift
 from penstock.analysis.progress import progress
 from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
@@ -74,7 +74,7 @@ def test_a_query_goes_on_where_its_checkpoint_stands(
     kafka.ensure([Topic(things, 2), Topic(into, compacted=True), Topic(f"{things}.dead")])
     shape = Shape(things, "name STRING NOT NULL, n BIGINT")
     settings = SparkSettings(real_time_batch="5 seconds", every="200 ms")
-    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path), {things: shape})
+    engine = Engine(spark, settings, KafkaConnector(kafka.servers), str(tmp_path), {things: shape})
     query = Query("totals", (things,), into, ("name",), totals, mode)
     ids = {things: kafka.topic_id(things)}
 
@@ -106,7 +106,7 @@ def test_a_query_that_spark_refuses_in_real_time_runs_in_batches(
     kafka.ensure([Topic(things), Topic(into)])
     settings = SparkSettings(every="200 ms")
     shapes = {things: Shape(things, "name STRING NOT NULL, n BIGINT")}
-    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path), shapes)
+    engine = Engine(spark, settings, KafkaConnector(kafka.servers), str(tmp_path), shapes)
     query = Query(
         "loud", (things,), into, ("n",), lambda frame: frame.select("n", shout("name").alias("name"), "origin")
     )
@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_topic_is_refused(
     things, into = fresh("things"), fresh("totals")
     kafka.ensure([Topic(things), Topic(into)])
     shapes = {things: Shape(things, "name STRING, n BIGINT")}
-    engine = Engine(spark, SparkSettings(), KafkaWire(kafka.servers), str(tmp_path), shapes)
+    engine = Engine(spark, SparkSettings(), KafkaConnector(kafka.servers), str(tmp_path), shapes)
     query = Query("totals", (things,), into, ("name",), totals, Mode.MICRO_BATCH)
     launch(engine, query, 0, {things: "one"})[0].stop()
     with pytest.raises(Misconfigured, match=f"it belongs to another topic {things} .*; begin anew: .*"):
@@ -145,7 +145,9 @@ def test_a_query_can_read_the_result_of_another(spark: SparkSession, tmp_path: P
     shapes = {"things": Shape("things", "name STRING, n BIGINT"), "totals": Shape("totals")}
     first = Query("first", ("things",), "totals", ("name",), totals)
     second = Query("second", ("totals",), "large", ("name",), "SELECT name, total, seen FROM totals WHERE total > 10")
-    engine = Engine(spark, SparkSettings(), KafkaWire("127.0.0.1:1"), str(tmp_path), shapes).knowing([second, first])
+    engine = Engine(spark, SparkSettings(), KafkaConnector("127.0.0.1:1"), str(tmp_path), shapes).knowing(
+        [second, first]
+    )
     assert engine.columns(second) == ["name", "total", "seen"]
 
 

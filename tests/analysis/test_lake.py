@@ -14,9 +14,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.analysis.dead_letters import DeadLetters
 from penstock.analysis.frames import RAW, typed
 from penstock.analysis.lake import Filling, columns
-from penstock.analysis.letters import Letters
 from penstock.analysis.query import Shape
 from penstock.audit.account import Outcome
 from penstock.core.contracts import Entry, Positions
@@ -59,7 +59,7 @@ class Lake:
     def restart(self, table: Callable[[LakeTable], Any] = lambda table: table) -> None:
         """As a process that begins anew; `table` stands before the real one."""
         self.table = self.store.open(columns(self._shape, self._keyed).json())
-        letters = Letters(self.channels, "rsvps.dead", lambda: self.table.committed)
+        letters = DeadLetters(self.channels, "rsvps.dead", lambda: self.table.committed)
         self._filling = Filling(table(self.table), self._shape, self._keyed, letters)
 
     def fill(self, *entries: Entry, reached: Positions | None = None) -> None:

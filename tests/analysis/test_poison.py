@@ -12,11 +12,10 @@ from pyspark.sql import functions as F
 from tests.channels.traffic import send
 
 from penstock import Keyed, Pipeline, Value
-from penstock.analysis.checkpoints.excluded import excluded
+from penstock.analysis.checkpoints.batches import excluded
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.poison import Isolation, offenders
-from penstock.analysis.probe import row_size, work_of
+from penstock.analysis.poison import Isolation, offenders, row_size, work_of
 from penstock.analysis.replay import recomputed
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Outcome
@@ -108,7 +107,7 @@ class Analysis:
         kafka.ensure(topics(description))
         shapes = {name: channel.shape for name, channel in description.channels.items()}
         told = SparkSettings(**{"every": "200 ms", "real_time_batch": "5 seconds", **settings})
-        self.engine = Engine(spark, told, KafkaWire(kafka.servers), str(folder), shapes)
+        self.engine = Engine(spark, told, KafkaConnector(kafka.servers), str(folder), shapes)
         ids = {one.name: kafka.topic_id(one.name) for one in topics(description)}
         self.queries = Queries(self.engine, description, kafka, ids)
         self.declared = {query.name: query for query in description.queries}

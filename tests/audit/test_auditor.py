@@ -11,7 +11,7 @@ from penstock.audit.balance import Balance, balance
 from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.hops import Gap
 from penstock.audit.ledger import Ledger
-from penstock.audit.writers import Known
+from penstock.audit.writers import KnownWriters
 from penstock.core.contracts import Positions
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
@@ -254,7 +254,7 @@ class InOneGo:
         start: Mapping[str, Positions],
         end: Mapping[str, Positions],
         kinds: Mapping[str, Kind],
-        writers: Known | None = None,
+        writers: KnownWriters | None = None,
     ) -> Findings:
         self.asked += 1
         entries = [
@@ -266,13 +266,13 @@ class InOneGo:
         return reduced(entries, start, end, kinds, writers=writers)
 
 
-def test_steps_and_strides_follow_each_other(channels: MemoryChannels, ledger: Ledger, clock: ManualClock) -> None:
+def test_steps_and_catching_up_follow_each_other(channels: MemoryChannels, ledger: Ledger, clock: ManualClock) -> None:
     reduction = InOneGo(channels)
     auditor = Auditor(channels, ledger, WATCHED, NOTES, clock, most=7)
     for turn in range(5):
         send(channels, range(100 * turn + 1, 100 * turn + 101))
         auditor.step(0)
-        assert auditor.stride(reduction) == 0
+        assert auditor.catch_up(reduction) == 0
     auditor.close()
     assert reduction.asked == 5
     found = settled(ledger, clock)
@@ -298,7 +298,7 @@ def test_what_is_far_behind_is_left_to_the_reduction(tmp_path: Path, clock: Manu
     ledger.close()
 
 
-def test_a_stride_that_somebody_else_made_is_not_counted_again(
+def test_a_stretch_that_somebody_else_merged_is_not_counted_again(
     channels: MemoryChannels, ledger: Ledger, clock: ManualClock
 ) -> None:
     class Slow(InOneGo):
@@ -307,7 +307,7 @@ def test_a_stride_that_somebody_else_made_is_not_counted_again(
             start: Mapping[str, Positions],
             end: Mapping[str, Positions],
             kinds: Mapping[str, Kind],
-            writers: Known | None = None,
+            writers: KnownWriters | None = None,
         ) -> Findings:
             found = super().reduce(start, end, kinds, writers)
             read_all(Auditor(channels, ledger, WATCHED, NOTES, clock))
@@ -315,7 +315,7 @@ def test_a_stride_that_somebody_else_made_is_not_counted_again(
 
     send(channels, range(1, 50))
     with pytest.raises(Unavailable, match="somebody else"):
-        Auditor(channels, ledger, WATCHED, NOTES, clock).stride(Slow(channels))
+        Auditor(channels, ledger, WATCHED, NOTES, clock).catch_up(Slow(channels))
     assert settled(ledger, clock).channels[0].records == 49
 
 
@@ -336,7 +336,7 @@ def test_a_lost_tail_is_found_when_a_reduction_reads_alone(tmp_path: Path, clock
     channels, ledger = MemoryChannels(partitions=2, clock=clock), Ledger(tmp_path / "ledger.db")
     send(channels, range(1, 6))
     reduction, stop = InOneGo(channels), threading.Event()
-    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock, strides_only=True)
+    auditor = Auditor(channels, ledger, WATCHED, NOTES, clock, catch_up_only=True)
     thread = threading.Thread(target=auditor.run, args=(stop, 0.01, 0.01, lambda: reduction, 0))
     thread.start()
     for _ in range(1_000):

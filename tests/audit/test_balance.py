@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.audit.balance import BRIEF, ChannelBalance, Jump, SenderBalance, balance
-from penstock.audit.content import Content, Numbered, Run, Tally
+from penstock.audit.content import ChannelCounts, Content, Numbered, Run
 from penstock.audit.findings import Kind, Numbering, Watched
 from penstock.audit.hops import Gap
 from penstock.audit.judge import Verdict
@@ -34,8 +34,8 @@ def content(
     names = {channel for channel, _, _ in runs}
     return Content(
         channels={name: Watched(name, kind) for name, kind in (channels or KINDS).items()},
-        tallies={
-            name: Tally(sum(count for key, count in numbered.items() if key[0] == name) + nameless, nameless)
+        counts={
+            name: ChannelCounts(sum(count for key, count in numbered.items() if key[0] == name) + nameless, nameless)
             for name in names
         },
         numbered={key: Numbered(count) for key, count in numbered.items()},

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from penstock.audit.account import Account, Outcome, Share
-from penstock.audit.content import Content, Numbered, Run, Tally
+from penstock.audit.content import ChannelCounts, Content, Numbered, Run
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.hops import Gap, Hop, Intake, begun_late, hops, paths, without_account
 from penstock.core.record import LIVES
@@ -29,7 +29,7 @@ def content(*accounts: Account, folded: int = 60, records: int = 100, until: int
             "rsvps": Watched("rsvps", Kind.SOURCE, ("source:rsvps",)),
             "by_country": Watched("by_country", Kind.RESULT, ("query:by_country",)),
         },
-        tallies={"rsvps": Tally(records), "by_country": Tally(read)},
+        counts={"rsvps": ChannelCounts(records), "by_country": ChannelCounts(read)},
         numbered={},
         runs={},
         claims={},
@@ -142,14 +142,14 @@ def test_a_result_of_single_records_is_counted_by_their_numbers() -> None:
     assert of(found).missing == 1
     twice = replace(found, numbered={("rsvps", "a", 1): Numbered(101)})
     assert "holds some records twice" in of(twice).note
-    nameless = replace(found, tallies={**found.tallies, "rsvps": Tally(100, without_identity=1)})
+    nameless = replace(found, counts={**found.counts, "rsvps": ChannelCounts(100, without_identity=1)})
     assert "have no number" in of(nameless).note
 
 
 def test_rows_that_were_outdated_before_they_were_counted_prove_nothing() -> None:
     """A ledger that was lost finds a compacted channel: 50 offsets, 20 rows."""
     found = content(QUERY, folded=20)
-    hop = of(replace(found, tallies={**found.tallies, "by_country": Tally(20)}))
+    hop = of(replace(found, counts={**found.counts, "by_country": ChannelCounts(20)}))
     assert hop.missing == 0
     assert "outdated before the ledger" in hop.note
 

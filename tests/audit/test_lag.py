@@ -1,16 +1,16 @@
 """How far a group is behind."""
 
-from penstock.audit.lag import Standing
+from penstock.audit.lag import GroupLag
 from penstock.core.contracts import Group, Topic
 from penstock.testing.channels import MemoryChannels
 
 
-def standing(group: Group, only: list[str] | None = None) -> Standing:
+def standing(group: Group, only: list[str] | None = None) -> GroupLag:
     channels = MemoryChannels(None)
     channels.ensure([Topic("one"), Topic("two", partitions=2)])
     for number in range(10):
         channels.append("one", b"%d" % number)
-    return Standing.of(channels, group, only)
+    return GroupLag.of(channels, group, only)
 
 
 def test_lag_counts_what_is_not_committed() -> None:

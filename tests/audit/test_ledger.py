@@ -12,7 +12,7 @@ import pytest
 from tests.damaging import FILE_DAMAGES, filled, flipped, small_disk
 
 from penstock.audit.account import Account
-from penstock.audit.content import Run, Tally
+from penstock.audit.content import ChannelCounts, Run
 from penstock.audit.findings import Findings, Kind, Numbering, Watched, islands, reduced
 from penstock.audit.ledger import DAY, SETTLES_AFTER, Ledger, Unreadable, set_aside
 from penstock.core.contracts import Entry
@@ -55,7 +55,7 @@ def test_batches_melt_into_the_runs_of_a_set(ledger: Ledger, seed: int) -> None:
     content = ledger.content()
     assert [(run.first, run.last) for run in content.runs[A]] == list(Runs((n, n) for n in seen))
     assert content.numbered[A].records == seen.total()
-    assert content.tallies["rsvps"] == Tally(records=seen.total())
+    assert content.counts["rsvps"] == ChannelCounts(records=seen.total())
 
 
 def test_a_run_remembers_when_its_first_number_was_noticed(ledger: Ledger) -> None:
@@ -113,7 +113,7 @@ def test_what_was_merged_is_there_after_opening_again(path: Path) -> None:
     again.close()
     assert found_again.channels == {"rsvps": Watched("rsvps", Kind.SOURCE)}
     assert found_again.runs == {A: [Run(1, 2, 5), Run(4, 4, 5)]}
-    assert found_again.tallies == {"rsvps": Tally(3, 1, 1)}
+    assert found_again.counts == {"rsvps": ChannelCounts(3, 1, 1)}
     assert found_again.claims == {A: [(9, 7)]}
     assert found_again.blinds == [("rsvps", Blind("feed", 10, 30))]
     assert found_again.latencies["rsvps"].summary() == content.latencies["rsvps"].summary()

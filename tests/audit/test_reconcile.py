@@ -21,10 +21,10 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Unavailable
 from penstock.core.record import Headers, Origin, Record
+from penstock.stores.base import Loadable
 from penstock.stores.lake import LakeStore
 from penstock.stores.lake_rows import LakeRows
 from penstock.stores.loader import Loader
-from penstock.stores.loading import Loadable
 from penstock.stores.redis import RedisStore
 from penstock.testing.channels import MemoryChannels
 

@@ -11,7 +11,7 @@ from penstock.audit.balance import balance
 from penstock.audit.findings import Kind, Watched, reduced
 from penstock.audit.judge import Verdict
 from penstock.audit.ledger import Ledger
-from penstock.audit.writers import Known, Writer, Writers, protected
+from penstock.audit.writers import KnownWriters, Writer, Writers, protected
 from penstock.core.contracts import Entry, Topic
 from penstock.core.record import Headers
 from penstock.pipeline.accounts import announce
@@ -118,7 +118,7 @@ def test_a_forged_row_is_a_finding_with_its_name_and_counts_nowhere(channels: Me
     assert forged.examples == ('partition 0, offset 1, key ["nl"], version 999999',)
     assert found.verdict is Verdict.MISSING
     assert content.folded[RESULT] == 3
-    assert content.tallies[RESULT].records == 1
+    assert content.counts[RESULT].records == 1
 
 
 def test_the_first_announcement_is_found_by_a_row_without_a_token(channels: MemoryChannels) -> None:
@@ -132,7 +132,7 @@ def test_the_first_announcement_is_found_by_a_row_without_a_token(channels: Memo
 
 
 def test_rows_of_one_batch_are_judged_alike_by_the_reduction() -> None:
-    known = Known([Writer(RESULT, "a1", "people", 0, "", {0: 1})])
+    known = KnownWriters([Writer(RESULT, "a1", "people", 0, "", {0: 1})])
     entry = Entry(RESULT, 0, 0, 1, b"k", b"{}", row(None, 7))
     entries = [replace(entry, offset=offset) for offset in range(3)]
     found = reduced(entries, {}, {}, {RESULT: Kind.RESULT}, writers=known)

@@ -28,9 +28,9 @@ from penstock.core.contracts import Channels
 from penstock.core.record import Record
 
 LEASE = timedelta(seconds=2)
-"""For binders that deal partitions by `channels/dealing.py`: give them this lease, so that groups settle quickly.
+"""For binders that deal partitions by `channels/leases.py`: give them this lease, so that groups settle quickly.
 
-`DealtMember(…, lease=…)` takes it; a binder takes it as an argument and keeps it when it is pickled.
+`LeasedConsumer(…, lease=…)` takes it; a binder takes it as an argument and keeps it when it is pickled.
 """
 
 

@@ -11,8 +11,7 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock.channels.kafka import Kafka
-from penstock.supervise.process import Process, start
-from penstock.supervise.service import Service
+from penstock.supervise.process import Process, Service, start
 
 HURRIED = """
 group.consumer.min.heartbeat.interval.ms=100

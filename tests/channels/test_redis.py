@@ -14,11 +14,11 @@ import pytest
 from tests.channels.traffic import send
 from tests.servers import RedisServer
 
-from penstock.channels.dealing import Standing
+from penstock.channels.leases import Standing
 from penstock.channels.redis import RedisChannels, at
 from penstock.channels.redis.client import Address, Arguments, Server, written
-from penstock.channels.redis.packing import LIMIT, pack, place_of, unpack
-from penstock.channels.redis.sending import Courier, Delivery, RedisSender, parcels
+from penstock.channels.redis.codec import LIMIT, pack, place_of, unpack
+from penstock.channels.redis.sender import Courier, Delivery, RedisSender, parcels
 from penstock.core.clock import duration
 from penstock.core.contracts import Entry, Place, Topic
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable

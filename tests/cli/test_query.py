@@ -14,7 +14,7 @@ import psutil
 import pytest
 from typer.testing import CliRunner
 
-from penstock.analysis.following import Result
+from penstock.analysis.interactive import Result
 from penstock.channels.kafka import Kafka
 from penstock.cli import app
 from penstock.cli.query import Printed, Shown

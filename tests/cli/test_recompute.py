@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.analysis.compare import Difference, How, Row, Verdict
-from penstock.analysis.replay import Found
+from penstock.analysis.replay import Difference, Found, How, Row, Verdict
 from penstock.cli.recompute import recompute, show
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.comparison import Gone, Judged, Report

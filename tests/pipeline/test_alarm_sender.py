@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from tests.ports import later_port
 
-from penstock.audit.alarm import Alarm
+from penstock.audit.rules.base import Alarm
 from penstock.audit.settings import AuditSettings
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.alarm_sender import AlarmSender, sending_alarms

@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 from tests.servers import RedisServer
 
 from penstock.analysis.checkpoints.batches import covered
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import launch
+from penstock.analysis.launch import launch
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.balance import Balance
 from penstock.audit.judge import Verdict
@@ -91,7 +91,7 @@ def case(
     own = Engine(
         spark,
         SparkSettings(every="200 ms", real_time_queries=0),
-        KafkaWire(kafka.servers),
+        KafkaConnector(kafka.servers),
         str(tmp_path / "checkpoints"),
         {channel: one.shape for channel, one in description.channels.items()},
         announce=lambda query, note: announce(

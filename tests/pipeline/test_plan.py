@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock import Keyed, seen
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.operators.statics import table
 from penstock.core.errors import Misconfigured, SeveralMisconfigured
 from penstock.pipeline.checks import Level
@@ -24,7 +24,7 @@ def planned(app: Pipeline, folder: Path, spark: SparkSession) -> Plan:
     wiring, description = Wiring.read(folder, environ={}), app.describe()
     shapes = {name: channel.shape for name, channel in description.channels.items()}
     tables = {static.name: table(spark, static) for static in description.statics}
-    engine = Engine(spark, wiring.spark, KafkaWire("localhost:1"), str(folder / "checkpoints"), shapes, tables)
+    engine = Engine(spark, wiring.spark, KafkaConnector("localhost:1"), str(folder / "checkpoints"), shapes, tables)
     return plan(description, wiring, engine.knowing(description.queries))
 
 

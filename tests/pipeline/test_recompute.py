@@ -16,13 +16,13 @@ from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
 from tests.stores.lakes import LoadedLake
 
-from penstock.analysis.books import Books
+from penstock.analysis.accounting import QueryAccounting
 from penstock.analysis.checkpoints.batches import covered
-from penstock.analysis.compare import Comparison, Difference, How, Row, Verdict
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import launch
+from penstock.analysis.launch import launch
 from penstock.analysis.query import Query
+from penstock.analysis.replay import Comparison, Difference, How, Row, Verdict
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome, Share
 from penstock.channels.kafka import Kafka
@@ -163,7 +163,7 @@ def case(
     wiring = Wiring.read(tmp_path, environ=environ)
     settings = SparkSettings(real_time_batch="5 seconds", every="200 ms", real_time_queries=0)
     shapes = {name: channel.shape for name, channel in description.channels.items()}
-    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path / "checkpoints"), shapes)
+    engine = Engine(spark, settings, KafkaConnector(kafka.servers), str(tmp_path / "checkpoints"), shapes)
     return Case(kafka, engine, description, wiring, eventually)
 
 
@@ -398,13 +398,13 @@ def test_sessions_are_equal_to_those_without_what_came_too_late(case: Case, fres
         case.eventually(lambda: rows() == 2)
         case.send((112, "a"), (121, "a"), (300, "b"))
         case.eventually(lambda: rows() == 3)
-        books = Books(case.engine, case.query, running, None, case.kafka, SystemClock())
-        case.eventually(lambda: books.look() is None and books.account.shares[things].until == case.ends())
+        accounting = QueryAccounting(case.engine, case.query, running, None, case.kafka, SystemClock())
+        case.eventually(lambda: accounting.look() is None and accounting.account.shares[things].until == case.ends())
     finally:
         running.stop()
-    share = books.account.shares[things]
+    share = accounting.account.shares[things]
     assert (share.outcomes[Outcome.LATE], share.all_late_at) == (2, True)
-    case._post(description.bookmarks, [Record(books.account.dumps(), key=books.account.key)])
+    case._post(description.bookmarks, [Record(accounting.account.dumps(), key=accounting.account.key)])
     report = case.report()
     assert (report.code, report.late, report.late_left_out) == (0, 2, True)
     assert dict(of(report, "channel").counts) == {Verdict.EXACT: 3, Verdict.WAITING: 1}

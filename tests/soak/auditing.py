@@ -31,7 +31,7 @@ def main(folder: str, servers: str, channel: str, engine: str, until: str = "") 
     with ExitStack() as stack:
         kafka = Kafka(servers)
         ledger = stack.enter_context(closing(Ledger(ledger_in(Path(folder)))))
-        auditor = Auditor(kafka, ledger, watching(channel), "", strides_only=engine == "spark")
+        auditor = Auditor(kafka, ledger, watching(channel), "", catch_up_only=engine == "spark")
         stack.callback(auditor.close)
         reduction = _spark(stack, folder, servers) if engine == "spark" else None
         if not until:
@@ -39,7 +39,7 @@ def main(folder: str, servers: str, channel: str, engine: str, until: str = "") 
             return
         began = time.monotonic()
         auditor.step(0)
-        while (auditor.stride(reduction()) if reduction else auditor.step(1.0)) or auditor.behind():
+        while (auditor.catch_up(reduction()) if reduction else auditor.step(1.0)) or auditor.behind():
             pass
         sys.stdout.write(f"{time.monotonic() - began}\n")
 

@@ -14,10 +14,10 @@ from tests.soak.dropping import Dropping
 from tests.soak.sizes import PATIENCE
 from tests.soak.things import PARTITIONS, SCHEMA, WINDOW, Who
 
-from penstock.analysis.books import Books
+from penstock.analysis.accounting import QueryAccounting
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import launch
+from penstock.analysis.launch import launch
 from penstock.analysis.query import Query
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account
@@ -73,7 +73,7 @@ class Line:
     description: Description
     wiring: Wiring
     lake: LakeStore
-    _books: Books | None = field(default=None, init=False)
+    _books: QueryAccounting | None = field(default=None, init=False)
 
     @property
     def query(self) -> Query:
@@ -91,7 +91,7 @@ class Line:
         """Launch the query, as the analysis does when it begins and when it comes back."""
         running, _ = launch(self.engine, self.query, 0, {})
         before = last_accounts(self.kafka, self.description.bookmarks).get(f"query:{self.query.name}")
-        self._books = Books(self.engine, self.query, running, before, self.kafka, SystemClock())
+        self._books = QueryAccounting(self.engine, self.query, running, before, self.kafka, SystemClock())
 
     def stop_query(self) -> None:
         if self._books is not None:
@@ -171,7 +171,7 @@ def line(
     kafka.ensure(topics(description))
     settings = SparkSettings(every="500 ms", real_time_queries=0)
     shapes = {one: channel.shape for one, channel in description.channels.items()}
-    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(folder / "checkpoints"), shapes)
+    engine = Engine(spark, settings, KafkaConnector(kafka.servers), str(folder / "checkpoints"), shapes)
     things, totals = (f"things_{name}", f"totals_{name}")
     (spec,) = description.lakes
     filling = LosingLake(engine, spec, description, wiring, kafka, kafka.topic_id(things))

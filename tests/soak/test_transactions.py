@@ -9,13 +9,13 @@ from tests.soak.line import Line, line, until
 from tests.soak.posting import transactions
 from tests.soak.things import things
 
-from penstock.analysis.tally import Tally
+from penstock.analysis.audit_reader import SparkAuditReader
 from penstock.audit.account import Outcome
-from penstock.audit.alarm import Level
 from penstock.audit.alarms import Alarms
 from penstock.audit.auditor import Auditor
 from penstock.audit.balance import Balance, balance
 from penstock.audit.ledger import Ledger
+from penstock.audit.rules.base import Level
 from penstock.audit.settings import AuditSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
@@ -75,9 +75,9 @@ def test_spark_takes_them_for_no_loss_either(made: Line, kafka: Kafka, spark: Sp
             watched(made.description),
             made.description.heartbeats,
             bookmarks=made.description.bookmarks,
-            strides_only=True,
+            catch_up_only=True,
         )
-        while auditor.stride(Tally(spark, kafka.servers)):
+        while auditor.catch_up(SparkAuditReader(spark, kafka.servers)):
             pass
         notes = made.description.bookmarks
         while ledger.positions().get(notes) != made.ends(notes):

@@ -8,9 +8,9 @@ from datetime import timedelta
 from tests.stores.lakes import LoadedLake
 
 from penstock.core.record import Origin
+from penstock.stores.base import Loadable
 from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
-from penstock.stores.loading import Loadable
 from penstock.stores.redis import RedisStore
 from penstock.testing.channels import MemoryChannels
 

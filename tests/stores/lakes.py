@@ -12,8 +12,8 @@ from deltalake import Schema
 from penstock.audit.account import Share
 from penstock.core.contracts import Entry, Guarantee, Positions
 from penstock.core.record import Origin
+from penstock.stores.base import ahead_of, furthest, version_of
 from penstock.stores.lake import LakeStore, LakeTable
-from penstock.stores.loading import ahead_of, furthest, version_of
 
 PLACED = [
     ("_sender", pa.string()),

@@ -26,12 +26,12 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels, Entry, Guarantee, Store
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
+from penstock.stores.accounting import AccountingStore
+from penstock.stores.base import Loadable
 from penstock.stores.lake import LakeStore
 from penstock.stores.lake_rows import LakeRows
 from penstock.stores.loader import Loader
-from penstock.stores.loading import Loadable
 from penstock.stores.redis import RedisStore
-from penstock.stores.totals import Accounting
 from penstock.testing.channels import MemoryChannels
 
 
@@ -151,7 +151,7 @@ def entries(*numbers: int, start: int = 0, partition: int = 0) -> list[Entry]:
 
 
 def share(store: Store) -> Share:
-    assert isinstance(store, Accounting)
+    assert isinstance(store, AccountingStore)
     return store.share()
 
 
@@ -162,7 +162,7 @@ def totals(store: Store) -> tuple[int, ...]:
 
 
 def life(store: Store) -> str:
-    assert isinstance(store, Accounting)
+    assert isinstance(store, AccountingStore)
     return store.life
 
 
@@ -316,13 +316,13 @@ def test_two_loaders_by_mistake_count_once(kin: Kin) -> None:
 def test_counting_begins_where_reading_did(kin: Kin) -> None:
     """A channel that has lost its oldest entries; those of a partition that stands are counted from its first."""
     store = kin.describe().open()
-    assert isinstance(store, Accounting)
+    assert isinstance(store, AccountingStore)
     store.begin({0: 50, 1: 7})
     assert (share(store).since, share(store).until) == ({0: 50, 1: 7}, {0: 50, 1: 7})
     store.write(entries(1, 2, start=50), {0: 52, 1: 7})
     store.close()
     again = kin.describe().open()
-    assert isinstance(again, Accounting)
+    assert isinstance(again, AccountingStore)
     again.begin({0: 52, 1: 7})
     again.write(entries(3, start=52), {0: 53})
     assert (share(again).since, share(again).until) == ({0: 50, 1: 7}, {0: 53, 1: 7})

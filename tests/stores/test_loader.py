@@ -15,9 +15,9 @@ from penstock.audit.writers import Writer, Writers
 from penstock.core.contracts import Entry, Guarantee, Positions, Reader, Topic
 from penstock.core.errors import Misconfigured, Unaccounted, Unavailable
 from penstock.core.record import Origin
+from penstock.stores.base import ahead_of, furthest
 from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
-from penstock.stores.loading import ahead_of, furthest
 from penstock.stores.redis import RedisStore
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.supervise.events import Event
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.service import Service
+from penstock.supervise.process import Service
 from penstock.supervise.supervisor import Supervisor
 
 

@@ -1,17 +1,19 @@
 import fcntl
 import os
+import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
 from penstock.core.errors import Misconfigured
-from penstock.supervise.folder import StateFolder
-from penstock.supervise.notes import write_note
+from penstock.supervise.folder import HOST, Children, Ports, StateFolder, fitting, read_note, write_note
 
 HOLD = """
 import sys
@@ -170,3 +172,135 @@ def test_another_user_is_told_that_the_folder_is_not_his(tmp_path: Path) -> None
         [sys.executable, "-c", ask, str(tmp_path / ".penstock")], capture_output=True, text=True, check=False
     )
     assert done.stdout == "Misconfigured\n", done.stderr
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    write_note(tmp_path / "new" / "a.json", {"x": [1, 2.5], "y": "é"})
+    assert read_note(tmp_path / "new" / "a.json") == {"x": [1, 2.5], "y": "é"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '{"a": '])
+def test_a_spoilt_note_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    assert read_note(tmp_path / "a.json") == {}
+
+
+def test_a_note_of_bytes_that_are_no_text_says_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_bytes(b"\xff\xfe\x00")
+    assert read_note(tmp_path / "a.json") == {}
+
+
+def test_a_missing_note_says_nothing(tmp_path: Path) -> None:
+    assert read_note(tmp_path / "a.json") == {}
+
+
+def test_only_the_owner_can_read_a_note(tmp_path: Path) -> None:
+    (tmp_path / "a.json").touch(0o644)
+    write_note(tmp_path / "a.json", {"x": 2})
+    assert (tmp_path / "a.json").stat().st_mode & 0o777 == 0o600
+
+
+@dataclass(frozen=True)
+class Known:
+    a: int
+    b: int = 0
+
+
+def test_a_note_of_another_version_is_understood_as_far_as_it_goes() -> None:
+    assert fitting(Known, {"a": 1, "b": 2}) == Known(1, 2)
+    assert fitting(Known, {"a": 1, "c": 3}) == Known(1)
+    assert fitting(Known, {"b": 2}) is None
+    assert fitting(Known, {}) is None
+
+
+@contextmanager
+def listening(port: int = 0) -> Iterator[int]:
+    with socket.create_server((HOST, port)) as server:
+        yield server.getsockname()[1]
+
+
+def test_a_name_keeps_its_port_in_the_next_run(tmp_path: Path) -> None:
+    port = Ports(tmp_path / "ports.json").port("redis")
+    assert Ports(tmp_path / "ports.json").port("redis") == port
+
+
+def test_a_port_that_somebody_took_meanwhile_is_replaced(tmp_path: Path) -> None:
+    port = Ports(tmp_path / "ports.json").port("redis")
+    with listening(port):
+        other = Ports(tmp_path / "ports.json").port("redis")
+    assert other != port
+    assert Ports(tmp_path / "ports.json").port("redis") == other
+
+
+def test_two_names_never_share_a_port(tmp_path: Path) -> None:
+    ports = Ports(tmp_path / "ports.json")
+    given = [ports.port(f"service-{number}") for number in range(50)]
+    assert len(set(given)) == 50
+
+
+def test_a_set_port_is_given_and_another_name_yields_it(tmp_path: Path) -> None:
+    port = Ports(tmp_path / "ports.json").port("redis")
+    ports = Ports(tmp_path / "ports.json")
+    assert ports.port("kafka", port) == port
+    assert ports.port("redis") != port
+
+
+def test_a_set_port_that_is_taken_is_refused_by_the_name_of_its_setting(tmp_path: Path) -> None:
+    with listening() as port, pytest.raises(Misconfigured, match=rf"\[local\] redis_port: port {port} is taken"):
+        Ports(tmp_path / "ports.json").port("redis", port, "[local] redis_port")
+
+
+def test_a_set_port_that_another_name_has_is_refused(tmp_path: Path) -> None:
+    ports = Ports(tmp_path / "ports.json")
+    port = ports.port("kafka")
+    with pytest.raises(Misconfigured, match="is taken"):
+        ports.port("redis", port)
+
+
+@pytest.mark.parametrize(
+    "text", ['{"redis": "x"}', '{"redis": 99999999}', '{"redis": -1}', '{"redis": null}', "nonsense"]
+)
+def test_a_spoilt_file_of_ports_is_no_obstacle(tmp_path: Path, text: str) -> None:
+    (tmp_path / "ports.json").write_text(text)
+    assert 0 < Ports(tmp_path / "ports.json").port("redis") < 65536
+
+
+@pytest.fixture
+def sleeper() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"], start_new_session=True) as process:
+        yield process
+        process.kill()
+
+
+def test_a_child_of_an_earlier_run_is_ended(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], gone: Callable[[int], bool]
+) -> None:
+    born = psutil.Process(sleeper.pid).create_time()
+    Children(tmp_path / "children.json").remember("sleeper", sleeper.pid, born)
+    assert Children(tmp_path / "children.json").end_leftovers() == ["sleeper"]
+    assert gone(sleeper.pid)
+    assert Children(tmp_path / "children.json").end_leftovers() == []
+
+
+def test_a_stranger_with_the_same_pid_is_left_alone(
+    tmp_path: Path, sleeper: subprocess.Popen[bytes], gone: Callable[[int], bool]
+) -> None:
+    born = psutil.Process(sleeper.pid).create_time()
+    Children(tmp_path / "children.json").remember("sleeper", sleeper.pid, born - 1)
+    assert Children(tmp_path / "children.json").end_leftovers() == []
+    assert not gone(sleeper.pid)
+
+
+def test_a_child_that_ended_is_forgotten(tmp_path: Path) -> None:
+    children = Children(tmp_path / "children.json")
+    children.remember("a", 4_000_001, 1.5)
+    children.remember("b", 4_000_002, 2.5)
+    children.forget("a")
+    children.forget("never")
+    assert read_note(tmp_path / "children.json") == {"b": [4_000_002, 2.5]}
+
+
+@pytest.mark.parametrize("noted", [None, 7, [], [1, 0.0], [0, 0.0], [-1, 0.0], ["1", 2], [4_000_001, 0.5]])
+def test_a_spoilt_file_of_children_ends_nobody(tmp_path: Path, noted: object) -> None:
+    write_note(tmp_path / "children.json", {"a": noted})
+    assert Children(tmp_path / "children.json").end_leftovers() == []

@@ -16,7 +16,7 @@ from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import Jars, ensure_jars
 from penstock.supervise.java import Java, find_java
 from penstock.supervise.kafka import kafka_services
-from penstock.supervise.service import Service
+from penstock.supervise.process import Service
 from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Supervisor
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.supervise.process import Process, start, tail
-from penstock.supervise.service import Service
+from penstock.supervise.process import Process, Service, start, tail
 
 Starter = Callable[[str], Process]
 Wait = Callable[[Callable[[], object]], None]

@@ -10,8 +10,8 @@ import redis
 from penstock.core.errors import Misconfigured
 from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
+from penstock.supervise.process import Service
 from penstock.supervise.redis import find_redis, redis_service
-from penstock.supervise.service import Service
 from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Supervisor
 

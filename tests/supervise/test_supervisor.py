@@ -15,7 +15,7 @@ import pytest
 from penstock.core.errors import Unavailable
 from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.service import Service
+from penstock.supervise.process import Service
 from penstock.supervise.signals import stop_on_signals
 from penstock.supervise.supervisor import Supervisor, backoff
 from penstock.testing.clock import ManualClock
@@ -255,7 +255,7 @@ SUPERVISE = """
 import sys, threading
 from pathlib import Path
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.service import Service
+from penstock.supervise.process import Service
 from penstock.supervise.supervisor import Supervisor
 home = Path(sys.argv[1])
 with StateFolder(home / ".penstock").held() as folder:

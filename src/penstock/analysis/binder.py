@@ -20,8 +20,8 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+from penstock.analysis.connectors import told
 from penstock.analysis.frames import RAW
-from penstock.analysis.wire import told
 from penstock.audit.retention import from_what_is_kept
 from penstock.core.contracts import Channels, Entry, Positions
 from penstock.core.held import batches
@@ -37,7 +37,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True)
-class BinderWire:
+class BinderConnector:
     channels: Channels
     skip_lost: bool = False
     """Go on behind what was removed unread, instead of ending there."""
@@ -50,7 +50,7 @@ class BinderWire:
     def objection(self) -> str | None:
         return "it reads only Kafka in real time, and the channels are at " + self.channels.where
 
-    def limited(self, most: int) -> "BinderWire":
+    def limited(self, most: int) -> "BinderConnector":
         return replace(self, most=most)
 
     def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:

@@ -9,12 +9,9 @@ from typing import Self
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.analysis.belated import of_sessions, untold
-from penstock.analysis.checkpoints.batches import on_disk
-from penstock.analysis.checkpoints.excluded import excluded
+from penstock.analysis.checkpoints.batches import excluded, on_disk
 from penstock.analysis.checkpoints.note import Note, note_of
-from penstock.analysis.conserving import against, stateless
-from penstock.analysis.cost import Cost, cost, shuffles
+from penstock.analysis.connectors import SparkConnector
 from penstock.analysis.frames import (
     ADDED,
     RAW,
@@ -27,10 +24,10 @@ from penstock.analysis.frames import (
 )
 from penstock.analysis.modes import Verdict, accepts_update, decide, empty_stream, objection, refused
 from penstock.analysis.operators.statics import Table
+from penstock.analysis.plans import Cost, against, cost, of_sessions, shuffles, stateless, untold
 from penstock.analysis.query import Emit, Late, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.state.keyed import keeps_state
-from penstock.analysis.wire import Wire
 from penstock.core.contracts import Positions
 from penstock.core.errors import Misconfigured
 
@@ -46,7 +43,7 @@ class Engine:
 
     spark: SparkSession
     settings: SparkSettings
-    wire: Wire
+    connector: SparkConnector
     checkpoints: str
     shapes: Mapping[str, Shape]
     tables: Mapping[str, Table] = field(default_factory=dict)
@@ -61,13 +58,13 @@ class Engine:
 
     def stream(self, channel: str, since: Positions | None = None) -> DataFrame:
         """The raw records of a channel, from these offsets and on; from the beginning if they are not said."""
-        return self.wire.stream(self.spark, channel, since)
+        return self.connector.stream(self.spark, channel, since)
 
     def batch(
         self, channel: str, until: Mapping[int, int] | None = None, since: Mapping[int, int] | None = None
     ) -> DataFrame:
         """The raw records that a channel holds, from these offsets up to those."""
-        return self.wire.batch(self.spark, channel, since, until)
+        return self.connector.batch(self.spark, channel, since, until)
 
     def typed(self, channel: str) -> DataFrame:
         """What queries see of a channel, without a record; Misconfigured when its schema or event time is wrong."""
@@ -263,7 +260,7 @@ class Engine:
             return "it keeps state in Python"
         if self.gives_up(query):
             return "a batch in real time leaves no note by which it could be given up"
-        return self.wire.objection
+        return self.connector.objection
 
     def checkpoint(self, name: str) -> str:
         return f"{self.checkpoints}/{name}"

@@ -6,24 +6,57 @@ a reason, the dead letters get the others.
 
 import re
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, IntegralType, StructType
+from pyspark.sql.udf import UserDefinedFunction
+from pyspark.util import PythonEvalType
 
 from penstock.analysis import validation
-from penstock.analysis.columnar import in_columns
 from penstock.analysis.query import NUMBER, PAYLOAD, Query, Shape
 from penstock.analysis.sqltext import Spelled
 from penstock.analysis.validation import Objection, because
 from penstock.audit.writers import HEADER
 from penstock.core.errors import Misconfigured
 from penstock.core.record import LIVES
+
+ARROW_SETTING = "spark.sql.execution.pythonUDF.arrow.enabled"
+
+
+def in_columns(build: Callable[..., Any], spark: SparkSession) -> None:
+    """Let the functions that a query can name run on Arrow, unless the settings of Spark say otherwise.
+
+    Also those made with useArrow=False: Spark does not keep whether that was said.
+    """
+    plain = [one for one in _udfs_of(build) if one.evalType == PythonEvalType.SQL_BATCHED_UDF]
+    if plain and spark.conf.get(ARROW_SETTING) == "true":
+        for one in plain:
+            one.evalType = PythonEvalType.SQL_ARROW_BATCHED_UDF
+            one._judf_placeholder = None
+
+
+def _udfs_of(build: Callable[..., Any]) -> Iterator[UserDefinedFunction]:
+    """The functions for Spark among the names of the module, and those that surround the query."""
+    cells = getattr(build, "__closure__", None) or ()
+    around = [cell.cell_contents for cell in cells if _filled(cell)]
+    for value in (*getattr(build, "__globals__", {}).values(), *around):
+        # What F.udf() gives is a plain function around the one that Spark runs.
+        if isinstance(found := getattr(value, "_unwrapped", None), UserDefinedFunction):
+            yield found
+
+
+def _filled(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
 
 RAW = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "

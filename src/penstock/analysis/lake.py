@@ -19,12 +19,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructField, StructType
 
 from penstock.analysis import validation
-from penstock.analysis.checkpoints import excluded
-from penstock.analysis.checkpoints.batches import ends_of, on_disk
+from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, ends_of, on_disk
 from penstock.analysis.checkpoints.note import Note
+from penstock.analysis.dead_letters import DeadLetters
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import columns_of, dead_letters, fits, parsed, schema_of
-from penstock.analysis.letters import Letters
 from penstock.analysis.query import Shape
 from penstock.core.clock import Micros
 from penstock.core.contracts import Positions
@@ -118,7 +117,7 @@ class Filling:
         table: Table,
         shape: Shape,
         keyed: bool,
-        letters: Letters | None,
+        letters: DeadLetters | None,
         chosen: Callable[[DataFrame], DataFrame] = lambda raw: raw,
         left_out: Column | None = None,
     ) -> None:
@@ -180,7 +179,7 @@ def fill(engine: Engine, name: str, channel: str, start: Positions, batch: Batch
     for old in folder.iterdir() if folder.is_dir() else ():
         if old.is_dir():
             shutil.rmtree(old)
-        elif old.name != excluded.NAME:
+        elif old.name != EXCLUDED_FILE:
             old.unlink()
     Note(since={channel: start}).write(str(folder))
 

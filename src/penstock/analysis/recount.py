@@ -9,11 +9,10 @@ from typing import Protocol
 from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
-from penstock.analysis.belated import by_time, gap_of, of_sessions
-from penstock.analysis.conserving import judges
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import ONCE, fits_and_wanted, judged, names_of, taken, welcome
 from penstock.analysis.modes import empty_stream
+from penstock.analysis.plans import by_time, gap_of, judges, of_sessions
 from penstock.analysis.query import Query
 from penstock.audit.account import Outcome
 from penstock.core.clock import Micros

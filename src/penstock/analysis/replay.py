@@ -1,22 +1,279 @@
-"""A query as a batch over the log: its rows, as live ones are written, and the records that marks stand for."""
+"""A query as a batch over the log, and the comparison of its rows with those of a copy, row by row."""
 
-from collections.abc import Collection, Iterator, Mapping
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, NamedTuple
 
+import orjson
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from penstock.analysis.checkpoints.note import note_of
-from penstock.analysis.compare import Row, key_of, put
-from penstock.analysis.conserving import by_arrival
 from penstock.analysis.engine import Engine, Offsets
 from penstock.analysis.frames import MARK, encoded, typed, words
+from penstock.analysis.plans import by_arrival
 from penstock.analysis.query import Query
 from penstock.analysis.state.keyed import waits
+from penstock.core.clock import Micros
 from penstock.core.contracts import Positions
 from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.record import life_and_count
+
+_TOLERANCE = 1e-9
+"""Sums of fractions depend on the order of addition, and a batch adds in another order than a stream."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A result row as it lies in a channel; without a value it is deleted."""
+
+    value: bytes | None
+    version: int | None = None
+    mark: int | None = None
+    """What tells which records are folded into it: the exclusive or over their hashes."""
+    time: Micros | None = None
+    """When the newest record in it lay in its channel, or was sent."""
+    rivals: tuple[bytes | None, ...] = ()
+    """Other rows of the same key, where nothing tells which of them comes last."""
+
+    @classmethod
+    def of(cls, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> "Row":
+        told = dict(headers)
+        version, mark, time, appended = (_whole(told.get(name)) for name in ("version", "mark", "time", "appended"))
+        return cls(value, version, mark, time if appended is None else appended)
+
+
+Table = Mapping[bytes, Row]
+
+
+def bare(table: Table) -> dict[bytes, Row]:
+    """The rows without what they say of the records in them: all that a log can tell that was compacted."""
+    return {key: Row(_without_seen(row.value), time=row.time) for key, row in table.items()}
+
+
+def _without_seen(value: bytes | None) -> bytes | None:
+    document = read(value)
+    if not isinstance(document, dict):
+        return value
+    return orjson.dumps({name: inner for name, inner in document.items() if name != "seen"})
+
+
+def key_of(text: bytes) -> bytes:
+    """One spelling for each key."""
+    try:
+        return orjson.dumps(orjson.loads(text))
+    except orjson.JSONDecodeError:
+        return text
+
+
+def put(table: dict[bytes, Row], key: bytes, row: Row) -> None:
+    """Add a row that a batch gave: of two versions the higher one stays, without versions both are right."""
+    held = table.get(key)
+    if held is None or (row.version is not None and held.version is not None and row.version > held.version):
+        table[key] = row
+    elif row.version is None and held.version is None and row.value != held.value:
+        table[key] = Row(held.value, None, None, held.time, (*held.rivals, row.value))
+
+
+class Verdict(StrEnum):
+    """What a comparison says about a row."""
+
+    EXACT = "exact"
+    """It is equal to the row of the batch."""
+    BOUNDED = "bounded"
+    """It lies between the rows of two batches: it holds some records that no commit covers yet."""
+    PERISHED = "perished"
+    """It is gone, and was to be kept for a while only."""
+    WAITING = "waiting"
+    """It is due, and on its way."""
+    EARLIER = "earlier"
+    """It was written in an earlier life of its query, and nothing has touched it in this one."""
+    UNTOLD = "untold"
+    """It may hold records from a part of the log that is gone."""
+    DIFFERENT = "different"
+
+
+class How(StrEnum):
+    """In what way a row is different."""
+
+    MISSING = "is missing"
+    UNEXPECTED = "is not due"
+    LACKS = "lacks records"
+    EXCEEDS = "holds more records"
+    OTHERS = "holds other records"
+    VALUES = "has other values"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    key: bytes
+    how: How
+    held: Row | None
+    recomputed: Row | None
+    columns: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Per column that differs: what is held, and what was recomputed."""
+
+    @property
+    def short(self) -> int:
+        """How many records the held row lacks, as far as versions tell."""
+        if self.how is How.OTHERS:
+            return 1
+        due, held = ((row and row.version) or 0 for row in (self.recomputed, self.held))
+        # Of an earlier life, a row holds nothing of what is due in this one.
+        return max(0, min(due - held, life_and_count(due)[1]))
+
+    @property
+    def mark(self) -> int | None:
+        """The hash of the one record by which the two rows differ; None when it is not one, or cannot be told."""
+        held, due = self.held, self.recomputed
+        if due is None or due.version is None or due.mark is None:
+            return None
+        if held is None:
+            return due.mark if life_and_count(due.version)[1] == 1 else None
+        if held.version is None or held.mark is None or abs(held.version - due.version) != 1:
+            return None
+        return held.mark ^ due.mark
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the rows have to be: `least` from the records that are covered, `most` from all that the log holds."""
+
+    least: Table
+    most: Table
+    truncated: bool = False
+    """The beginning of the log is gone: rows may rightly hold more than a batch can find."""
+
+
+Excuse = Callable[[bytes, Row | None, Row | None], Verdict | None]
+"""From a key, the held and the recomputed row: why they need not be equal; None when they have to be."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    counts: Counter[Verdict]
+    differences: tuple[Difference, ...]
+
+
+def compare(held: Table, expected: Expected, excuse: Excuse = lambda *_: None) -> Comparison:
+    """Every row that is held or due, judged. One that is rightly deleted is no row, and does not count."""
+    counts: Counter[Verdict] = Counter()
+    differences: list[Difference] = []
+    for key in sorted(held.keys() | expected.least.keys()):
+        row, least, most = held.get(key), expected.least.get(key), expected.most.get(key)
+        verdict = _verdict(row, least, most, expected.truncated)
+        if verdict is Verdict.EXACT and not _there(row):
+            continue
+        nearest = _nearest(row, least, most)
+        if verdict is Verdict.DIFFERENT:
+            verdict = excuse(key, row, nearest) or verdict
+        counts[verdict] += 1
+        if verdict is Verdict.DIFFERENT:
+            differences.append(_difference(key, row, nearest))
+    return Comparison(counts, tuple(differences))
+
+
+def _verdict(held: Row | None, least: Row | None, most: Row | None, truncated: bool) -> Verdict:
+    if held is None:
+        # A deletion leaves nothing behind, and in time not even its version.
+        if not _there(least):
+            return Verdict.EXACT
+        return Verdict.BOUNDED if most is not None and most.value is None else Verdict.DIFFERENT
+    if held.value is None and most is None:
+        return Verdict.EXACT
+    for due in (least, most):
+        if due is not None and _equal(held, due):
+            return Verdict.BOUNDED if due.rivals else Verdict.EXACT
+    if truncated and (most is None or held.version is None or held.version > (most.version or 0)):
+        return Verdict.UNTOLD
+    if most is None:
+        return Verdict.DIFFERENT
+    if held.version is None or most.version is None:
+        moving = held.version is most.version is None and (least is None or not _equal(least, most))
+        return Verdict.BOUNDED if moving else Verdict.DIFFERENT
+    within = ((least and least.version) or 0) < held.version < most.version
+    return Verdict.BOUNDED if within else Verdict.DIFFERENT
+
+
+def _there(row: Row | None) -> bool:
+    return row is not None and row.value is not None
+
+
+def _nearest(held: Row | None, least: Row | None, most: Row | None) -> Row | None:
+    """The batch's row that a held one is measured by."""
+    if least is None or (most and held and (held.version or 0) >= (most.version or 0)):
+        return most
+    return least
+
+
+def _equal(held: Row, due: Row) -> bool:
+    if held.version != due.version:
+        return False
+    if held.mark is not None and due.mark is not None and held.mark != due.mark:
+        return False
+    return any(held.value == value or alike(read(held.value), read(value)) for value in (due.value, *due.rivals))
+
+
+def alike(one: Any, other: Any) -> bool:
+    """Whether two JSON values are equal; numbers with a fraction, nearly."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        return one == other or math.isclose(one, other, rel_tol=_TOLERANCE)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _difference(key: bytes, held: Row | None, due: Row | None) -> Difference:
+    if held is None or due is None or (held.value is None) is not (due.value is None):
+        return Difference(key, How.UNEXPECTED if _there(held) else How.MISSING, held, due)
+    one, other = _columns(held.value), _columns(due.value)
+    names = dict.fromkeys((*other, *one))
+    columns = {
+        name: (one.get(name), other.get(name))
+        for name in names
+        if name not in one or name not in other or not alike(one[name], other[name])
+    }
+    return Difference(key, _how(held, due), held, due, columns)
+
+
+def _how(held: Row, due: Row) -> How:
+    if held.version is not None and due.version is not None and held.version != due.version:
+        return How.LACKS if held.version < due.version else How.EXCEEDS
+    if held.mark is not None and due.mark is not None and held.mark != due.mark:
+        return How.OTHERS
+    return How.VALUES
+
+
+def _columns(value: bytes | None) -> dict[str, Any]:
+    document = read(value)
+    if document is None:
+        return {}
+    return document if isinstance(document, dict) else {"value": document}
+
+
+def read(text: bytes | None) -> Any:
+    """A key or a row for the eyes of others; what is no JSON as it is, what is deleted as nothing."""
+    if text is None:
+        return None
+    try:
+        return orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return text.decode(errors="replace")
+
+
+def _whole(value: bytes | None) -> int | None:
+    try:
+        return None if value is None else int(value)
+    except ValueError:
+        return None
+
 
 Until = Mapping[str, Positions]
 """Per channel, the offsets up to which it is read."""

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Self
 
@@ -26,10 +27,22 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
 
-from penstock.analysis.classpath import classpath, spark_home
-from penstock.analysis.columnar import SETTING
+from penstock.analysis.frames import ARROW_SETTING
 from penstock.analysis.settings import SparkSettings
 from penstock.core.errors import Unavailable
+
+
+def classpath(jars: Sequence[Path]) -> list[Path]:
+    """Our jars and Spark's, one by one: a class-data archive knows no wildcards."""
+    return [*jars, *sorted((spark_home() / "jars").glob("*.jar"))]
+
+
+def spark_home() -> Path:
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
 
 log = logging.getLogger(__name__)
 
@@ -120,7 +133,7 @@ def conf(settings: SparkSettings, slots: int) -> dict[str, str]:
         # State gives times to Python without a zone: in one that turns its clocks back, an hour would be there twice.
         "spark.executorEnv.TZ": "UTC",
         # Functions in Python get their records in columns; pickled one by one they cost several times as much.
-        SETTING: "true",
+        ARROW_SETTING: "true",
         **settings.conf,
     }
 

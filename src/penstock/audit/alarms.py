@@ -1,4 +1,4 @@
-"""Which alarms stand: every rule is asked at each look, and what it says is kept steady. No I/O."""
+"""The alarms that stand, and the reasons why the verdict cannot be known. No I/O."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -6,13 +6,12 @@ from datetime import timedelta
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from penstock.audit.alarm import Alarm
+from penstock.audit.judge import Doubt
+from penstock.audit.rules.base import Alarm, Elapsed, Snapshot, Standstill, lasting, named, number
 from penstock.audit.rules.records import Discrepancies, Disorder, Missing, NotKnown, Refused, Unknown
-from penstock.audit.rules.retention import Overtaken
 from penstock.audit.rules.senders import Silent, SlowSender
-from penstock.audit.rules.stages import Away, EventTime, Full, SlowStage, Stalled, Unheard
+from penstock.audit.rules.stages import Away, EventTime, Full, Overtaken, SlowStage, Stalled, Unheard
 from penstock.audit.settings import AuditSettings
-from penstock.audit.sight import Elapsed, Sight
 from penstock.core.clock import Micros
 
 ENDS_AFTER = 10.0
@@ -20,7 +19,7 @@ ENDS_AFTER = 10.0
 
 
 class Rule(Protocol):
-    def look(self, sight: Sight) -> Iterator[Alarm]:
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         """The alarms of this moment."""
 
 
@@ -66,8 +65,8 @@ class Alarms:
         `processes` are the last words of all processes.
         """
         elapsed = self._elapsed.at(now)
-        sight = Sight(now, elapsed, self._settings, balance, processes)
-        for alarm in _united(alarm for rule in self._rules for alarm in rule.look(sight)):
+        snapshot = Snapshot(now, elapsed, self._settings, balance, processes)
+        for alarm in _united(alarm for rule in self._rules for alarm in rule.look(snapshot)):
             before = self._standing.get(alarm.key)
             self._standing[alarm.key] = replace(alarm, since=before.since) if before else alarm
             self._seen[alarm.key] = elapsed
@@ -83,3 +82,93 @@ def _united(alarms: Iterable[Alarm]) -> Iterable[Alarm]:
         before = found.get(alarm.key)
         found[alarm.key] = replace(before, text=f"{before.text} {alarm.text}") if before else alarm
     return found.values()
+
+
+LOOP_DEATHS = 2
+"""A process that ended so often within a minute is in a restart loop."""
+_NOT_RUNNING = ("starting", "restarting", "isolating", "stopped")
+ERROR = 500
+"""An error is told up to this length: it has a file and a way out."""
+
+
+class Doubts:
+    """What is not known, from looks every few seconds.
+
+    `intervals` are the seconds in which a stage shows progress once at most, such as the trigger interval of a query;
+    `batch` those that a batch in real time lasts.
+    """
+
+    def __init__(self, intervals: Mapping[str, float] = MappingProxyType({}), batch: float = 0.0) -> None:
+        self._intervals, self._batch = intervals, batch
+        self._stages: dict[tuple[str, str], Standstill] = {}
+        self._audit = Standstill()
+        self._away = Away()
+
+    def look(self, snapshot: Snapshot) -> list[Doubt]:
+        """`snapshot` holds the balance and the status of all processes at this moment."""
+        found = [*self._processes(snapshot), *_nodes(snapshot), *self._unread(snapshot), *self._stale(snapshot)]
+        if snapshot.elapsed < snapshot.settings.away_after.total_seconds():
+            # Before that it cannot know whether a process is away.
+            found.append(Doubt("audit", "audit", f"the auditor has watched for {snapshot.elapsed:.0f} s only"))
+        return found
+
+    def _processes(self, snapshot: Snapshot) -> Iterator[Doubt]:
+        for alarm in self._away.look(snapshot):
+            yield Doubt("process", alarm.stage, alarm.text)
+        run = snapshot.processes.get("run")
+        usage = run.get("usage") if isinstance(run, Mapping) else None
+        for process, used in usage.items() if isinstance(usage, Mapping) else ():
+            if not isinstance(used, Mapping):
+                continue
+            why = f": {named(used['error'], ERROR)}" if used.get("error") else ""
+            if (times := int(number(used.get("lately")) or 0)) >= LOOP_DEATHS:
+                yield Doubt("process", process, f"the process {process} ended {times} times in a row{why}")
+            elif used.get("pid") is None and used.get("deaths"):
+                yield Doubt("process", process, f"the process {process} is down{why}")
+            elif _has_not_reported(snapshot.processes.get(process), used):
+                yield Doubt("process", process, f"the process {process} was started again, and has not reported yet")
+
+    def _unread(self, snapshot: Snapshot) -> Iterator[Doubt]:
+        unread = sum(number(one.get("unread")) or 0 for one in snapshot.channels.values())
+        quiet = self._audit.look(snapshot.elapsed, (snapshot.balance.get("as_of"),), unread > 0)
+        if quiet >= snapshot.settings.stale_after.total_seconds():
+            text = f"the auditor has read nothing for {lasting(quiet)}, while {unread:,.0f} entries wait"
+            yield Doubt("audit", "audit", text)
+
+    def _stale(self, snapshot: Snapshot) -> Iterator[Doubt]:
+        """Stages that have input, and whose account says nothing new."""
+        nodes = snapshot.nodes
+        for hop in snapshot.hops:
+            stage, reads = str(hop["stage"]), str(hop.get("reads") or "")
+            if not reads:
+                continue
+            watch = self._stages.setdefault((stage, reads), Standstill())
+            waiting = number(hop.get("in_flight")) or 0
+            quiet = watch.look(snapshot.elapsed, (hop.get("taken"),), waiting > 0)
+            limit = max(snapshot.settings.stale_after.total_seconds(), 2 * self._intervals.get(stage, 0.0))
+            if nodes.get(stage, {}).get("mode") == "real-time":
+                # Its rows are counted at once; what it has refused or filtered, when its batch ends.
+                limit += self._batch
+            if quiet >= limit:
+                text = f"the account of {stage} is {lasting(quiet)} old, while {waiting:,.0f} records of {reads} wait"
+                yield Doubt("account", stage, text)
+
+
+def _has_not_reported(said: object, used: Mapping[str, Any]) -> bool:
+    """Whether the last report of a process is that of its predecessor, which died."""
+    reported = said.get("pid") if isinstance(said, Mapping) else None
+    return bool(used.get("deaths")) and None not in (reported, used.get("pid")) and reported != used.get("pid")
+
+
+def _nodes(snapshot: Snapshot) -> Iterator[Doubt]:
+    """What parts of the pipeline say of themselves."""
+    for node, figures in snapshot.nodes.items():
+        why = f": {named(figures['error'], ERROR)}" if figures.get("error") else ""
+        if spooled := int(number(figures.get("spooled")) or 0):
+            yield Doubt("spool", node, f"{spooled:,} records of {node} wait on disk for their channel")
+        if (state := figures.get("state")) in _NOT_RUNNING and node.startswith("query:"):
+            yield Doubt("query", node, f"{node} is {state}{why}")
+        if state == "waiting" and node.startswith("store:"):
+            yield Doubt("store", node, f"{node} is not filled: {named(figures.get('why'), ERROR)}")
+        if (accounting := figures.get("accounting")) not in (None, "current"):
+            yield Doubt("account", node, f"the account of {node} is not complete: {named(accounting, ERROR)}")

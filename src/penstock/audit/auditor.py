@@ -10,7 +10,7 @@ from typing import Protocol
 from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.ledger import Ledger
 from penstock.audit.retention import from_what_is_kept
-from penstock.audit.writers import Known, Writers
+from penstock.audit.writers import KnownWriters, Writers
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Positions, Reader
 from penstock.core.errors import Misconfigured, Refused, Unavailable
@@ -34,14 +34,14 @@ class Reduction(Protocol):
         start: Mapping[str, Positions],
         end: Mapping[str, Positions],
         kinds: Mapping[str, Kind],
-        writers: Known | None = None,
+        writers: KnownWriters | None = None,
     ) -> Findings: ...
 
 
 class Auditor:
     """Counts every entry of the watched channels once, whatever crashes: its positions lie in the ledger.
 
-    It reads by itself, entry by entry, or has a reduction take long strides; the two can follow each other freely.
+    It reads by itself, entry by entry, or has a reduction catch up over long stretches; the two can alternate freely.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Auditor:
         most: int = 10_000,
         bookmarks: str = "",
         stages: Mapping[str, Sequence[str]] | None = None,
-        strides_only: bool = False,
+        catch_up_only: bool = False,
         skip_lost: bool = False,
     ) -> None:
         """`skip_lost`: go on behind what a channel has removed unread; numbers that lay there are then missing."""
@@ -68,7 +68,7 @@ class Auditor:
         self._kinds = {one.channel: one.kind for one in watched}
         self._notes = [name for name in (heartbeats, bookmarks) if name]
         self._stages = stages
-        self._strides_only = strides_only
+        self._catch_up_only = catch_up_only
         self._skip_lost = skip_lost
         self._writers = Writers(channels, [bookmarks], self._clock) if bookmarks else None
         self._positions: dict[str, dict[int, int]] = {}
@@ -97,7 +97,7 @@ class Auditor:
             raise
         return len(entries)
 
-    def stride(self, reduction: Reduction) -> int:
+    def catch_up(self, reduction: Reduction) -> int:
         """Have one long stretch of the watched channels reduced, and merge it; how many entries are left then."""
         self.close()
         start = self._starts(list(self._kinds))
@@ -140,9 +140,9 @@ class Auditor:
                 some = self.step(wait)
                 well()
                 full = full + 1 if some == self._most else 0
-                if reduction and (self._strides_only or full >= FULL):
+                if reduction and (self._catch_up_only or full >= FULL):
                     full = 0
-                    self._stride_on(reduction, behind, bool(some), stop, well)
+                    self._catch_up_to(reduction, behind, bool(some), stop, well)
                 if 0 < some < self._most:
                     stop.wait(every)
 
@@ -151,7 +151,7 @@ class Auditor:
         finally:
             self.close()
 
-    def _stride_on(
+    def _catch_up_to(
         self,
         reduction: Callable[[], Reduction],
         behind: int,
@@ -161,11 +161,11 @@ class Auditor:
     ) -> None:
         """Have the reduction read as long as there is more than `behind`."""
         now, left = self._clock.now(), self.behind()
-        if not left and noted and self._strides_only:
+        if not left and noted and self._catch_up_only:
             # Nobody else says so: what was just claimed is not among what is still to be read.
             self._ledger.mark_drained(now)
         while left > behind and not stop.is_set():
-            left = self.stride(reduction())
+            left = self.catch_up(reduction())
             well()
 
     def trouble(self) -> Unavailable | None:
@@ -184,7 +184,7 @@ class Auditor:
 
     def _open(self) -> Reader:
         self._ledger.watch(self._watched, self._stages)
-        self._positions = self._starts([*(() if self._strides_only else self._kinds), *self._notes])
+        self._positions = self._starts([*(() if self._catch_up_only else self._kinds), *self._notes])
         self._reader = self._opened.enter_context(self._channels.reader(self._positions, linger=0.25))
         return self._reader
 
@@ -229,7 +229,7 @@ class Auditor:
         }
         now = self._clock.now()
         # Who leaves the channels to a reduction reads notes alone here, and knows nothing of the rest.
-        drained = 0 if self._strides_only or math.isinf(age := reader.age()) else now - int(age * 1e6)
+        drained = 0 if self._catch_up_only or math.isinf(age := reader.age()) else now - int(age * 1e6)
         if end:
             known = None
             if self._writers is not None:
@@ -249,7 +249,7 @@ class Auditor:
 def _stretch(
     start: Mapping[str, Positions], ends: Mapping[str, Mapping[int, tuple[int, int]]]
 ) -> tuple[dict[str, dict[int, int]], int]:
-    """Where the next stride ends, the same share of each partition, and how many entries lie behind that."""
+    """Where the next stretch ends, the same share of each partition, and how many entries lie behind that."""
     waiting = {
         (channel, partition): end - start[channel][partition]
         for channel, bounds in ends.items()

@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import Any
 
 from penstock.audit import tampering
-from penstock.audit.content import Content, Numbered, Run, Tally
+from penstock.audit.content import ChannelCounts, Content, Numbered, Run
 from penstock.audit.findings import Kind, Numbering, Span, as_delay, shed_from
 from penstock.audit.hops import Gap, Hop, Intake, hops, paths, without_account
 from penstock.audit.judge import Discrepancy, Doubt, Report, Verdict, unique, verdict_of
@@ -308,8 +308,10 @@ def _channel(
     # What is unread may be what is due: adding the two up would count it twice.
     in_flight = max(unread, sum(gap.size for gap, missing in due if not missing))
     numbered = {(sender, epoch): one for (name, sender, epoch), one in content.numbered.items() if name == channel}
-    tally = content.tallies.get(channel, Tally())
-    nameless_dead = content.tallies.get(f"{channel}.dead", Tally()).without_identity if kind is Kind.SOURCE else 0
+    tally = content.counts.get(channel, ChannelCounts())
+    nameless_dead = (
+        content.counts.get(f"{channel}.dead", ChannelCounts()).without_identity if kind is Kind.SOURCE else 0
+    )
     latencies = content.latencies.get(channel)
     return ChannelBalance(
         channel=channel,
@@ -361,7 +363,7 @@ def _outdated(channel: str, content: Content) -> int:
     """How many offsets of a channel held nothing: as many records may have been outdated before they were read."""
     since, until = content.since.get(channel, {}), content.until.get(channel, {})
     passed = sum(offset - since.get(partition, 0) for partition, offset in until.items())
-    return max(0, passed - content.tallies.get(channel, Tally()).records)
+    return max(0, passed - content.counts.get(channel, ChannelCounts()).records)
 
 
 def _doubled(one: Numbered, runs: Sequence[Run]) -> int:

@@ -22,7 +22,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class ChannelCounts:
     records: int = 0
     without_identity: int = 0
     deletions: int = 0
@@ -59,7 +59,7 @@ class Lost:
 @dataclass(frozen=True, slots=True)
 class Content:
     channels: Mapping[str, Watched]
-    tallies: Mapping[str, Tally]
+    counts: Mapping[str, ChannelCounts]
     numbered: Mapping[Numbering, Numbered]
     runs: Mapping[Numbering, Sequence[Run]]
     claims: Mapping[Numbering, Sequence[tuple[int, Micros]]]

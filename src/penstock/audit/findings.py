@@ -9,7 +9,7 @@ from hashlib import md5
 from itertools import pairwise
 
 from penstock.audit.account import Account, is_account
-from penstock.audit.writers import Known
+from penstock.audit.writers import KnownWriters
 from penstock.core.clock import Micros
 from penstock.core.contracts import Entry, Positions
 from penstock.core.errors import Refused
@@ -138,7 +138,7 @@ def reduced(
     kinds: Mapping[str, Kind],
     heartbeats: str = "",
     bookmarks: str = "",
-    writers: Known | None = None,
+    writers: KnownWriters | None = None,
 ) -> Findings:
     """What the entries tell. An entry whose headers are broken is counted as one without identity.
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from penstock.audit.account import Account, Outcome, Share
-from penstock.audit.content import Content, Run, Tally
+from penstock.audit.content import ChannelCounts, Content, Run
 from penstock.audit.findings import Kind
 from penstock.audit.judge import Discrepancy, Doubt
 from penstock.core.contracts import Positions
@@ -102,7 +102,7 @@ def hops(content: Content, intakes: Iterable[Intake]) -> tuple[Hop, ...]:
 def without_account(content: Content) -> Iterator[Doubt]:
     """Stages that have records to read, and have given no account yet."""
     for stage, channels in content.stages.items():
-        waiting = sum(content.tallies.get(channel, Tally()).records for channel in channels)
+        waiting = sum(content.counts.get(channel, ChannelCounts()).records for channel in channels)
         if stage not in content.accounts and waiting:
             yield Doubt("account", stage, f"{stage} has not accounted for its {waiting:,} records yet")
 
@@ -205,7 +205,7 @@ def _silent(content: Content, stage: str) -> Iterator[Hop]:
     """A stage that has given no account yet: all that its channels hold is in flight."""
     into = _writes(content, stage)
     for channel in content.stages[stage]:
-        records = content.tallies.get(channel, Tally()).records
+        records = content.counts.get(channel, ChannelCounts()).records
         outcomes = dict.fromkeys(Outcome, 0)
         yield Hop(stage, channel, into, records, 0, records, 0, outcomes, note="it has given no account yet")
 
@@ -226,7 +226,7 @@ def _hop(content: Content, account: Account, channel: str, share: Share, into: s
     in_flight = _distance(share.until, content.until.get(channel, {}))
     if share.since == content.since.get(channel, {}):
         # Both have counted from the same place: what the stage lacks is known as a number of records.
-        lacks = content.tallies.get(channel, Tally()).records - share.taken
+        lacks = content.counts.get(channel, ChannelCounts()).records - share.taken
         in_flight = min(in_flight, max(0, lacks - missing))
     outcomes = {outcome: share.outcomes.get(outcome, 0) for outcome in Outcome}
     latency, step = content.latencies.get(into), content.steps.get(into)
@@ -260,7 +260,7 @@ def _untaken(content: Content, channel: str, share: Share) -> tuple[int, int, st
     record at all.
     """
     since, until = content.since.get(channel, {}), content.until.get(channel, {})
-    records = content.tallies.get(channel, Tally()).records
+    records = content.counts.get(channel, ChannelCounts()).records
     same = share.since == since and not _distance(share.until, until)
     if _compacted(content, channel):
         # Rows that were outdated when the stage came are not there to be taken.
@@ -310,7 +310,7 @@ def _folded(content: Content, account: Account, into: str) -> int | str:
     if account.stage in content.reborn and not (account.number and into in content.folded):
         return "it began anew, over rows of an earlier life"
     since, until = content.since.get(into, {}), content.until.get(into, {})
-    counted = content.tallies.get(into, Tally()).records + content.forged.get(into, 0)
+    counted = content.counts.get(into, ChannelCounts()).records + content.forged.get(into, 0)
     if any(since.values()) or _distance(since, until) > counted:
         return "rows were outdated before the ledger counted them"
     if into in content.folded:
@@ -320,7 +320,7 @@ def _folded(content: Content, account: Account, into: str) -> int | str:
         return records if life == account.number else 0 if life < account.number else "rows of a later life are there"
     # The result keeps single records, under their own numbers.
     for channel in account.shares:
-        if _compacted(content, channel) or content.tallies.get(channel, Tally()).without_identity:
+        if _compacted(content, channel) or content.counts.get(channel, ChannelCounts()).without_identity:
             return "some of its records have no number"
         if any(
             one.records > _count(content.runs.get(of, ())) for of, one in content.numbered.items() if of[0] == channel

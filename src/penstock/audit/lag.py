@@ -7,7 +7,7 @@ from penstock.core.contracts import Channels, Group, Place
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PartitionLag:
     """How a group stands in a partition."""
 
     place: Place
@@ -43,20 +43,20 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class GroupLag:
     """How a group stands in all its channels."""
 
     group: Group
-    rows: Sequence[Row]
+    rows: Sequence[PartitionLag]
 
     @classmethod
-    def of(cls, channels: Channels, group: Group, only: Collection[str] | None = None) -> "Standing":
+    def of(cls, channels: Channels, group: Group, only: Collection[str] | None = None) -> "GroupLag":
         """`only`: these channels alone."""
         holder = {place: member for member, places in group.members.items() for place in places}
         places = {*holder, *group.committed}
         bounds = dict(_bounds(channels, {channel for channel, _ in places}))
         rows = [
-            Row(place, group.committed.get(place), bounds.get(place), holder.get(place))
+            PartitionLag(place, group.committed.get(place), bounds.get(place), holder.get(place))
             for place in sorted({*places, *bounds})
             if not only or place[0] in only
         ]

@@ -18,7 +18,7 @@ from threading import RLock
 from zlib import crc32
 
 from penstock.audit.account import Account
-from penstock.audit.content import Content, Lost, Numbered, Run, Tally
+from penstock.audit.content import ChannelCounts, Content, Lost, Numbered, Run
 from penstock.audit.findings import MINUTE, STRANGERS, Findings, Kind, Numbering, Span, Stranger, Watched
 from penstock.audit.judge import Report
 from penstock.core.clock import Micros
@@ -271,7 +271,9 @@ class Ledger:
                     channel: Watched(channel, Kind(kind), tuple(fed_by.split()), bool(windowed), bool(compacted))
                     for channel, kind, fed_by, windowed, compacted in self._db.execute("SELECT * FROM channels")
                 },
-                tallies={channel: Tally(*counts) for channel, *counts in self._db.execute("SELECT * FROM tallies")},
+                counts={
+                    channel: ChannelCounts(*counts) for channel, *counts in self._db.execute("SELECT * FROM tallies")
+                },
                 numbered={
                     (channel, sender, epoch): Numbered(records, redriven, disorder, _span(*span))
                     for channel, sender, epoch, records, redriven, disorder, *span in self._db.execute(

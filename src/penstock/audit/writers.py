@@ -59,7 +59,7 @@ class Writer:
             return None
 
 
-class Known:
+class KnownWriters:
     """The writers of each channel. No I/O."""
 
     def __init__(self, writers: Iterable[Writer] = ()) -> None:
@@ -109,7 +109,7 @@ class Writers:
     """The announced writers, read from channels of bookmarks whenever a row of an unknown writer comes."""
 
     def __init__(self, channels: Channels, bookmarks: Collection[str], clock: Clock | None = None) -> None:
-        self.known = Known()
+        self.known = KnownWriters()
         self._channels, self._clock = channels, clock or SystemClock()
         self._read: dict[str, Positions] = {name: {} for name in bookmarks}
         self._looked: float | None = None

@@ -12,9 +12,8 @@ from datetime import timedelta
 from typing import TypeVar
 from zlib import crc32
 
-from penstock.channels.dealing import LEASE, DealtMember, Standing, described, joined, moved
-from penstock.channels.differences import differences
-from penstock.channels.positions import another, beyond, overtaken
+from penstock.channels.checks import another, beyond, differences, overtaken
+from penstock.channels.leases import LEASE, LeasedConsumer, Standing, described, joined, moved
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Brought, Dealing, Entry, Group, Place, Positions, Promise, Topic
 from penstock.core.errors import Unavailable
@@ -139,8 +138,8 @@ class MemoryChannels:
     @contextmanager
     def join(
         self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
-    ) -> Iterator[DealtMember]:
-        member = DealtMember(self, self, group, channels, dealing, beginning, self._clock.elapsed, self._lease)
+    ) -> Iterator[LeasedConsumer]:
+        member = LeasedConsumer(self, self, group, channels, dealing, beginning, self._clock.elapsed, self._lease)
         with joined(member, dealing):
             yield member
 

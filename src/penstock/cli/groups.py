@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from penstock.audit.lag import Standing
+from penstock.audit.lag import GroupLag
 from penstock.cli.channels import OURS, found, there
 from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_time
 from penstock.cli.standard import console
@@ -60,7 +60,7 @@ def groups(
         typer.echo(json.dumps({"groups": names}) if as_json else "\n".join(map(printable, names)), nl=bool(names))
     elif describe:
         chosen = [_known(channels, group)] if group is not None else channels.groups()
-        standings = [Standing.of(channels, channels.group(name), topic) for name in chosen]
+        standings = [GroupLag.of(channels, channels.group(name), topic) for name in chosen]
         if as_json:
             typer.echo(json.dumps({"groups": [_told(standing) for standing in standings]}))
         else:
@@ -85,7 +85,7 @@ def _known(channels: Channels, group: str) -> str:
 # --- describe ---------------------------------------------------------------------------------------------------------
 
 
-def _told(standing: Standing) -> dict[str, object]:
+def _told(standing: GroupLag) -> dict[str, object]:
     return {
         "group": standing.group.name,
         "state": standing.group.state,
@@ -98,7 +98,7 @@ def _told(standing: Standing) -> dict[str, object]:
     }
 
 
-def _show(standing: Standing) -> None:
+def _show(standing: GroupLag) -> None:
     who = counted(len(standing.group.members), "member")
     typer.echo(f"{printable(standing.group.name)}: {printable(standing.group.state)}, {who}, lag {standing.lag:,}")
     table = Table("channel", "partition", "committed", "end", "lag", "member")

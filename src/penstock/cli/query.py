@@ -11,8 +11,7 @@ import orjson
 import typer
 from rich.cells import cell_len, set_cell_size
 
-from penstock.analysis.exact import exactly
-from penstock.analysis.following import Following, Result
+from penstock.analysis.interactive import InteractiveQuery, Result, exactly
 from penstock.cli.channels import found, there
 from penstock.cli.options import AsJson, Profile, parse_duration, parse_time
 from penstock.cli.standard import Output
@@ -161,7 +160,7 @@ def _told(begin: str | Micros) -> str:
     return {_BEGINNING: "from the beginning", _LATEST: "from now on"}.get(str(begin), "from then on")
 
 
-def _wait(following: Following, stop: Event, seconds: float | None, clock: Clock) -> None:
+def _wait(following: InteractiveQuery, stop: Event, seconds: float | None, clock: Clock) -> None:
     began, said = clock.elapsed(), False
     while not stop.wait(_PAUSE):
         if error := following.look():
@@ -175,7 +174,7 @@ def _wait(following: Following, stop: Event, seconds: float | None, clock: Clock
             return
 
 
-def _summary(rows: int, following: Following) -> str:
+def _summary(rows: int, following: InteractiveQuery) -> str:
     left_out = []
     if following.refused:
         left_out.append(f"{counted(following.refused, 'record')} that did not fit")

@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from penstock.analysis.compare import Difference, Verdict
+from penstock.analysis.replay import Difference, Verdict
 from penstock.pipeline.checks import check
 from penstock.pipeline.chosen import find_query
 from penstock.pipeline.comparison import Report

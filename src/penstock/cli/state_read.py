@@ -122,7 +122,7 @@ class _Asked:
         if analysis := self._analysis(channels):
             _, answer = _fetched(analysis, path)
         else:
-            answer = self._read(lambda spark, asking: asking.get(spark, self._query, key))
+            answer = self._read(lambda spark, lookup: lookup.get(spark, self._query, key))
         row = None
         if channels is not None:
             row = _newest_row(channels, self._query, answer["key"])
@@ -135,7 +135,7 @@ class _Asked:
         path = f"/state/{quote(self._query.name, safe='')}?{urlencode({'prefix': prefix, 'limit': limit})}"
         if address := self._page() or self._analysis(self._channels()):
             return _fetched(address, path)[1]
-        return self._read(lambda spark, asking: asking.scan(spark, self._query, prefix, limit))
+        return self._read(lambda spark, lookup: lookup.scan(spark, self._query, prefix, limit))
 
     def _page(self) -> str | None:
         running = Running.at(self._wiring.state)
@@ -159,7 +159,7 @@ class _Asked:
 
     def _read(self, ask: Any) -> dict[str, Any]:
         # Spark is imported for those who need it.
-        from penstock.analysis.state import asking
+        from penstock.analysis.state import lookup
         from penstock.pipeline.tiers.analyse import engine
 
         typer.echo("the pipeline does not run; starting Spark to read its checkpoint …", err=True)
@@ -168,7 +168,7 @@ class _Asked:
         except Misconfigured:
             wiring = self._wiring.at(*_NOWHERE)
         with engine(self._description, wiring, log=None) as spark:
-            answer: dict[str, Any] = ask(spark, asking)
+            answer: dict[str, Any] = ask(spark, lookup)
         return answer
 
 

@@ -12,7 +12,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.audit.lag import Standing
+from penstock.audit.lag import GroupLag
 from penstock.core.contracts import Channels, Group
 from penstock.core.errors import Unavailable
 from penstock.core.text import did_you_mean
@@ -143,7 +143,7 @@ def _polled(polled: Polled, told: Format, session: ConsumerSession) -> Response:
 
 def _described(channels: Channels, group: Group) -> dict[str, object]:
     """The state of a group, with its lag in each partition."""
-    standing = Standing.of(channels, group)
+    standing = GroupLag.of(channels, group)
     return {
         "name": group.name,
         "state": group.state,

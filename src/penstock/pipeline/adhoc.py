@@ -10,14 +10,13 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
-from penstock.analysis.binder import BinderWire
+from penstock.analysis.binder import BinderConnector
+from penstock.analysis.connectors import KafkaConnector, SparkConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.following import Following, Result, inferred, result
-from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.interactive import InteractiveQuery, Result, inferred, result
 from penstock.analysis.operators.statics import table
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.session import session
-from penstock.analysis.wire import Wire
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Channels, Positions
 from penstock.core.errors import Misconfigured
@@ -108,7 +107,7 @@ def spark(asked: Asked, say: Callable[[str], None], stop: threading.Event) -> It
     flags = [*spark_archive(java, jars).used(), f"-Djava.io.tmpdir={place}"]
     try:
         with session(NAME, settings, java.path, jars.spark, _SLOTS, None, flags) as running:
-            engine = Engine(running, settings, _wire(asked), str(place), {})
+            engine = Engine(running, settings, _connector(asked), str(place), {})
             engine = _knowing(engine, asked, say)
             started.set()
             yield engine, place
@@ -125,10 +124,10 @@ def followed(
     start: Mapping[str, Positions],
     place: Path,
     take: Callable[[Result, Iterator[str]], None],
-) -> Iterator[Following]:
+) -> Iterator[InteractiveQuery]:
     """Run the query from these positions; `take` gets what its rows look like, and some of them, each as JSON."""
     found = result(engine, asked.query, start)
-    following = Following.start(found, asked.names, str(place / "checkpoint"), lambda rows: take(found, rows))
+    following = InteractiveQuery.start(found, asked.names, str(place / "checkpoint"), lambda rows: take(found, rows))
     try:
         yield following
     finally:
@@ -194,11 +193,11 @@ def newest(channels: Channels, name: str) -> list[bytes | None]:
     return values
 
 
-def _wire(asked: Asked) -> Wire:
+def _connector(asked: Asked) -> SparkConnector:
     skip_lost = asked.wiring.channels.lost == "skip"
     if isinstance(asked.channels, Kafka):
-        return KafkaWire(asked.channels.servers, spark_words(asked.wiring.kafka.conf), skip_lost, _MOST)
-    return BinderWire(asked.channels, skip_lost)
+        return KafkaConnector(asked.channels.servers, spark_words(asked.wiring.kafka.conf), skip_lost, _MOST)
+    return BinderConnector(asked.channels, skip_lost)
 
 
 def _leave_at_once(stop: threading.Event, started: threading.Event, place: Path) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import httpx
 
-from penstock.audit.alarm import Alarm
+from penstock.audit.rules.base import Alarm
 from penstock.audit.settings import AuditSettings
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import Unavailable

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.analysis.compare import Difference, How, Verdict, read
-from penstock.analysis.replay import Found
+from penstock.analysis.replay import Difference, Found, How, Verdict, read
 from penstock.core.contracts import Positions
 
 

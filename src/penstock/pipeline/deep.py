@@ -25,9 +25,9 @@ from penstock.pipeline.graph import store_node
 from penstock.pipeline.stores import check_of, store_of
 from penstock.pipeline.tiers.analyse import engine
 from penstock.pipeline.wiring import Wiring
+from penstock.stores.base import version_of
 from penstock.stores.lake import LakeStore
 from penstock.stores.lake_rows import LakeRows
-from penstock.stores.loading import version_of
 
 Say = Callable[[str], None]
 

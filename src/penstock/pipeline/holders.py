@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.analysis.compare import Row, Table, key_of
 from penstock.analysis.query import Query
+from penstock.analysis.replay import Row, Table, key_of
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Entry, Positions
 from penstock.core.held import held
@@ -15,7 +15,7 @@ from penstock.pipeline.description import Description
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.wiring import Wiring, topics
-from penstock.stores.contents import Contents, Stored
+from penstock.stores.base import Contents, Stored
 
 
 @dataclass(frozen=True, slots=True)

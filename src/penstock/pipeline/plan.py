@@ -7,11 +7,10 @@ from typing import Any
 from penstock.analysis.checkpoints.doctor import Fit
 from penstock.analysis.checkpoints.rescale import spread
 from penstock.analysis.engine import Engine
-from penstock.analysis.launching import examined
-from penstock.analysis.modes import Verdict
+from penstock.analysis.launch import examined
+from penstock.analysis.modes import Need, Verdict, guessed, need
 from penstock.analysis.query import Mode, Query, Static
 from penstock.analysis.session import wait_for_slots
-from penstock.analysis.slots import Need, guessed, need
 from penstock.analysis.state.keyed import keeps_state, unnumbered
 from penstock.collect.shedding import shedding
 from penstock.collect.ways import kind_of

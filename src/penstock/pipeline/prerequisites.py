@@ -10,10 +10,9 @@ from penstock.core.errors import Misconfigured, raise_all
 from penstock.pipeline.description import Description
 from penstock.pipeline.services import ROLE, Needs, Services
 from penstock.pipeline.wiring import Wiring
-from penstock.supervise.folder import StateFolder
+from penstock.supervise.folder import StateFolder, require_free
 from penstock.supervise.jars import cache_folder, kept_jars
 from penstock.supervise.java import find_java
-from penstock.supervise.ports import require_free
 from penstock.supervise.redis import find_redis
 
 STATE, JARS = 256 << 20, 1 << 30

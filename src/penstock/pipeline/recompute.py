@@ -11,10 +11,24 @@ from dataclasses import dataclass, field, replace
 from penstock.analysis.checkpoints.batches import covered
 from penstock.analysis.checkpoints.doctor import begin_anew
 from penstock.analysis.checkpoints.note import Note, note_of
-from penstock.analysis.compare import Comparison, Excuse, Expected, How, Row, Verdict, bare, compare
 from penstock.analysis.engine import Engine, Offsets
 from penstock.analysis.query import Query
-from penstock.analysis.replay import Until, comes_when_final, kept, named, recomputed, require_repeatable
+from penstock.analysis.replay import (
+    Comparison,
+    Excuse,
+    Expected,
+    How,
+    Row,
+    Until,
+    Verdict,
+    bare,
+    comes_when_final,
+    compare,
+    kept,
+    named,
+    recomputed,
+    require_repeatable,
+)
 from penstock.audit.account import Account, Outcome
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Channels, Positions

@@ -28,7 +28,7 @@ from penstock.pipeline.wiring import LOCAL, Wiring, simulated
 from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.limits import Space
-from penstock.supervise.service import Service
+from penstock.supervise.process import Service
 from penstock.supervise.supervisor import Supervisor
 
 USUAL_PORT = 8787

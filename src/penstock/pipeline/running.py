@@ -6,8 +6,7 @@ from pathlib import Path
 from penstock.core.addresses import shown
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.wiring import Wiring
-from penstock.supervise.folder import StateFolder
-from penstock.supervise.notes import fitting, write_note
+from penstock.supervise.folder import StateFolder, fitting, write_note
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,12 @@ from penstock.pipeline.running import Running
 from penstock.pipeline.warm import is_warm, kafka_archive
 from penstock.pipeline.wiring import LOCAL, LOCALS, Wiring
 from penstock.supervise.events import Event
-from penstock.supervise.folder import StateFolder
+from penstock.supervise.folder import StateFolder, fitting, write_note
 from penstock.supervise.jars import Jars, cache_folder, ensure_jars
 from penstock.supervise.java import Java, find_java
 from penstock.supervise.kafka import kafka_services
-from penstock.supervise.notes import fitting, write_note
-from penstock.supervise.process import tied
+from penstock.supervise.process import Service, tied
 from penstock.supervise.redis import redis_service
-from penstock.supervise.service import Service
 from penstock.supervise.supervisor import Supervisor
 
 ROLE = "services"

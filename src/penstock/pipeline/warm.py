@@ -7,16 +7,15 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.analysis.classpath import classpath
-from penstock.analysis.launching import launch, sift
+from penstock.analysis.launch import launch, sift
 from penstock.analysis.query import Mode, Query, Shape
+from penstock.analysis.session import classpath
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin, Record
-from penstock.supervise.archive import Archive
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.jars import Jars
+from penstock.supervise.jars import Archive, Jars
 from penstock.supervise.java import Java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.settings import LocalSettings
@@ -43,8 +42,8 @@ def is_warm(java: Java, jars: Jars) -> bool:
 def warm(java: Java, jars: Jars) -> None:
     """Run a small pipeline on a broker of its own, and keep what both JVMs have loaded."""
     # Here and not above: who only asks whether it was done need not wait for pyspark.
+    from penstock.analysis.connectors import KafkaConnector
     from penstock.analysis.engine import Engine
-    from penstock.analysis.kafka import KafkaWire
     from penstock.analysis.session import session
 
     kafka, spark = kafka_archive(java, jars), spark_archive(java, jars)
@@ -56,7 +55,7 @@ def warm(java: Java, jars: Jars) -> None:
             settings = SparkSettings()
             log = sys.stderr.buffer
             with session("warm", settings, java.path, jars.spark, 8, log, spark.made(), patience=PATIENCE) as running:
-                engine = Engine(running, settings, KafkaWire(servers), str(folder.sub("checkpoints")), _SHAPES)
+                engine = Engine(running, settings, KafkaConnector(servers), str(folder.sub("checkpoints")), _SHAPES)
                 _go_through_the_paces(engine, Kafka(servers))
         finally:
             # The archive is written when the broker has stopped.

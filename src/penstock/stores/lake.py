@@ -25,9 +25,8 @@ from penstock.audit.account import Outcome, Share
 from penstock.core.contracts import Guarantee, Positions
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.runs import Runs
-from penstock.stores.contents import Stored
-from penstock.stores.loading import furthest, require_topic
-from penstock.stores.totals import OUTCOMES, Totals
+from penstock.stores.accounting import OUTCOMES, Totals
+from penstock.stores.base import Stored, furthest, require_topic
 
 _NUMBER, _PLACE = ["_sender", "_epoch", "_seq"], ["_partition", "_offset"]
 _RANGES = ["_epoch", "_seq", *_PLACE]

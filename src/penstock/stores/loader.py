@@ -14,10 +14,8 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Positions, Reader, Store
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.retry import retrying
-from penstock.stores.books import Books
-from penstock.stores.figures import Figures
-from penstock.stores.loading import Loadable, furthest, require_kept
-from penstock.stores.totals import Accounting
+from penstock.stores.accounting import AccountingStore, Figures, StoreAccounting
+from penstock.stores.base import Loadable, furthest, require_kept
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +60,7 @@ class Loader:
         self._writers = writers
         self._wait = wait.total_seconds()
         self._figures = Figures(self._clock)
-        self._books = Books(channel, self._clock)
+        self._accounting = StoreAccounting(channel, self._clock)
 
     def run(self, stop: Event) -> None:
         """Load until `stop` is set; what was read by then is still written."""
@@ -77,7 +75,7 @@ class Loader:
 
     def account(self, stage: str) -> Account | None:
         """What the store has taken, as it said last; None until then. It lags by a second while rows are written."""
-        return self._books.account(stage)
+        return self._accounting.account(stage)
 
     def _load(self, stop: Event, well: Callable[[], None]) -> None:
         """From one fault to the next: everything is opened anew, so nothing has to be mended."""
@@ -86,7 +84,7 @@ class Loader:
         with closing(self._store.open()) as store:
             stands = store.positions()
             with self._channels.reader({self._channel: self._begins(stands)}, linger) as reader:
-                if isinstance(store, Accounting):
+                if isinstance(store, AccountingStore):
                     store.begin(reader.positions(self._channel))
                 batch = _Batch(self._channel, store, reader, dict(stands), self._figures, self._writers)
                 self._fill(batch, store, stop, well)
@@ -109,19 +107,19 @@ class Loader:
                 batch.require_kept()
                 self._figures.lags(batch.behind(self._channels))
                 self._figures.says("loading")
-                self._books.look(store)
+                self._accounting.look(store)
                 look = elapsed() + _LOOK_EVERY
             wait = min(self._wait, max(0.0, due - elapsed())) if batch.entries else self._wait
             if batch.gather(self._most, wait):
                 due = elapsed() + every
             if batch.entries and (batch.is_full(self._most) or elapsed() >= due):
                 batch.write()
-                self._books.wrote()
-            self._books.keep_up(store)
+                self._accounting.wrote()
+            self._accounting.keep_up(store)
             well()
         if batch.entries:
             batch.write()
-        self._books.look(store)
+        self._accounting.look(store)
 
     def _waiting(self, error: Unavailable) -> None:
         self._figures.says("waiting", str(error))

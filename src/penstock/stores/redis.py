@@ -19,9 +19,8 @@ from penstock.core.clock import Micros
 from penstock.core.contracts import Entry, Guarantee, Positions
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Headers
-from penstock.stores.contents import Stored
-from penstock.stores.loading import furthest, require_kept, require_topic, version_of
-from penstock.stores.totals import Totals
+from penstock.stores.accounting import Totals
+from penstock.stores.base import Stored, furthest, require_kept, require_topic, version_of
 
 _TOMBSTONES = timedelta(days=1)
 """How long the version of a deleted row is remembered, when rows have no time to live of their own."""

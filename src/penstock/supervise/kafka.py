@@ -11,12 +11,10 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from penstock.core.errors import Misconfigured
-from penstock.supervise.folder import StateFolder
+from penstock.supervise.folder import HOST, StateFolder, read_note, write_note
 from penstock.supervise.jars import Jars
 from penstock.supervise.java import Java
-from penstock.supervise.notes import read_note, write_note
-from penstock.supervise.ports import HOST
-from penstock.supervise.service import Service
+from penstock.supervise.process import Service
 from penstock.supervise.settings import LocalSettings
 
 _LOGGING = Path(__file__).with_name("log4j2.xml")

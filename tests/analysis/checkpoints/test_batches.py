@@ -1,11 +1,39 @@
 """What a checkpoint says of how far its query has come."""
 
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
+from tests.channels.traffic import read, send
 
-from penstock.analysis.checkpoints.batches import Batch, batches, covered
+from penstock.analysis.accounting import QueryAccounting
+from penstock.analysis.checkpoints.batches import (
+    EXCLUDED_FILE,
+    Batch,
+    Excluded,
+    batches,
+    covered,
+    exclude,
+    excluded,
+    give_up,
+    given_up,
+    take_up,
+)
+from penstock.analysis.connectors import KafkaConnector
+from penstock.analysis.engine import Engine
+from penstock.analysis.launch import failed, launch
+from penstock.analysis.query import Mode, Query, Shape
+from penstock.analysis.settings import SparkSettings
+from penstock.audit.account import Account, Outcome
+from penstock.channels.kafka import Kafka
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
+from penstock.core.record import Origin, Record
 
 
 def checkpoint(folder: Path, offsets: dict[int, str], commits: list[int]) -> str:
@@ -62,3 +90,139 @@ def test_what_lies_before_a_hole_is_not_told(tmp_path: Path) -> None:
     folder = checkpoint(tmp_path, {9: '{"a":{"0":5}}', 11: '{"a":{"0":8}}'}, [9, 10, 11])
     assert [batch.number for batch in batches(folder)] == [11]
     assert batches("s3://bucket/a") == []
+
+
+Fresh = Callable[[str], str]
+Eventually = Callable[..., None]
+
+
+def begun(folder: Path, *numbers: int) -> None:
+    (folder / "offsets").mkdir(parents=True, exist_ok=True)
+    for number in numbers:
+        (folder / "offsets" / str(number)).write_text(
+            f'v1\n{{"batchWatermarkMs":0}}\n{{"things":{{"0":{number + 1}}}}}'
+        )
+
+
+def test_only_what_was_begun_and_not_finished_is_given_up(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    assert give_up(folder) is None
+    begun(tmp_path, 0)
+    assert give_up(folder) == 0
+    assert give_up(folder) is None
+    assert (tmp_path / "commits" / "0").read_text() == 'v1\n{"nextBatchWatermarkMs":0}'
+    begun(tmp_path, 1)
+    (tmp_path / "commits" / "0").write_text("as Spark writes it")
+    assert give_up(folder) == 1
+    assert (tmp_path / "commits" / "1").read_text() == "as Spark writes it"
+    assert given_up(folder) == {0, 1}
+    assert covered(folder) == {"things": {0: 2}}
+
+
+def test_what_was_to_be_given_up_and_is_done_again_is_not_given_up(tmp_path: Path) -> None:
+    begun(tmp_path, 0, 1)
+    (tmp_path / "commits").mkdir()
+    (tmp_path / "commits" / "0").touch()
+    # As if a crash had come between the mark and the commit.
+    for number in (0, 1):
+        (tmp_path / "given-up").mkdir(exist_ok=True)
+        (tmp_path / "given-up" / str(number)).touch()
+    take_up(str(tmp_path))
+    assert given_up(str(tmp_path)) == {0}
+    (tmp_path / "commits" / "0").unlink()
+    take_up(str(tmp_path))
+    assert given_up(str(tmp_path)) == frozenset()
+
+
+def test_what_lies_on_a_shared_file_system_is_left_alone() -> None:
+    assert give_up("hdfs://somewhere") is None
+    take_up("hdfs://somewhere")
+    assert given_up("hdfs://somewhere") == frozenset()
+
+
+def test_what_is_given_up_is_not_written_again_and_counts_as_missing(
+    spark: SparkSession, kafka: Kafka, fresh: Fresh, eventually: Eventually, tmp_path: Path
+) -> None:
+    things, into = fresh("things"), fresh("bare")
+    kafka.ensure([Topic(things), Topic(into)])
+    shapes = {things: Shape(things, "n BIGINT")}
+    engine = Engine(spark, SparkSettings(every="100 ms"), KafkaConnector(kafka.servers), str(tmp_path), shapes)
+    query = Query("bare", (things,), into, ("n",), f"SELECT n FROM `{things}`", once=True)
+    assert engine.gives_up(query)
+
+    def sent(first: int, last: int) -> None:
+        send(kafka, things, [Record(b'{"n": %d}' % n, Origin("s", 1, n, n)) for n in range(first, last + 1)])
+
+    def until(end: int, before: Account | None) -> Account:
+        """Run until the query has read so far."""
+        running, verdict = launch(engine, query, 1, {})
+        assert verdict.mode is Mode.MICRO_BATCH
+        assert "given up" in verdict.why
+        accounting = QueryAccounting(engine, query, running, before, kafka, SystemClock())
+
+        def there() -> bool:
+            if error := failed([running]):
+                raise error
+            accounting.look()
+            return accounting.account.shares[things].until == {0: end}
+
+        eventually(there)
+        running.stop()
+        return accounting.account
+
+    sent(1, 3)
+    account = until(3, None)
+    sent(4, 5)
+    until(5, account)
+    # As if the driver had died in this batch, after it had written: nothing tells that it was finished.
+    last = max((tmp_path / "bare" / "commits").glob("[0-9]*"), key=lambda one: int(one.name))
+    last.unlink()
+    sent(6, 6)
+    account = until(6, account)
+    assert given_up(engine.checkpoint("bare")) == {int(last.name)}
+    assert [json.loads(entry.value or b"")["n"] for entry in read(kafka, into, 6)] == [1, 2, 3, 4, 5, 6]
+    assert sum(end for _, end in kafka.bounds(into).values()) == 6
+    share = account.shares[things]
+    assert (share.taken, share.outcomes[Outcome.PASSED]) == (4, 4)
+
+
+def test_what_has_state_or_can_be_told_apart_is_done_again(spark: SparkSession, tmp_path: Path) -> None:
+    shapes = {"things": Shape("things", "n BIGINT")}
+    engine = Engine(spark, SparkSettings(), KafkaConnector("127.0.0.1:1"), str(tmp_path), shapes)
+    for sql in (
+        "SELECT n, origin FROM things",
+        "SELECT n, count(1) AS times FROM things GROUP BY n",
+        "SELECT DISTINCT n FROM things",
+    ):
+        assert not engine.gives_up(Query("q", ("things",), "q", ("n",), sql, once=True))
+    assert not engine.gives_up(Query("q", ("things",), "q", ("n",), "SELECT n FROM things"))
+    # What drops duplicates before the query has state as well.
+    gate = {"things": Shape("things", "n BIGINT", unique="n")}
+    behind = Query("q", ("things",), "q", ("n",), "SELECT n FROM things", once=True, watermark=timedelta(seconds=1))
+    assert not replace(engine, shapes=gate).gives_up(behind)
+    assert engine.gives_up(behind)
+    assert engine.gives_up(Query("q", ("things",), "q", ("n",), "SELECT n FROM things WHERE n > 1", once=True))
+
+
+ONE, OTHER = Excluded("things", 0, 7, "why"), Excluded("things", 1, 7, "why not")
+
+
+def test_records_are_added_and_each_is_there_once(tmp_path: Path) -> None:
+    assert excluded(str(tmp_path)) == []
+    exclude(str(tmp_path), [ONE])
+    exclude(f"file://{tmp_path}", [ONE, OTHER])
+    assert excluded(str(tmp_path)) == [ONE, OTHER]
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"format": 2, "records": []}', '{"format": 1, "records": [{}]}'])
+def test_a_list_that_cannot_be_read_is_named(text: str, tmp_path: Path) -> None:
+    (tmp_path / EXCLUDED_FILE).write_text(text)
+    with pytest.raises(Misconfigured) as told:
+        excluded(str(tmp_path))
+    assert told.value.place == f"checkpoint {tmp_path}"
+
+
+def test_where_this_machine_cannot_look_nothing_is_excluded() -> None:
+    assert excluded("s3://bucket/q") == []
+    with pytest.raises(Misconfigured):
+        exclude("s3://bucket/q", [ONE])

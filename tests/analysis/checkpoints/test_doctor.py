@@ -9,8 +9,7 @@ import pytest
 from tests.analysis.checkpoints.folders import checkpoint
 
 from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, examine, readable
-from penstock.analysis.checkpoints.fingerprint import Fingerprint, Operator
-from penstock.analysis.checkpoints.note import LAST, Note
+from penstock.analysis.checkpoints.note import LAST, Fingerprint, Note, Operator
 from penstock.audit.account import Account, Share
 from penstock.core.errors import Misconfigured
 

@@ -16,10 +16,10 @@ from pyspark.sql import functions as F
 from tests.channels.traffic import send
 
 from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import encoded, seen, words
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import examined
+from penstock.analysis.launch import examined
 from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
@@ -69,7 +69,7 @@ class Stand:
 
 def started_anyway(engine: Engine, query: Query) -> str | None:
     result = engine.frame(query, engine.stream)
-    writer = engine.wire.into(encoded(result, query), query.into).option(
+    writer = engine.connector.into(encoded(result, query), query.into).option(
         "checkpointLocation", engine.checkpoint(query.name)
     )
     writer = writer.outputMode("append" if query.emit is Emit.FINAL else "update").trigger(availableNow=True)
@@ -89,7 +89,7 @@ def standing(
     others = fresh("strangers")
     kafka.ensure([Topic(name) for name in (*channels, others, into)])
     shapes = {name: Shape(name, DDL, "timestamp_millis(at)") for name in (*channels, others)}
-    engine = Engine(spark, SparkSettings(), KafkaWire(kafka.servers), str(folder / "first"), shapes)
+    engine = Engine(spark, SparkSettings(), KafkaConnector(kafka.servers), str(folder / "first"), shapes)
     wait = timedelta(seconds=10)
     query = Query("totals", tuple(channels), into, ("window", "name"), build, Mode.MICRO_BATCH, watermark=wait)
     for name in channels:

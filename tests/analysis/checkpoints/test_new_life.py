@@ -9,14 +9,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tests.channels.traffic import send
 
-from penstock.analysis.books import Books
+from penstock.analysis.accounting import QueryAccounting
 from penstock.analysis.checkpoints.batches import covered
 from penstock.analysis.checkpoints.doctor import Known
 from penstock.analysis.checkpoints.note import note_of, set_aside
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import launch
+from penstock.analysis.launch import launch
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome
@@ -64,28 +64,28 @@ def test_a_query_goes_on_in_either_mode_and_begins_anew_where_it_is_told(
     kafka.ensure([Topic(things), Topic(into, compacted=True)])
     settings = SparkSettings(real_time_batch="5 seconds", every="200 ms")
     shapes = {things: Shape(things, "name STRING NOT NULL, n BIGINT")}
-    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path), shapes)
+    engine = Engine(spark, settings, KafkaConnector(kafka.servers), str(tmp_path), shapes)
     folder, ids = engine.checkpoint(into), {things: kafka.topic_id(things), into: kafka.topic_id(into)}
     account: Account | None = None
 
-    def launched(mode: Mode) -> Books:
+    def launched(mode: Mode) -> QueryAccounting:
         query = Query(into, (things,), into, ("name",), totals, mode)
         running, verdict = launch(
             engine, query, 1, ids, 0, Known(bounds={things: kafka.bounds(things)}, account=account)
         )
         assert verdict.mode is mode
-        return Books(engine, query, running, account, kafka, SystemClock())
+        return QueryAccounting(engine, query, running, account, kafka, SystemClock())
 
-    def until_covered(books: Books, last: int) -> Account:
+    def until_covered(accounting: QueryAccounting, last: int) -> Account:
         eventually(lambda: covered(folder) == {things: {0: last}})
 
         def told() -> bool:
-            books.look()
-            return books.account.shares[things].until == {0: last}
+            accounting.look()
+            return accounting.account.shares[things].until == {0: last}
 
         eventually(told)
-        books.running.stop()
-        return books.account
+        accounting.running.stop()
+        return accounting.account
 
     send(kafka, things, some(1, 100))
     # Real time is stopped before it has noted a batch: what it has planned is in nobody's way.
@@ -93,13 +93,13 @@ def test_a_query_goes_on_in_either_mode_and_begins_anew_where_it_is_told(
     assert covered(folder) is None
     account = until_covered(launched(Mode.MICRO_BATCH), 100)
     send(kafka, things, some(101, 200))
-    books = launched(Mode.REAL_TIME)
+    accounting = launched(Mode.REAL_TIME)
     eventually(lambda: newest(kafka, into) == due(1, 200))
     eventually(lambda: covered(folder) == {things: {0: 200}})
     # It is stopped within a batch, of which some rows are written.
     send(kafka, things, some(201, 250))
     eventually(lambda: newest(kafka, into) == due(1, 250))
-    books.running.stop()
+    accounting.running.stop()
     send(kafka, things, some(251, 300))
     account = until_covered(launched(Mode.MICRO_BATCH), 300)
     assert newest(kafka, into) == due(1, 300)
@@ -114,9 +114,9 @@ def test_a_query_goes_on_in_either_mode_and_begins_anew_where_it_is_told(
 
     # Its second life begins at the 200th record, in real time; its rows count less, and win.
     type(note)(ids, 1, {things: {0: 199}}).write(folder)
-    books = launched(Mode.REAL_TIME)
+    accounting = launched(Mode.REAL_TIME)
     eventually(lambda: newest(kafka, into) == due(200, 300, life=1))
-    account = until_covered(books, 300)
+    account = until_covered(accounting, 300)
     share = account.shares[things]
     assert (account.number, share.since, share.taken, account.conserved) == (1, {0: 199}, 101, True)
     rows = {

@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.analysis.checkpoints.rescale import recover, rescale, spread
+from penstock.analysis.modes import need
 from penstock.analysis.query import Query
-from penstock.analysis.slots import need
 from penstock.core.errors import Misconfigured
 
 

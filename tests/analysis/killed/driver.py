@@ -11,13 +11,13 @@ import time
 from pyspark.sql.streaming.query import StreamingQuery
 from tests.analysis.killed.queries import PARTITIONS, UP, Trial, bookmarks, channel, engine_for, trials
 
-from penstock.analysis.belated import Belated
-from penstock.analysis.books import Books
-from penstock.analysis.launching import failed, launch
+from penstock.analysis.accounting import QueryAccounting
+from penstock.analysis.dead_letters import LateRecords
+from penstock.analysis.launch import failed, launch
+from penstock.analysis.modes import need
 from penstock.analysis.query import Late, Mode
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
-from penstock.analysis.slots import need
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.pipeline.accounts import accounting, last_accounts
@@ -47,7 +47,7 @@ def main(servers: str, run: str, checkpoints: str, local: str, order: str) -> No
         sys.stdout.flush()
         before = last_accounts(kafka, bookmarks(run))
         running: list[StreamingQuery] = []
-        books: list[Books] = []
+        books: list[QueryAccounting] = []
 
         def start(trial: Trial) -> None:
             engine, query = engine_for(trial, run, spark, settings, servers, checkpoints), trial.query
@@ -56,8 +56,10 @@ def main(servers: str, run: str, checkpoints: str, local: str, order: str) -> No
             running.append(started)
             if trial.accounted:
                 account = before.get(f"query:{query.name}")
-                belated = Belated(query.name, kafka, account.at if account else 0) if query.late is Late.DEAD else None
-                books.append(Books(engine, query, started, account, kafka, SystemClock(), belated))
+                late_records = (
+                    LateRecords(query.name, kafka, account.at if account else 0) if query.late is Late.DEAD else None
+                )
+                books.append(QueryAccounting(engine, query, started, account, kafka, SystemClock(), late_records))
 
         with accounting(kafka, bookmarks(run), lambda: [one.look() or one.account for one in [*books]], every=0.5):
             for name in order.split(","):

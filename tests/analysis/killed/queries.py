@@ -11,8 +11,8 @@ from tests.analysis.operators import oracles
 from tests.analysis.state import cards
 
 from penstock import Keyed, Map, Value, by_count, joined, seen, tables, total
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.operators.statics import table
 from penstock.analysis.query import NUMBER, PAYLOAD, Emit, Late, Mode, Query, Shape, Static
 from penstock.analysis.settings import SparkSettings
@@ -136,7 +136,7 @@ def engine_for(
     rows = [{"name": name, "label": label} for name, label in LABELS.items()]
     labels = Static("labels", rows, "name STRING, label STRING")
     static = {"labels": table(spark, labels)} if trial.query.statics else {}
-    return Engine(spark, settings, KafkaWire(servers), checkpoints, shapes, static)
+    return Engine(spark, settings, KafkaConnector(servers), checkpoints, shapes, static)
 
 
 # --- what they do -----------------------------------------------------------------------------------------------------

@@ -25,13 +25,12 @@ from tests.analysis.operators.table_oracles import Change, flat
 from tests.analysis.state import cards
 from tests.stores.lakes import LoadedLake
 
-from penstock.analysis.belated import Belated
-from penstock.analysis.books import Books
+from penstock.analysis.accounting import QueryAccounting
 from penstock.analysis.checkpoints.rescale import rescale, spread
-from penstock.analysis.compare import Expected, Row, Verdict, compare, key_of, put
+from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
-from penstock.analysis.launching import launch
-from penstock.analysis.replay import recomputed, require_repeatable
+from penstock.analysis.launch import launch
+from penstock.analysis.replay import Expected, Row, Verdict, compare, key_of, put, recomputed, require_repeatable
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Account, Outcome
 from penstock.channels.kafka import Kafka
@@ -255,11 +254,11 @@ def test_letters_that_no_account_knows_are_not_written_again(
     known = next(account for account in earlier if account.shares != last.shares)
     before = run.lying("events.dead")
     running, _ = launch(own, query, 0, {})
-    belated = Belated(query.name, run.kafka, known.at)
-    books = Books(own, query, running, known, run.kafka, SystemClock(), belated)
-    eventually(lambda: books.look() or books.account is not known)
+    late_records = LateRecords(query.name, run.kafka, known.at)
+    accounting = QueryAccounting(own, query, running, known, run.kafka, SystemClock(), late_records)
+    eventually(lambda: accounting.look() or accounting.account is not known)
     running.stop()
-    assert books.account.shares == last.shares
+    assert accounting.account.shares == last.shares
     assert run.lying("events.dead") == before
 
 

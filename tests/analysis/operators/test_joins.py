@@ -8,8 +8,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from penstock import joined
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.core.errors import Misconfigured
@@ -89,7 +89,7 @@ def test_what_cannot_be_joined_is_told_with_the_way_out(spark: SparkSession, tmp
         with pytest.raises(Misconfigured, match=said):
             joined(**{"on": "ad", "within": "1 minute", **options})
     shapes = {"shown": Shape("shown", SHOWN), "clicks": Shape("clicks", CLICKED)}
-    engine = Engine(spark, SparkSettings(), KafkaWire("127.0.0.1:1"), str(tmp_path), shapes)
+    engine = Engine(spark, SparkSettings(), KafkaConnector("127.0.0.1:1"), str(tmp_path), shapes)
 
     def clicked(shown: DataFrame, clicks: DataFrame) -> DataFrame:
         return joined(shown=shown, click=clicks, on="ad", within="1 minute")

@@ -15,10 +15,10 @@ from tests.analysis.operators import oracles
 from tests.analysis.operators.oracles import DDL, EVENT_TIME, generate
 
 from penstock import Pipeline, by_count, seen
-from penstock.analysis.belated import Belated
+from penstock.analysis.connectors import KafkaConnector
+from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import launch
+from penstock.analysis.launch import launch
 from penstock.analysis.query import Late, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.core.clock import SystemClock
@@ -74,7 +74,7 @@ def test_a_query_whose_late_records_cannot_be_told_is_refused(
     build: Any, unique: str | None, why: str | None, spark: SparkSession, tmp_path: Path
 ) -> None:
     shape = Shape("events", DDL, EVENT_TIME, unique=unique)
-    engine = Engine(spark, SparkSettings(), KafkaWire("127.0.0.1:1"), str(tmp_path), {"events": shape})
+    engine = Engine(spark, SparkSettings(), KafkaConnector("127.0.0.1:1"), str(tmp_path), {"events": shape})
     key = ("name",) if build is anyhow else ("window",)
     query = Query("q", ("events",), "q", key, build, watermark=WATERMARK, late=Late.DEAD)
     if why is None:
@@ -101,34 +101,34 @@ def places(channels: MemoryChannels) -> list[str | None]:
 
 def test_letters_that_an_earlier_life_has_written_are_not_written_again() -> None:
     channels = MemoryChannels()
-    Belated("q", channels, 0).bury("events", [raw(1), raw(2)])
-    again = Belated("q", channels, SystemClock().now())
-    again.bury("events", [raw(1), raw(2), raw(3)])
+    LateRecords("q", channels, 0).write("events", [raw(1), raw(2)])
+    again = LateRecords("q", channels, SystemClock().now())
+    again.write("events", [raw(1), raw(2), raw(3)])
     assert places(channels) == ["events:0:1", "events:0:2", "events:0:3"]
     # For another query, the same record is late on its own.
-    Belated("other", channels, 0).bury("events", [raw(1)])
+    LateRecords("other", channels, 0).write("events", [raw(1)])
     assert len(places(channels)) == 4
 
 
 def test_a_record_of_a_channel_that_was_made_anew_is_another_one() -> None:
     channels = MemoryChannels()
-    Belated("q", channels, 0).bury("events", [raw(1)])
-    Belated("q", channels, 0).bury("events", [raw(1, b'{"other": 1}')])
+    LateRecords("q", channels, 0).write("events", [raw(1)])
+    LateRecords("q", channels, 0).write("events", [raw(1, b'{"other": 1}')])
     assert places(channels) == ["events:0:1", "events:0:1"]
 
 
 def test_a_late_record_without_a_value_has_a_letter_without_one() -> None:
     channels = MemoryChannels()
-    Belated("q", channels, 0).bury("events", [raw(1, None), raw(2, b"")])
+    LateRecords("q", channels, 0).write("events", [raw(1, None), raw(2, b"")])
     assert [entry.value for entry in channels.entries("events.dead")] == [None, b""]
 
 
 def test_what_is_accounted_for_is_forgotten() -> None:
     channels = MemoryChannels()
-    belated = Belated("q", channels, 0)
-    belated.bury("events", [raw(1), raw(2)])
-    belated.accounted({0: 2})
-    belated.bury("events", [raw(2), raw(3)])
+    late_records = LateRecords("q", channels, 0)
+    late_records.write("events", [raw(1), raw(2)])
+    late_records.accounted({0: 2})
+    late_records.write("events", [raw(2), raw(3)])
     assert places(channels) == ["events:0:1", "events:0:2", "events:0:3"]
 
 
@@ -160,10 +160,10 @@ def test_what_was_sent_before_a_failure_is_not_sent_again() -> None:
         return Unavailable("Kafka", "it is away") if len(calls) == 2 else None
 
     channels = Flaky(fails)
-    belated = Belated("q", channels, 0)
+    late_records = LateRecords("q", channels, 0)
     with pytest.raises(Unavailable):
-        belated.bury("events", map(raw, range(700)))
-    belated.bury("events", map(raw, range(700)))
+        late_records.write("events", map(raw, range(700)))
+    late_records.write("events", map(raw, range(700)))
     assert calls == [500, 200, 200]
     assert len(set(places(channels))) == len(places(channels)) == 700
 
@@ -173,7 +173,7 @@ def test_a_record_too_large_for_a_letter_does_not_hold_up_the_others(caplog: pyt
         return Refused("a record", "it is too large") if any(one.value == b"large" for one in records) else None
 
     channels = Flaky(fails)
-    Belated("q", channels, 0).bury("events", [raw(1), raw(2, b"large"), raw(3)])
+    LateRecords("q", channels, 0).write("events", [raw(1), raw(2, b"large"), raw(3)])
     assert places(channels) == ["events:0:1", "events:0:3"]
     assert "the record events:0:2 gets no dead letter: it is too large" in caplog.text
 
@@ -182,7 +182,7 @@ def test_what_came_too_late_is_redriven_into_other_channels_only() -> None:
     """Queries that were in time have counted it where it lies; sent there again, it would count twice."""
     channels = MemoryChannels()
     own = [{"key": "query", "value": b"its own"}]
-    Belated("q", channels, 0).bury("events", [{**raw(7), "headers": raw(7)["headers"] + own}])
+    LateRecords("q", channels, 0).write("events", [{**raw(7), "headers": raw(7)["headers"] + own}])
     (outcome,) = redrive(channels, "events.dead", Selection(), "events")
     assert outcome.verdict is Verdict.LATE
     assert outcome.why == "it lies in its channel, and came too late for query q; send it --into another channel"

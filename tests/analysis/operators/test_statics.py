@@ -16,10 +16,10 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from tests.channels.traffic import read, send
 
-from penstock.analysis.books import Books
+from penstock.analysis.accounting import QueryAccounting
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import failed, launch
+from penstock.analysis.launch import failed, launch
 from penstock.analysis.operators.statics import Table, Watch, table
 from penstock.analysis.progress import StreamingQuery
 from penstock.analysis.query import Mode, Query, Shape, Static
@@ -276,12 +276,14 @@ def test_a_query_goes_on_with_new_rows_and_so_does_its_account(
     static = Static("ads", file.name, "ad STRING, campaign STRING", duration("100 ms"), tmp_path)
     shapes = {clicks: Shape(clicks, "ad STRING")}
     settings = SparkSettings(every="100 ms")
-    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path), shapes, {"ads": table(spark, static)})
+    engine = Engine(
+        spark, settings, KafkaConnector(kafka.servers), str(tmp_path), shapes, {"ads": table(spark, static)}
+    )
     sql = f"SELECT ad, campaign, c.origin FROM `{clicks}` c JOIN ads USING (ad)"
     query = Query("named", (clicks,), into, ("ad",), sql, Mode.MICRO_BATCH, statics=("ads",))
     running = [launch(engine, query, 0, {})[0]]
     renewed: list[Engine] = []
-    books = Books(engine, query, running[0], None, kafka, SystemClock())
+    accounting = QueryAccounting(engine, query, running[0], None, kafka, SystemClock())
 
     class Launched:
         def running(self, _: str) -> StreamingQuery:
@@ -293,7 +295,7 @@ def test_a_query_goes_on_with_new_rows_and_so_does_its_account(
 
         def finish(self, engine: Engine, query: Query) -> None:
             running.append(launch(engine, query, 0, {})[0])
-            books.follow(engine, running[-1])
+            accounting.follow(engine, running[-1])
 
     watch = Watch([static], engine.tables, partial(table, spark), SystemClock())
     refreshing = Refreshing(watch, engine, [query], Launched(), SystemClock())
@@ -301,10 +303,10 @@ def test_a_query_goes_on_with_new_rows_and_so_does_its_account(
     def taken(count: int) -> bool:
         watch.look()
         refreshing.look()
-        books.look()
+        accounting.look()
         if error := failed(running[-1:]):
             raise error
-        return books.account.shares[clicks].taken == count
+        return accounting.account.shares[clicks].taken == count
 
     def click(number: int) -> None:
         send(kafka, clicks, [Record(b'{"ad": "a"}', Origin("s", 1, number, number))])
@@ -318,7 +320,7 @@ def test_a_query_goes_on_with_new_rows_and_so_does_its_account(
         click(number)
         eventually(lambda number=number: taken(number))
     assert [json.loads(entry.value or b"")["campaign"] for entry in read(kafka, into, 2)] == ["shoes", "hats"]
-    account = books.account
+    account = accounting.account
     assert account.life == str(running[0].id) == str(running[-1].id)
     assert account.shares[clicks].outcomes == {**dict.fromkeys(Outcome, 0), Outcome.PASSED: 3}
     assert not account.guessed
@@ -335,7 +337,7 @@ def test_tables_join_in_real_time(spark: SparkSession, tmp_path: Path) -> None:
     description = app.describe()
     shapes = {name: channel.shape for name, channel in description.channels.items()}
     tables = {one.name: table(spark, one) for one in description.statics}
-    engine = Engine(spark, SparkSettings(), KafkaWire("127.0.0.1:1"), str(tmp_path), shapes, tables)
+    engine = Engine(spark, SparkSettings(), KafkaConnector("127.0.0.1:1"), str(tmp_path), shapes, tables)
     assert [engine.objection(query) for query in description.queries] == [None, None]
     assert [engine.columns(query) for query in description.queries] == [["ad", "campaign", "origin"]] * 2
     other = replace(engine, tables={"ads": table(spark, Static("ads", [], "ad STRING, campaign STRING"))})

@@ -1,28 +1,97 @@
-"""Tables: latest, joins by key and by foreign key, lookups; over whole histories, and what is refused.
-
-As streams they run in tests/analysis/killed.
-"""
+"""Tables: joins by key and by a foreign key, lookups, and what is remembered of rows that name each other."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 from zlib import crc32
 
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from tests.analysis.operators.table_oracles import Change, flat, generate, looked_up, related
 
 from penstock import tables
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import RAW, encoded, typed
-from penstock.analysis.kafka import KafkaWire
+from penstock.analysis.operators.tables import CHANGES, Moves, Relation
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin
+
+
+class Value:
+    """A value as Spark keeps it for one key."""
+
+    def __init__(self) -> None:
+        self.held: tuple[Any, ...] | None = None
+
+    def get(self) -> tuple[Any, ...] | None:
+        return self.held
+
+    def update(self, held: tuple[Any, ...]) -> None:
+        self.held = held
+
+
+class Values:
+    """A map as Spark keeps it for one key."""
+
+    def __init__(self) -> None:
+        self.held: dict[tuple[str], tuple[Any, ...]] = {}
+
+    def getValue(self, key: tuple[str]) -> tuple[Any, ...] | None:
+        return self.held.get(key)
+
+    def updateValue(self, key: tuple[str], value: tuple[Any, ...]) -> None:
+        self.held[key] = value
+
+    def iterator(self) -> Iterator[tuple[tuple[str], tuple[Any, ...]]]:
+        return iter(self.held.items())
+
+
+class Handle:
+    """The state of one key."""
+
+    def __init__(self) -> None:
+        self.value, self.values = Value(), Values()
+
+    def getValueState(self, name: str, schema: str) -> Value:
+        return self.value
+
+    def getMapState(self, name: str, key: str, value: str) -> Values:
+        return self.values
+
+
+def row(offset: int, **fields: Any) -> Row:
+    told = {"row": "{}", "gone": False, "offset": offset, "newest": None, "appended": None, "mark": 0}
+    return Row(**{**told, **fields})
+
+
+def test_a_record_that_is_older_than_the_last_one_moves_nothing() -> None:
+    handle, moves = Handle(), Moves()
+    moves.init(cast(StatefulProcessorHandle, handle))
+    [moved] = moves.handleInputRows(("k",), iter([row(9, names="b"), row(7, names="a")]), None)
+    assert (moved.place, moved.changes) == ("=b", 2)
+    assert list(moves.handleInputRows(("k",), iter([row(8, names="c")]), None)) == []
+    assert handle.value.held == ("=b", 3, 9)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_row_whose_versions_are_used_up_is_told(side: str) -> None:
+    handle, relation = Handle(), Relation(without=False)
+    relation.init(cast(StatefulProcessorHandle, handle))
+    left = row(1, key="k", told=True, changes=CHANGES - 2 if side == "left" else 1)
+    right = row(1, key=None)
+    handle.value.held = ("{}", False, CHANGES - 2 if side == "right" else 0, 0, None, None, 0)
+    [related] = relation.handleInputRows(("=b",), iter([left, right]), None)
+    assert related.seen["count"] == ((CHANGES - 2) * CHANGES + 1 if side == "left" else CHANGES + CHANGES - 1)
+    with pytest.raises(Misconfigured, match="the row k, or the one that it names, has changed 4194304 times"):
+        list(relation.handleInputRows(("=b",), iter([row(2, key="k", told=True, changes=CHANGES), right]), None))
+
 
 DDL = "n BIGINT NOT NULL, text STRING, to BIGINT"
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -164,7 +233,7 @@ def test_the_result_is_a_table_again_whose_records_are_counted(spark: SparkSessi
     second = Query("second", ("b", "all"), "more", ("key",), lambda b, all: tables.foreign(b, all, on="to"))
     third = Query("third", ("more", "all"), "most", ("key",), lambda more, all: tables.join(more=more, all=all))
     shapes = {**known, "all": Shape("all"), "more": Shape("more")}
-    engine = Engine(spark, SparkSettings(), KafkaWire("127.0.0.1:1"), str(tmp_path), shapes)
+    engine = Engine(spark, SparkSettings(), KafkaConnector("127.0.0.1:1"), str(tmp_path), shapes)
     engine = engine.knowing([third, second, first])
     assert (engine.shapes["all"].table, engine.shapes["more"].table) == (True, True)
     assert engine.result(third).table

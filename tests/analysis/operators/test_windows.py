@@ -12,8 +12,8 @@ from tests.analysis.killed.queries import sessions, tumbling
 from tests.analysis.operators.oracles import DDL, EVENT_TIME
 
 from penstock import average, by_count, seen, total
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.operators.windows import Kept, open_from, windows
 from penstock.analysis.query import Emit, Query, Shape
 from penstock.analysis.settings import SparkSettings
@@ -32,7 +32,7 @@ SECONDS = timedelta(seconds=1)
 
 def test_why_windows_do_not_run_in_real_time_is_told(spark: SparkSession, tmp_path: Path) -> None:
     shape = Shape("events", DDL, EVENT_TIME)
-    engine = Engine(spark, SparkSettings(), KafkaWire("127.0.0.1:1"), str(tmp_path), {"events": shape})
+    engine = Engine(spark, SparkSettings(), KafkaConnector("127.0.0.1:1"), str(tmp_path), {"events": shape})
 
     def why(build: Build, emit: Emit = Emit.CHANGE) -> str | None:
         query = Query("q", ("events",), "q", ("window",), build, watermark=SECONDS, emit=emit)

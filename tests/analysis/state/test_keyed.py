@@ -16,10 +16,10 @@ from tests.analysis.state import cards
 from tests.analysis.state.cards import Approve
 
 from penstock import Keyed, List, Value
-from penstock.analysis.books import Books
+from penstock.analysis.accounting import QueryAccounting
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
-from penstock.analysis.launching import failed, launch
+from penstock.analysis.launch import failed, launch
 from penstock.analysis.query import Mode, Query
 from penstock.analysis.recount import Late, Recount, Stretch
 from penstock.analysis.replay import require_repeatable
@@ -170,7 +170,7 @@ def test_timers_by_event_time_give_rows_without_a_record_and_an_error_is_told_wi
     uses, into = fresh("uses"), fresh("approved")
     kafka.ensure([Topic(uses, 2), Topic(into)])
     settings = SparkSettings(every="100 ms")
-    engine = Engine(spark, settings, KafkaWire(kafka.servers), str(tmp_path), {uses: cards.shape(uses)})
+    engine = Engine(spark, settings, KafkaConnector(kafka.servers), str(tmp_path), {uses: cards.shape(uses)})
     query = Query(
         "patient", (uses,), into, ("card", "n"), lambda made: Patient.over(made, "card"), Mode.MICRO_BATCH,
         watermark=timedelta(minutes=1),
@@ -189,11 +189,11 @@ def test_timers_by_event_time_give_rows_without_a_record_and_an_error_is_told_wi
     # One comes after the watermark has passed it: Spark does not hand it over.
     start, watermark = {at: end for at, (_, end) in kafka.bounds(uses).items()}, begin + 7_140_000
     cards.send(kafka, uses, [(3, "a", "Oslo", 5, watermark), (4, "a", "Oslo", 5, watermark + 1)])
-    books = Books(engine, query, running, None, kafka, SystemClock())
-    eventually(lambda: failed([running]) or (books.look() and books.account.shares[uses].taken == 4))
-    outcomes = books.account.shares[uses].outcomes
+    accounting = QueryAccounting(engine, query, running, None, kafka, SystemClock())
+    eventually(lambda: failed([running]) or (accounting.look() and accounting.account.shares[uses].taken == 4))
+    outcomes = accounting.account.shares[uses].outcomes
     assert (outcomes[Outcome.PASSED], outcomes[Outcome.LATE]) == (3, 1)
-    assert (books.account.shares[uses].late, books.account.guessed) == ({"s": {"1": [(3, 3)]}}, False)
+    assert (accounting.account.shares[uses].late, accounting.account.guessed) == ({"s": {"1": [(3, 3)]}}, False)
     assert table([*held(kafka, into)]).keys() == {-1, 1, 2, 4}
     # A later driver, which was not told of it, finds the same in the log.
     stretch = Stretch(uses, start, {at: end for at, (_, end) in kafka.bounds(uses).items()}, watermark)

@@ -2,7 +2,7 @@
 
 from tests.audit.rules.watching import Watch, channel, hop, query, sender
 
-from penstock.audit.alarm import Level
+from penstock.audit.rules.base import Level
 
 
 def test_missing_records_are_named_with_their_stage() -> None:

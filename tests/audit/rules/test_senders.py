@@ -4,7 +4,7 @@ from typing import Any
 
 from tests.audit.rules.watching import SECOND, Watch, channel, hop, sender
 
-from penstock.audit.alarm import Alarm
+from penstock.audit.rules.base import Alarm
 
 
 def sending(watch: Watch, seconds: int, *quiet: dict[str, Any], key: str = "by_sender") -> list[Alarm]:

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 from tests.audit.rules.watching import SECOND, Watch, channel, hop, query
 
-from penstock.audit.alarm import Alarm
+from penstock.audit.retention import Endangered
+from penstock.audit.rules.base import Alarm
+from penstock.audit.rules.stages import RETENTION
 
 
 def test_a_stage_that_has_input_and_makes_no_progress_is_stalled() -> None:
@@ -217,3 +219,25 @@ def test_event_times_that_are_far_from_when_they_are_read_are_told(newest: int, 
     assert [(alarm.name, alarm.stage, alarm.level) for alarm in found] == [
         ("event-time", "query:by_country", level) for level in levels
     ]
+
+
+def said(one: Endangered) -> dict[str, object]:
+    return {"audit": {"at": 0, RETENTION: [one.to_json()]}}
+
+
+def test_what_expires_is_told_with_the_time_that_is_left() -> None:
+    (alarm,) = Watch().look(processes=said(Endangered("store:delta/rsvps", "rsvps", 1200, 7200.0, 0)))
+    assert (alarm.name, alarm.stage) == ("expiring", "store:delta/rsvps")
+    assert "has not read 1,200 old records of rsvps" in alarm.text
+    assert "removed in 2 hours" in alarm.text
+
+
+def test_what_was_lost_is_told_with_its_number() -> None:
+    (alarm,) = Watch().look(processes=said(Endangered("group:mine", "rsvps", 0, None, 17)))
+    assert (alarm.name, alarm.stage) == ("overtaken", "group:mine")
+    assert "had not read 17 offsets of rsvps" in alarm.text
+    assert "penstock groups --reset --group mine --to beginning" in alarm.text
+
+
+def test_the_words_of_another_version_are_no_alarm() -> None:
+    assert Watch().look(processes={"audit": {RETENTION: "soon"}, "other": None}) == []

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from penstock.audit.alarm import Alarm
 from penstock.audit.alarms import Alarms
+from penstock.audit.rules.base import Alarm
 from penstock.audit.settings import AuditSettings
 from penstock.testing.clock import ManualClock
 

@@ -9,11 +9,10 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.channels.traffic import send
 
-from penstock.analysis.binder import BinderWire
+from penstock.analysis.binder import BinderConnector
+from penstock.analysis.connectors import KafkaConnector, SparkConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.settings import SparkSettings
-from penstock.analysis.wire import Wire
 from penstock.audit.account import Outcome
 from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
@@ -33,7 +32,9 @@ Eventually = Callable[..., None]
 class Case:
     """A pipeline with one lake and no query."""
 
-    def __init__(self, spark: SparkSession, channels: Channels, wire: Wire, folder: Path, name: str) -> None:
+    def __init__(
+        self, spark: SparkSession, channels: Channels, connector: SparkConnector, folder: Path, name: str
+    ) -> None:
         app = Pipeline("p")
         app.channel(name, schema="n BIGINT NOT NULL", event_time="timestamp_seconds(n)")
         app.store(name, "delta://lake")
@@ -41,7 +42,7 @@ class Case:
         channels.ensure(topics(self.description))
         shapes = {one: channel.shape for one, channel in self.description.channels.items()}
         settings = SparkSettings(every="100 ms")
-        self.engine = Engine(spark, settings, wire, str(folder / "checkpoints"), shapes)
+        self.engine = Engine(spark, settings, connector, str(folder / "checkpoints"), shapes)
         self.wiring = Wiring.read(folder, environ={})
 
     def start(self, topic: str | None = None) -> tuple[Queries, Lakes]:
@@ -70,9 +71,9 @@ def case(request: pytest.FixtureRequest, spark: SparkSession, fresh: Fresh, tmp_
     name = fresh("things").replace("-", "_")
     if request.param == "kafka":
         kafka: Kafka = request.getfixturevalue("kafka")
-        return Case(spark, kafka, KafkaWire(kafka.servers), tmp_path, name)
+        return Case(spark, kafka, KafkaConnector(kafka.servers), tmp_path, name)
     files = Files(tmp_path / "channels")
-    return Case(spark, files, BinderWire(files), tmp_path, name)
+    return Case(spark, files, BinderConnector(files), tmp_path, name)
 
 
 def taken(lakes: Lakes) -> int:
@@ -105,7 +106,7 @@ def test_a_lake_that_is_away_is_waited_for(
     spark: SparkSession, tmp_path: Path, eventually: Eventually, fresh: Fresh
 ) -> None:
     files = Files(tmp_path / "channels")
-    case = Case(spark, files, BinderWire(files), tmp_path, fresh("things").replace("-", "_"))
+    case = Case(spark, files, BinderConnector(files), tmp_path, fresh("things").replace("-", "_"))
     case.send(0, [b'{"n": 1}'])
     queries, lakes = case.start()
     eventually(lambda: taken(lakes) == 1)
@@ -125,7 +126,7 @@ def test_a_record_that_the_validation_fails_with_is_a_dead_letter(
     spark: SparkSession, kafka: Kafka, tmp_path: Path, eventually: Eventually, fresh: Fresh
 ) -> None:
     """The seconds of this one are more than Spark can make a time of: the expression itself fails."""
-    case = Case(spark, kafka, KafkaWire(kafka.servers), tmp_path, fresh("things").replace("-", "_"))
+    case = Case(spark, kafka, KafkaConnector(kafka.servers), tmp_path, fresh("things").replace("-", "_"))
     case.send(0, [b'{"n": 1}', json.dumps({"n": 2**63 - 1}).encode(), b'{"n": 3}'])
     queries, lakes = case.start()
     eventually(lambda: taken(lakes) == 3, 120)
@@ -138,7 +139,7 @@ def test_a_lake_of_another_topic_is_refused_before_anything_starts(
     spark: SparkSession, tmp_path: Path, fresh: Fresh
 ) -> None:
     files = Files(tmp_path / "channels")
-    case = Case(spark, files, BinderWire(files), tmp_path, fresh("things").replace("-", "_"))
+    case = Case(spark, files, BinderConnector(files), tmp_path, fresh("things").replace("-", "_"))
     case.start()[0].stop()
     with pytest.raises(Misconfigured):
         case.start("another")

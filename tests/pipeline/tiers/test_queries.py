@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
-from tests.analysis.still import StillWire
+from tests.analysis.still import StillConnector
 from tests.channels.traffic import numbered, send
 
 from penstock.analysis.checkpoints.batches import covered, unfinished
+from penstock.analysis.connectors import KafkaConnector, SparkConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.settings import SparkSettings
-from penstock.analysis.wire import Wire
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured
@@ -27,11 +26,13 @@ from penstock.testing.channels import MemoryChannels
 COUNTED = "SELECT value, count(1) AS n, seen() FROM `{}` GROUP BY value"
 
 
-def made(app: Pipeline, channels: Channels, wire: Wire, spark: SparkSession, folder: Path) -> tuple[Queries, Engine]:
+def made(
+    app: Pipeline, channels: Channels, connector: SparkConnector, spark: SparkSession, folder: Path
+) -> tuple[Queries, Engine]:
     description = app.describe()
     channels.ensure(topics(description))
     shapes = {name: channel.shape for name, channel in description.channels.items()}
-    engine = Engine(spark, SparkSettings(real_time_queries=0, every="100 ms"), wire, str(folder), shapes)
+    engine = Engine(spark, SparkSettings(real_time_queries=0, every="100 ms"), connector, str(folder), shapes)
     ids = {name: channels.topic_id(name) for name in description.channels}
     return Queries(engine, description, channels, ids), engine
 
@@ -42,13 +43,13 @@ def test_none_starts_when_one_of_them_cannot(spark: SparkSession, tmp_path: Path
     counted = COUNTED.format("lines")
     app.query("first", key="value", sql=counted)
     app.query("sorts", key="value", sql=f"{counted} ORDER BY n LIMIT 3")
-    queries, _ = made(app, MemoryChannels(), StillWire(), spark, tmp_path)
+    queries, _ = made(app, MemoryChannels(), StillConnector(), spark, tmp_path)
     with pytest.raises(Misconfigured, match="query sorts: Spark cannot run it over streams"):
         queries.start()
     assert list(tmp_path.iterdir()) == []
 
 
-class Calm(KafkaWire):
+class Calm(KafkaConnector):
     @property
     def objection(self) -> str:
         return "the waters are calm"
@@ -62,7 +63,7 @@ def test_one_that_is_started_again_goes_on_and_says_how(
     app.channel(channel, partitions=1)
     app.query("counted", key="value", sql=COUNTED.format(channel), into=fresh("counted"))
     (query,) = app.describe().queries
-    queries, engine = made(app, kafka, KafkaWire(kafka.servers), spark, tmp_path)
+    queries, engine = made(app, kafka, KafkaConnector(kafka.servers), spark, tmp_path)
     folder = engine.checkpoint("counted")
 
     def note() -> Any:
@@ -84,7 +85,7 @@ def test_one_that_is_started_again_goes_on_and_says_how(
     assert covered(folder) == {channel: {0: 3}}
     assert note() == ("micro-batch", places)
     queries.running("counted").stop()
-    queries.again(replace(engine, wire=Calm(kafka.servers)), query)
+    queries.again(replace(engine, connector=Calm(kafka.servers)), query)
     assert note() == ("micro-batch", "micro-batch: no real time here: the waters are calm")
     eventually(lambda: covered(folder) == {channel: {0: 5}})
     eventually(lambda: [account.shares[channel].taken for account in queries.accounts()] == [5])

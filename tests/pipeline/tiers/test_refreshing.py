@@ -9,8 +9,8 @@ from typing import Any, cast
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.operators.statics import Table, Watch
 from penstock.analysis.query import Query, Static
 from penstock.analysis.settings import SparkSettings
@@ -64,7 +64,9 @@ class Case:
         self.launched: list[tuple[str, str, bytes]] = []
         static = Static("ads", "ads.csv", "ad STRING", timedelta(minutes=1))
         watch = Watch([static], {"ads": OLD}, lambda *_: NEW, self.clock)
-        engine = kind(cast(SparkSession, None), SparkSettings(), KafkaWire(""), str(folder), {}, tables={"ads": OLD})
+        engine = kind(
+            cast(SparkSession, None), SparkSettings(), KafkaConnector(""), str(folder), {}, tables={"ads": OLD}
+        )
         queries = [Query(name, ("clicks",), name, ("ad",), "", statics=("ads",)) for name in names]
         self.refreshing = Refreshing(watch, engine, queries, self, self.clock)
         self.clock.move(60)

@@ -12,9 +12,8 @@ from functools import cached_property
 from pathlib import Path
 
 from penstock.analysis.checkpoints.batches import covered, on_disk, told
-from penstock.analysis.checkpoints.fingerprint import Fingerprint, Operator
-from penstock.analysis.checkpoints.note import Note, next_life, note_of
-from penstock.analysis.checkpoints.wholeness import Written, written
+from penstock.analysis.checkpoints.integrity import Written, written
+from penstock.analysis.checkpoints.note import Fingerprint, Note, Operator, next_life, note_of
 from penstock.audit.account import Account
 from penstock.core.contracts import Positions
 from penstock.core.errors import Misconfigured

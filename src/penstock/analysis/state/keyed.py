@@ -22,9 +22,17 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from penstock.analysis.conserving import multiplied
 from penstock.analysis.frames import words
-from penstock.analysis.plans import CLOCK, EVENT_TIME, NO_TIME, STATE_IN_PYTHON, from_state, text, watermarked
+from penstock.analysis.plans import (
+    CLOCK,
+    EVENT_TIME,
+    NO_TIME,
+    STATE_IN_PYTHON,
+    from_state,
+    multiplied,
+    text,
+    watermarked,
+)
 from penstock.analysis.state.variables import Columns, Maps, Read, Schema, Variable, plain
 from penstock.core.errors import Misconfigured
 

@@ -2,9 +2,7 @@
 
 from collections.abc import Iterator
 
-from penstock.audit.alarm import Alarm, Level, named
-from penstock.audit.sight import Json, Sight, mappings, number, senders
-from penstock.audit.trail import Standstill, Trail
+from penstock.audit.rules.base import Alarm, Json, Level, Snapshot, Standstill, Trail, mappings, named, number, senders
 
 RANGES = 5
 """So many missing ranges are named."""
@@ -19,13 +17,13 @@ TOLD_FOR = 60.0
 class Missing:
     """A hop misses records."""
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
-        for hop in sight.hops:
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
+        for hop in snapshot.hops:
             if missing := int(number(hop.get("missing")) or 0):
                 records = f"{missing:,} record{'s' if missing > 1 else ''}"
                 of = f" of {hop['reads']}" if hop.get("reads") else ""
                 text = f'{hop["stage"]} misses {records}{of}{_ranges(hop, missing)}: see "penstock audit".'
-                yield Alarm("missing", str(hop["stage"]), text, sight.now)
+                yield Alarm("missing", str(hop["stage"]), text, snapshot.now)
 
 
 def _ranges(hop: Json, missing: int) -> str:
@@ -41,9 +39,9 @@ def _ranges(hop: Json, missing: int) -> str:
 class Discrepancies:
     """Something is not as it has to be: a row of a store was changed, records are gone from the log, …"""
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
-        for one in mappings(sight.balance.get("discrepancies")):
-            yield Alarm(str(one.get("kind")), str(one.get("stage")), f"{named(one.get('text'))}.", sight.now)
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
+        for one in mappings(snapshot.balance.get("discrepancies")):
+            yield Alarm(str(one.get("kind")), str(one.get("stage")), f"{named(one.get('text'))}.", snapshot.now)
 
 
 class NotKnown:
@@ -52,15 +50,15 @@ class NotKnown:
     def __init__(self) -> None:
         self._watch = Standstill()
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
-        doubts = [named(one.get("text")) for one in mappings(sight.balance.get("doubts"))]
-        quiet = self._watch.look(sight.elapsed, (), bool(doubts))
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
+        doubts = [named(one.get("text")) for one in mappings(snapshot.balance.get("doubts"))]
+        quiet = self._watch.look(snapshot.elapsed, (), bool(doubts))
         if doubts and quiet >= SETTLES:
             more = f"; and {len(doubts) - RANGES} more reasons" if len(doubts) > RANGES else ""
             text = (
                 f'whether records are missing is not known: {"; ".join(doubts[:RANGES])}{more}: see "penstock audit".'
             )
-            yield Alarm("not-known", "audit", text, sight.now - round(quiet * 1e6))
+            yield Alarm("not-known", "audit", text, snapshot.now - round(quiet * 1e6))
 
 
 class Unknown:
@@ -71,23 +69,23 @@ class Unknown:
         self._grown: dict[str, tuple[float, float]] = {}
         """Per channel: when it grew last, and from what."""
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
-        for channel, one in sight.channels.items():
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
+        for channel, one in snapshot.channels.items():
             seconds = number(one.get("unknown_seconds")) or 0.0
             before = self._before.get(channel, seconds)
             self._before[channel] = seconds
             if seconds > before:
-                self._grown[channel] = sight.elapsed, self._grown.get(channel, (0.0, before))[1]
+                self._grown[channel] = snapshot.elapsed, self._grown.get(channel, (0.0, before))[1]
             if channel not in self._grown:
                 continue
             at, start = self._grown[channel]
-            if sight.elapsed - at > TOLD_FOR:
+            if snapshot.elapsed - at > TOLD_FOR:
                 del self._grown[channel]
                 continue
-            stage = sight.feeder(channel)
+            stage = snapshot.feeder(channel)
             length = f"{seconds - start:.1f} s"
             text = f'{stage} was not heard for {length}: what it sent then is unknown, see "penstock audit".'
-            yield Alarm("unknown", stage, text, sight.now)
+            yield Alarm("unknown", stage, text, snapshot.now)
 
 
 class Refused:
@@ -96,18 +94,18 @@ class Refused:
     def __init__(self) -> None:
         self._trails: dict[tuple[str, str], Trail] = {}
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
-        for hop in sight.hops:
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
+        for hop in snapshot.hops:
             stage = str(hop["stage"])
             trail = self._trails.setdefault((stage, str(hop.get("reads"))), Trail())
             outcomes = hop.get("outcomes") or {}
             totals = number(hop.get("taken")) or 0, number(outcomes.get("refused")) or 0
-            taken, refused = trail.reach(sight.elapsed, *totals)
-            if refused >= FEW and refused > taken * sight.settings.refused_share:
+            taken, refused = trail.reach(snapshot.elapsed, *totals)
+            if refused >= FEW and refused > taken * snapshot.settings.refused_share:
                 share = (
                     f"{refused:,.0f} of its last {taken:,.0f} records ({refused / taken:.0%})" if taken else "records"
                 )
-                yield Alarm("refused", stage, f'{stage} refused {share}: see "penstock dlq list".', sight.now)
+                yield Alarm("refused", stage, f'{stage} refused {share}: see "penstock dlq list".', snapshot.now)
 
 
 class Disorder:
@@ -116,12 +114,12 @@ class Disorder:
     def __init__(self) -> None:
         self._most: dict[str, int] = {}
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
-        for channel, one in sight.channels.items():
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
+        for channel, one in snapshot.channels.items():
             found = sum(int(number(life.get("reordered")) or 0) for life in senders(one))
             # The senders that are told in brief are not always the same.
             most = self._most[channel] = max(found, self._most.get(channel, 0))
             if most:
-                stage = sight.feeder(channel)
+                stage = snapshot.feeder(channel)
                 text = f'{most:,} records came to {channel} out of order, none is lost: see "penstock audit --senders".'
-                yield Alarm("disorder", stage, text, sight.now, Level.NOTICE)
+                yield Alarm("disorder", stage, text, snapshot.now, Level.NOTICE)

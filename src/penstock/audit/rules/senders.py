@@ -4,9 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.audit.alarm import Alarm, lasting, listed, named
-from penstock.audit.sight import Json, Sight, number, senders
-from penstock.audit.trail import Trail
+from penstock.audit.rules.base import Alarm, Json, Snapshot, Trail, lasting, listed, named, number, senders
 from penstock.core.clock import Micros
 
 NAMED = 20
@@ -38,8 +36,8 @@ class _Sender:
     """Of its latencies, in ms."""
 
 
-def _told(sight: Sight) -> Iterator[tuple[str, Json, dict[str, _Sender]]]:
-    for channel, one in sight.channels.items():
+def _told(snapshot: Snapshot) -> Iterator[tuple[str, Json, dict[str, _Sender]]]:
+    for channel, one in snapshot.channels.items():
         found: dict[str, _Sender] = {}
         for life in senders(one):
             sender = found.setdefault(str(life["sender"]), _Sender())
@@ -67,41 +65,41 @@ class Silent:
         self._quiet: dict[Who, float] = {}
         """Since when it seems quiet."""
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         first, quiet = self._first, self._quiet
         self._first, self._quiet = {}, {}
-        for channel, _, found in _told(sight):
-            newest = sight.newest(channel)
+        for channel, _, found in _told(snapshot):
+            newest = snapshot.newest(channel)
             for name, sender in found.items():
                 who = channel, name
                 self._first[who] = first.get(who, (sender.newest, sender.records))
-                if self._is_quiet(who, sender, newest, sight):
-                    self._quiet[who] = quiet.get(who, sight.elapsed)
-            if not self._receives(channel, newest, sight):
+                if self._is_quiet(who, sender, newest, snapshot):
+                    self._quiet[who] = quiet.get(who, snapshot.elapsed)
+            if not self._receives(channel, newest, snapshot):
                 continue
             silent = sorted(
                 (sender.newest, name)
                 for name, sender in found.items()
-                if sight.elapsed - self._quiet.get((channel, name), sight.elapsed) >= CONFIRMED
+                if snapshot.elapsed - self._quiet.get((channel, name), snapshot.elapsed) >= CONFIRMED
             )
             if silent:
                 names = [f"{named(name)} for {lasting((newest - since) / 1e6)}" for since, name in silent]
                 text = f'{channel} receives nothing from {listed(names, NAMED)}: see "penstock audit --senders".'
-                yield Alarm("silent", sight.feeder(channel), text, silent[0][0])
+                yield Alarm("silent", snapshot.feeder(channel), text, silent[0][0])
 
-    def _receives(self, channel: str, newest: Micros, sight: Sight) -> bool:
+    def _receives(self, channel: str, newest: Micros, snapshot: Snapshot) -> bool:
         if self._received.get(channel, (None, 0.0))[0] != newest:
-            self._received[channel] = newest, sight.elapsed
-        return sight.elapsed - self._received[channel][1] <= sight.settings.silent_after.total_seconds()
+            self._received[channel] = newest, snapshot.elapsed
+        return snapshot.elapsed - self._received[channel][1] <= snapshot.settings.silent_after.total_seconds()
 
-    def _is_quiet(self, who: Who, sender: _Sender, newest: Micros, sight: Sight) -> bool:
+    def _is_quiet(self, who: Who, sender: _Sender, newest: Micros, snapshot: Snapshot) -> bool:
         if sender.records < USED_TO_SEND or not sender.newest:
             return False
-        limit = sight.settings.silent_after / timedelta(microseconds=1)
+        limit = snapshot.settings.silent_after / timedelta(microseconds=1)
         since, records = self._first[who]
         if sender.records > records:
             limit = max(limit, PAUSES * (sender.newest - since) / (sender.records - records))
-        return limit < newest - sender.newest <= sight.settings.gone_after / timedelta(microseconds=1)
+        return limit < newest - sender.newest <= snapshot.settings.gone_after / timedelta(microseconds=1)
 
 
 class SlowSender:
@@ -110,18 +108,18 @@ class SlowSender:
     def __init__(self) -> None:
         self._trails: dict[Who, Trail] = {}
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         trails, self._trails = self._trails, {}
-        least = sight.settings.slow / timedelta(milliseconds=1)
-        nodes = sight.nodes
-        for channel, one, found in _told(sight):
+        least = snapshot.settings.slow / timedelta(milliseconds=1)
+        nodes = snapshot.nodes
+        for channel, one, found in _told(snapshot):
             # The node tells the last minutes, the balance all times.
             latency = nodes.get(f"channel:{channel}", {}).get("latency") or one.get("latency") or {}
             median = number(latency.get("p50")) or 0.0
             slow = []
             for name, sender in found.items():
                 trail = self._trails[channel, name] = trails.get((channel, name)) or Trail()
-                count, total = trail.reach(sight.elapsed, sender.count, sender.total)
+                count, total = trail.reach(snapshot.elapsed, sender.count, sender.total)
                 if count < FEW:
                     continue
                 mean = (total - ROUNDED * sender.count) / count
@@ -134,4 +132,4 @@ class SlowSender:
                     f"the records of {listed(names, NAMED)} are long under way to {channel}, where the median is "
                     f'{lasting(median / 1_000)}: see "penstock audit --senders".'
                 )
-                yield Alarm("slow-sender", sight.feeder(channel), text, sight.now)
+                yield Alarm("slow-sender", snapshot.feeder(channel), text, snapshot.now)

@@ -1,11 +1,9 @@
-"""Rules about stages and processes: stalled, unheard, slow, away."""
+"""Rules about stages and processes: stalled, unheard, slow, away, slower than the retention of a channel."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
-from penstock.audit.alarm import Alarm, Level, lasting, named
-from penstock.audit.sight import Json, Sight, number
-from penstock.audit.trail import Standstill
+from penstock.audit.rules.base import Alarm, Json, Level, Snapshot, Standstill, lasting, mappings, named, number
 from penstock.core.clock import Micros
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -26,36 +24,36 @@ class Stalled:
         self._highest: dict[tuple[str, str], tuple[float | None, float]] = {}
         self._audit = Standstill()
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         # A query accounts when its batch ends.
-        limit = max(sight.settings.stalled_after, 2 * self._batch).total_seconds()
-        channels, nodes = sight.channels, sight.nodes
+        limit = max(snapshot.settings.stalled_after, 2 * self._batch).total_seconds()
+        channels, nodes = snapshot.channels, snapshot.nodes
         unread = sum(number(one.get("unread")) or 0 for one in channels.values())
-        behind = self._audit.look(sight.elapsed, (sight.balance.get("as_of"),), unread > 0)
+        behind = self._audit.look(snapshot.elapsed, (snapshot.balance.get("as_of"),), unread > 0)
         stuck = []
-        for stage, hop in self._hops(sight, nodes):
+        for stage, hop in self._hops(snapshot, nodes):
             reads = str(hop.get("reads") or "")
             node = nodes.get(stage, {})
             arrived = number(channels.get(reads, {}).get("records"))
             waiting = _waiting(hop, node, arrived)
             watch = self._stages.setdefault((stage, reads), Standstill())
-            quiet = watch.look(sight.elapsed, self._progress(stage, hop, node), waiting > 0, arrived)
+            quiet = watch.look(snapshot.elapsed, self._progress(stage, hop, node), waiting > 0, arrived)
             if quiet >= limit:
                 what = f"{waiting:,.0f} records wait" if waiting else "more records came"
                 where = f" in {reads}" if reads else ""
                 text = f'{stage} made no progress for {lasting(quiet)}, while {what}{where}: see "penstock status".'
-                stuck.append(Alarm("stalled", stage, text, sight.now - round(quiet * 1e6)))
+                stuck.append(Alarm("stalled", stage, text, snapshot.now - round(quiet * 1e6)))
         if behind >= limit:
             # Then nobody knows what the stages did.
             entries = f"{unread:,.0f} entries"
             text = f'the audit read nothing for {lasting(behind)}, while {entries} wait: see "penstock status".'
-            yield Alarm("stalled", "audit", text, sight.now - round(behind * 1e6))
+            yield Alarm("stalled", "audit", text, snapshot.now - round(behind * 1e6))
         else:
             yield from stuck
 
-    def _hops(self, sight: Sight, nodes: Mapping[str, Json]) -> list[tuple[str, Json]]:
+    def _hops(self, snapshot: Snapshot, nodes: Mapping[str, Json]) -> list[tuple[str, Json]]:
         """Those that are accounted for, those that should be, and whatever else has a lag."""
-        found: list[tuple[str, Json]] = [(str(hop["stage"]), hop) for hop in sight.hops]
+        found: list[tuple[str, Json]] = [(str(hop["stage"]), hop) for hop in snapshot.hops]
         known = {stage for stage, _ in found}
         for stage, channels in self._reads.items():
             if stage not in known:
@@ -90,24 +88,24 @@ class Unheard:
     def __init__(self) -> None:
         self._sources: dict[str, Standstill] = {}
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
-        for node, figures in sight.nodes.items():
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
+        for node, figures in snapshot.nodes.items():
             if not isinstance(connected := figures.get("connected"), bool):
                 continue
             watch = self._sources.setdefault(node, Standstill())
-            quiet = watch.look(sight.elapsed, (connected,), not connected)
-            if quiet >= sight.settings.silent_after.total_seconds():
+            quiet = watch.look(snapshot.elapsed, (connected,), not connected)
+            if quiet >= snapshot.settings.silent_after.total_seconds():
                 why = f" ({named(figures['trouble'])})" if figures.get("trouble") else ""
                 text = f'{node} has had no connection for {lasting(quiet)}{why}: see "penstock status".'
-                yield Alarm("unheard", node, text, sight.now - round(quiet * 1e6))
+                yield Alarm("unheard", node, text, snapshot.now - round(quiet * 1e6))
 
 
 class Full:
     """A process says that the disk of its machine is full: nothing new is taken, and nothing acknowledged."""
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         full: dict[str, tuple[float, float]] = {}
-        for said in sight.processes.values():
+        for said in snapshot.processes.values():
             disk = said.get("disk") if isinstance(said, Mapping) else None
             if isinstance(disk, Mapping):
                 free, reserve = number(disk.get("free")), number(disk.get("reserve"))
@@ -116,15 +114,15 @@ class Full:
         for folder, (free, reserve) in full.items():
             sizes = f"{free / 2**20:,.0f} MiB are free, less than the {reserve / 2**20:,.0f} MiB of [local] reserve"
             text = f"the disk of {folder} is full: {sizes}; sources wait, and go on when there is room."
-            yield Alarm("disk", folder, text, sight.now)
+            yield Alarm("disk", folder, text, snapshot.now)
 
 
 class EventTime:
     """The newest event time that a query has seen is far from the time at which it was read."""
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
-        limit = sight.settings.event_time_off / timedelta(microseconds=1)
-        for stage, figures in sight.nodes.items():
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
+        limit = snapshot.settings.event_time_off / timedelta(microseconds=1)
+        for stage, figures in snapshot.nodes.items():
             newest, skew = number(figures.get("newest")), number(figures.get("skew"))
             if newest is None or skew is None or abs(skew * 1_000) <= limit:
                 continue
@@ -133,11 +131,11 @@ class EventTime:
             for factor, unit in ((1_000, "milliseconds"), (1_000_000, "microseconds")):
                 if abs(newest * factor - at) <= limit:
                     why = f"seconds read as {unit}? See event_time= of the channel: timestamp_seconds(…)."
-                    yield Alarm("event-time", stage, f"{text}: {why}", sight.now)
+                    yield Alarm("event-time", stage, f"{text}: {why}", snapshot.now)
                     break
             else:
                 why = "history, or another unit than event_time= of the channel expects?"
-                yield Alarm("event-time", stage, f"{text}: {why}", sight.now, Level.NOTICE)
+                yield Alarm("event-time", stage, f"{text}: {why}", snapshot.now, Level.NOTICE)
 
 
 def _day(moment: float) -> str:
@@ -147,11 +145,11 @@ def _day(moment: float) -> str:
 class SlowStage:
     """One record in a hundred took too long in a stage lately."""
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
-        nodes = sight.nodes
-        least = sight.settings.slow_stage.total_seconds() * 1_000
-        history = sight.settings.gone_after.total_seconds() * 1_000
-        for hop in sight.hops:
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
+        nodes = snapshot.nodes
+        least = snapshot.settings.slow_stage.total_seconds() * 1_000
+        history = snapshot.settings.gone_after.total_seconds() * 1_000
+        for hop in snapshot.hops:
             stage = str(hop["stage"])
             took = _took(hop, nodes)
             # What comes days after it was sent is history that somebody loads, and no fault of its source.
@@ -159,7 +157,7 @@ class SlowStage:
                 text = (
                     f'{stage} takes {lasting(took / 1_000)} for one record in a hundred (p99): see "penstock status".'
                 )
-                yield Alarm("slow-stage", stage, text, sight.now)
+                yield Alarm("slow-stage", stage, text, snapshot.now)
 
 
 def _took(hop: Json, nodes: Mapping[str, Json]) -> float | None:
@@ -189,19 +187,19 @@ class Away:
         self._heard: dict[str, tuple[Micros, float]] = {}
         """Per process: its last word's time by its own clock, and when that was seen first by ours."""
 
-    def look(self, sight: Sight) -> Iterator[Alarm]:
-        gone = sight.settings.gone_after / timedelta(microseconds=1)
-        for process in _ours(sight.processes):
-            at = int(number(sight.processes[process].get("at")) or 0)
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
+        gone = snapshot.settings.gone_after / timedelta(microseconds=1)
+        for process in _ours(snapshot.processes):
+            at = int(number(snapshot.processes[process].get("at")) or 0)
             if process not in self._heard or self._heard[process][0] != at:
-                self._heard[process] = at, sight.elapsed
-            quiet = sight.elapsed - self._heard[process][1]
-            if quiet > sight.settings.away_after.total_seconds() and sight.now - at < gone:
+                self._heard[process] = at, snapshot.elapsed
+            quiet = snapshot.elapsed - self._heard[process][1]
+            if quiet > snapshot.settings.away_after.total_seconds() and snapshot.now - at < gone:
                 name = named(process)
                 text = (
                     f'the process {name} has reported nothing for {lasting(quiet)}: see "penstock status" and its log.'
                 )
-                yield Alarm("away", name, text, sight.now - round(quiet * 1e6))
+                yield Alarm("away", name, text, snapshot.now - round(quiet * 1e6))
 
 
 def _ours(processes: Json) -> list[str]:
@@ -209,3 +207,37 @@ def _ours(processes: Json) -> list[str]:
     spoke = [name for name, said in processes.items() if isinstance(said, Mapping)]
     usage = processes["run"].get("usage") if "run" in spoke else None
     return [name for name in spoke if name == "run" or name in usage] if isinstance(usage, Mapping) and usage else spoke
+
+
+RETENTION = "retention"
+"""Under this the audit tells what it found, see `audit.retention`."""
+
+
+class Overtaken:
+    """Retention has taken records that a reader had not read; or is about to, which is told while there is time."""
+
+    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
+        for said in snapshot.processes.values():
+            for one in mappings(said.get(RETENTION)) if hasattr(said, "get") else ():
+                reader, channel = named(one.get("reader")), named(one.get("channel"))
+                if lost := number(one.get("lost")):
+                    text = (
+                        f"{reader} had not read {lost:,.0f} offsets of {channel} when they were removed: their time "
+                        f"was too short. {_way_out(reader)}"
+                    )
+                    yield Alarm("overtaken", reader, text, snapshot.now)
+                if unread := number(one.get("unread")):
+                    left = number(one.get("left"))
+                    when = "soon" if left is None else f"in {lasting(left)}"
+                    text = (
+                        f"{reader} has not read {unread:,.0f} old records of {channel}, and the first of them will be "
+                        f"removed {when}: let it catch up, or keep them for longer (keep=)."
+                    )
+                    yield Alarm("expiring", reader, text, snapshot.now)
+
+
+def _way_out(reader: str) -> str:
+    if reader.startswith("group:"):
+        group = reader.removeprefix("group:")
+        return f"To begin where the channel does: penstock groups --reset --group {group} --to beginning."
+    return 'It goes on behind them if [channels] lost = "skip".'

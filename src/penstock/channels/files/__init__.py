@@ -10,7 +10,6 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from penstock.channels.dealing import LEASE, DealtMember, described, joined, moved
 from penstock.channels.files import topics
 from penstock.channels.files.cleaning import forget
 from penstock.channels.files.cursor import bounds_of
@@ -20,6 +19,7 @@ from penstock.channels.files.log import SEGMENT, Log
 from penstock.channels.files.reading import FilesReader, since
 from penstock.channels.files.sending import FilesSender, Poster, Writers
 from penstock.channels.files.topics import Known
+from penstock.channels.leases import LEASE, LeasedConsumer, described, joined, moved
 from penstock.core.clock import Micros, SystemClock
 from penstock.core.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
 from penstock.core.errors import Misconfigured
@@ -187,9 +187,9 @@ class Files:
     @contextmanager
     def join(
         self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
-    ) -> Iterator[DealtMember]:
+    ) -> Iterator[LeasedConsumer]:
         clock = SystemClock()
-        member = DealtMember(self, self._groups(), group, channels, dealing, beginning, clock.elapsed, self.lease)
+        member = LeasedConsumer(self, self._groups(), group, channels, dealing, beginning, clock.elapsed, self.lease)
         with joined(member, dealing):
             yield member
 

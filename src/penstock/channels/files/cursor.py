@@ -3,13 +3,13 @@
 import os
 from pathlib import Path
 
+from penstock.channels.checks import beyond, overtaken
 from penstock.channels.files import mark as marks
 from penstock.channels.files import segments
 from penstock.channels.files.frames import Damaged, Run, unpack
 from penstock.channels.files.mark import Mark
 from penstock.channels.files.recovery import tidy, unaccounted, untidy
 from penstock.channels.files.segments import HEADER
-from penstock.channels.positions import beyond, overtaken
 from penstock.core.contracts import Entry
 from penstock.core.errors import PenstockError, Unavailable
 

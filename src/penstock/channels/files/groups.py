@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, unquote
 
-from penstock.channels.dealing import Standing
 from penstock.channels.files.folder import alone, answering, replace
+from penstock.channels.leases import Standing
 from penstock.core.clock import Clock, Micros
 from penstock.core.errors import Misconfigured, Unaccounted
 

@@ -4,10 +4,10 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from penstock.channels.checks import beyond
 from penstock.channels.files import segments, topics
 from penstock.channels.files.cursor import Cursor
 from penstock.channels.files.folder import answering
-from penstock.channels.positions import beyond
 from penstock.core.clock import Micros
 from penstock.core.contracts import Entry, Place, Positions
 from penstock.core.errors import PenstockError, Unaccounted

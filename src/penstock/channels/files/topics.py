@@ -11,7 +11,7 @@ from pathlib import Path
 import orjson
 from pydantic import BaseModel, PositiveInt, ValidationError
 
-from penstock.channels.differences import differences, spelled
+from penstock.channels.checks import differences, spelled
 from penstock.channels.files import folder as folders
 from penstock.channels.files import mark as marks
 from penstock.channels.files.log import Log

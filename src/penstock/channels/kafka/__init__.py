@@ -10,14 +10,14 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock.channels.dealing import joined
+from penstock.channels.checks import beyond
 from penstock.channels.kafka import groups, topics
 from penstock.channels.kafka.client import answering, building, common, retrying, told
 from penstock.channels.kafka.groups import KafkaMember
-from penstock.channels.kafka.reading import CONF, KafkaReader
-from penstock.channels.kafka.sending import BATCH, KafkaSender
+from penstock.channels.kafka.reader import CONF, KafkaReader
+from penstock.channels.kafka.sender import BATCH, KafkaSender
 from penstock.channels.kafka.settings import KafkaSettings
-from penstock.channels.positions import beyond
+from penstock.channels.leases import joined
 from penstock.core.clock import Micros
 from penstock.core.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
 from penstock.core.errors import Misconfigured

@@ -16,7 +16,7 @@ from confluent_kafka import (
 from confluent_kafka.admin import AdminClient
 
 from penstock.channels.kafka.client import retrying, told
-from penstock.channels.kafka.reading import Polled, entry_of, lost, passing, place_of
+from penstock.channels.kafka.reader import Polled, entry_of, lost, passing, place_of
 from penstock.core.contracts import Dealing, Entry, Group, Place, Positions
 from penstock.core.errors import PenstockError, Unavailable
 

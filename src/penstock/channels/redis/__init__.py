@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
-from penstock.channels.dealing import LEASE, DealtMember, Standing, described, joined, moved
-from penstock.channels.redis import topics
+from penstock.channels.leases import LEASE, LeasedConsumer, Standing, described, joined, moved
+from penstock.channels.redis import codec
 from penstock.channels.redis.client import GROUPS, NAMES, Address, Server, key_of
-from penstock.channels.redis.packing import pack
-from penstock.channels.redis.reading import RedisReader
-from penstock.channels.redis.sending import Courier, Delivery, Parcel, RedisSender
+from penstock.channels.redis.codec import pack
+from penstock.channels.redis.reader import RedisReader
+from penstock.channels.redis.sender import Courier, Delivery, Parcel, RedisSender
 from penstock.core.clock import Micros
 from penstock.core.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
 from penstock.core.errors import PenstockError, Unavailable
@@ -69,21 +69,21 @@ class RedisChannels:
         self._server().check()
         made, extended, differences = [], [], []
         for topic in topics_:
-            fields = topics.fields_of(topic, uuid.uuid4().hex)
+            fields = codec.fields_of(topic, uuid.uuid4().hex)
             flat = [part for pair in fields.items() for part in pair]
             done = self._server().one("ensure", [key_of(topic.name), NAMES], topic.partitions, *flat)
             if done == b"made":
                 made.append(topic.name)
             elif done == b"extended":
                 extended.append(topic.name)
-            differences += topics.differences(topic, self.topic(topic.name))
+            differences += codec.differences(topic, self.topic(topic.name))
         return Brought(tuple(made), tuple(extended), tuple(differences))
 
     def names(self) -> list[str]:
         return self._server().members(NAMES)
 
     def topic(self, channel: str) -> Topic:
-        return topics.topic_of(channel, self._held(channel))
+        return codec.topic_of(channel, self._held(channel))
 
     def topic_id(self, channel: str) -> str:
         return self._held(channel)["id"].decode()
@@ -161,8 +161,8 @@ class RedisChannels:
     @contextmanager
     def join(
         self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
-    ) -> Iterator[DealtMember]:
-        member = DealtMember(self, self, group, channels, dealing, beginning, time.monotonic, self._lease)
+    ) -> Iterator[LeasedConsumer]:
+        member = LeasedConsumer(self, self, group, channels, dealing, beginning, time.monotonic, self._lease)
         with joined(member, dealing):
             yield member
 

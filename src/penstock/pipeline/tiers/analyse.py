@@ -11,15 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import IO
 
-from penstock.analysis.binder import BinderWire
+from penstock.analysis.binder import BinderConnector
 from penstock.analysis.checkpoints.note import Note
 from penstock.analysis.checkpoints.rescale import recover
+from penstock.analysis.connectors import KafkaConnector, SparkConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.kafka import KafkaWire
 from penstock.analysis.operators.statics import Watch, table
 from penstock.analysis.query import Late, Query
 from penstock.analysis.session import session, wait_for_slots
-from penstock.analysis.wire import Wire
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
@@ -108,7 +107,7 @@ def _figures(queries: Queries, lakes: Lakes, address: str | None) -> Figures:
 def _look_after(queries: Queries, refreshing: Refreshing, watch: Watch, stop: threading.Event) -> None:
     with (
         beside("the reading of static tables", watch.run),
-        beside("the practice of planning", queries.practise),
+        beside("the warm-up of planning", queries.warm_up),
     ):
         while not stop.wait(_BOUNDARY if refreshing.waits else _LOOK_EVERY):
             refreshing.look()
@@ -131,7 +130,7 @@ def engine(
     # Who asks for the state of a query takes none of the slots that the queries need.
     with session(description.name, wiring.spark, java.path, jars.spark, needed + SLOTS, log, flags) as spark:
         shapes = {name: channel.shape for name, channel in description.channels.items()}
-        own = Engine(spark, wiring.spark, wire(wiring), wiring.checkpoints, shapes)
+        own = Engine(spark, wiring.spark, connector(wiring), wiring.checkpoints, shapes)
         tables = {static.name: table(spark, static) for static in description.statics}
         yield replace(own, tables=tables).knowing(description.queries)
 
@@ -166,12 +165,14 @@ def _require_slots(
         log.warning(remark)
 
 
-def wire(wiring: Wiring) -> Wire:
+def connector(wiring: Wiring) -> SparkConnector:
     """Spark's own way where it has one, the binder's otherwise."""
     channels, skip_lost = wiring.bind(), wiring.channels.lost == "skip"
     if isinstance(channels, Kafka):
-        return KafkaWire(channels.servers, spark_words(wiring.kafka.conf), skip_lost, ahead=wiring.spark.reads_ahead)
-    return BinderWire(channels, skip_lost)
+        return KafkaConnector(
+            channels.servers, spark_words(wiring.kafka.conf), skip_lost, ahead=wiring.spark.reads_ahead
+        )
+    return BinderConnector(channels, skip_lost)
 
 
 def spark_words(conf: Mapping[str, str]) -> dict[str, str]:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.analysis.engine import Engine
-from penstock.analysis.state import asking
+from penstock.analysis.state import lookup
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.pipeline.beside import beside
 from penstock.pipeline.chosen import find_query
@@ -66,12 +66,12 @@ class StateAnswers:
     def get(self, query: str, key: str) -> dict[str, Any]:
         chosen = find_query(self._description, query)
         with self._tagged():
-            return asking.get(self._engine, chosen, key)
+            return lookup.get(self._engine, chosen, key)
 
     def scan(self, query: str, prefix: str, limit: int) -> dict[str, Any]:
         chosen = find_query(self._description, query)
         with self._tagged():
-            return asking.scan(self._engine, chosen, prefix, limit)
+            return lookup.scan(self._engine, chosen, prefix, limit)
 
     def give_up(self) -> None:
         self._engine.spark.interruptTag(self._TAG)

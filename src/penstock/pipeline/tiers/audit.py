@@ -11,20 +11,18 @@ from functools import partial
 from typing import Any
 
 from penstock.analysis.query import Query
-from penstock.audit.alarm import Alarm
-from penstock.audit.alarms import Alarms
+from penstock.audit.alarms import Alarms, Doubts
 from penstock.audit.auditor import Auditor, Reduction
 from penstock.audit.balance import balance
 from penstock.audit.content import Content
-from penstock.audit.doubts import Doubts
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.hops import begun_late
 from penstock.audit.judge import Doubt, Report
 from penstock.audit.ledger import Ledger, Unreadable, set_aside
 from penstock.audit.reconcile import Reconciler
 from penstock.audit.retention import Endangered, Readers, Retention, committed
-from penstock.audit.rules.retention import WHERE as RETENTION
-from penstock.audit.sight import Elapsed, Sight
+from penstock.audit.rules.base import Alarm, Elapsed, Snapshot
+from penstock.audit.rules.stages import RETENTION
 from penstock.audit.tampering import Losses
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import Clock, SystemClock
@@ -118,7 +116,7 @@ def _audit(description: Description, wiring: Wiring, stop: threading.Event, read
                 **{stage: () for one in watching if one.kind is Kind.SOURCE for stage in one.fed_by},
                 **reads(description),
             },
-            strides_only=spark_only,
+            catch_up_only=spark_only,
             skip_lost=wiring.channels.lost == "skip",
         )
         sight.trouble = auditor.trouble
@@ -225,12 +223,12 @@ class _Sight:
             for stage, account in content.accounts.items()
         }
         found = balance(content, now, _micros(self.wiring), unread)
-        sight = Sight(now, self._elapsed.at(now), self.wiring.audit, found.to_json(), said)
+        snapshot = Snapshot(now, self._elapsed.at(now), self.wiring.audit, found.to_json(), said)
         first = {channel: {at: low for at, (low, _) in one.items()} for channel, one in self._bounds.items()}
         self._report = Report(
             now,
             discrepancies=(*begun_late(content, first), *self.stores.discrepancies),
-            doubts=(*away, *self._remade(sight), *self._unread(), *self._doubts.look(sight), *self.stores.doubts),
+            doubts=(*away, *self._remade(snapshot), *self._unread(), *self._doubts.look(snapshot), *self.stores.doubts),
         )
         try:
             self.ledger.report(self._report)
@@ -255,9 +253,9 @@ class _Sight:
     def _leave(self) -> None:
         self.ledger.report(replace(self._report, at=self.clock.now(), closed=True))
 
-    def _remade(self, sight: Sight) -> Iterator[Doubt]:
+    def _remade(self, snapshot: Snapshot) -> Iterator[Doubt]:
         """Told for a while, so that nobody misses it: what the channels no longer hold is not in the new ledger."""
-        if self.remade and sight.elapsed < REMADE_FOR:
+        if self.remade and snapshot.elapsed < REMADE_FOR:
             yield Doubt("ledger", str(self.wiring.ledger), self.remade)
 
     def _unread(self) -> Iterator[Doubt]:

@@ -4,10 +4,10 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from penstock.analysis.dead_letters import DeadLetters
 from penstock.analysis.engine import Engine
 from penstock.analysis.lake import Filling, Frame, columns, fill, genuine
-from penstock.analysis.letters import Letters
-from penstock.analysis.probe import validation_of
+from penstock.analysis.poison import validation_of
 from penstock.analysis.supervision import Streaming, telling
 from penstock.audit.account import Account
 from penstock.audit.retention import from_what_is_kept
@@ -21,8 +21,7 @@ from penstock.pipeline.pulse import Figures as Told
 from penstock.pipeline.stores import store_of
 from penstock.pipeline.tiers.queries import Queries
 from penstock.pipeline.wiring import Wiring
-from penstock.stores.books import Books
-from penstock.stores.figures import Figures
+from penstock.stores.accounting import Figures, StoreAccounting
 from penstock.stores.lake import LakeStore, LakeTable
 
 
@@ -41,7 +40,7 @@ class Lake:
         self._shape = self._channel.shape
         result = self._channel.result_of is not None
         self._writers = Writers(channels, [description.bookmarks]) if result else None
-        self._figures, self._books = Figures(SystemClock()), Books(spec.channel, SystemClock())
+        self._figures, self._accounting = Figures(SystemClock()), StoreAccounting(spec.channel, SystemClock())
         self.stage = store_node(spec.url, spec.channel)
         self.name = f"{spec.channel}.lake"
         self.work = validation_of(self._shape, self._channel.dead, self.name) if self._judged else None
@@ -61,8 +60,8 @@ class Lake:
             self._figures.says("waiting", str(error))
             raise
         table.begin(start)
-        self._books.look(table)
-        letters = Letters(self._channels, self._channel.dead, lambda: table.committed) if self._judged else None
+        self._accounting.look(table)
+        letters = DeadLetters(self._channels, self._channel.dead, lambda: table.committed) if self._judged else None
         left_out = self._engine.left_out(self.name, self._channel.name)
         filling = Filling(table, self._shape, self._store.keyed, letters, self.chosen, left_out)
         query = fill(self._engine, self.name, self._channel.name, start, partial(self._fill, table, filling))
@@ -77,7 +76,7 @@ class Lake:
 
     def account(self) -> Account | None:
         """What the table has taken, as its last commit says; None until it was opened."""
-        found = self._books.account(self.stage)
+        found = self._accounting.account(self.stage)
         return found and replace(found, latency=self._figures.told()["latency"])
 
     def _open(self) -> LakeTable:
@@ -96,7 +95,7 @@ class Lake:
         ))  # fmt: skip
         self._figures.stored(taken, rows, refused, filling.newest)
         self._figures.says("loading")
-        self._books.look(table)
+        self._accounting.look(table)
 
     def _begins(self, stands: Positions) -> Positions:
         """Where to read on, of each partition."""
@@ -109,7 +108,7 @@ class Lake:
                     "move the table away, or bring back the channel that it belongs to",
                 )
         start = {partition: stands.get(partition, low) for partition, (low, _) in bounds.items()}
-        return from_what_is_kept(start, bounds) if self._engine.wire.skip_lost else start
+        return from_what_is_kept(start, bounds) if self._engine.connector.skip_lost else start
 
     def chosen(self, raw: Frame) -> Frame:
         """The records without the rows of a result that none of its writers has written."""
@@ -121,7 +120,7 @@ class Lake:
         return genuine(raw, known.tokens(self._channel.name), known.first(self._channel.name))
 
     def _lag(self) -> int:
-        account = self._books.account(self.stage)
+        account = self._accounting.account(self.stage)
         stands = account.shares[self._channel.name].until if account else {}
         bounds = self._channels.bounds(self._channel.name)
         return sum(max(0, end - max(stands.get(partition, 0), low)) for partition, (low, end) in bounds.items())

@@ -8,15 +8,13 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
-from penstock.analysis.belated import Belated
-from penstock.analysis.books import Books
+from penstock.analysis.accounting import QueryAccounting
 from penstock.analysis.checkpoints.doctor import Known
+from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
-from penstock.analysis.launching import Fitting, begin, fitting, launch, require_sifting, sift
+from penstock.analysis.launch import Fitting, begin, fitting, launch, require_sifting, sift, warm_up
 from penstock.analysis.modes import Verdict
-from penstock.analysis.poison import Isolation
-from penstock.analysis.practice import practise
-from penstock.analysis.probe import Work, validation_of, work_of
+from penstock.analysis.poison import Isolation, Work, validation_of, work_of
 from penstock.analysis.progress import Progress, StreamingQuery
 from penstock.analysis.query import Late, Mode, Query
 from penstock.analysis.session import is_alive
@@ -60,7 +58,7 @@ class Queries:
         self._validating: list[Supervised] = []
         self._verdicts: dict[str, Verdict] = {}
         self._giving_up: set[str] = set()
-        self._books: dict[str, Books] = {}
+        self._books: dict[str, QueryAccounting] = {}
         self._progress = {query.name: Progress() for query in description.queries}
         self._rates = {query.name: Rate(SystemClock()) for query in description.queries}
         self._ending, self._stopped = threading.Event(), threading.Event()
@@ -121,11 +119,11 @@ class Queries:
         """Why all of them have to begin again together: Spark itself has ended. One that fails is started alone."""
         return None if is_alive(self._engine.spark) else Unavailable("Spark", "its session has ended")
 
-    def practise(self, stop: threading.Event) -> None:
+    def warm_up(self, stop: threading.Event) -> None:
         """Make the pauses of those in real time shorter, see there."""
         for query in self._description.queries:
             if self._verdicts[query.name].mode is Mode.REAL_TIME:
-                practise(self._engine, query, stop)
+                warm_up(self._engine, query, stop)
 
     def stop(self) -> None:
         """Stop all; those that would give their batches up when these have ended, if they do soon."""
@@ -189,12 +187,12 @@ class Queries:
 
     def _open(self, query: Query, running: StreamingQuery, before: Account | None) -> None:
         """Supervise a query that has started, and keep its account, each in a thread."""
-        belated = None
+        late_records = None
         if query.late is Late.DEAD:
             # A query that begins anew finds the same records late: what an earlier life has written is looked through.
             at = before.at if before is not None and before.life == str(running.id) else 0
-            belated = Belated(query.name, self._channels, at)
-        books = Books(self._engine, query, running, before, self._channels, SystemClock(), belated)
+            late_records = LateRecords(query.name, self._channels, at)
+        books = QueryAccounting(self._engine, query, running, before, self._channels, SystemClock(), late_records)
         self._supervised[query.name].adopt(running)
         self._books[query.name] = books
         self._beside(f"supervision of {query.name}", self._supervised[query.name].run, self._ending)
@@ -214,7 +212,7 @@ class Queries:
         return {name: self._ids[name] for name in channels}
 
 
-def _keep(name: str, books: Books, stop: threading.Event) -> None:
+def _keep(name: str, books: QueryAccounting, stop: threading.Event) -> None:
     """Keep an account until `stop`, and look once more after it."""
     failure = ""
     while True:

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import IO
 
+from penstock.analysis.audit_reader import SparkAuditReader
 from penstock.analysis.session import session
-from penstock.analysis.tally import Tally
 from penstock.channels.kafka import Kafka
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Description
@@ -19,7 +19,7 @@ SLOTS = 2
 
 
 @contextmanager
-def tally(description: Description, wiring: Wiring, log: IO[bytes] | None) -> Iterator[Tally]:
+def tally(description: Description, wiring: Wiring, log: IO[bytes] | None) -> Iterator[SparkAuditReader]:
     """A reduction by Spark, on the master that the queries have."""
     channels = wiring.bind()
     if not isinstance(channels, Kafka):
@@ -31,4 +31,4 @@ def tally(description: Description, wiring: Wiring, log: IO[bytes] | None) -> It
     flags = spark_archive(java, jars).used()
     name = f"{description.name} audit"
     with session(name, wiring.spark, java.path, jars.spark, SLOTS, log, flags) as spark:
-        yield Tally(spark, channels.servers, spark_words(wiring.kafka.conf))
+        yield SparkAuditReader(spark, channels.servers, spark_words(wiring.kafka.conf))

@@ -1,0 +1,459 @@
+"""The audit's reduction by Spark: what `reduced` finds in the entries of Kafka channels, without their payloads.
+
+Kafka is read once. A window over each sender's entries in a partition tells which number came after a higher one. Then
+one aggregation by hash, with two groupings, makes the rows that come to the driver: numbers are sent there as blocks of
+64 bits, and become runs.
+"""
+
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from penstock.analysis.frames import words
+from penstock.audit.findings import (
+    IN_CHANNEL,
+    STRANGERS,
+    Findings,
+    Kind,
+    Numbering,
+    Span,
+    Stranger,
+    key_hash,
+    shown_key,
+)
+from penstock.audit.writers import HEADER, KnownWriters
+from penstock.core.contracts import Positions
+from penstock.core.errors import Unaccounted, Unavailable
+from penstock.core.runs import Runs
+from penstock.core.sketch import HIGHEST, STEP, Sketch
+
+_EARLIEST = -2
+_LONGEST = int(HIGHEST * 1_000)
+_LIMIT = 2**62
+"""Of a duration in microseconds: a time that somebody made up must not pass 64 bits in a difference or a sum."""
+
+
+@dataclass(frozen=True)
+class SparkAuditReader:
+    """What the entries of channels tell the audit, by Spark."""
+
+    spark: SparkSession
+    servers: str
+    kafka: Mapping[str, str] = field(default_factory=dict)
+    """Settings of Spark's Kafka client, such as those for security."""
+    small: int = 20_000
+    """Entries that one task reduces at less cost than several would, with their shuffles."""
+
+    def reduce(
+        self,
+        start: Mapping[str, Positions],
+        end: Mapping[str, Positions],
+        kinds: Mapping[str, Kind],
+        writers: KnownWriters | None = None,
+    ) -> Findings:
+        """What the entries from `start` up to `end` tell; a partition without a start is read from its beginning.
+
+        Raises Unaccounted when Kafka no longer holds some of them, Unavailable when it or Spark does not answer. One
+        call at a time. It costs a third of a second however little there is: short stretches are better read in Python.
+        """
+        found = Findings(start, end)
+        ranges = _ranges(start, end)
+        if not ranges:
+            return found
+        try:
+            rows = _rows(self._reduced(ranges, kinds, writers or KnownWriters()))
+        except (PySparkException, Py4JJavaError) as error:
+            raise _explained(error, ranges) from error
+        _take(found, rows)
+        return found
+
+    def _reduced(self, ranges: "_Ranges", kinds: Mapping[str, Kind], writers: KnownWriters) -> DataFrame:
+        entries = self._entries(ranges)
+        if sum(until - max(since, 0) for since, until in ranges.values()) <= self.small:
+            entries = entries.coalesce(1)
+        results, dead = ([name for name, one in kinds.items() if one is kind] for kind in (Kind.RESULT, Kind.DEAD))
+        result, belated = F.col("topic").isin(results), F.col("topic").isin(dead) & F.expr(_IN_CHANNEL)
+        forged = F.expr(_forged(results, writers))
+        judged = entries.select("*", result.alias("result"), belated.alias("belated"), forged.alias("forged"))
+        told = judged.selectExpr(*_HEADERS)
+        ordered = told.selectExpr(*_IDENTITY).selectExpr("*", _BEFORE, *_BUCKETS)
+        ordered.createOrReplaceTempView(_VIEW)
+        return self._session.sql(_GROUPED)
+
+    def _entries(self, ranges: "_Ranges") -> DataFrame:
+        partitions: dict[str, list[int]] = {}
+        since: dict[str, dict[str, int]] = {}
+        until: dict[str, dict[str, int]] = {}
+        for (channel, partition), (first, end) in ranges.items():
+            partitions.setdefault(channel, []).append(partition)
+            since.setdefault(channel, {})[str(partition)] = first
+            until.setdefault(channel, {})[str(partition)] = end
+        reader = self._session.read.format("kafka").options(
+            **{
+                "kafka.bootstrap.servers": self.servers,
+                "assign": json.dumps(partitions),
+                "startingOffsets": json.dumps(since),
+                "endingOffsets": json.dumps(until),
+                "includeHeaders": "true",
+                "failOnDataLoss": "true",
+                "kafka.isolation.level": "read_committed",
+                "kafka.fetch.max.wait.ms": "10",
+                # Under a name of its own each batch would connect anew; nothing is ever committed under this one.
+                "kafka.group.id": "penstock-audit",
+                **{f"kafka.{name}": value for name, value in self.kafka.items()},
+            }
+        )
+        return reader.load()
+
+    @cached_property
+    def _session(self) -> SparkSession:
+        own = self.spark.newSession()
+        # By Spark's second interface to sources an entry costs two thirds; the plan is known beforehand.
+        own.conf.set("spark.sql.sources.useV1SourceList", "")
+        own.conf.set("spark.sql.adaptive.enabled", "false")
+        return own
+
+
+_Ranges = Mapping[tuple[str, int], tuple[int, int]]
+"""Per channel and partition: from where, and up to where."""
+
+_VIEW = "penstock_audit"
+
+
+def _first(name: str) -> str:
+    return f"get(headers.value, CAST(array_position(headers.key, '{name}') AS INT) - 1)"
+
+
+def _number(name: str, only: str = "true") -> str:
+    text = f"CAST({_first(name)} AS STRING)"
+    number = f"try_cast({text} AS BIGINT)"
+    # Spark, as Python, would read more spellings than the one in which we write.
+    return f"CASE WHEN {only} AND CAST({number} AS STRING) = {text} THEN {number} END AS {name}"
+
+
+def _once(name: str) -> str:
+    return f"size(array_remove(headers.key, '{name}')) = size(headers.key) - 1"
+
+
+# The last reason: a record may have had such a header before.
+_REASON = "get(filter(reverse(headers), h -> h.key = 'reason'), 0).value"
+_IN_CHANNEL = " OR ".join(f"coalesce(startswith({_REASON}, CAST('{known}' AS BINARY)), false)" for known in IN_CHANNEL)
+
+
+def _forged(results: Iterable[str], writers: KnownWriters) -> str:
+    """Whether none of the writers of a result has written a row; as `KnownWriters.genuine`, for Spark."""
+    token, cases = f"hex({_first(HEADER)})", []
+    for channel in results:
+        if not (tokens := writers.tokens(channel)):
+            continue
+        first = writers.first(channel)
+        old = " ".join(f"WHEN {partition} THEN offset < {offset}" for partition, offset in first.items())
+        old = f"CASE partition {old} ELSE false END" if first else "false"
+        known = ", ".join(f"'{one.hex().upper()}'" for one in sorted(tokens))
+        cases.append(f"WHEN '{channel}' THEN NOT if({token} IS NULL, {old}, {token} IN ({known}))")
+    return f"CASE topic {' '.join(cases)} ELSE false END" if cases else "false"
+
+
+_HEADERS = (
+    "topic",
+    "partition",
+    "offset",
+    "unix_micros(timestamp) AS at",
+    "key",
+    "value IS NULL AS gone",
+    "result",
+    "belated",
+    "forged",
+    f"CAST(coalesce({_first('sender')}, X'') AS STRING) AS sender",
+    _number("epoch", "NOT belated"),
+    _number("seq", "NOT belated"),
+    _number("time", "NOT belated"),
+    _number("version", "result"),
+    _number("appended", "result"),
+    f"{' AND '.join(map(_once, ('sender', 'epoch', 'seq', 'time')))} AS once",
+    "coalesce(array_contains(headers.key, 'redriven'), false) AS redriven",
+)
+
+_WHOLE = "once AND is_valid_utf8(sender) AND epoch IS NOT NULL AND seq IS NOT NULL AND time IS NOT NULL"
+
+
+def _between(told: str) -> str:
+    """From a moment that was told to the one of arrival, within the limit whatever was told."""
+    return f"at - greatest(least({told}, at + {_LIMIT}), at - {_LIMIT})"
+
+
+def _if_told(told: str, name: str) -> str:
+    return f"CASE WHEN {told} IS NOT NULL THEN {_between(told)} END AS {name}"
+
+
+_IDENTITY = (
+    "topic",
+    "partition",
+    "offset",
+    "at",
+    "gone",
+    "result",
+    "belated",
+    "forged",
+    "version",
+    "CASE WHEN version IS NOT NULL OR forged THEN key END AS key",
+    *(f"CASE WHEN {_WHOLE} THEN {name} END AS {name}" for name in ("sender", "epoch", "seq")),
+    f"{_WHOLE} AND redriven AS redriven",
+    _if_told("time", "delay"),
+    _if_told("appended", "step"),
+)
+
+_BEFORE = (
+    "max(seq) OVER (PARTITION BY topic, partition, sender, epoch, redriven ORDER BY offset"
+    " ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS before"
+)
+
+
+def _bucket(duration: str) -> str:
+    # Without a bucket are what took no time, and what was not told: the counts tell them apart.
+    ms = f"least({duration}, {_LONGEST}) / 1000D"
+    return f"CASE WHEN {duration} > 0 THEN CAST(ceil(ln({ms}) / {STEP!r}D) AS INT) END AS {duration}_bucket"
+
+
+_BUCKETS = (
+    "shiftright(seq, 6) AS block",
+    "shiftleft(1L, CAST(seq & 63 AS INT)) AS bit",
+    "(at - pmod(at, 60000000)) div 60000000 AS minute",
+    _bucket("delay"),
+    _bucket("step"),
+)
+
+
+def _measured(duration: str) -> str:
+    # A sum of large numbers would pass 64 bits: its upper and lower parts do not.
+    return (
+        f"count({duration}) AS {duration}s, count_if({duration} <= -1000) AS {duration}_skewed,"
+        f" min({duration}) AS {duration}_least, max({duration}) AS {duration}_most,"
+        f" sum(shiftright({duration}, 32)) AS {duration}_upper, sum({duration} & 4294967295) AS {duration}_lower"
+    )
+
+
+_GROUPED = f"""
+SELECT topic, grouping(minute) = 0 AS timed, forged, count(1) AS records,
+    minute, delay_bucket, step_bucket, count_if(gone) AS gone,
+    count_if(seq IS NULL AND NOT result AND NOT belated) AS unknown,
+    {_measured("delay")}, {_measured("step")},
+    partition, sender, epoch, redriven, block, bit_or(bit) AS bits, max(at) AS newest,
+    bit_or(CASE WHEN seq < before THEN bit ELSE 0 END) AS late,
+    max(CASE WHEN before IS NULL THEN seq END) AS first, max(seq) AS highest,
+    key, max(version) AS version, max(offset) AS last
+FROM {_VIEW}
+GROUP BY GROUPING SETS (
+    (topic, forged, minute, delay_bucket, step_bucket),
+    (topic, forged, partition, sender, epoch, redriven, block, key))
+"""
+
+
+def _ranges(start: Mapping[str, Positions], end: Mapping[str, Positions]) -> _Ranges:
+    found = {}
+    for channel, ends in end.items():
+        for partition, until in ends.items():
+            # As the reader of the binder does it: one that lies at zero begins where the log now begins.
+            since = start.get(channel, {}).get(partition) or _EARLIEST
+            if until > max(since, 0):
+                found[channel, partition] = (since, until)
+    return found
+
+
+def _explained(error: Exception, ranges: _Ranges) -> Exception:
+    text = str(error)
+    if lost := re.search(r"OffsetOutOfRangeException: .* out of range for partition (\S+)-(\d+)", text):
+        channel, partition = lost[1], int(lost[2])
+        since, _ = ranges.get((channel, partition), (_EARLIEST, 0))
+        why = (
+            f"partition {partition} is to be read from {max(since, 0)}, and does not hold that: its retention was "
+            "quicker than the audit, or it is another topic; to begin anew, remove the ledger"
+        )
+        return Unaccounted(channel, (), why)
+    cause = re.search(r"Caused by: [\w.]+: (.+)", text)
+    return Unavailable("the audit by Spark", cause[1] if cause else words(error))
+
+
+class _Row(NamedTuple):
+    """A row of either grouping. Of one by time: what a channel held. Of the others: what a sender or a key did."""
+
+    topic: str
+    timed: bool
+    forged: bool
+    records: int
+    minute: int
+    delay_bucket: int | None
+    step_bucket: int | None
+    gone: int
+    unknown: int
+    delays: int
+    delay_skewed: int
+    delay_least: int
+    delay_most: int
+    delay_upper: int | None
+    delay_lower: int | None
+    steps: int
+    step_skewed: int
+    step_least: int
+    step_most: int
+    step_upper: int | None
+    step_lower: int | None
+    partition: int
+    sender: str | None
+    epoch: int
+    redriven: bool
+    block: int
+    bits: int
+    newest: int
+    late: int
+    first: int | None
+    highest: int
+    key: bytes | None
+    version: int
+    last: int
+
+    @property
+    def delay(self) -> tuple[int, int, int]:
+        """Least, most, total."""
+        return self.delay_least, self.delay_most, _sum(self.delay_upper, self.delay_lower)
+
+    @property
+    def step(self) -> tuple[int, int, int]:
+        return self.step_least, self.step_most, _sum(self.step_upper, self.step_lower)
+
+    @property
+    def numbering(self) -> Numbering:
+        return self.topic, self.sender or "", self.epoch
+
+
+def _rows(reduced: DataFrame) -> Iterator[_Row]:
+    table = reduced.toArrow()
+    columns = [table.column(name).to_pylist() for name in _Row._fields]
+    return map(_Row._make, zip(*columns, strict=True))
+
+
+class _Durations:
+    """Counts in the buckets of a sketch, as they come."""
+
+    def __init__(self) -> None:
+        self.count = self.zeros = self.skewed = self.total = self.most = 0
+        self.least: int | None = None
+        self.buckets: Counter[int] = Counter()
+
+    def add(self, bucket: int | None, count: int, skewed: int, least: int, most: int, total: int) -> None:
+        if not count:
+            return
+        self.count += count
+        if bucket is None:
+            self.zeros += count
+            self.skewed += skewed
+            self.least = 0
+            return
+        self.buckets[bucket] += count
+        self.least = min(least, _LONGEST if self.least is None else self.least)
+        self.most = max(self.most, min(most, _LONGEST))
+        self.total += min(total, count * _LONGEST)
+
+    def sketch(self) -> Sketch:
+        return Sketch.from_json(
+            {
+                "zeros": self.zeros,
+                "skewed": self.skewed,
+                "buckets": self.buckets,
+                "sum": self.total / 1_000,
+                "min": None if self.least is None else self.least / 1_000,
+                "max": self.most / 1_000,
+            }
+        )
+
+
+def _take(found: Findings, rows: Iterator[_Row]) -> None:
+    delays: defaultdict[str, _Durations] = defaultdict(_Durations)
+    steps: defaultdict[str, _Durations] = defaultdict(_Durations)
+    seen: defaultdict[Numbering, _Blocks] = defaultdict(lambda: defaultdict(int))
+    late: defaultdict[Numbering, _Blocks] = defaultdict(lambda: defaultdict(int))
+    for row in rows:
+        if row.forged:
+            _stranger(found, row)
+            continue
+        if row.timed:
+            _count(found, row)
+            delays[row.topic].add(row.delay_bucket, row.delays, row.delay_skewed, *row.delay)
+            steps[row.topic].add(row.step_bucket, row.steps, row.step_skewed, *row.step)
+            continue
+        if row.key is not None:
+            versions, key = found.rows.setdefault(row.topic, {}), key_hash(row.key)
+            versions[key] = max(row.version, versions.get(key, row.version))
+        if row.sender is not None:
+            numbering = row.numbering
+            found.numbered[numbering] += row.records
+            seen[numbering][row.block] |= row.bits
+            if row.redriven:
+                found.redriven[numbering] += row.records
+                continue
+            _follow(found, row)
+            if row.late:
+                late[numbering][row.block] |= row.late
+    found.runs = {numbering: Runs(_pieces(blocks)) for numbering, blocks in seen.items()}
+    found.disorder = {numbering: Runs(_pieces(blocks)) for numbering, blocks in late.items()}
+    found.latencies = {channel: some.sketch() for channel, some in delays.items() if some.count}
+    found.steps = {channel: some.sketch() for channel, some in steps.items() if some.count}
+
+
+def _stranger(found: Findings, row: _Row) -> None:
+    if row.timed:
+        found.forged[row.topic] += row.records
+    elif len(found.strangers) < STRANGERS:
+        found.strangers.append(Stranger(row.topic, row.partition, row.last, shown_key(row.key), row.version))
+
+
+def _count(found: Findings, row: _Row) -> None:
+    found.records[row.topic] += row.records
+    found.minutes[row.topic, row.minute] += row.records
+    if row.gone:
+        found.deletions[row.topic] += row.gone
+    if row.unknown:
+        found.without_identity[row.topic] += row.unknown
+
+
+def _follow(found: Findings, row: _Row) -> None:
+    """How long these records were under way, and where the sender stands in the partition."""
+    numbering, (least, most, total) = row.numbering, row.delay
+    span = Span(row.delays, least, total, most, row.newest)
+    if numbering in found.spans:
+        found.spans[numbering].merge(span)
+    else:
+        found.spans[numbering] = span
+    place = (row.topic, row.partition, row.sender or "", row.epoch)
+    first, highest = found.tails.get(place, (row.highest, row.highest))
+    found.tails[place] = (first if row.first is None else row.first, max(highest, row.highest))
+
+
+def _sum(upper: int | None, lower: int | None) -> int:
+    return ((upper or 0) << 32) + (lower or 0)
+
+
+_Blocks = dict[int, int]
+"""Numbers as bits, 64 to a block."""
+
+
+def _pieces(blocks: _Blocks) -> Iterator[tuple[int, int]]:
+    """The runs of set bits, block by block."""
+    for block, signed in sorted(blocks.items()):
+        at, bits = block * 64, signed & (2**64 - 1)
+        while bits:
+            zeros = (bits & -bits).bit_length() - 1
+            bits >>= zeros
+            ones = (~bits & (bits + 1)).bit_length() - 1
+            yield at + zeros, at + zeros + ones - 1
+            bits >>= ones
+            at += zeros + ones

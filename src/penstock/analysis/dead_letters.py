@@ -1,0 +1,150 @@
+"""Records on their way to the dead letters of their channel: each is written once.
+
+Those that do not fit, and those that came too late for a query, once for each query.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from penstock.audit.findings import BELATED
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Positions, Sender
+from penstock.core.errors import Refused
+from penstock.core.held import held
+from penstock.core.record import Record
+
+log = logging.getLogger(__name__)
+
+SKEW: Micros = 3_600_000_000
+"""How far the clocks of those who write into channels may be apart."""
+AT_ONCE = 500
+
+
+class DeadLetters:
+    """Writes dead letters. A batch that is repeated after a crash finds those that are there, and adds the others."""
+
+    def __init__(self, channels: Channels, dead: str, since: Callable[[], Micros]) -> None:
+        """`since` tells when the last batch ended: what was written before belongs to other records."""
+        self._channels, self._dead, self._since = channels, dead, since
+        self._there: dict[str, int] | None = None
+
+    def write(self, refused: Iterable[Mapping[str, Any]]) -> None:
+        """Return once each of these rows (key, value and headers, the place among them) is a dead letter.
+
+        Raises Unavailable when that cannot be.
+        """
+        there = self._read() if self._there is None else self._there
+        letters = ((_place(row), _letter(row)) for row in refused)
+        fresh = ((place, one) for place, one in letters if there.get(place) != fingerprint(one.key, one.value))
+        asyncio.run(self._send(fresh))
+        # Only the first batch can be one that is repeated.
+        self._there = {}
+
+    def _read(self) -> dict[str, int]:
+        start = self._channels.since(self._dead, max(0, self._since() - SKEW))
+        found: dict[str, int] = {}
+        for entry in held(self._channels, self._dead, start):
+            told = dict(entry.headers)
+            if "place" in told and "query" not in told:
+                found[told["place"].decode()] = fingerprint(entry.key, entry.value)
+        return found
+
+    async def _send(self, letters: Iterator[tuple[str, Record]]) -> None:
+        async with self._channels.sender() as sender:
+            while some := list(islice(letters, AT_ONCE)):
+                await send(sender, self._dead, some)
+
+
+async def send(sender: Sender, dead: str, some: Sequence[tuple[str, Record]]) -> None:
+    """Write letters, each with the place of its record."""
+    try:
+        await sender.send(dead, [letter for _, letter in some])
+    except Refused as refused:
+        if len(some) > 1:
+            for one in some:
+                await send(sender, dead, [one])
+            return
+        # It lies in its channel, and is counted and named.
+        log.warning("the record %s gets no dead letter: %s", some[0][0], refused.reason)
+
+
+def fingerprint(key: bytes | None, value: bytes | None) -> int:
+    """A channel that was made anew counts its offsets anew; what lies there is another record then."""
+    return hash((key, value))
+
+
+def _letter(row: Mapping[str, Any]) -> Record:
+    key, value = (None if row[part] is None else bytes(row[part]) for part in ("key", "value"))
+    return Record(value, key=key, extra=tuple((one["key"], bytes(one["value"] or b"")) for one in row["headers"]))
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    return next(bytes(one["value"]).decode() for one in reversed(row["headers"]) if one["key"] == "place")
+
+
+class LateRecords:
+    """The late records of a query on their way to the dead letters.
+
+    They are brought there before the account that counts them is told. A life that ended in between left letters that
+    no account knows: those are found again, and not written twice.
+    """
+
+    def __init__(
+        self, query: str, channels: Channels, accounted: Micros, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """`accounted` is when the last account of this life of the query was made; 0 when there is none.
+
+        `headers` say why the records are here, when they are not late.
+        """
+        self._query, self._channels, self._accounted = query, channels, accounted
+        self._why = headers or {"reason": f"{BELATED}its window was closed in query {query}"}
+        self._lying: dict[str, int] | None = None
+
+    def write(self, channel: str, records: Iterable[Any]) -> None:
+        """Return once each of these raw records has its letter; raises Unavailable when that cannot be."""
+        lying = self._letters(f"{channel}.dead")
+        letters = ((_place_of_raw(one), self._letter(one)) for one in records)
+        fresh = (
+            (place, letter) for place, letter in letters if lying.get(place) != fingerprint(letter.key, letter.value)
+        )
+        asyncio.run(self._send(f"{channel}.dead", fresh, lying))
+
+    def accounted(self, until: Positions) -> None:
+        """What lies before these offsets is counted now, and will not be asked for again."""
+        lying = self._lying or {}
+        for place in list(lying):
+            _, partition, offset = place.rsplit(":", 2)
+            if int(offset) < until.get(int(partition), 0):
+                del lying[place]
+
+    def _letters(self, dead: str) -> dict[str, int]:
+        """Which records have a letter, and may be in no account yet: what was in each, by its place."""
+        if self._lying is None:
+            start = self._channels.since(dead, max(0, self._accounted - SKEW))
+            self._lying = {}
+            for entry in held(self._channels, dead, start):
+                told = dict(entry.headers)
+                if told.get("query") == self._query.encode() and "place" in told:
+                    self._lying[told["place"].decode()] = fingerprint(entry.key, entry.value)
+        return self._lying
+
+    async def _send(self, dead: str, letters: Iterator[tuple[str, Record]], lying: dict[str, int]) -> None:
+        async with self._channels.sender() as sender:
+            while some := list(islice(letters, AT_ONCE)):
+                await send(sender, dead, some)
+                lying.update({place: fingerprint(letter.key, letter.value) for place, letter in some})
+
+    def _letter(self, raw: Any) -> Record:
+        """The record as it came, and with it the reason, its place, and the query that it is about."""
+        headers = [(one["key"], bytes(one["value"] or b"")) for one in raw["headers"] or ()]
+        told = {**self._why, "place": _place_of_raw(raw), "query": self._query}
+        key, value = (None if raw[part] is None else bytes(raw[part]) for part in ("key", "value"))
+        extra = (*headers, *((name, text.encode()) for name, text in told.items()))
+        return Record(value, key=key, extra=extra)
+
+
+def _place_of_raw(raw: Any) -> str:
+    return f"{raw['topic']}:{raw['partition']}:{raw['offset']}"

@@ -1,0 +1,201 @@
+"""A query that somebody looks at: its rows are handed over as they come, and nothing of it is kept."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import orjson
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.types import ArrayType, StructType
+
+from penstock.analysis.engine import Engine
+from penstock.analysis.frames import ADDED, counts
+from penstock.analysis.launch import failed
+from penstock.analysis.modes import accepts_update, plainly, refused
+from penstock.analysis.plans import analyzed, each, grouped, kind_of
+from penstock.analysis.query import Query
+from penstock.core.contracts import Positions
+from penstock.core.errors import Misconfigured, Unavailable
+
+_LEAST, _MOST = -(2**63), 2**64 - 1
+
+
+def exactly(text: str) -> Any:
+    """What a JSON text says; a number that no reader of JSON would tell as it is, such as a long decimal, is a text."""
+    return json.loads(text, parse_int=_whole, parse_float=_fraction)
+
+
+def _whole(text: str) -> int | str:
+    # Python refuses to read very long ones; Spark's have 38 digits at most.
+    number = Decimal(text)
+    return int(text) if _LEAST <= number <= _MOST else text
+
+
+def _fraction(text: str) -> float | str:
+    number = float(text)
+    return number if Decimal(text) == Decimal(repr(number)) else text
+
+
+EVERY = "1 second"
+_WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+_PASSED = {"Project", "SubqueryAlias", "Filter", "EventTimeWatermark", "CollectMetrics", "View", "Sort"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """What the rows of a query look like, and how they come."""
+
+    frame: DataFrame
+    columns: tuple[str, ...]
+    keys: tuple[str, ...]
+    """Of an aggregation, the columns by which it groups: its rows change."""
+    output: str
+    """In Spark's words."""
+
+    @property
+    def whole(self) -> bool:
+        """Each portion is all of the result."""
+        return self.output == "complete"
+
+
+def result(engine: Engine, query: Query, start: Mapping[str, Positions]) -> Result:
+    """A query over channels from these positions on; Misconfigured when it cannot be run."""
+    frame = engine.frame(query, lambda name: engine.stream(name, start[name]))
+    columns = _distinct(frame.columns)
+    keys = _keys(analyzed(frame))
+    named = tuple(column for column, key in zip(columns, keys, strict=True) if key)
+    return Result(frame.toDF(*columns), columns, named, _output(frame))
+
+
+class InteractiveQuery:
+    """A query that runs: `take` gets its rows, each as a JSON object, one portion after the other."""
+
+    def __init__(self, query: StreamingQuery, channels: Sequence[str]) -> None:
+        self._query, self._channels = query, channels
+        self._told = -1
+        self.reads = False
+        """It has looked for records for the first time."""
+        self.refused = 0
+        """Records that did not fit their schema."""
+        self.late = 0
+        """Rows that Spark has dropped because the watermark had passed them."""
+
+    @classmethod
+    def start(
+        cls, found: Result, channels: Sequence[str], checkpoint: str, take: Callable[[Iterator[str]], None]
+    ) -> "InteractiveQuery":
+        fields = [F.col(f"`{name.replace('`', '``')}`") for name in found.columns]
+
+        def write(batch: DataFrame, _: int) -> None:
+            # Partition by partition: a portion may be larger than what this process holds at once.
+            take(row[0] for row in batch.toLocalIterator())
+
+        try:
+            lines = found.frame.select(F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}))
+            writer = lines.writeStream.queryName("SQL").foreachBatch(write).outputMode(found.output)
+            writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=EVERY)
+            # A row may become final without another record: by what the last batch has done to the watermark.
+            found.frame.sparkSession.conf.set(_WITHOUT_DATA, str(found.output == "append").lower())
+            return cls(writer.start(), channels)
+        except (PySparkException, Py4JJavaError) as error:
+            raise Misconfigured("query SQL", f"Spark cannot run it: {plainly(error)}") from None
+
+    def look(self) -> Unavailable | None:
+        """Count what the batches since the last look have left out; why the query has ended, if it has."""
+        self.reads = self.reads or self._query.status["message"].startswith("Waiting") or self._told >= 0
+        for batch in self._query.recentProgress:
+            if batch.batchId > self._told and batch.numInputRows:
+                self._told = batch.batchId
+                told = [counts(batch.observedMetrics, channel) for channel in self._channels]
+                self.refused += sum(one["refused"] for one in told if one)
+                self.late += sum(operator.numRowsDroppedByWatermark for operator in batch.stateOperators)
+        return failed([self._query])
+
+    def stop(self) -> None:
+        self._query.stop()
+
+
+def inferred(spark: SparkSession, values: Sequence[bytes | None]) -> str | None:
+    """The schema of these payloads as DDL, if they are JSON objects; None when most of them are none."""
+    objects = [value for value in values if value is not None and _is_object(value)]
+    if not objects or 2 * len(objects) < len(values):
+        return None
+    text = (b"[" + b",".join(objects) + b"]").decode()
+    try:
+        described = spark.range(1).select(F.schema_of_json(F.lit(text)).alias("ddl")).first()
+    except (PySparkException, Py4JJavaError):
+        return None  # Nested more deeply than Spark reads.
+    assert described is not None
+    listed = spark.createDataFrame([], f"x {described['ddl']}").schema["x"].dataType
+    assert isinstance(listed, ArrayType)
+    assert isinstance(listed.elementType, StructType)
+    # Spark tells names apart without regard to their case; and some are ours.
+    fields = {field.name.lower(): field for field in reversed(listed.elementType.fields)}
+    kept = [field for name, field in reversed(fields.items()) if name not in _OURS]
+    return StructType(kept).toDDL() if kept else None
+
+
+_OURS = (*ADDED, "_corrupt")
+
+
+def _is_object(value: bytes) -> bool:
+    try:
+        return isinstance(orjson.loads(value), dict)
+    except orjson.JSONDecodeError:
+        return False
+
+
+def _output(frame: DataFrame) -> str:
+    """Rows as they change; or when they are final; or all of them, again and again: the first that Spark accepts."""
+    if accepts_update(frame):
+        return "update"
+    if (against := refused(frame, "Append")) is None:
+        return "append"
+    if refused(frame, "Complete") is None:
+        return "complete"
+    if "without watermark" in against:
+        problem = "its rows are final when no record can change them any more, and nothing says when that is"
+        raise Misconfigured("query SQL", problem, 'say how late a record may be: --watermark "10 seconds"')
+    raise Misconfigured("query SQL", f"Spark cannot run it over streams: {refused(frame, 'Update')}")
+
+
+def _distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """The names, with numbers behind those that are there already: a row has to be an object."""
+    found: list[str] = []
+    for name in names:
+        number, told = 2, name
+        while told in found:
+            told, number = f"{name}_{number}", number + 1
+        found.append(told)
+    return tuple(found)
+
+
+def _keys(plan: Any) -> list[bool]:
+    """Which columns are those that an aggregation groups by; none where it is no aggregation."""
+    above: list[dict[int, int]] = []
+    output = _ids(each(plan.output()))
+    while kind_of(plan) in _PASSED:
+        if kind_of(plan) == "Project":
+            above.append(dict(_passed_on(plan.projectList())))
+        plan = plan.children().apply(0)
+    keys = {one for held in grouped(plan) for one in _ids(held)} if kind_of(plan) == "Aggregate" else set()
+    for passed in reversed(above):
+        keys |= {new for new, old in passed.items() if old in keys}
+    return [one in keys for one in output]
+
+
+def _passed_on(projected: Any) -> Iterator[tuple[int, int]]:
+    """The ids of columns that a projection only names anew, and what they were."""
+    for expression in each(projected):
+        if kind_of(expression) == "Alias" and kind_of(expression.child()) == "AttributeReference":
+            yield int(expression.exprId().id()), int(expression.child().exprId().id())
+
+
+def _ids(named: Iterable[Any]) -> list[int]:
+    return [int(one.exprId().id()) for one in named]

@@ -1,0 +1,347 @@
+"""The start of queries: each where its checkpoint stands, in the best mode that Spark accepts."""
+
+import logging
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from secrets import token_hex
+
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException, StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql.streaming.readwriter import DataStreamWriter
+
+from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, excluded, give_up, on_disk, take_up
+from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, begin_anew, examine, readable
+from penstock.analysis.checkpoints.integrity import Written
+from penstock.analysis.checkpoints.note import NAME, Fingerprint, Note, fingerprint
+from penstock.analysis.engine import Engine
+from penstock.analysis.frames import dead_letters, encoded, words
+from penstock.analysis.modes import Verdict, accepts_update, decide, plainly, refusal
+from penstock.analysis.plans import analyzed, by_arrival
+from penstock.analysis.query import Emit, Mode, Query, Shape
+from penstock.analysis.state.keyed import keeps_state, waits
+from penstock.analysis.supervision import telling
+from penstock.core.contracts import Positions
+from penstock.core.errors import Misconfigured, Unavailable
+
+_OPERATORS = {
+    "stateStoreSave": "an aggregation",
+    "sessionWindowStateStoreSaveExec": "an aggregation by sessions",
+    "dedupe": "dropDuplicates",
+    "dedupeWithinWatermark": "dropDuplicatesWithinWatermark",
+    "symmetricHashJoin": "a join of streams",
+    "globalLimit": "a limit",
+    "transformWithStateInPySparkExec": "state in Python",
+}
+
+
+def objection_to_state(spark: SparkSession, result: DataFrame, output: str, path: Path, found: Written) -> str | None:
+    """What Spark's planner has against going on from this checkpoint; None when it accepts.
+
+    The next batch is planned as at a start of the query, over copies of the files in which Spark notes its operators
+    and their schemas. No source is asked, no state is loaded, and the checkpoint stays as it is.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="penstock-doctor-"))
+    try:
+        _copy(path, folder, found)
+        _plan(spark, result, output, folder, found)
+    except (PySparkException, Py4JJavaError) as error:
+        return explained(error)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return None
+
+
+def _copy(path: Path, folder: Path, found: Written) -> None:
+    for log, number in (("offsets", found.begun), ("commits", found.finished)):
+        if number is not None:
+            (folder / log).mkdir()
+            shutil.copy(path / log / str(number), folder / log)
+    if found.begun == found.finished:
+        # Spark notes what a batch will read before it plans it.
+        shutil.copy(path / "offsets" / str(found.begun), folder / "offsets" / str(found.begun + 1))
+    for noted in path.glob("state/**/_metadata"):
+        shutil.copytree(noted, folder / noted.relative_to(path))
+
+
+def _plan(spark: SparkSession, result: DataFrame, output: str, folder: Path, found: Written) -> None:
+    jvm = spark._jvm
+    assert jvm is not None
+    streaming = jvm.org.apache.spark.sql.execution.streaming
+    execution = streaming.runtime.IncrementalExecution
+    metadata = getattr(getattr(streaming.checkpointing, "OffsetSeqMetadata$"), "MODULE$")
+    watermarks = getattr(getattr(streaming.runtime, "WatermarkPropagator$"), "MODULE$")
+    nothing = getattr(getattr(jvm, "scala.None$"), "MODULE$")
+    modes = jvm.org.apache.spark.sql.streaming.OutputMode
+    someone = jvm.java.util.UUID.randomUUID()
+    _, noted, *_ = (folder / "offsets" / str(found.begun)).read_text(encoding="utf-8").splitlines()
+    execution(
+        spark._jsparkSession,
+        analyzed(result),
+        modes.Update() if output == "update" else modes.Append(),
+        str(folder / "state"),
+        someone,
+        someone,
+        found.begun + (found.begun == found.finished),
+        nothing,
+        metadata.apply(noted),
+        watermarks.noop(),
+        True,
+        *(getattr(execution, f"$lessinit$greater$default${number}")() for number in range(12, 17)),
+    ).executedPlan()
+
+
+def explained(error: Exception) -> str:
+    """Spark's objection_to_state, with its facts in words."""
+    text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
+    if schemas := re.search(r"Existing (key|value)_schema=(.*?) and new \w+_schema=(.*?)\.\s", text, re.DOTALL):
+        return f"its state has the {schemas[1]}s {_columns(schemas[2])}, and would have {_columns(schemas[3])}"
+    if operators := re.search(r"in the metadata: \[(.*?)\]; .* in current batch: \[(.*?)\]", text, re.DOTALL):
+        had, has = (re.findall(r"OperatorName: (\w+)", operators[number]) for number in (1, 2))
+        return f"its state is that of {_named(had)}, and would be that of {_named(has)}"
+    return f"Spark objects: {words(error)}"
+
+
+def _named(operators: list[str]) -> str:
+    return ", ".join(_OPERATORS.get(one, one) for one in operators) or "nothing"
+
+
+def _columns(schema: str) -> str:
+    found = re.findall(r"StructField\((\w+),(\w+?)(?:Type)?\b", schema)
+    return ", ".join(f"{name} {kind.lower()}" for name, kind in found) or schema
+
+
+log = logging.getLogger(__name__)
+
+_WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
+_STARTING = threading.Lock()
+"""A setting of the session is read when a query starts: no other may start between the two."""
+
+
+def examined(engine: Engine, query: Query, known: Known | None = None, result: DataFrame | None = None) -> Diagnosis:
+    """Whether a query, and its result over streams, fits the checkpoint that it has; Spark is asked as well."""
+    over = engine.frame(query, engine.stream) if result is None else result
+    output = "update" if query.emit is Emit.CHANGE and accepts_update(over) else "append"
+
+    def planned(path: Path, found: Written) -> str | None:
+        return objection_to_state(engine.spark, encoded(over, query), output, path, found)
+
+    # A record that is left out changes nothing of what the query is.
+    all_in = replace(engine, excluding=False)
+    plain = all_in.frame(query, engine.stream) if excluded(engine.checkpoint(query.name)) else over
+    now = fingerprint(plain, query.into, output)
+    return examine(query.name, engine.checkpoint(query.name), now, _knowing(engine, known or Known()), planned)
+
+
+def _knowing(engine: Engine, known: Known) -> Known:
+    return replace(known, setting=partial(_setting, engine), skip_lost=engine.connector.skip_lost)
+
+
+def _setting(engine: Engine, name: str) -> str | None:
+    try:
+        return engine.spark.conf.get(name)
+    except PySparkException:
+        return None
+
+
+def launch(
+    engine: Engine, query: Query, places: int, topics: Mapping[str, str], turn: int = 0, known: Known | None = None
+) -> tuple[StreamingQuery, Verdict]:
+    """Start a query where its checkpoint stands, in the best mode that Spark accepts.
+
+    What `fitting` refuses is refused. Beyond that nothing is rehearsed here: real time is tried, and an objection comes
+    before the first record is read. Queries with different turns do not all run at once.
+    """
+    return begin(engine, query, fitting(engine, query, topics, known), places, turn)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A query that may start: its result over streams, what its checkpoint says to it, what is against real time."""
+
+    result: DataFrame
+    before: Note
+    diagnosis: Diagnosis
+    against: str | None
+
+
+def fitting(engine: Engine, query: Query, topics: Mapping[str, str], known: Known | None = None) -> Fitting:
+    """Misconfigured when a query cannot run, or not where its checkpoint stands. Nothing is changed by asking.
+
+    `topics` are the ids of the topics that the query touches.
+    """
+    engine.require_told(query)
+    before = readable(query.name, engine.checkpoint(query.name))
+    result = _over_streams(engine, query, before.since or {})
+    engine.require_streamable(query, result)
+    diagnosis = examined(engine, query, replace(known or Known(), topics=topics), result)
+    diagnosis.require()
+    against = engine.foreseen(query, result) or diagnosis.in_batches_only
+    if against is not None and query.mode is Mode.REAL_TIME:
+        raise _not_in_real_time(query, against, diagnosis)
+    return Fitting(result, before, diagnosis, against)
+
+
+def _over_streams(engine: Engine, query: Query, since: Mapping[str, Positions]) -> DataFrame:
+    """The result of a query over its channels.
+
+    Spark hands all records that a key has in a batch to Python at once, and the first batch is the whole log. So what
+    keeps state there takes a limited number with each.
+    """
+    result = engine.frame(query, lambda name: engine.stream(name, since.get(name)))
+    if not keeps_state(result):
+        return result
+    limited = engine.connector.limited(engine.settings.state_batch)
+    whole = {name for name in query.inputs if engine.shapes[name].table}
+    if whole and not by_arrival(engine.over_nothing(query)):
+        # Only what a stream finds in a table depends on how much of that was read before it.
+        whole = set()
+
+    def stream(name: str) -> DataFrame:
+        return (engine.connector if name in whole else limited).stream(engine.spark, name, since.get(name))
+
+    return engine.frame(query, stream)
+
+
+def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 0) -> tuple[StreamingQuery, Verdict]:
+    """Start a query that was found to fit, see `launch`."""
+    folder, result, diagnosis = engine.checkpoint(query.name), fits.result, fits.diagnosis
+    note = diagnosis.require()
+    if not note.writer or note.life > fits.before.life:
+        note = replace(note, writer=token_hex(4))
+    for remark in diagnosis.remarks:
+        log.info("query %s: %s", query.name, remark)
+    if note.life > fits.before.life:
+        # Spark would hold the query to what it planned as it was.
+        _forget_if_unused(folder)
+    if not engine.gives_up(query):
+        take_up(folder)
+    elif (number := give_up(folder)) is not None:
+        log.warning("query %s: its batch %d was left unfinished, and is given up", query.name, number)
+    against = fits.against
+    verdict = decide(query, against, places)
+    tried = verdict.mode is Mode.REAL_TIME
+    if tried:
+        try:
+            started = _start(engine, query, result, verdict.mode, note, turn)
+            against = refusal(engine.spark, started)
+        except (PySparkException, Py4JJavaError) as error:
+            against = plainly(error)
+        if against is None:
+            return started, verdict
+        verdict = decide(query, against, places)
+    if verdict.mode is Mode.REAL_TIME:
+        raise _not_in_real_time(query, str(against), diagnosis)
+    if tried or diagnosis.fit is Fit.NEW:
+        # Real time plans a state before it notes a batch, now or in a run that was stopped in its first one.
+        _forget_if_unused(folder)
+    return _start(engine, query, result, verdict.mode, note, turn), verdict
+
+
+def _not_in_real_time(query: Query, against: str, diagnosis: Diagnosis) -> Misconfigured:
+    way_out = "leave mode= out" + (f", or {begin_anew(query.name)}" if diagnosis.in_batches_only else "")
+    return Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", way_out)
+
+
+def _start(engine: Engine, query: Query, result: DataFrame, mode: Mode, note: Note, turn: int) -> StreamingQuery:
+    update = mode is Mode.REAL_TIME or (query.emit is Emit.CHANGE and accepts_update(result))
+    at_once = mode is Mode.REAL_TIME
+    writer = _into(engine, encoded(result, query, note.life, note.writer), query.into, query.name, note, at_once)
+    # Before its first row: whoever finds the token in a row can look up whose it is.
+    engine.announce(query, note)
+    writer = writer.outputMode("update" if update else "append")
+    if mode is Mode.REAL_TIME:
+        length = _length(engine.settings.real_time_batch, turn)
+        # PySpark's own overloads do not know this trigger yet.
+        return writer.trigger(realTime=length).start()  # type: ignore[call-overload,no-any-return]
+    # A row may become final without another record: by what the last batch has done to the watermark. Timers, too.
+    without_data = str(not update or waits(result)).lower()
+    writer = writer.trigger(processingTime=_every(query.every or engine.settings.every, turn))
+    with _STARTING:
+        engine.spark.conf.set(_WITHOUT_DATA, without_data)
+        return writer.start()
+
+
+def sift(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str], turn: int = 0) -> StreamingQuery:
+    """Bring what does not fit a channel's schema to its dead letters."""
+    name, note = f"{shape.channel}.dead", require_sifting(engine, shape, into, topics)
+    raw = engine.stream(shape.channel, (note.since or {}).get(shape.channel))
+    if (out := engine.left_out(name, shape.channel)) is not None:
+        raw = raw.where(~out)
+    refused = dead_letters(raw, shape)
+    writer = _into(engine, refused, into, name, note).outputMode("append")
+    return writer.trigger(processingTime=_every(engine.settings.every, turn)).start()
+
+
+def require_sifting(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str]) -> Note:
+    """The note for the checkpoint of `sift`; Misconfigured when this does not fit. Nothing is changed by asking."""
+    name, now = f"{shape.channel}.dead", Fingerprint((shape.channel,), into, "append")
+    return examine(name, engine.checkpoint(name), now, _knowing(engine, Known(topics))).require()
+
+
+def _into(
+    engine: Engine, records: DataFrame, channel: str, name: str, note: Note, at_once: bool = False
+) -> DataStreamWriter:
+    folder = engine.checkpoint(name)
+    note.write(folder)
+    writer = engine.connector.into(records, channel, at_once)
+    return writer.queryName(name).option("checkpointLocation", folder)
+
+
+def _length(batch: timedelta, turn: int) -> str:
+    """Between two batches nothing flows: lengths that differ keep the pauses of two queries from falling together."""
+    return f"{int(batch.total_seconds() * (1000 + 70 * turn))} milliseconds"
+
+
+def _every(interval: timedelta, turn: int) -> str:
+    """Spark begins batches at multiples of their interval; slightly different ones keep queries out of step."""
+    return f"{int(interval.total_seconds() * 1000) + 130 * turn} milliseconds"
+
+
+def failed(queries: Iterable[StreamingQuery]) -> Unavailable | None:
+    """The first query that ended, with its reason."""
+    for query in queries:
+        if not query.isActive:
+            error: StreamingQueryException | None = query.exception()
+            return Unavailable(f"query {query.name}", telling(error) if error else "it ended")
+    return None
+
+
+def _forget_if_unused(folder: str) -> None:
+    """Remove what an attempt left behind that Spark refused; a checkpoint that holds a batch is kept, and each note."""
+    path = on_disk(folder)
+    if path is not None and path.is_dir() and not any(path.glob("commits/[0-9]*")):
+        for left in path.iterdir():
+            if left.is_dir():
+                shutil.rmtree(left, ignore_errors=True)
+            elif left.name not in (NAME, EXCLUDED_FILE):
+                left.unlink()
+
+
+WARM_UPS = 25
+WARM_UP_PAUSE = 0.5
+
+
+def warm_up(
+    engine: Engine, query: Query, stop: threading.Event, times: int = WARM_UPS, pause: float = WARM_UP_PAUSE
+) -> int:
+    """Plan a query over nothing again and again, until `times` or `stop`; how often it was planned.
+
+    Spark plans a query anew for each batch, and in real time nothing flows meanwhile. A JVM takes three times as long
+    for what it has not done often, and a batch a minute is not often.
+    """
+    rows = encoded(engine.over_nothing(query), query)
+    for done in range(times):
+        if stop.wait(pause):
+            return done
+        # A frame keeps the plan that it got; this is another one.
+        rows.select("*")._jdf.queryExecution().executedPlan()
+    return times

@@ -1,0 +1,379 @@
+"""What a query remembers: its state as of the last batch that it has finished, read from its checkpoint by Spark.
+
+Committed files alone are read, so it can be asked while the query runs. All of the state is gone through, by a single
+task at a time: a question takes one slot, however large the state is.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import DataType, DecimalType, StringType, StructField, StructType
+
+from penstock.analysis.checkpoints.batches import Batch, batches, on_disk
+from penstock.analysis.engine import Engine
+from penstock.analysis.frames import words
+from penstock.analysis.interactive import exactly
+from penstock.analysis.plans import analyzed, grouped, kind_of, nodes
+from penstock.analysis.query import Query
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.errors import Refused, Unavailable
+
+_AGGREGATIONS = ("stateStoreSave", "StatefulStreamlineAggregate")
+"""In micro-batches, and in real time."""
+_SESSIONS, _OWN = "sessionWindowStateStoreSaveExec", "transformWithState"
+_UNASKED = {
+    "dedupe": "what it has seen, to know it when it comes again",
+    "dedupeWithinWatermark": "what it has seen, to know it when it comes again",
+    "symmetricHashJoin": "the records of both sides that may still find their partners",
+}
+_EXPIRES = ["value", "ttlExpirationMs"]
+_TIMER, _TIMERS = "expiration_timestamp_ms", "timers"
+
+Columns = Sequence[tuple[str, Column, DataType]]
+"""The columns by which entries are kept: the name, the value, the type."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A stateful operator that can be asked, or one of its variables: a frame with a row for each entry."""
+
+    frame: DataFrame
+    key: Columns
+    value: Column
+    variable: str | None = None
+    of: Column | None = None
+    """Of a map, the key of an entry within it."""
+    several: bool = False
+    """A key has any number of entries."""
+
+
+def opened(engine: Engine, query: Query, clock: Clock) -> tuple[dict[str, Any], list[Part]]:
+    """The query, the position and what is to be said of it; and the parts of its state that can be asked."""
+    folder = engine.checkpoint(query.name)
+    told: dict[str, Any] = {"query": query.name, "into": query.into, "position": None, "note": None}
+    known = batches(folder)
+    if not known and on_disk(folder) is not None:
+        return {**told, "note": "it has not finished a batch yet"}, []
+    with told_by_spark(query):
+        operators = _operators(engine, folder)
+        number = known[-1].number if known else max((one["maxBatchId"] for one in operators), default=None)
+        told["position"] = _position(folder, known[-1] if known else None, number)
+        parts: list[Part] = []
+        notes: dict[str, None] = {}
+        for operator in operators:
+            options = {"batchId": str(number), "operatorId": str(operator["operatorId"])}
+            name = operator["operatorName"]
+            if name in _UNASKED:
+                notes[f"it keeps {_UNASKED[name]}: that cannot be asked for by the keys of its rows"] = None
+            elif name.startswith(_OWN):
+                parts += _variables(engine, folder, options, operator["operatorProperties"], clock)
+            elif name == _SESSIONS:
+                parts.append(_sessions(_read(engine, folder, options)))
+            elif name in _AGGREGATIONS:
+                parts.append(_aggregation(engine, query, _read(engine, folder, options)))
+            else:
+                notes[f"it keeps the state of {name}, which cannot be asked for"] = None
+    if not operators:
+        notes["it keeps no state: each of its rows stems from what came with it"] = None
+    return {**told, "note": None if parts else "; ".join(notes)}, parts
+
+
+def _operators(engine: Engine, folder: str) -> list[Any]:
+    """Each stateful operator once: some have several stores."""
+    path = on_disk(folder)
+    if path is not None and not (path / "state").exists():
+        return []
+    rows = engine.spark.read.format("state-metadata").load(folder).collect()
+    return list({row["operatorId"]: row for row in sorted(rows, key=lambda row: row["operatorId"])}.values())
+
+
+def _position(folder: str, batch: Batch | None, number: int | None) -> dict[str, Any]:
+    """Up to where the state reflects the channels: all that is known, where the checkpoint cannot be looked into."""
+    if batch is None:
+        return {"batch": number, "at": None, "watermark": None, "reads": None}
+    at = None
+    if (path := on_disk(folder)) is not None:
+        commit = path / "commits" / str(batch.number)
+        at = commit.stat().st_mtime_ns // 1_000 if commit.exists() else None
+    reads = {channel: {str(part): end for part, end in ends.items()} for channel, ends in batch.ends.items()}
+    return {"batch": batch.number, "at": at, "watermark": batch.watermark * 1_000 or None, "reads": reads}
+
+
+def _read(engine: Engine, folder: str, options: Mapping[str, str]) -> DataFrame:
+    """By a single task: the queries of the session keep their slots."""
+    return engine.spark.read.format("statestore").options(**options).load(folder).coalesce(1)
+
+
+def _aggregation(engine: Engine, query: Query, frame: DataFrame) -> Part:
+    kept = _struct(frame, "key")
+    names = kept.names
+    if set(names) != set(query.key):
+        names = _grouped_by(engine, query, len(kept)) or names
+    renamed = _renamed("key", kept, [str(at) for at in range(len(kept))])
+    key = [(name, renamed.getField(str(at)), kept[at].dataType) for at, name in enumerate(names)]
+    value = _struct(frame, "value")
+    return Part(frame, key, _renamed("value", value, _told_apart(value.names)))
+
+
+def _sessions(frame: DataFrame) -> Part:
+    """Sessions are kept by their beginning, and hold their own window and keys beside what they fold."""
+    value = _struct(frame, "value")
+    kept = [field.name for field in _struct(frame, "key")][:-1]
+    window = next(field.name for field in value if getattr(field.dataType, "names", None) == ["start", "end"])
+    own = [name for name in value.names if name == window or name in kept]
+    renamed = _renamed("value", value, _told_apart(value.names))
+    return Part(frame, [(name, renamed.getField(name), value[name].dataType) for name in own], renamed)
+
+
+def _variables(
+    engine: Engine, folder: str, options: Mapping[str, str], properties: str, clock: Clock
+) -> Iterator[Part]:
+    """The user's own state: a part for each variable."""
+    names = [variable["stateName"] for variable in json.loads(properties)["stateVariables"]]
+    # What begins so is Spark's own: how it keeps timers.
+    own = [name for name in names if not name.startswith("$")]
+    for name in own if own == names else [*own, _TIMERS]:
+        which = {"stateVarName": name} if name in own else {"readRegisteredTimers": "true"}
+        frame = _read(engine, folder, {**options, **which})
+        columns = [column for column in frame.columns if column not in ("key", "partition_id")]
+        key = [(field.name, F.col(f"key.`{field.name}`"), field.dataType) for field in _struct(frame, "key")]
+        held, of = columns[-1], F.col(columns[0]) if len(columns) > 1 else None
+        value = F.col(held)
+        if held == _TIMER:
+            value = F.timestamp_millis(held)
+        elif _struct(frame, held).names == _EXPIRES:
+            # Spark removes what has expired when it comes by; until then it is as good as gone.
+            frame = frame.where(F.col(f"{held}.{_EXPIRES[1]}") > clock.now() // 1_000)
+            value = F.col(f"{held}.{_EXPIRES[0]}")
+        yield Part(frame, key, value, name, of, several=held != "value")
+
+
+def _struct(frame: DataFrame, column: str) -> StructType:
+    found = frame.schema[column].dataType
+    assert isinstance(found, StructType)
+    return found
+
+
+def _renamed(column: str, struct: StructType, names: Sequence[str]) -> Column:
+    """A struct under other names: Spark may give the same one to several of its fields."""
+    fields = [StructField(name, field.dataType) for name, field in zip(names, struct, strict=True)]
+    return F.col(column).cast(StructType(fields))
+
+
+def _told_apart(names: Sequence[str]) -> list[str]:
+    """`max`, `max` as `max`, `max_2`."""
+    found: list[str] = []
+    for name in names:
+        before = sum(1 for other in names[: len(found)] if other == name)
+        found.append(f"{name}_{before + 1}" if before else name)
+    return found
+
+
+def _grouped_by(engine: Engine, query: Query, columns: int) -> list[str] | None:
+    """The names that the result gives to what it groups by, in that order; None when its plan does not tell.
+
+    State knows an expression, such as `upper(name) AS name`, by no name.
+    """
+    plan = analyzed(engine.over_nothing(query))
+    aggregates = [node for node in nodes(plan) if kind_of(node) == "Aggregate"]
+    if len(aggregates) != 1:
+        return None
+    names = [str(held[0].name()) for held in grouped(aggregates[0]) if held]
+    return names if len(names) == columns else None
+
+
+@contextmanager
+def told_by_spark(query: Query) -> Iterator[None]:
+    """What Spark cannot read is told as a sentence."""
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        raise Unavailable(f"the state of {query.name}", words(error)) from None
+
+
+MOST = 10_000
+"""So many entries are told of in one answer."""
+LONGEST = 8_192
+"""So many characters a key may have."""
+_EXAMPLES = 5
+
+_ALL = {"ignoreNullFields": "false"}
+
+
+def get(engine: Engine, query: Query, key: str, clock: Clock | None = None, most: int = MOST) -> dict[str, Any]:
+    """What a query remembers of a key, and the position that this reflects; where there is nothing, some other keys.
+
+    `key` is the JSON array of the values of its columns, as in the key of the result; of a single column, also the bare
+    value. Of a list or a map, `most` entries are told. Raises Refused when it cannot be one, Unavailable when the state
+    cannot be read.
+    """
+    if len(key) > LONGEST:
+        raise Refused("the key", f"it has {len(key):,} characters, and {LONGEST:,} are the most")
+    told, parts = opened(engine, query, clock or SystemClock())
+    found: dict[str, Any] = {"key": given(key, len(query.key)), "state": None, "keys": []}
+    if not parts and found["key"] is None:
+        raise Refused("the key", f"its rows are told apart by {' and '.join(query.key)}: {_written_as(len(query.key))}")
+    with told_by_spark(query):
+        for part in parts:
+            columns = _ordered(part.key, query.key)
+            values = given(key, len(columns))
+            others = len(columns) != len(query.key)
+            if others and found["key"] is not None and (values is None or _array(key, len(query.key)) is not None):
+                found["note"] = f"its state is kept by {_names(columns)}, not by the key of its rows"
+                continue
+            found["key"], wanted = _asked(engine, columns, values)
+            entries = _taken(part, columns, _equal(columns, wanted), most + 1 if part.several else 1)
+            if len(entries) > most:
+                found["note"] = f"{part.variable} has more entries than the {most:,} that are told of"
+            if entries:
+                found["state"] = {**(found["state"] or {}), **_gathered(part, entries[:most])}
+        if parts and found["state"] is None:
+            # Of lists and maps, all entries may be of one key.
+            first = min(parts, key=lambda part: part.several)
+            some = _taken(first, _ordered(first.key, query.key), F.lit(True), _EXAMPLES)
+            found["keys"] = list({json.dumps(entry["key"]): entry["key"] for entry in some}.values())
+    return {**told, **found}
+
+
+def scan(engine: Engine, query: Query, prefix: str, limit: int, clock: Clock | None = None) -> dict[str, Any]:
+    """What a query remembers, entry by entry, of keys whose first column begins with a text; no more than the limit."""
+    if not 1 <= limit <= MOST:
+        raise Refused("the limit", f"it is {limit}, and has to lie between 1 and {MOST:,}")
+    told, parts = opened(engine, query, clock or SystemClock())
+    entries: list[dict[str, Any]] = []
+    with told_by_spark(query):
+        for part in parts:
+            columns = _ordered(part.key, query.key)
+            which = F.lit(True)
+            if prefix and columns:
+                which = _text(columns[0]).startswith(F.lit(prefix))
+            entries += _taken(part, columns, which, limit + 1 - len(entries))
+    return {**told, "entries": entries[:limit], "more": len(entries) > limit}
+
+
+def given(key: str, columns: int) -> list[Any] | None:
+    """A key as a person writes it: a JSON array of as many values; of a single column, anything else is its value.
+
+    None when it is neither.
+    """
+    values = _array(key, columns)
+    return [key] if values is None and columns == 1 else values
+
+
+def _array(key: str, columns: int) -> list[Any] | None:
+    try:
+        values = orjson.loads(key)
+    except orjson.JSONDecodeError:
+        return None
+    return values if isinstance(values, list) and len(values) == columns else None
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def _ordered(kept: Columns, wanted: Sequence[str]) -> Columns:
+    """The columns of a state in the order of the result's key, as far as they are the same ones.
+
+    What has another name there is taken in its turn; a state that is kept by more columns, or fewer, has its own order.
+    """
+    if len(kept) != len(wanted):
+        return kept
+    left = list(kept)
+    found: dict[str, tuple[str, Column, DataType]] = {}
+    for name in wanted:
+        for at, column in enumerate(left):
+            if column[0] == name:
+                found[name] = left.pop(at)
+                break
+    return [found[name] if name in found else left.pop(0) for name in wanted]
+
+
+def _names(columns: Columns) -> str:
+    return " and ".join(name for name, _, _ in columns) or "nothing"
+
+
+def _written_as(columns: int) -> str:
+    return f"write a JSON array of {columns} values"
+
+
+def _asked(engine: Engine, columns: Columns, values: Sequence[Any] | None) -> tuple[list[Any], Column]:
+    """The values as Spark reads them by the types of the columns; and a struct of them, under their numbers."""
+    if values is None:
+        raise Refused("the key", f"the state is kept by {_names(columns)}: {_written_as(len(columns))}")
+    asked = {str(at): _spelt(value, columns[at][2]) for at, value in enumerate(values)}
+    schema = StructType([StructField(str(at), kind) for at, (_, _, kind) in enumerate(columns)])
+    row = engine.spark.sql("SELECT * FROM VALUES (:asked) AS v(asked)", {"asked": json.dumps(asked)})
+    read: dict[str, Any] = exactly(row.select(F.to_json(F.from_json("asked", schema), _ALL)).collect()[0][0])
+    for at, (name, _, kind) in enumerate(columns):
+        if read[str(at)] is None and asked[str(at)] is not None:
+            problem = f"{json.dumps(asked[str(at)], ensure_ascii=False)[:80]} is no {kind.simpleString()}"
+            raise Refused("the key", f"its {name} cannot be read: {problem}")
+    return list(read.values()), F.from_json(F.lit(json.dumps(asked)), schema)
+
+
+def _spelt(value: Any, kind: DataType) -> Any:
+    """A bare value is text; what is no text by its type may be the JSON of it."""
+    # Decimals Spark reads from a text as well, to the last digit.
+    if isinstance(value, str) and not isinstance(kind, StringType | DecimalType):
+        with suppress(orjson.JSONDecodeError):
+            return orjson.loads(value)
+    return value
+
+
+def _equal(columns: Columns, wanted: Column) -> Column:
+    which = F.lit(True)
+    for at, (_, column, kind) in enumerate(columns):
+        value = wanted.getField(str(at))
+        same = column.eqNullSafe(value)
+        if "timestamp" in kind.simpleString():
+            # The key of a result tells milliseconds; state knows microseconds.
+            same = _written(column) == _written(value)
+        which = which & same
+    return which
+
+
+def _written(value: Column) -> Column:
+    return F.to_json(F.struct(value.alias("v")), _ALL)
+
+
+def _text(column: tuple[str, Column, DataType]) -> Column:
+    _, value, kind = column
+    return F.to_json(value, _ALL) if isinstance(kind, StructType) else value.cast("string")
+
+
+# --- entries ----------------------------------------------------------------------------------------------------------
+
+
+def _taken(part: Part, columns: Columns, which: Column, most: int) -> list[dict[str, Any]]:
+    if most < 1:
+        return []
+    told = [part.value.alias("value")]
+    if columns:
+        told.append(F.struct(*(column.alias(str(at)) for at, (_, column, _) in enumerate(columns))).alias("key"))
+    if part.of is not None:
+        told.append(part.of.alias("of"))
+    rows = part.frame.where(which).limit(most).select(F.to_json(F.struct(*told), _ALL)).collect()
+    found = []
+    for (text,) in rows:
+        entry = exactly(text)
+        key = list(entry.get("key", {}).values())
+        named = {"variable": part.variable} if part.variable else {}
+        found.append({"key": key, **named, **{name: entry[name] for name in ("of", "value") if name in entry}})
+    return found
+
+
+def _gathered(part: Part, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What a part holds under one key: of the user's own state, a variable."""
+    if part.variable is None:
+        return dict(entries[0]["value"])
+    if part.of is not None:
+        return {part.variable: [{"key": entry["of"], "value": entry["value"]} for entry in entries]}
+    return {part.variable: [entry["value"] for entry in entries] if part.several else entries[0]["value"]}

@@ -1,0 +1,190 @@
+"""What rules share: an alarm, the snapshot that rules look at, and what they remember between two looks. No I/O."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any
+
+from penstock.audit.settings import AuditSettings
+from penstock.core.clock import Micros
+
+LONGEST = 80
+"""Longer names are cut."""
+
+
+class Level(StrEnum):
+    ALARM = "alarm"
+    """Somebody has to look."""
+    NOTICE = "notice"
+    """Good to know; nothing is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """What is wrong, and where: name and stage together tell one alarm from another."""
+
+    name: str
+    stage: str
+    """As in the graph of the pipeline, or the name of a process."""
+    text: str
+    """The facts, and where to look."""
+    since: Micros
+    level: Level = Level.ALARM
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.stage
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def named(name: object, longest: int = LONGEST) -> str:
+    """A name from outside, fit to be read by people: in one line, without escape codes, and not too long."""
+    text = str(name)
+    short = text if len(text) <= longest else f"{text[:longest]}…"
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """The first names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def lasting(seconds: float) -> str:
+    """A length of time in the unit that people would use."""
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+Json = Mapping[str, Any]
+LONGEST_STEP = 5.0
+"""Two looks that lie further apart saw no more than so many seconds."""
+
+
+class Elapsed:
+    """Seconds in which somebody looked: a clock that jumps and a machine that sleeps do not count."""
+
+    def __init__(self) -> None:
+        self._now: Micros | None = None
+        self._seconds = 0.0
+
+    def at(self, now: Micros) -> float:
+        if self._now is not None:
+            self._seconds += min(max(now - self._now, 0) / 1e6, LONGEST_STEP)
+        self._now = now
+        return self._seconds
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    now: Micros
+    elapsed: float
+    """See `Elapsed`."""
+    settings: AuditSettings
+    balance: Json
+    processes: Json
+
+    @property
+    def hops(self) -> Iterator[Json]:
+        return mappings(self.balance.get("hops"))
+
+    @property
+    def channels(self) -> dict[str, Json]:
+        return {str(one["channel"]): one for one in mappings(self.balance.get("channels"))}
+
+    @property
+    def nodes(self) -> dict[str, Json]:
+        """The figures of each part of the pipeline, from the words of all processes."""
+        found: dict[str, Json] = {}
+        for said in self.processes.values():
+            nodes = said.get("nodes") if isinstance(said, Mapping) else None
+            if isinstance(nodes, Mapping):
+                found |= {str(node): figures for node, figures in nodes.items() if isinstance(figures, Mapping)}
+        return found
+
+    def feeder(self, channel: str) -> str:
+        """The source that fills a channel; the channel itself when there are several, or none is known."""
+        sources = [str(hop["stage"]) for hop in self.hops if not hop.get("reads") and hop.get("writes") == channel]
+        return sources[0] if len(sources) == 1 else f"channel:{channel}"
+
+    def newest(self, channel: str) -> Micros:
+        """When the channel received something last, as far as the balance tells; 0 when it does not."""
+        times = [number(one.get("newest")) or 0 for one in senders(self.channels[channel])]
+        minutes = self.balance.get("minutes", {}).get(channel) or [(0, 0)]
+        return int(max([*times, *(minute * 60_000_000 for minute, _ in minutes)]))
+
+
+def senders(channel: Json) -> Iterator[Json]:
+    """The lives of the senders of a channel: all that are told."""
+    return mappings(channel.get("by_sender") or channel.get("worst"))
+
+
+def number(value: object) -> float | None:
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def mappings(value: object) -> Iterator[Json]:
+    return (one for one in value if isinstance(one, Mapping)) if isinstance(value, list | tuple) else iter(())
+
+
+OVER = 300.0
+
+
+class Trail:
+    """How much totals grew in the last minutes: between half of `over` and all of it, once it has been kept so long."""
+
+    __slots__ = ("_at", "_newer", "_older", "_over")
+
+    def __init__(self, over: float = OVER) -> None:
+        self._over = over
+        self._at = 0.0
+        self._older: tuple[float, ...] = ()
+        self._newer: tuple[float, ...] = ()
+
+    def reach(self, elapsed: float, *totals: float) -> tuple[float, ...]:
+        """Take over the totals of now; their growth. What was there before the first call is none.
+
+        When the first of them shrinks, who counts has begun anew, and so does the trail.
+        """
+        if not self._older or totals[0] < self._newer[0]:
+            self._at, self._older, self._newer = elapsed, totals, totals
+        elif elapsed - self._at >= self._over / 2:
+            self._at, self._older, self._newer = elapsed, self._newer, totals
+        return tuple(now - before for now, before in zip(totals, self._older, strict=True))
+
+
+class Standstill:
+    """Since when something has work to do and gets no further."""
+
+    __slots__ = ("_at", "_input", "_since", "_state")
+
+    SETTLES = 10.0
+    """Input that is counted so soon after a step may be what the step has taken: two counts are never of one moment."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._state: object = None
+        self._input: float | None = None
+        self._since: float | None = None
+
+    def look(self, elapsed: float, state: object, waiting: bool, arrived: float | None = None) -> float:
+        """For how many seconds there was input while `state` stayed the same.
+
+        There is input when some is said to be `waiting`, or when `arrived`, a total, grew since the last step.
+        """
+        if self._state is None or state != self._state:
+            self._state, self._at, self._since = state, elapsed, None
+        if self._input is None or elapsed - self._at < self.SETTLES:
+            self._input = arrived
+        elif arrived is not None:
+            self._input = min(self._input, arrived)
+        grew = arrived is not None and self._input is not None and arrived > self._input
+        if not waiting and not grew:
+            self._since = None
+        elif self._since is None:
+            self._since = elapsed
+        return 0.0 if self._since is None else elapsed - self._since

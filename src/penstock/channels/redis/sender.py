@@ -1,0 +1,237 @@
+"""Into Redis: by a thread that carries what waits, in order, one batch after the other."""
+
+import asyncio
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from penstock.channels.redis.client import Server, key_of
+from penstock.channels.redis.codec import pack, place_of
+from penstock.core.contracts import Place
+from penstock.core.errors import PenstockError, Unavailable
+from penstock.core.record import Record
+
+_PARCEL = 1 << 18
+_BATCH = 1 << 20
+_ROOM = 1 << 24
+"""Bytes that may wait: whoever brings more has to wait."""
+
+
+class Delivery:
+    """What becomes of records that were brought together: all of them are safe, or something went wrong."""
+
+    def __init__(self, count: int, done: Callable[[PenstockError | None], None]) -> None:
+        self._left, self._done = count, done
+        self.failed = False
+
+    def safe(self, count: int) -> None:
+        self._left -= count
+        if not self._left and not self.failed:
+            self._done(None)
+
+    def fail(self, error: PenstockError) -> None:
+        if not self.failed:
+            self.failed = True
+            self._done(error)
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """Some of a delivery's records, packed."""
+
+    channel: str
+    packed: Sequence[bytes]
+    size: int
+    delivery: Delivery
+
+
+def parcels(channel: str, records: Sequence[Record], delivery: Delivery) -> Iterator[Parcel]:
+    """One after the other, so that no more lies packed than there is room for."""
+    some: list[bytes] = []
+    size = 0
+    for record in records:
+        some.append(pack(record))
+        size += len(some[-1])
+        if size >= _PARCEL:
+            yield Parcel(channel, some, size, delivery)
+            some, size = [], 0
+    if some:
+        yield Parcel(channel, some, size, delivery)
+
+
+class Courier:
+    """Carries what it takes. After each batch there is more room, and it says so."""
+
+    def __init__(self, server: Server, freed: Callable[[], None]) -> None:
+        self._server, self._freed = server, freed
+        self._waiting: deque[Parcel] = deque()
+        self._carried: list[Parcel] = []
+        self._held = 0
+        self._changed = threading.Condition()
+        self._closing = False
+        self._partitions: dict[str, int] = {}
+        self._turn = 0
+        self._thread = threading.Thread(target=self._work, name="redis-courier", daemon=True)
+        self._thread.start()
+
+    def take(self, parcel: Parcel) -> bool:
+        """Whether there was room for it."""
+        with self._changed:
+            if self._closing:
+                raise self._closed()
+            if self._held and self._held + parcel.size > _ROOM:
+                return False
+            self._held += parcel.size
+            self._waiting.append(parcel)
+            self._changed.notify()
+        return True
+
+    def close(self, patience: float) -> None:
+        """Carry what waits; give up what is left after some seconds."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        # A thread that waits for an answer cannot be woken; it ends when the server is taken for gone.
+        self._thread.join(patience)
+        self._give_up()
+
+    def _work(self) -> None:
+        try:
+            while batch := self._next():
+                try:
+                    self._carry(batch)
+                except PenstockError as error:
+                    if isinstance(error, Unavailable):
+                        self._take_along()
+                    for parcel in self._carried:
+                        parcel.delivery.fail(error)
+                with self._changed:
+                    self._held -= sum(parcel.size for parcel in self._carried)
+                    self._carried = []
+                self._freed()
+        finally:
+            self._give_up()
+            self._server.close()
+
+    def _take_along(self) -> None:
+        """What waits fails, too: it would overtake what was not carried, which comes again."""
+        with self._changed:
+            self._carried += self._waiting
+            self._waiting.clear()
+
+    def _give_up(self) -> None:
+        with self._changed:
+            self._closing = True
+            for parcel in (*self._carried, *self._waiting):
+                parcel.delivery.fail(self._closed())
+            self._waiting.clear()
+        self._freed()
+
+    def _closed(self) -> Unavailable:
+        return Unavailable(self._server.who, "the sender was closed before it answered")
+
+    def _next(self) -> list[Parcel]:
+        """What waits, up to the size of a batch; nothing at the end."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._closing)
+            size = 0
+            while self._waiting and size < _BATCH:
+                self._carried.append(self._waiting.popleft())
+                size += self._carried[-1].size
+            return self._carried
+
+    def _carry(self, batch: Sequence[Parcel]) -> None:
+        left = {
+            channel: [(one, parcel.delivery) for parcel in of_it for one in parcel.packed]
+            for channel, of_it in _by_channel(batch).items()
+        }
+        while left:
+            dealt = self._deal(left)
+            left = {}
+            answers = self._server.run(
+                [
+                    (
+                        [key_of(channel)],
+                        ["append", partition, self._partitions.get(channel, 1), *(packed for packed, _ in some)],
+                    )
+                    for (channel, partition), some in dealt.items()
+                ]
+            )
+            for ((channel, _), some), answer in zip(dealt.items(), answers, strict=True):
+                if answer is None:
+                    error = Unavailable(f"channel {channel}", f"{self._server.who} has none of that name")
+                    for _, delivery in some:
+                        delivery.fail(error)
+                elif answer[0]:
+                    for _, delivery in some:
+                        delivery.safe(1)
+                else:
+                    # There are more partitions than we knew: none of these was appended, and they are dealt again.
+                    left.setdefault(channel, []).extend(some)
+                    self._partitions[channel] = answer[1]
+
+    def _deal(self, left: "dict[str, list[tuple[bytes, Delivery]]]") -> "dict[Place, list[tuple[bytes, Delivery]]]":
+        dealt: dict[Place, list[tuple[bytes, Delivery]]] = defaultdict(list)
+        for channel, some in left.items():
+            partitions = self._partitions.get(channel, 1)
+            for one in some:
+                partition = place_of(one[0], partitions)
+                if partition is None:
+                    self._turn += 1
+                    partition = self._turn % partitions
+                dealt[channel, partition].append(one)
+        return dealt
+
+
+class RedisSender:
+    def __init__(self, server: Server) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._room = asyncio.Event()
+        self._courier = Courier(server, lambda: self._call(self._room.set))
+        self._order = asyncio.Lock()
+
+    async def send(self, channel: str, records: Sequence[Record]) -> None:
+        if not records:
+            return
+        done: asyncio.Future[None] = self._loop.create_future()
+        delivery = Delivery(len(records), lambda error: self._call(lambda: _settle(done, error)))
+        # Two calls that waited for room would otherwise overtake each other.
+        try:
+            async with self._order:
+                for parcel in parcels(channel, records, delivery):
+                    while not delivery.failed and not self._courier.take(parcel):
+                        self._room.clear()
+                        await self._room.wait()
+                    if delivery.failed:
+                        break
+            await done
+        finally:
+            done.cancel()  # Who goes before that hears no more of it.
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._courier.close, 5)
+
+    def _call(self, what: Callable[[], None]) -> None:
+        """From the courier's thread into the loop."""
+        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            self._loop.call_soon_threadsafe(what)
+
+
+def _by_channel(batch: Sequence[Parcel]) -> dict[str, list[Parcel]]:
+    found: dict[str, list[Parcel]] = defaultdict(list)
+    for parcel in batch:
+        # Behind records that were not appended, none of the same call is: they will all come again, in order.
+        if not parcel.delivery.failed:
+            found[parcel.channel].append(parcel)
+    return found
+
+
+def _settle(future: "asyncio.Future[None]", error: PenstockError | None) -> None:
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)

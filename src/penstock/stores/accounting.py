@@ -1,0 +1,147 @@
+"""What a store counts, and what its loader measures."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any, Protocol, runtime_checkable
+
+from penstock.audit.account import Account, Outcome, Share
+from penstock.audit.findings import time_of
+from penstock.core.clock import Clock, Micros
+from penstock.core.contracts import Entry, Positions, Store
+from penstock.core.rate import Rate
+from penstock.core.sketch import Recent
+
+OUTCOMES = (Outcome.PASSED, Outcome.DUPLICATE, Outcome.REFUSED)
+"""What can become of an entry at a store."""
+
+
+@runtime_checkable
+class AccountingStore(Protocol):
+    """An opened store that keeps its totals in the same transaction as its positions."""
+
+    @property
+    def life(self) -> str:
+        """Another one when the store was emptied."""
+
+    def begin(self, start: Positions) -> None:
+        """Where reading starts: a partition of which nothing was loaded yet is counted from there."""
+
+    def share(self) -> Share:
+        """The totals, as the store itself remembers them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """The totals beside the positions. A store that was filled before it counted counts from where it stood."""
+
+    stands: Positions = field(default_factory=dict)
+    since: Positions = field(default_factory=dict)
+    taken: int = 0
+    outcomes: Mapping[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
+
+    def share(self, start: Positions) -> Share:
+        until = {number: self.stands.get(number) or start.get(number, 0) for number in self.stands.keys() | start}
+        since = {number: self.since.get(number, at) if self.stands.get(number) else at for number, at in until.items()}
+        return Share(since, until, self.taken, self.outcomes)
+
+    def after(self, reached: Positions, start: Positions, outcomes: Mapping[Outcome, int]) -> "Totals":
+        """With one more batch, after which the store stands at `reached`."""
+        since = self.share({**dict.fromkeys(reached, 0), **start}).since
+        return Totals(
+            reached,
+            {number: since[number] for number in reached},
+            self.taken + sum(outcomes.values()),
+            {outcome: self.outcomes[outcome] + outcomes.get(outcome, 0) for outcome in OUTCOMES},
+        )
+
+
+_EVERY = 1.0
+"""Seconds between two looks while rows are written: asking the store costs a round trip."""
+
+
+class StoreAccounting:
+    """The last account of a store. The loader's thread updates it; any thread may read it."""
+
+    def __init__(self, channel: str, clock: Clock) -> None:
+        self._channel = channel
+        self._clock = clock
+        self._last: tuple[str, Micros, Share] | None = None
+        self._behind = False
+        self._due = 0.0
+
+    def look(self, store: Store | AccountingStore) -> None:
+        """Ask the store now. What it said before keeps its time."""
+        if isinstance(store, AccountingStore):
+            share, life = store.share(), store.life
+            if self._last is None or (self._last[0], self._last[2]) != (life, share):
+                self._last = life, self._clock.now(), share
+        self._behind = False
+        self._due = self._clock.elapsed() + _EVERY
+
+    def wrote(self) -> None:
+        self._behind = True
+
+    def keep_up(self, store: Store) -> None:
+        """Ask the store if it has been written to, and not more than once in a second."""
+        if self._behind and self._clock.elapsed() >= self._due:
+            self.look(store)
+
+    def account(self, stage: str) -> Account | None:
+        """None until the store was asked, and for one that keeps no totals."""
+        if (last := self._last) is None:
+            return None
+        life, at, share = last
+        return Account(stage, life, at, {self._channel: share}, step=share.taken)
+
+
+class Figures:
+    """What a loader measures of itself. Its thread counts; any thread may read."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = Lock()
+        self._rows = Rate(clock)
+        self._refused = self._lag = 0
+        self._latency = Recent(clock)
+        self._state, self._why = "starting", ""
+
+    def wrote(self, entries: Sequence[Entry], rows: int, refused: int) -> None:
+        now = self._clock.now()
+        times = [time for entry in entries if (time := time_of(entry.headers)) is not None]
+        with self._lock:
+            self._rows.add(rows)
+            self._refused += refused
+            self._lag = max(0, self._lag - len(entries))
+            for time in times:
+                self._latency.add((now - time) / 1_000)
+
+    def stored(self, taken: int, rows: int, refused: int, time: Micros | None) -> None:
+        """A batch was written; `time` is when its newest record was sent."""
+        now = self._clock.now()
+        with self._lock:
+            self._rows.add(rows)
+            self._refused += refused
+            self._lag = max(0, self._lag - taken)
+            if time is not None:
+                self._latency.add((now - time) / 1_000)
+
+    def lags(self, behind: int) -> None:
+        with self._lock:
+            self._lag = behind
+
+    def says(self, state: str, why: str = "") -> None:
+        with self._lock:
+            self._state, self._why = state, why
+
+    def told(self) -> dict[str, Any]:
+        with self._lock:
+            return {
+                "count": self._rows.count,
+                "rate": self._rows.per_second(),
+                "lag": self._lag,
+                "refused": self._refused,
+                "latency": self._latency.summary(),
+                "state": self._state,
+                "why": self._why,
+            }
