@@ -311,3 +311,12 @@ def test_a_secret_that_is_none_is_found_before_anything_starts() -> None:
     settings = AuditSettings.model_validate({"webhook": "http://127.0.0.1:1/", "secret": "whsec_?"})
     with pytest.raises(Misconfigured, match="not base64"), sending_alarms(settings, "rsvps"):
         pass
+
+
+@pytest.mark.parametrize("proxies", [{"ALL_PROXY": "socks5://127.0.0.1:9"}, {"HTTP_PROXY": "nonsense://:x"}])
+def test_a_proxy_that_cannot_be_used_does_not_stop_the_auditor(
+    monkeypatch: pytest.MonkeyPatch, proxies: dict[str, str]
+) -> None:
+    for name, address in proxies.items():
+        monkeypatch.setenv(name, address)
+    AlarmSender("http://127.0.0.1:9/", "rsvps").close()

@@ -55,7 +55,7 @@ class AlarmSender:
         most: int = MOST,
     ) -> None:
         self._webhook, self._pipeline, self._most = Webhook(url, key, clock or SystemClock()), pipeline, most
-        self._client = httpx.Client(verify=ssl.create_default_context(), timeout=timeout)
+        self._client = _client(timeout)
         self._standing: dict[tuple[str, str], Alarm] = {}
         self._waiting: deque[Message] = deque()
         self._changed = threading.Condition()
@@ -135,3 +135,13 @@ class AlarmSender:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             return self._waiting[0] if self._waiting and not self._enough.is_set() else None
+
+
+def _client(timeout: float) -> httpx.Client:
+    """It uses the proxy of the environment. One that cannot be used must not keep the auditor from its work."""
+    verify = ssl.create_default_context()
+    try:
+        return httpx.Client(verify=verify, timeout=timeout)
+    except (ImportError, ValueError, httpx.InvalidURL) as error:
+        log.warning("alarms are sent without the proxy of the environment: %s", error)
+        return httpx.Client(verify=verify, timeout=timeout, trust_env=False)

@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from functools import lru_cache
 
-import sqlglot
-from sqlglot import exp
+from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import ParseError, SqlglotError
 
 from penstock.core.errors import Misconfigured
@@ -18,7 +17,8 @@ def tables(place: str, sql: str) -> tuple[str, ...]:
     try:
         statement = _parsed(sql)
     except SqlglotError as error:
-        raise Misconfigured(place, f"its SQL cannot be parsed: {_reason(error)}", "correct it") from error
+        way_out = "correct it; if Spark does read it, write it in another way, or as a function of DataFrames"
+        raise Misconfigured(place, f"its SQL cannot be parsed: {_reason(error)}", way_out) from error
     if not isinstance(statement, exp.Query | exp.Values):
         raise Misconfigured(place, "its SQL is not a query", "begin with SELECT, WITH or FROM")
     found = sorted((table.this.meta.get("start", 0), _name(table)) for table in _read(statement))
@@ -33,13 +33,22 @@ def line_of(sql: str, name: str) -> int | None:
 
 @lru_cache
 def _parsed(sql: str) -> exp.Expr | None:
-    statements = [one for one in sqlglot.parse(sql, read="spark") if not isinstance(one, exp.Semicolon | None)]
+    """The statement; None when there is none, or more than one."""
+    spark = Dialect.get_or_raise("spark")
+    tokens = spark.tokenize(sql)
+    for at, token in enumerate(tokens):
+        # `GROUP BY window(…)`: sqlglot takes the function for the clause `WINDOW name AS`.
+        names = at + 2 < len(tokens) and tokens[at + 2].token_type is TokenType.ALIAS
+        if token.token_type is TokenType.WINDOW and not names:
+            token.token_type = TokenType.VAR
+    statements = [one for one in spark.parser().parse(tokens, sql) if not isinstance(one, exp.Semicolon | None)]
     return statements[0] if len(statements) == 1 else None
 
 
 def _read(statement: exp.Expr | None) -> Iterator[exp.Table]:
     for table in statement.find_all(exp.Table) if statement is not None else ():
-        if isinstance(table.this, exp.Identifier) and not _is_defined(table):
+        hinted = table.find_ancestor(exp.Hint) is not None
+        if isinstance(table.this, exp.Identifier) and not hinted and not _is_defined(table):
             yield table
 
 
