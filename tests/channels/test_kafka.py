@@ -41,6 +41,15 @@ def test_an_address_without_a_broker_is_refused() -> None:
         bind("kafka://")
 
 
+def test_an_administrator_that_timed_out_is_replaced() -> None:
+    """Seen in a loader, an hour after a broker was paused: its client never found the controller again."""
+    away = Kafka("127.0.0.1:1")
+    administrator = away._admin()
+    with pytest.raises(Unavailable, match="waiting for controller"):
+        away.topic_id("things")
+    assert away._admin() is not administrator
+
+
 def test_a_broker_that_is_away_is_unavailable() -> None:
     with pytest.raises(Unavailable, match=r"Kafka at 127\.0\.0\.1:1 is unavailable"):
         Kafka("127.0.0.1:1").brokers(timeout=0.5)

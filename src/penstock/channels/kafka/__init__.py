@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mappi
 from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock.channels.checks import beyond
@@ -76,25 +76,25 @@ class Kafka:
     # --- topics
 
     def ensure(self, topics_: Sequence[Topic]) -> Brought:
-        with answering(self.servers):
-            return topics.ensure(self._admin(), topics_, self._settings.replicas)
+        with answering(self.servers), self._administering() as admin:
+            return topics.ensure(admin, topics_, self._settings.replicas)
 
     def names(self) -> list[str]:
         """The channels that are there, by name; not the topics that Kafka keeps for itself."""
-        with answering(self.servers):
-            return sorted(name for name in self._admin().list_topics(timeout=10).topics if not name.startswith("__"))
+        with answering(self.servers), self._administering() as admin:
+            return sorted(name for name in admin.list_topics(timeout=10).topics if not name.startswith("__"))
 
     def topic(self, channel: str) -> Topic:
-        with answering(self.servers):
-            return topics.describe(self._admin(), channel)
+        with answering(self.servers), self._administering() as admin:
+            return topics.describe(admin, channel)
 
     def topic_id(self, channel: str) -> str:
-        with answering(self.servers):
-            return topics.topic_id(self._admin(), channel)
+        with answering(self.servers), self._administering() as admin:
+            return topics.topic_id(admin, channel)
 
     def remove(self, channel: str) -> None:
-        with answering(self.servers):
-            topics.remove(self._admin(), channel)
+        with answering(self.servers), self._administering() as admin:
+            topics.remove(admin, channel)
 
     def limit(self, channel: str) -> int | None:
         """Of how many bytes a record may be, with its headers and frames; None when we may not know it."""
@@ -104,17 +104,17 @@ class Kafka:
 
     def alter(self, channel: str, settings: Mapping[str, str]) -> None:
         """Change settings of a channel that is there, in Kafka's own words."""
-        with answering(self.servers):
-            topics.alter(self._admin(), channel, settings)
+        with answering(self.servers), self._administering() as admin:
+            topics.alter(admin, channel, settings)
 
     def copies(self, channel: str) -> Mapping[int, topics.Copies]:
         """Per partition, which brokers hold it."""
-        with answering(self.servers):
-            return topics.copies(self._admin(), channel)
+        with answering(self.servers), self._administering() as admin:
+            return topics.copies(admin, channel)
 
     def brokers(self, timeout: float = 10) -> int:
-        with answering(self.servers):
-            return len(self._admin().list_topics(timeout=timeout).brokers)
+        with answering(self.servers), self._administering() as admin:
+            return len(admin.list_topics(timeout=timeout).brokers)
 
     # --- in
 
@@ -216,24 +216,29 @@ class Kafka:
             yield member
 
     def groups(self) -> list[str]:
-        with answering(self.servers):
-            return groups.names(self._admin())
+        with answering(self.servers), self._administering() as admin:
+            return groups.names(admin)
 
     def group(self, name: str) -> Group:
-        with answering(self.servers):
-            return groups.group(self._admin(), name)
+        with answering(self.servers), self._administering() as admin:
+            return groups.group(admin, name)
 
     def move(self, group: str, positions: Mapping[str, Positions]) -> None:
-        with answering(self.servers):
-            groups.move(self._admin(), group, positions)
+        with answering(self.servers), self._administering() as admin:
+            groups.move(admin, group, positions)
 
     # --- clients
 
     def _lives(self, channels: Sequence[str], within: float) -> Mapping[str, tuple[str, int]]:
-        return topics.lives(self._admin(), channels, within)
+        if within < topics.ANSWER:
+            # A short look says nothing about the client.
+            return topics.lives(self._admin(), channels, within)
+        with self._administering() as admin:
+            return topics.lives(admin, channels, within)
 
     def _limit(self, channel: str) -> int | None:
-        return topics.limit(self._admin(), channel)
+        with self._administering() as admin:
+            return topics.limit(admin, channel)
 
     def _ask(self) -> Consumer:
         if self._asker is None:
@@ -246,6 +251,19 @@ class Kafka:
                 with building():
                     self._administrator = AdminClient(self._common)
             return self._administrator
+
+    @contextmanager
+    def _administering(self) -> Iterator[AdminClient]:
+        """The administrator. One that timed out is replaced: after an outage it may never find the controller again."""
+        admin = self._admin()
+        try:
+            yield admin
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError._TIMED_OUT:
+                with self._asking:
+                    if self._administrator is admin:
+                        self._administrator = None
+            raise
 
     def _consumer(self, own: Mapping[str, str | int]) -> Consumer:
         with building():

@@ -20,7 +20,7 @@ from penstock.channels.kafka.client import retrying
 from penstock.core.contracts import Brought, Topic
 from penstock.core.errors import Misconfigured
 
-_ANSWER = 10
+ANSWER = 10
 _SPREADING = {KafkaError.UNKNOWN_TOPIC_OR_PART}
 """Of a topic that one broker has listed: another one has not heard of it yet, or of its end."""
 _OURS = {ConfigSource.DYNAMIC_TOPIC_CONFIG.value}
@@ -75,7 +75,7 @@ def _there(admin: AdminClient, topics: Sequence[Topic]) -> tuple[ClusterMetadata
     """
 
     def look() -> tuple[ClusterMetadata, Mapping[str, Mapping[str, Any]]]:
-        cluster = admin.list_topics(timeout=_ANSWER)
+        cluster = admin.list_topics(timeout=ANSWER)
         names = [topic.name for topic in topics if topic.name in cluster.topics]
         return cluster, _configs(admin, names) if names else {}
 
@@ -86,7 +86,7 @@ def _arrived(admin: AdminClient, partitions: Mapping[str, int]) -> None:
     """Wait until the brokers tell of what is new: the one that made it is not the one that is asked."""
 
     def look() -> None:
-        known = admin.list_topics(timeout=_ANSWER).topics if partitions else {}
+        known = admin.list_topics(timeout=ANSWER).topics if partitions else {}
         for name, count in partitions.items():
             if name not in known or len(known[name].partitions) < count:
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
@@ -97,7 +97,7 @@ def _arrived(admin: AdminClient, partitions: Mapping[str, int]) -> None:
 
 
 def describe(admin: AdminClient, name: str) -> Topic:
-    known = admin.list_topics(name, timeout=_ANSWER).topics[name]
+    known = admin.list_topics(name, timeout=ANSWER).topics[name]
     if known.error is not None:
         raise KafkaException(known.error)
     config = {
@@ -135,7 +135,7 @@ def topic_id(admin: AdminClient, name: str) -> str:
     return lives(admin, [name])[name][0]
 
 
-def lives(admin: AdminClient, names: Sequence[str], within: float = _ANSWER) -> dict[str, tuple[str, int]]:
+def lives(admin: AdminClient, names: Sequence[str], within: float = ANSWER) -> dict[str, tuple[str, int]]:
     """Of each topic, its id and the number of its partitions."""
     if not names:
         return {}
@@ -148,7 +148,7 @@ def remove(admin: AdminClient, name: str) -> None:
     admin.delete_topics([name], operation_timeout=30)[name].result(40)
 
     def look() -> None:
-        if name in admin.list_topics(timeout=_ANSWER).topics:
+        if name in admin.list_topics(timeout=ANSWER).topics:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"topic {name} is still there", retriable=True))
 
     # As with what is new: the broker that is asked next may not have heard of it yet.
@@ -190,7 +190,7 @@ def _configs(admin: AdminClient, names: Sequence[str], passing: Collection[int] 
     asked = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
 
     def ask() -> dict[str, dict[str, Any]]:
-        return {of.name: told.result(_ANSWER) for of, told in admin.describe_configs(asked).items()}
+        return {of.name: told.result(ANSWER) for of, told in admin.describe_configs(asked).items()}
 
     return retrying(ask, also=passing)
 
@@ -211,7 +211,7 @@ def alter(admin: AdminClient, name: str, settings: Mapping[str, str]) -> None:
     """Change these settings of a topic that is there, and no others."""
     changes = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in settings.items()]
     asked = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=changes)
-    admin.incremental_alter_configs([asked])[asked].result(_ANSWER)
+    admin.incremental_alter_configs([asked])[asked].result(ANSWER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +225,7 @@ class Copies:
 
 
 def copies(admin: AdminClient, name: str) -> dict[int, Copies]:
-    known = admin.list_topics(name, timeout=_ANSWER).topics[name]
+    known = admin.list_topics(name, timeout=ANSWER).topics[name]
     if known.error is not None:
         raise KafkaException(known.error)
     return {
