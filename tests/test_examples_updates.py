@@ -55,6 +55,11 @@ def acknowledged(process: subprocess.Popen[str]) -> int:
     raise AssertionError("the producer ended without a word")
 
 
+def acknowledges(process: subprocess.Popen[str], last: int) -> bool:
+    """Whether this number is told. On a busy machine others are told before: there is a line for each second."""
+    return any(line.strip().endswith(f"acknowledged up to {last}") for line in lines(process))
+
+
 def ended(verifier: subprocess.Popen[str], when: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
     """The last report of a verifier that is asked to end when it has reported this."""
     reports = (json.loads(line) for line in lines(verifier))
@@ -78,7 +83,7 @@ def test_what_a_killed_producer_had_acknowledged_is_whole_and_its_next_life_too(
             for line in lines(producer):
                 first_life = int(line.rsplit(" ", 1)[1])
         with running("producer.py", address, *load, "--limit", "300") as producer:
-            assert acknowledged(producer) == 300
+            assert acknowledges(producer, 300)
             assert producer.wait() == 0
         expected = SENDERS * (first_life + 300)
         end = ended(verifier, lambda report: report["records"] >= expected and not report["lapse"]["records"])
@@ -98,7 +103,7 @@ def test_a_number_that_is_left_out_is_named(address: str, fresh: Callable[[str],
         running("verifier.py", address, *channel, "--until", "49") as verifier,
         running("producer.py", address, *channel, "--every", "10ms", "--limit", "50", "--leave-out", "42") as producer,
     ):
-        assert acknowledged(producer) == 50
+        assert acknowledges(producer, 50)
         told = "".join(lines(verifier))
         assert verifier.wait() == 1
     assert re.search(r"^sender/\d+ misses 42$", told, re.MULTILINE)
