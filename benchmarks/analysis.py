@@ -52,7 +52,7 @@ from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin
-from penstock.pipeline.warm import spark_archive
+from penstock.run.warm import spark_archive
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java
 

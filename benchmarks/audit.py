@@ -30,8 +30,8 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin, Record
 from penstock.demo.pipeline import app
-from penstock.pipeline.tiers.analyse import engine
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.config import Wiring
+from penstock.run.analyse import engine
 from penstock.simulate.rsvps import Rsvps
 
 CHANNEL = "rsvps"

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.channels.kafka import Kafka
-from penstock.pipeline.warm import kafka_archive
+from penstock.run.warm import kafka_archive
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java

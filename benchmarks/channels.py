@@ -29,7 +29,7 @@ from confluent_kafka import Consumer, Producer
 from penstock.channels.binders import bind
 from penstock.core.contracts import Channels, Topic
 from penstock.core.record import Origin, Record
-from penstock.pipeline.warm import kafka_archive
+from penstock.run.warm import kafka_archive
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java

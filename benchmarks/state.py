@@ -42,7 +42,7 @@ from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin, Record
-from penstock.pipeline.warm import spark_archive
+from penstock.run.warm import spark_archive
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java
 

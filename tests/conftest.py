@@ -21,7 +21,7 @@ from tests.servers import RedisServer
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
-from penstock.pipeline.warm import is_warm, kafka_archive, spark_archive
+from penstock.run.warm import is_warm, kafka_archive, spark_archive
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import Jars, ensure_jars
 from penstock.supervise.java import Java, find_java

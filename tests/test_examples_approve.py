@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 import pytest
 from pyspark.sql import SparkSession
-from tests.pipeline.test_plan import planned
+from tests.plan.test_plan import planned
 from tests.ports import later_port
 from tests.running import Run
 from tests.test_examples import EXAMPLES, loaded

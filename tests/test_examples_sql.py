@@ -10,7 +10,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.settings import SparkSettings
 from penstock.pipeline.description import Pipeline
 from penstock.pipeline.load import load
-from penstock.pipeline.plan import standing_in
+from penstock.plan.plan import standing_in
 from penstock.testing.frames import BEGIN, answer, frame, rows
 
 FOLDER = Path(__file__).parent.parent / "examples" / "sql"

@@ -12,6 +12,7 @@ SRC = Path(penstock.__file__).parent
 CORE = {"core"}
 TIERS = {"collect", "channels", "analysis", "stores", "deliver"}
 BASE = CORE | {"audit"}
+RUNNING = {"pipeline", "plan", "run", "operate"}
 MAY_IMPORT = {
     "core": set(),
     "audit": CORE,
@@ -21,11 +22,17 @@ MAY_IMPORT = {
     "collect": BASE | {"web"},
     "deliver": BASE | {"web"},
     "supervise": CORE,
-    "pipeline": BASE | TIERS | {"web", "gateway", "supervise", "simulate"},
+    "pipeline": BASE | TIERS | {"gateway", "supervise"},
+    "plan": BASE | TIERS | {"supervise", "simulate", "pipeline"},
+    "run": BASE | TIERS | {"web", "gateway", "supervise", "simulate", "pipeline", "plan"},
+    "operate": BASE | TIERS | {"supervise", "pipeline", "run"},
+    "push": CORE | {"collect", "channels", "web"},
     "testing": BASE | {"collect", "channels", "analysis", "pipeline", "supervise"},
     "demo": {"penstock"},
     "gateway": BASE | {"web"},
-    "cli": BASE | TIERS | {"gateway", "supervise", "simulate", "pipeline", "testing", "demo"},
+    "cli": BASE
+    | TIERS
+    | {"gateway", "supervise", "simulate", "pipeline", "plan", "run", "operate", "push", "testing", "demo"},
     "penstock": {"pipeline", "analysis", "collect", "channels", "core", "cli"},
 }
 STANDS_ALONE = {"pyspark": {"analysis"}, "py4j": {"analysis"}}

@@ -24,8 +24,8 @@ from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import encoded
 from penstock.analysis.query import Query
+from penstock.pipeline.config import Wiring
 from penstock.pipeline.load import load
-from penstock.pipeline.wiring import Wiring
 
 RECORDS = 24_000
 RATE = 250

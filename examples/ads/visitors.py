@@ -13,8 +13,8 @@ from penstock import Origin, Record, bind
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
 from penstock.core.errors import PenstockError
-from penstock.pipeline.running import Running
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.config import Wiring
+from penstock.run.run_file import Running
 
 ADS = ("a1", "a2", "a3", "a4", "a5")
 Visit = tuple[float, str, dict[str, object]]

@@ -23,9 +23,9 @@ from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.held import held
 from penstock.core.record import Origin, Record
-from penstock.pipeline.letters import Letter
-from penstock.pipeline.tiers.queries import Queries
-from penstock.pipeline.wiring import topics
+from penstock.operate.dead_letters import Letter
+from penstock.pipeline.config import topics
+from penstock.run.queries import Queries
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

@@ -1,4 +1,4 @@
-"""What becomes of a query that fails. That the others go on: tests/pipeline/tiers/test_queries.py."""
+"""What becomes of a query that fails. That the others go on: tests/run/test_queries.py."""
 
 import time
 from collections.abc import Callable

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient
-from tests.pipeline.tiers.test_audit import numbered, send
+from tests.run.test_audit import numbered, send
 
 from penstock.audit.auditor import Auditor
 from penstock.audit.balance import Balance, balance

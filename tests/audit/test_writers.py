@@ -14,7 +14,7 @@ from penstock.audit.ledger import Ledger
 from penstock.audit.writers import KnownWriters, Writer, Writers, protected
 from penstock.core.contracts import Entry, Topic
 from penstock.core.record import Headers
-from penstock.pipeline.accounts import announce
+from penstock.run.accounts import announce
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

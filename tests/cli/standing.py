@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.pipeline.running import Running
-from penstock.pipeline.services import ROLE, Services
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.config import Wiring
+from penstock.run.run_file import Running
+from penstock.run.services import ROLE, Services
 from penstock.supervise.folder import StateFolder
 
 

@@ -12,7 +12,7 @@ import pytest
 import typer
 from tests.cli.standing import standing
 from tests.damaging import Damage, deleted, emptied, overwritten, truncated
-from tests.pipeline.test_spools import leave
+from tests.run.test_spools import leave
 from typer.testing import CliRunner, Result
 
 from penstock.audit.auditor import Auditor
@@ -24,7 +24,7 @@ from penstock.cli.audit import audit
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin, Record
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.config import Wiring
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

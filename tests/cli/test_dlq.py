@@ -19,8 +19,7 @@ from penstock.cli.dlq import app, letter_lines, redrive_lines
 from penstock.core.contracts import Entry, Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Headers, Origin, Record
-from penstock.pipeline.letters import Letter
-from penstock.pipeline.redrive import Outcome, Verdict
+from penstock.operate.dead_letters import Letter, Outcome, Verdict
 
 Fresh = Callable[[str], str]
 NOW = time.time_ns() // 1_000

@@ -9,7 +9,7 @@ from penstock.cli import app
 from penstock.cli.run import beginning
 from penstock.core.clock import SystemClock
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.renewal import Begin
+from penstock.run.new_checkpoint import Begin
 
 
 def test_a_place_to_begin_is_a_word_a_moment_or_offsets() -> None:

@@ -26,7 +26,7 @@ from penstock.collect.numbering import Numbering
 from penstock.core.contracts import Entry, Topic
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.record import Origin, Record
-from penstock.pipeline.accounts import announce
+from penstock.run.accounts import announce
 from penstock.testing.clock import ManualClock
 
 Fresh = Callable[[str], str]

@@ -17,8 +17,8 @@ from penstock.channels.files import Files
 from penstock.cli import app
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
-from penstock.pipeline.running import Running
-from penstock.pipeline.tiers.answering import answering
+from penstock.run.run_file import Running
+from penstock.run.state_server import answering
 from penstock.supervise.folder import StateFolder
 
 PIPELINE = """

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from penstock.channels.files import Files
 from penstock.cli import app
 from penstock.core.contracts import Topic
-from penstock.pipeline.running import Running
+from penstock.run.run_file import Running
 from penstock.supervise.folder import StateFolder
 
 SECRET = "redis://me:secret@far:6379/0"

@@ -19,7 +19,7 @@ from tests.channels.traffic import send
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Entry, Topic
 from penstock.core.record import Origin, Record
-from penstock.pipeline.services import Services
+from penstock.run.services import Services
 from penstock.supervise.folder import StateFolder
 
 Eventually = Callable[..., None]

@@ -15,7 +15,7 @@ from penstock.core.errors import Misconfigured
 from penstock.deliver.app import build
 from penstock.deliver.outlet import FeedSpec
 from penstock.deliver.states import together
-from penstock.pipeline.tiers.answering import answering
+from penstock.run.state_server import answering
 from penstock.testing.channels import MemoryChannels
 
 Served = Callable[..., AbstractContextManager[str]]

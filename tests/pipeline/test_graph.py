@@ -1,8 +1,8 @@
 from pathlib import Path
 
+from penstock.pipeline.config import Wiring
 from penstock.pipeline.description import Description, Pipeline
 from penstock.pipeline.graph import graph, reads, store_node
-from penstock.pipeline.wiring import Wiring
 
 
 def described() -> Description:

@@ -6,9 +6,9 @@ import pytest
 
 from penstock.collect.websocket import WebSocketSource
 from penstock.core.errors import Misconfigured
+from penstock.pipeline.config import Wiring
 from penstock.pipeline.description import Delivery, Pipeline, SourceSpec
 from penstock.pipeline.sources import made
-from penstock.pipeline.wiring import Wiring
 
 ONCE, MOST = Delivery.EXACTLY_ONCE, Delivery.AT_MOST_ONCE
 

@@ -15,8 +15,8 @@ from penstock.audit.auditor import Auditor, Reduction
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
+from penstock.pipeline.config import Wiring
 from penstock.pipeline.description import Pipeline
-from penstock.pipeline.wiring import Wiring
 
 
 def ledger_in(folder: Path) -> Path:
@@ -46,7 +46,7 @@ def main(folder: str, servers: str, channel: str, engine: str, until: str = "") 
 
 def _spark(stack: ExitStack, folder: str, servers: str) -> Callable[[], Reduction]:
     # Imported only by those who use it: it would double the memory of the others.
-    from penstock.pipeline.tiers.tally import tally
+    from penstock.run.spark_audit import tally
 
     wiring = Wiring.read(Path(folder), environ={"PENSTOCK_CHANNELS_ADDRESS": f"kafka://{servers}"})
     found = stack.enter_context(tally(Pipeline("soak").describe(), wiring, None))

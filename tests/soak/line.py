@@ -29,14 +29,14 @@ from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Entry, Positions
-from penstock.pipeline.accounts import accounting, last_accounts
-from penstock.pipeline.comparison import Report
+from penstock.operate.comparison import Report
+from penstock.operate.recompute import recompute
+from penstock.pipeline.config import Wiring, topics
 from penstock.pipeline.description import Description, Pipeline
 from penstock.pipeline.graph import reads, store_node
-from penstock.pipeline.recompute import recompute
-from penstock.pipeline.tiers.audit import watched
-from penstock.pipeline.tiers.lakes import Lake
-from penstock.pipeline.wiring import Wiring, topics
+from penstock.run.accounts import accounting, last_accounts
+from penstock.run.audit import watched
+from penstock.run.lakes import Lake
 from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
 from penstock.stores.redis import RedisStore

@@ -27,8 +27,8 @@ from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Entry
 from penstock.core.held import held
 from penstock.core.record import Origin, Record
-from penstock.pipeline.comparison import Report
-from penstock.pipeline.lacking import absent
+from penstock.operate.comparison import Report
+from penstock.operate.deep_audit import absent
 
 CHUNKS = 10
 PAUSE = int(MUTATED * 0.85)

@@ -27,7 +27,7 @@ from penstock.audit.writers import Writers
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin
-from penstock.pipeline.accounts import announce
+from penstock.run.accounts import announce
 from penstock.stores.lake import LakeStore
 from penstock.stores.lake_rows import LakeRows
 from penstock.stores.loader import Loader

@@ -19,9 +19,9 @@ from penstock.audit.rules.base import Level
 from penstock.audit.settings import AuditSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
+from penstock.operate.deep_audit import absent
 from penstock.pipeline.graph import reads
-from penstock.pipeline.lacking import absent
-from penstock.pipeline.tiers.audit import watched
+from penstock.run.audit import watched
 
 PART = 1_000
 TOTAL = 3 * PART

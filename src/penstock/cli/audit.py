@@ -21,10 +21,10 @@ from penstock.audit.report import parts, show, utc
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.core.clock import Micros, SystemClock
 from penstock.core.errors import Misconfigured, PenstockError, Unavailable
-from penstock.pipeline.running import Running
-from penstock.pipeline.services import here
-from penstock.pipeline.spools import waiting
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.config import Wiring
+from penstock.run.run_file import Running
+from penstock.run.services import here
+from penstock.run.spools import waiting
 
 Bounds = Mapping[str, Mapping[int, tuple[int, int]]]
 
@@ -140,7 +140,7 @@ def _spooled(wiring: Wiring) -> Iterator[Doubt]:
 def _with_names(found: Balance, content: Content, wiring: Wiring) -> Balance:
     """The balance with the numbers that lakes lack, as far as the pipeline and its lakes can be looked at."""
     # What a lake holds is looked up when something is missing, and not before.
-    from penstock.pipeline.lacking import named
+    from penstock.operate.deep_audit import named
     from penstock.pipeline.load import load
 
     try:
@@ -153,7 +153,7 @@ def _with_names(found: Balance, content: Content, wiring: Wiring) -> Balance:
 def deepened(found: Balance, folder: Path, profile: str | None, pipeline: Path | None) -> Balance:
     """The balance, with what a comparison of everything finds. What it cannot compare is a doubt."""
     # What reads stores is imported only here.
-    from penstock.pipeline.deep import Deep, merged
+    from penstock.operate.deep_audit import Deep, merged
     from penstock.pipeline.load import load
 
     wiring = Wiring.read(folder, profile)

@@ -8,8 +8,8 @@ from penstock.channels.binders import bind
 from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.text import did_you_mean, printable
-from penstock.pipeline.services import here
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.config import Wiring
+from penstock.run.services import here
 
 OURS = "penstock."
 """How the names begin of what pipelines keep for themselves."""

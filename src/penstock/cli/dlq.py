@@ -22,9 +22,8 @@ from penstock.core.clock import Micros
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin
 from penstock.core.text import did_you_mean, printable
-from penstock.pipeline.letters import DEAD, Letter, Selection, Tally, letter_at, letters, tallied
-from penstock.pipeline.redrive import Outcome, Verdict
-from penstock.pipeline.redrive import redrive as send_again
+from penstock.operate.dead_letters import DEAD, Letter, Outcome, Selection, Tally, Verdict, letter_at, letters, tallied
+from penstock.operate.dead_letters import redrive as send_again
 
 SHOWN_BYTES = 4096
 """So much of a value is shown."""

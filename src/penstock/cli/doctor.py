@@ -15,7 +15,7 @@ from rich.text import Text
 
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.core.errors import PenstockError
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.config import Wiring
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import kept_jars
 from penstock.supervise.java import find_java

@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.options import Folder
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.pipeline.services import ROLE, Services
+from penstock.run.services import ROLE, Services
 from penstock.supervise.folder import NAME, StateFolder
 
 PATIENCE = 60.0

@@ -13,7 +13,7 @@ from penstock.core.contracts import Channels
 from penstock.gateway.app import serve
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.settings import GatewaySettings
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.config import Wiring
 from penstock.supervise.signals import async_stop_event
 
 

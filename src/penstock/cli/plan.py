@@ -10,12 +10,12 @@ from rich.text import Text
 
 from penstock.cli.options import AsJson, File, Profile
 from penstock.cli.standard import console
-from penstock.pipeline.checks import check, unconnected
+from penstock.pipeline.config import Wiring
 from penstock.pipeline.load import load
-from penstock.pipeline.wiring import Wiring
+from penstock.plan.checks import check, unconnected
 
 if TYPE_CHECKING:
-    from penstock.pipeline.plan import Plan
+    from penstock.plan.plan import Plan
 
 
 def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
@@ -34,8 +34,8 @@ def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
         say(f"{finding.level}: {finding}")
     say("starting Spark, to ask it about the queries")
     # These take longest to import: who has mistyped something does not wait for them.
-    from penstock.pipeline.plan import plan as make
-    from penstock.pipeline.tiers.analyse import engine
+    from penstock.plan.plan import plan as make
+    from penstock.run.analyse import engine
 
     # What a run would start is not there yet, and nobody reads from it here.
     with description.locating(), engine(description, wiring.at("local", "redis://local"), log=None) as spark:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from penstock.pipeline.running import Running
+from penstock.run.run_file import Running
 from penstock.supervise.events import Event, Kind, last_line
 
 _STYLES = {Kind.READY: "green", Kind.DIED: "bold red", Kind.RESTARTING: "yellow", Kind.KILLED: "yellow"}

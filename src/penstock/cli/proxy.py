@@ -11,7 +11,7 @@ import typer
 from penstock.collect.sse import SseSource
 from penstock.core.clock import duration
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.push import PushProxy
+from penstock.push import PushProxy
 from penstock.supervise.signals import async_stop_event
 
 SECRET, TOKEN = "PENSTOCK_PROXY_SECRET", "PENSTOCK_PROXY_TOKEN"

@@ -19,12 +19,12 @@ from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Channels, Positions
 from penstock.core.errors import Misconfigured
 from penstock.core.text import counted, printable
-from penstock.pipeline.adhoc import Asked, followed, spark
+from penstock.operate.adhoc_query import Asked, followed, spark
+from penstock.pipeline.config import Wiring
 from penstock.pipeline.description import WORDS, Description
 from penstock.pipeline.load import load
-from penstock.pipeline.running import Running
-from penstock.pipeline.sqlfile import named, read
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.sql_file import named, read
+from penstock.run.run_file import Running
 from penstock.supervise.signals import stop_on_signals
 
 _PAUSE = 0.2

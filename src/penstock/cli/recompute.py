@@ -7,14 +7,14 @@ from typing import Any
 import typer
 
 from penstock.analysis.replay import Difference, Verdict
-from penstock.pipeline.checks import check
-from penstock.pipeline.chosen import find_query
-from penstock.pipeline.comparison import Report
+from penstock.operate.comparison import Report
+from penstock.operate.recompute import recompute as compared
+from penstock.pipeline.config import Wiring
+from penstock.pipeline.description import find_query
 from penstock.pipeline.load import load
-from penstock.pipeline.recompute import recompute as compared
-from penstock.pipeline.services import here
-from penstock.pipeline.tiers.analyse import engine
-from penstock.pipeline.wiring import Wiring
+from penstock.plan.checks import check
+from penstock.run.analyse import engine
+from penstock.run.services import here
 
 _SHOWN = 50
 

@@ -8,9 +8,9 @@ import typer
 
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.repair import damages
-from penstock.pipeline.services import ROLE
-from penstock.pipeline.wiring import Wiring
+from penstock.operate.repair import damages
+from penstock.pipeline.config import Wiring
+from penstock.run.services import ROLE
 from penstock.supervise.folder import StateFolder
 
 

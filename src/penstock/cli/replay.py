@@ -17,7 +17,7 @@ from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_time
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.replay import Replay, Replayed, stretch
+from penstock.operate.replay import Replay, Replayed, stretch
 from penstock.supervise.signals import stop_on_signals
 
 

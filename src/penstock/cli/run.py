@@ -14,12 +14,12 @@ import typer
 from penstock.cli.options import File, Profile, parse_time
 from penstock.cli.progress import Screen
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.checks import check, unconnected
+from penstock.pipeline.config import Wiring
 from penstock.pipeline.load import load
-from penstock.pipeline.renewal import OPTION, Begin, Renewal
-from penstock.pipeline.run import LocalRun
-from penstock.pipeline.services import prepared
-from penstock.pipeline.wiring import Wiring
+from penstock.plan.checks import check, unconnected
+from penstock.run.local import LocalRun
+from penstock.run.new_checkpoint import OPTION, Begin, Renewal
+from penstock.run.services import prepared
 from penstock.supervise.limits import Space, raise_files, too_few
 from penstock.supervise.signals import stop_on_signals
 

@@ -12,10 +12,10 @@ from penstock.analysis.checkpoints.rescale import rescale as spread_anew
 from penstock.analysis.session import session
 from penstock.cli.options import AsJson, File, Profile
 from penstock.cli.state_read import get, scan
-from penstock.pipeline.chosen import find_query
+from penstock.pipeline.config import Wiring
+from penstock.pipeline.description import find_query
 from penstock.pipeline.load import load
-from penstock.pipeline.warm import spark_archive
-from penstock.pipeline.wiring import Wiring
+from penstock.run.warm import spark_archive
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java

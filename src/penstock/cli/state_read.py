@@ -24,13 +24,12 @@ from penstock.core.held import held
 from penstock.core.text import printable
 from penstock.deliver.feed import Feed
 from penstock.deliver.states import ADDRESS, PROCESS, row_of, spellings, together
-from penstock.pipeline.chosen import find_query
-from penstock.pipeline.description import Description
+from penstock.pipeline.config import Wiring
+from penstock.pipeline.description import Description, find_query
 from penstock.pipeline.load import load
-from penstock.pipeline.running import Running
-from penstock.pipeline.services import here
-from penstock.pipeline.status import Status
-from penstock.pipeline.wiring import Wiring
+from penstock.run.run_file import Running
+from penstock.run.services import here
+from penstock.run.status import Status
 
 _PATIENCE = 50.0
 _NOWHERE = ("127.0.0.1:1", "redis://127.0.0.1:1")
@@ -160,7 +159,7 @@ class _Asked:
     def _read(self, ask: Any) -> dict[str, Any]:
         # Spark is imported for those who need it.
         from penstock.analysis.state import lookup
-        from penstock.pipeline.tiers.analyse import engine
+        from penstock.run.analyse import engine
 
         typer.echo("the pipeline does not run; starting Spark to read its checkpoint …", err=True)
         try:

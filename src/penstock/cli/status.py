@@ -15,10 +15,10 @@ from penstock.cli.standard import console
 from penstock.core.clock import SystemClock
 from penstock.core.errors import Unavailable
 from penstock.core.text import printable
-from penstock.pipeline.running import Running
-from penstock.pipeline.services import Services, here
-from penstock.pipeline.status import Status
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.config import Wiring
+from penstock.run.run_file import Running
+from penstock.run.services import Services, here
+from penstock.run.status import Status
 from penstock.supervise.events import last_line, repair_of
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.limits import Space

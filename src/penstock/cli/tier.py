@@ -9,9 +9,9 @@ import typer
 
 from penstock.cli.options import File, Profile
 from penstock.core.addresses import Redacting
+from penstock.pipeline.config import Wiring
 from penstock.pipeline.load import load
-from penstock.pipeline.tiers import Tier, run
-from penstock.pipeline.wiring import Wiring
+from penstock.run.tier import Tier, run
 from penstock.supervise.signals import stop_on_signals
 
 

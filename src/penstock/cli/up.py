@@ -18,9 +18,9 @@ from penstock.cli.options import Folder, Profile
 from penstock.cli.progress import Screen, folder_option
 from penstock.core.addresses import shown
 from penstock.core.errors import Misconfigured, PenstockError, Unavailable
-from penstock.pipeline.prerequisites import require
-from penstock.pipeline.services import ROLE, Machine, Needs, Services, prepared, serving, starting
-from penstock.pipeline.wiring import Wiring
+from penstock.pipeline.config import Wiring
+from penstock.run.prerequisites import require
+from penstock.run.services import ROLE, Machine, Needs, Services, prepared, serving, starting
 from penstock.supervise.events import Event
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.limits import raise_files, too_few

@@ -2,8 +2,8 @@
 
 import typer
 
-from penstock.pipeline.warm import is_warm
-from penstock.pipeline.warm import warm as make
+from penstock.run.warm import is_warm
+from penstock.run.warm import warm as make
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java
 

@@ -21,7 +21,7 @@ from penstock.core.contracts import Source
 from penstock.core.errors import Misconfigured, located
 from penstock.core.text import did_you_mean
 from penstock.pipeline.schema import ddl
-from penstock.pipeline.sqlfile import SqlFile, folder, named, read
+from penstock.pipeline.sql_file import SqlFile, folder, named, read
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,199}")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -661,3 +661,13 @@ def _acyclic(queries: Sequence[Query]) -> None:
             if name not in passed:
                 passed.add(name)
                 waiting += reads.get(name, ())
+
+
+def find_query(description: Description, name: str) -> Query:
+    """The query of this name, or the one that makes the result of this name."""
+    for query in description.queries:
+        if name in (query.name, query.into):
+            return query
+    names = [query.name for query in description.queries]
+    way_out = did_you_mean(name, names, f"its queries are {', '.join(names) or 'none'}")
+    raise Misconfigured(f"pipeline {description.name}", f'it has no query "{name}"', way_out)

@@ -3,8 +3,8 @@
 from typing import Any
 
 from penstock.core.addresses import shown
+from penstock.pipeline.config import Wiring
 from penstock.pipeline.description import Description
-from penstock.pipeline.wiring import Wiring
 
 
 def store_node(url: str, channel: str) -> str:

@@ -6,8 +6,8 @@ from penstock.collect.overlapping import overlapping
 from penstock.collect.ways import source_at, takes
 from penstock.core.contracts import Home, Homely, Source
 from penstock.core.errors import Misconfigured
+from penstock.pipeline.config import Wiring
 from penstock.pipeline.description import Delivery, SourceSpec
-from penstock.pipeline.wiring import Wiring
 
 SECRET = "$"
 """What begins so is read from the environment: a secret stands neither in a pipeline nor in its settings."""

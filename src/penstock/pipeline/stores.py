@@ -4,9 +4,9 @@ from penstock.audit.reconcile import ROWS, Check, RecordCheck, TableCheck
 from penstock.audit.writers import Writers
 from penstock.core.clock import Clock
 from penstock.core.contracts import Channels
+from penstock.pipeline.config import Wiring
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
-from penstock.pipeline.wiring import Wiring
 from penstock.stores.lake import LakeStore
 from penstock.stores.lake_rows import LakeRows
 from penstock.stores.redis import RedisStore

@@ -20,8 +20,8 @@ from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
-from penstock.pipeline.accounts import accounting, last_accounts
-from penstock.pipeline.warm import spark_archive
+from penstock.run.accounts import accounting, last_accounts
+from penstock.run.warm import spark_archive
 from penstock.supervise.jars import ensure_jars
 from penstock.supervise.java import find_java
 

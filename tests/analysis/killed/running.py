@@ -22,7 +22,7 @@ from penstock.audit.account import Account
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Entry, Positions
 from penstock.core.held import held
-from penstock.pipeline.accounts import last_accounts
+from penstock.run.accounts import last_accounts
 
 BEGUN, WRITTEN, COMMITTED = "a batch has begun", "a batch has written rows", "a batch is committed"
 _ROOT = Path(__file__).parents[3]

@@ -38,7 +38,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Entry
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin
-from penstock.pipeline.letters import Letter
+from penstock.operate.dead_letters import Letter
 from penstock.stores.lake import LakeStore
 
 SEEDS = os.environ.get("PENSTOCK_SEEDS", "11").split(",")

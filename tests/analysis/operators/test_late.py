@@ -24,10 +24,9 @@ from penstock.analysis.settings import SparkSettings
 from penstock.core.clock import SystemClock
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.record import Origin, Record
-from penstock.pipeline.letters import Letter, Selection
-from penstock.pipeline.redrive import Verdict, redrive
-from penstock.pipeline.tiers.analyse import run
-from penstock.pipeline.wiring import Wiring
+from penstock.operate.dead_letters import Letter, Selection, Verdict, redrive
+from penstock.pipeline.config import Wiring
+from penstock.run.analyse import run
 from penstock.testing.channels import MemoryChannels
 
 WATERMARK = timedelta(seconds=10)

@@ -31,7 +31,7 @@ from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record
 from penstock.pipeline.description import Pipeline
-from penstock.pipeline.tiers.refreshing import Refreshing
+from penstock.run.static_tables import Refreshing
 from penstock.testing.clock import ManualClock
 from penstock.testing.frames import answer, frame, rows
 

@@ -1,0 +1,308 @@
+"""Everything that stores and results hold, compared once with the channels: rows, versions and values."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pyarrow.compute as pc  # type: ignore[import-untyped]  # it ships no types
+from deltalake import DeltaTable
+
+from penstock.analysis.engine import Engine
+from penstock.analysis.frames import schema_of, typed
+from penstock.audit.balance import Balance
+from penstock.audit.content import Content
+from penstock.audit.findings import Findings, Kind, reduced
+from penstock.audit.hops import Gap, Hop
+from penstock.audit.judge import Discrepancy, Doubt
+from penstock.audit.reconcile import AT_ONCE, NAMED, RecordCheck, TableCheck
+from penstock.audit.writers import Writers
+from penstock.core.clock import Clock, SystemClock
+from penstock.core.contracts import Channels, Entry
+from penstock.core.errors import PenstockError
+from penstock.core.held import batches, held
+from penstock.core.runs import Runs
+from penstock.pipeline.config import Wiring
+from penstock.pipeline.description import Description, StoreSpec
+from penstock.pipeline.graph import store_node
+from penstock.pipeline.stores import check_of, store_of
+from penstock.run.analyse import engine
+from penstock.stores.base import version_of
+from penstock.stores.lake import LakeStore
+from penstock.stores.lake_rows import LakeRows
+
+Say = Callable[[str], None]
+
+_PATIENCE = 60.0
+"""Seconds without progress after which a store is given up."""
+_CHUNK = 50_000
+"""So many offsets of a partition are compared at once."""
+
+
+@dataclass
+class Deep:
+    """One comparison of all that a pipeline has written. `checked` are the stages that were compared."""
+
+    description: Description
+    wiring: Wiring
+    say: Say = lambda _: None
+    clock: Clock = field(default_factory=SystemClock)
+    start: Callable[[], AbstractContextManager[Engine]] | None = None
+    """Starts Spark; None: as the analysis does."""
+    discrepancies: list[Discrepancy] = field(default_factory=list)
+    doubts: list[Doubt] = field(default_factory=list)
+    checked: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        """What cannot be compared is a doubt, and does not keep the rest from being compared."""
+        channels = self.wiring.bind()
+        with ExitStack() as stack:
+            start = self.start or partial(engine, self.description, self.wiring, None)
+            spark = _Spark(start, self.say, stack)
+            for channel in self.description.channels.values():
+                if channel.result_of:
+                    with self._checking(f"channel:{channel.name}"):
+                        self._result(channels, channel.name)
+            for spec in self.description.stores:
+                with self._checking(store_node(spec.url, spec.channel)):
+                    self._store(channels, spec, spark)
+
+    @contextmanager
+    def _checking(self, stage: str) -> Iterator[None]:
+        try:
+            yield
+            self.checked.append(stage)
+        except PenstockError as error:
+            self.doubts.append(Doubt("store", stage, f"{stage} could not be compared: {error}"))
+
+    def _result(self, channels: Channels, channel: str) -> None:
+        """Every row of a result has to be written by its query."""
+        writers, bounds = Writers(channels, [self.description.bookmarks]), channels.bounds(channel)
+        writers.refresh()
+        total, found, rows = sum(end - low for low, end in bounds.values()), Findings({}, {}), 0
+        tell = _Telling(self.say, f"channel {channel}", total)
+        for entries in batches(channels, channel, bounds=bounds):
+            writers.learn(entries)
+            some = reduced(entries, {}, {}, {channel: Kind.RESULT}, writers=writers.known)
+            found.forged.update(some.forged)
+            found.strangers += some.strangers[: NAMED - len(found.strangers)]
+            tell(rows := rows + len(entries))
+        tell.end(rows)
+        if count := found.forged[channel]:
+            query = self.description.channels[channel].result_of
+            text = f"{channel} holds {count:,} rows that query {query} has not written"
+            names = tuple(one.name for one in found.strangers)
+            self.discrepancies.append(Discrepancy("forged", f"channel:{channel}", count, text, names))
+
+    def _store(self, channels: Channels, spec: StoreSpec, spark: "_Spark") -> None:
+        stage = store_node(spec.url, spec.channel)
+        check = check_of(spec, self.description, self.wiring, channels, self.clock, most=None)
+        try:
+            tell = _Telling(self.say, stage.replace(":", " "))
+            since, reached = time.monotonic(), -1
+            # A row that differs counts when it was seen twice: so each store is looked at twice.
+            turns = 2
+            while turns or not check.complete:
+                check.turn()
+                turns = max(0, turns - 1)
+                done = len(check.table.rows) if isinstance(check, TableCheck) else 0
+                tell(done)
+                if done != reached or check.complete:
+                    since, reached = time.monotonic(), done
+                if time.monotonic() - since > _PATIENCE:
+                    self.doubts.append(Doubt("store", stage, f"{stage} does not reach the offsets that it reports"))
+                    return
+            self.discrepancies += check.discrepancies()
+            if isinstance(check, TableCheck):
+                tell.end(len(check.table.rows))
+                self._foreign(stage, check, spec, channels)
+            elif isinstance(check, RecordCheck):
+                self._values(stage, spec, channels, spark)
+        finally:
+            check.close()
+
+    def _foreign(self, stage: str, check: TableCheck, spec: StoreSpec, channels: Channels) -> None:
+        """Rows of a table that its channel never held, where the channel holds all that the table was made of."""
+        keep = channels.topic(spec.channel).keep
+        whole = not any(low for low, _ in channels.bounds(spec.channel).values())
+        if not (keep is None and whole if spec.ttl is None else keep is None or keep >= spec.ttl):
+            self.say(f"{stage.replace(':', ' ')}: rows that {spec.channel} holds no longer are not compared")
+            return
+        described = store_of(spec, self.description, self.wiring)
+        assert not isinstance(described, LakeStore)
+        store = described.open()
+        try:
+            keys = [one.key for one in store.rows() if one.key is not None]
+        finally:
+            store.close()
+        strange = [key for key in keys if key not in check.table.rows]
+        found = [key for at in range(0, len(strange), AT_ONCE) for key in check.foreign(strange[at : at + AT_ONCE])]
+        if found:
+            names = tuple(f"key {key.decode(errors='replace')}" for key in found[:NAMED])
+            text = f"{stage}: {len(found):,} rows are of no record of {spec.channel}"
+            self.discrepancies.append(Discrepancy("forged", stage, len(found), text, names))
+
+    def _values(self, stage: str, spec: StoreSpec, channels: Channels, spark: "_Spark") -> None:
+        """The values of a lake's rows, beside those of the records."""
+        store = store_of(spec, self.description, self.wiring)
+        assert isinstance(store, LakeStore)
+        holdings = LakeRows(store.path, spec.channel).holdings()
+        if holdings is None:
+            return
+        bounds, typed_rows = channels.bounds(spec.channel), self.description.channels[spec.channel].schema is not None
+        total = sum(runs.size for runs in holdings.rows.values())
+        tell, done, changed = _Telling(self.say, stage.replace(":", " "), total), 0, list[str]()
+        for partition, stands in sorted(holdings.stands.items()):
+            low, end = bounds.get(partition, (0, 0))
+            start = max(low, holdings.since.get(partition, 0))
+            for first in range(start, min(stands, end), _CHUNK):
+                last = min(first + _CHUNK, stands, end)
+                rows = _rows(store, partition, first, last)
+                due = _due(store, channels, spark if typed_rows else None, partition, first, last)
+                changed += (
+                    f"partition {partition}, offset {offset}: {_differing(row, due[offset])}"
+                    for offset, row in rows.items()
+                    if offset in due and row != due[offset]
+                )
+                tell(done := done + len(rows))
+        tell.end(done)
+        if changed:
+            text = f"{stage}: {len(changed):,} rows have other values than their records"
+            self.discrepancies.append(Discrepancy("changed", stage, len(changed), text, tuple(changed[:NAMED])))
+
+
+Row = dict[str, Any]
+
+
+def _rows(store: LakeStore, partition: int, first: int, last: int) -> dict[int, Row]:
+    """The rows of a lake from one offset up to another, by offset."""
+    table = DeltaTable(store.path)
+    columns = [one.name for one in table.schema().fields]
+    names = [name for name in columns if name not in ("_sender", "_epoch", "_seq", "_time", "_partition")]
+    place = pc.field("_offset")
+    within = (pc.field("_partition") == partition) & (place >= first) & (place < last)
+    rows = table.to_pyarrow_dataset().to_table(columns=names, filter=within)
+    return {row.pop("_offset"): row for row in rows.to_pylist()}
+
+
+def _due(
+    store: LakeStore, channels: Channels, spark: "_Spark | None", partition: int, first: int, last: int
+) -> dict[int, Row]:
+    """What these rows have to be, by offset, from the records; without Spark as they are."""
+    if spark is None:
+        entries = held(channels, store.channel, {partition: first}, {partition: (first, last)})
+        return {entry.offset: _raw(entry, store.keyed) for entry in entries}
+    shape = spark.engine.shapes[store.channel]
+    # Of the other partitions, nothing.
+    ends = {at: end for at, (_, end) in channels.bounds(store.channel).items()}
+    raw = spark.engine.batch(store.channel, {**ends, partition: last}, {**ends, partition: first})
+    names = schema_of(shape).names
+    added = {"_key": "_key", "_deleted": "_deleted"} if store.keyed else {}
+    table = (
+        typed(raw, shape).selectExpr(*(f"`{name}`" for name in (*names, *added)), "origin.offset AS _offset").toArrow()
+    )
+    found = {row.pop("_offset"): row for row in table.to_pylist()}
+    if store.keyed:
+        for row in found.values():
+            row["_version"] = None
+    return found
+
+
+def _raw(entry: Entry, keyed: bool) -> Row:
+    row: Row = {"value": entry.value}
+    if keyed:
+        key = None if entry.key is None else entry.key.decode(errors="replace")
+        row |= {"_key": key, "_deleted": entry.value is None, "_version": version_of(entry.headers)}
+    return row
+
+
+def _differing(row: Row, due: Row) -> str:
+    names: Sequence[str] = [name for name in row if row[name] != due.get(name)]
+    return ", ".join(f"{name} is {str(row[name])[:60]}, not {str(due.get(name))[:60]}" for name in names[:3])
+
+
+class _Spark:
+    """Spark, started when it is first needed."""
+
+    def __init__(self, start: Callable[[], AbstractContextManager[Engine]], say: Say, stack: ExitStack) -> None:
+        self._start, self._say, self._stack = start, say, stack
+        self._started: Engine | None = None
+
+    @property
+    def engine(self) -> Engine:
+        if self._started is None:
+            self._say("starting Spark, to validate the records again")
+            self._started = self._stack.enter_context(self._start())
+        return self._started
+
+
+class _Telling:
+    """Progress, once a second."""
+
+    def __init__(self, say: Say, what: str, total: int | None = None) -> None:
+        self._say, self._what, self._total = say, what, total
+        self._told = time.monotonic()
+
+    def __call__(self, done: int) -> None:
+        if time.monotonic() - self._told >= 1:
+            self._told = time.monotonic()
+            self._say(f"{self._what}: {done:,}{'' if self._total is None else f' of {self._total:,}'} rows")
+
+    def end(self, done: int) -> None:
+        self._say(f"{self._what}: {done:,} rows compared")
+
+
+def merged(discrepancies: Sequence[Discrepancy], found: Deep) -> tuple[Discrepancy, ...]:
+    """What was found before, without what this comparison has found anew or no longer finds."""
+    again = {stage for stage in found.checked if stage.startswith("store:")}
+    forged = {stage for stage in found.checked if stage.startswith("channel:")}
+    kept = (
+        one
+        for one in discrepancies
+        if not (one.stage in again and one.kind in ("missing", "doubled", "changed", "forged"))
+        and not (one.stage in forged and one.kind == "forged")
+    )
+    return (*kept, *found.discrepancies)
+
+
+def named(found: Balance, content: Content, description: Description, wiring: Wiring) -> Balance:
+    """The balance, with the numbers of what lakes lack. What is still on its way to one is not accused."""
+    stores = {store_node(spec.url, spec.channel): store_of(spec, description, wiring) for spec in description.stores}
+
+    def hop(one: Hop) -> Hop:
+        store = stores.get(one.stage)
+        if not one.missing or one.in_flight or not isinstance(store, LakeStore):
+            return one
+        return replace(one, gaps=absent(store, content, store.channel))
+
+    return replace(found, hops=tuple(hop(one) for one in found.hops))
+
+
+def absent(store: LakeStore, content: Content, channel: str) -> tuple[Gap, ...]:
+    """The numbers that the ledger has seen in the channel and that the lake does not hold.
+
+    What is in the dead letters of the channel has no place in a lake. What the loader has not brought yet is absent,
+    too: ask when nothing is in flight. Raises Unavailable when the lake cannot be read.
+    """
+    held, found = store.numbers(), list[Gap]()
+    for (name, sender, epoch), runs in sorted(content.runs.items()):
+        if name != channel:
+            continue
+        dead = content.runs.get((f"{channel}.dead", sender, epoch), ())
+        there = Runs([*held.get((sender, epoch), ()), *((run.first, run.last) for run in dead)])
+        due = ((run.first, run.last) for run in runs)
+        found += (Gap(sender, epoch, first, last) for first, last in _without(due, there))
+    return tuple(found)
+
+
+def _without(some: Iterable[tuple[int, int]], others: Runs) -> Iterable[tuple[int, int]]:
+    """The parts of some runs that are not in others."""
+    for first, last in some:
+        # Between two numbers that are put beside its ends, what is missing is what the others lack of the run.
+        around = Runs([(first - 1, first - 1), (last + 1, last + 1)])
+        for one, other in others:
+            if one <= last and other >= first:
+                around.add(max(one, first), min(other, last))
+        yield from around.missing()

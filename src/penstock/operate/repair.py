@@ -1,0 +1,180 @@
+"""What lies damaged in a state folder while nothing runs there, and what can be done about it."""
+
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from pyarrow import ArrowException  # type: ignore[import-untyped]  # it ships no types
+from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]  # it ships no types
+
+from penstock.analysis.checkpoints.doctor import begin_anew
+from penstock.analysis.checkpoints.integrity import written
+from penstock.analysis.checkpoints.note import note_of
+from penstock.audit.ledger import Ledger, Unreadable, set_aside
+from penstock.channels.files.repairing import DamagedLog, damaged_logs
+from penstock.core.errors import Misconfigured
+from penstock.pipeline.config import Wiring
+from penstock.supervise.redis import find_redis
+from penstock.supervise.segments import DamagedSegment, damaged_segments
+
+ASIDE = "damaged"
+"""The folder in the state folder that takes the originals."""
+
+
+@dataclass(frozen=True)
+class Damage:
+    """A file that is not what was written."""
+
+    file: Path
+    problem: str
+    consequence: str
+    way_out: str
+    """What `repair` does; what to do by hand, when there is none."""
+    repair: Callable[[], str] | None = None
+    """Do it; what was done."""
+
+
+def damages(wiring: Wiring) -> Iterator[Damage]:
+    """All that can be found; the folder has to be held, for nothing may write there meanwhile."""
+    state, aside = wiring.state, wiring.state / ASIDE
+    for segment in damaged_segments(state / "kafka"):
+        yield _of_kafka(segment, aside)
+    for log in _logs(wiring):
+        yield _of_log(log, aside)
+    yield from _of_redis(state / "redis", aside)
+    yield from _of_ledger(wiring.ledger)
+    yield from _of_checkpoints(Path(wiring.checkpoints))
+    for entries in sorted((state / "lake").glob("*/_delta_log")):
+        yield from _of_lake(entries.parent)
+
+
+def _of_kafka(segment: DamagedSegment, aside: Path) -> Damage:
+    place = f"{segment.channel}, partition {segment.partition}"
+    problem = f"the offsets {segment.offsets} of {place} are damaged"
+    if not segment.repairable:
+        consequence = "Kafka does not know its topics any more, and does not start"
+        return Damage(segment.file, problem, consequence, "bring the file back from a copy of the folder")
+
+    def repair() -> str:
+        return f"the original is {segment.repair(aside)}"
+
+    if segment.copies > 1:
+        way_out = "this copy of the partition is put aside; its broker fetches another from the others"
+        return Damage(segment.file, problem, "readers of this copy stop there", way_out, repair)
+    way_out = "the damaged batches are taken out of the log; the audit then names the records as missing"
+    return Damage(segment.file, problem, "every reader stops there: queries, stores, the audit", way_out, repair)
+
+
+def _logs(wiring: Wiring) -> Iterator[DamagedLog]:
+    yield from damaged_logs(wiring.state / "spool")
+    if wiring.channels.address.startswith("file://"):
+        yield from damaged_logs(wiring.folder / wiring.channels.address.removeprefix("file://"))
+
+
+def _of_log(log: DamagedLog, aside: Path) -> Damage:
+    def repair() -> str:
+        copy, left = log.repair(aside)
+        return f"{left:,} records are left; the original is {copy}"
+
+    problem = f"it is damaged at byte {log.position}: {log.why}"
+    consequence = f"every reader of {log.channel} stops there; if this is a spool, its source does not start"
+    way_out = "what cannot be read is taken out; the audit then names the records as missing"
+    return Damage(log.file, problem, consequence, way_out, repair)
+
+
+def _of_redis(folder: Path, aside: Path) -> Iterator[Damage]:
+    # Since version 7 a manifest names the files.
+    for file in (*folder.glob("appendonly.aof"), *folder.glob("appendonlydir/*.manifest")):
+        told = _redis_check(file)
+        if told.returncode == 0 or not file.stat().st_size:
+            continue
+
+        def repair(file: Path = file) -> str:
+            aside.mkdir(parents=True, exist_ok=True)
+            # All of it: its rows are a copy of what the channels hold, and loaders fill them again.
+            kept = _named(aside / f"redis-{file.parent.name if file.suffix == '.manifest' else file.name}")
+            (file.parent if file.suffix == ".manifest" else file).rename(kept)
+            return f"the original is {kept}"
+
+        lines = told.stdout.strip().splitlines()
+        way_out = "it is put aside, and the loaders fill Redis again from what the channels hold"
+        problem = lines[0] if lines else "redis-check-aof refuses it"
+        yield Damage(file, problem, "Redis does not start", way_out, repair)
+
+
+def _redis_check(file: Path) -> "subprocess.CompletedProcess[str]":
+    # The server is its own checker, when it is called so.
+    return subprocess.run(
+        ["redis-check-aof", file.name],
+        executable=find_redis(),
+        cwd=file.parent,
+        capture_output=True,
+        text=True,
+        check=False,
+        stdin=subprocess.DEVNULL,
+    )
+
+
+def _of_ledger(path: Path) -> Iterator[Damage]:
+    if not path.exists():
+        return
+    try:
+        with closing(Ledger(path, read_only=True)) as ledger:
+            ledger.verify()
+    except Unreadable as error:
+        way_out = "it is kept as a copy, and the auditor makes a new one from what the channels hold"
+        yield Damage(
+            path, error.problem, "what was counted is not known", way_out, lambda: f"the original is {set_aside(path)}"
+        )
+
+
+def _of_checkpoints(folder: Path) -> Iterator[Damage]:
+    for checkpoint in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not checkpoint.is_dir() or checkpoint.name.rpartition(".")[2].isdigit():
+            continue
+        try:
+            note_of(str(checkpoint))
+            written(checkpoint)
+        except Misconfigured as error:
+            way_out = f"bring the file back from a copy, or {begin_anew(checkpoint.name)}"
+            yield Damage(checkpoint, error.problem, f"the query {checkpoint.name} does not start", way_out)
+
+
+def _of_lake(table: Path) -> Iterator[Damage]:
+    way_out = f"move {table} away; it is filled again from what its channel holds"
+    unreadable = [file for file in sorted((table / "_delta_log").glob("*.json")) if not _is_json(file)]
+    try:
+        files = DeltaTable(table).file_uris()
+    except (DeltaError, OSError) as error:
+        problem = str(error).partition("\n")[0]
+        for file in unreadable or [table]:
+            yield Damage(file, problem, f"the lake {table} cannot be opened", way_out)
+        return
+    for file in map(Path, files):
+        try:
+            with ParquetFile(file) as opened:
+                for _ in opened.iter_batches():
+                    pass
+        except (ArrowException, OSError) as error:
+            problem = str(error).partition("\n")[0]
+            yield Damage(file, problem, f"its rows cannot be read, and so not the whole of {table}", way_out)
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        return all(isinstance(orjson.loads(line), dict) for line in file.read_bytes().splitlines() if line)
+    except ValueError:
+        return False
+
+
+def _named(path: Path) -> Path:
+    number, free = 1, path
+    while free.exists():
+        free = path.with_name(f"{path.name}.{number}")
+        number += 1
+    return free

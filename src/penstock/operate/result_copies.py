@@ -1,0 +1,116 @@
+"""Who holds the rows of a result: its channel, the clients that follow it, the stores that it is loaded into."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+
+from penstock.analysis.query import Query
+from penstock.analysis.replay import Row, Table, key_of
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.held import held
+from penstock.deliver.feed import Feed
+from penstock.pipeline.config import Wiring, topics
+from penstock.pipeline.description import Description
+from penstock.pipeline.graph import store_node
+from penstock.pipeline.stores import store_of
+from penstock.stores.base import Contents, Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The newest row of a key in a channel, deleted or not, and where the last entry of the key lies."""
+
+    row: Row
+    partition: int
+    offset: int
+    appended: Micros
+
+
+@dataclass(frozen=True)
+class Holder:
+    name: str
+    """As in the graph: `channel:by_country`, `feed:by_country`, `store:redis/by_country`."""
+    rows: Table
+    life: timedelta | None = None
+    """How long a row is kept after its last entry; None: forever."""
+    filled: Positions | None = None
+    """How far a store was filled; None for who has read it all."""
+
+
+def holders(
+    channels: Channels, description: Description, wiring: Wiring, query: Query, patience: float
+) -> tuple[list[Holder], Mapping[bytes, Written]]:
+    """Everybody who holds rows of a query's result, and the rows as they were written.
+
+    Stores get some seconds to load what the channel holds.
+    """
+    channel = description.channels[query.into]
+    feed = Feed(channel.name, channels.topic_id(channel.name), channel.keep)
+    written: dict[bytes, Written] = {}
+    ends: dict[int, int] = {}
+    for entry in held(channels, channel.name):
+        feed.push([entry])
+        ends[entry.partition] = entry.offset + 1
+        _note(written, entry)
+    kept = next(topic.keep for topic in topics(description) if topic.name == channel.name)
+    delivered = {
+        change.key: _row(written, change.key, change.row, change.version)
+        for change in feed.join().rows
+        if change.row is not None
+    }
+    found = [
+        Holder(f"channel:{channel.name}", {key: one.row for key, one in written.items()}, kept),
+        Holder(f"feed:{channel.name}", _with_deletions(delivered, written), channel.keep),
+    ]
+    until = time.monotonic() + patience
+    for spec in description.stores:
+        if spec.channel == channel.name:
+            store = store_of(spec, description, wiring)
+            filled = _filled(store, ends, until)
+            rows = _with_deletions(_stored(store, written), written)
+            found.append(Holder(store_node(spec.url, channel.name), rows, spec.ttl, filled))
+    return found, written
+
+
+def _note(written: dict[bytes, Written], entry: Entry) -> None:
+    """Apply an entry as feeds and stores do: a version that is not newer leaves the row as it is."""
+    key = key_of(entry.key or b"")
+    row, known = Row.of(entry.value, entry.headers), written.get(key)
+    if known and row.version is not None and known.row.version is not None and row.version <= known.row.version:
+        row = known.row
+    written[key] = Written(row, entry.partition, entry.offset, entry.appended)
+
+
+def _with_deletions(rows: Table, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
+    """What somebody holds who keeps nothing of a deletion: a row that is gone is gone as the channel says."""
+    deleted = {key: one.row for key, one in written.items() if one.row.value is None}
+    return {**deleted, **rows}
+
+
+def _row(written: Mapping[bytes, Written], key: bytes, value: bytes, version: int | None) -> Row:
+    """A row as somebody holds it. Which records are in it, only the channel tells."""
+    known = written.get(key)
+    same = known is not None and known.row.version == version
+    return Row(value, version, known.row.mark if known and same else None)
+
+
+def _filled(store: Contents, ends: Positions, until: float) -> Positions:
+    """How far a store was filled: up to these ends, if it comes there in time."""
+    filled = store.stands()
+    while any(filled.get(one, 0) < end for one, end in ends.items()) and time.monotonic() < until:
+        time.sleep(0.2)
+        filled = store.stands()
+    return filled
+
+
+def _stored(store: Contents, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
+    """The newest row of each key in a store, without those that are deleted."""
+    newest: dict[bytes, Stored] = {}
+    for one in store.rows():
+        key = key_of(one.key or b"")
+        known = newest.get(key)
+        if known is None or known.version is None or one.version is None or one.version > known.version:
+            newest[key] = one
+    return {key: _row(written, key, one.row, one.version) for key, one in newest.items() if one.row is not None}

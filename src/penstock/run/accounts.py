@@ -1,0 +1,85 @@
+"""The accounts of stages: told on the channel of bookmarks, and found there again by the next life of a stage."""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+from penstock.audit.account import Account, is_account
+from penstock.audit.writers import Writer, Writers
+from penstock.core.contracts import Channels
+from penstock.core.errors import PenstockError, Refused
+from penstock.core.held import held
+from penstock.core.record import Record
+from penstock.run.background import beside
+from penstock.run.status import Posting
+
+EVERY = 2.0
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def accounting(
+    channels: Posting, bookmarks: str, accounts: Callable[[], Iterable[Account]], every: float = EVERY
+) -> Iterator[None]:
+    """Tell the accounts while the body runs, and once more after it; those that say nothing new are not told again."""
+    told: dict[str, Account] = {}
+
+    def tell(post: Callable[[str, bytes, bytes], None]) -> None:
+        try:
+            for account in accounts():
+                before = told.get(account.stage)
+                if before is None or replace(before, at=account.at) != account:
+                    post(bookmarks, account.key, account.dumps())
+                    told[account.stage] = account
+        except PenstockError as error:
+            # It is kept where the stage keeps its positions, and told again.
+            log.warning("an account cannot be told: %s", error)
+        except Exception:
+            # The pipeline does not end because of its accounts; the audit sees that they stand still.
+            log.exception("an account cannot be made")
+
+    def keep(stop: threading.Event) -> None:
+        with channels.poster() as post:
+            while not stop.wait(every):
+                tell(post)
+            tell(post)
+
+    with beside("accounts", keep):
+        yield
+
+
+def last_accounts(channels: Channels, bookmarks: str) -> dict[str, Account]:
+    """The last account of each stage."""
+    found: dict[str, Account] = {}
+    for entry in held(channels, bookmarks):
+        if is_account(entry.key) and entry.value is not None:
+            try:
+                account = Account.of(entry.key or b"", entry.value)
+            except Refused as refused:
+                log.warning("%s", refused)
+            else:
+                found[account.stage] = account
+    return found
+
+
+def announce(channels: Channels, bookmarks: str, query: str, into: str, token: str, generation: int) -> None:
+    """Announce a query as the writer of its result, and return once the announcement is acknowledged.
+
+    Of a token that was announced before, the first announcement stays: it tells where its rows begin.
+    """
+    writers = Writers(channels, [bookmarks])
+    writers.refresh()
+    if token.encode() in writers.known.tokens(into):
+        return
+    ends = {partition: end for partition, (_, end) in channels.bounds(into).items()}
+    writer = Writer(into, token, query, generation, channels.topic_id(into), ends)
+
+    async def send() -> None:
+        async with channels.sender() as sender:
+            await sender.send(bookmarks, [Record(writer.dumps(), key=writer.key)])
+
+    asyncio.run(send())

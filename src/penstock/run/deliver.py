@@ -1,0 +1,70 @@
+"""The delivery tier: the page, and a feed for each result."""
+
+import asyncio
+import threading
+from datetime import timedelta
+
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Channels, Positions
+from penstock.deliver.app import build, serve
+from penstock.deliver.feed import AWAY
+from penstock.deliver.outlet import FeedSpec
+from penstock.deliver.site import ChartSpec
+from penstock.pipeline.config import Wiring
+from penstock.pipeline.description import ROWS, Channel, Description, PageSpec
+from penstock.pipeline.graph import graph
+from penstock.run.accounts import accounting
+from penstock.run.status import pulse
+from penstock.run.tier import Ready, Tier, until_set
+from penstock.supervise.jars import cache_folder
+
+
+def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
+    """The page, and a feed for each result."""
+    channels = wiring.bind()
+    feeds = [
+        FeedSpec(channel.name, channel.name, channels.topic_id(channel.name), channel.keep, _start(channels, channel))
+        for channel in description.channels.values()
+        if channel.result_of
+    ]
+    app = build(
+        channels,
+        feeds,
+        [chart_of(page) for page in description.pages],
+        graph(description, wiring),
+        description.status,
+        description.name,
+        settings=wiring.page,
+        cache=cache_folder().parent / "page",
+        bookmarks=description.bookmarks,
+    )
+
+    async def serve_all() -> None:
+        asked = asyncio.Event()
+        server = asyncio.create_task(serve(app, wiring.page.host, wiring.page.port or 0, asked, lambda _: ready()))
+        stopping = asyncio.create_task(until_set(stop))
+        await asyncio.wait((server, stopping), return_when=asyncio.FIRST_COMPLETED)
+        stopping.cancel()
+        asked.set()
+        await server
+
+    with (
+        pulse(channels, description.status, Tier.DELIVER, lambda: {"nodes": app.state.delivery.figures()}),
+        accounting(channels, description.bookmarks, app.state.delivery.accounts),
+    ):
+        asyncio.run(serve_all())
+
+
+def _start(channels: Channels, channel: Channel) -> Positions:
+    """What perished long ago need not be read again: only what a client that comes back may still have to be told."""
+    if channel.keep is None:
+        return {}
+    microseconds = (channel.keep + 2 * AWAY) // timedelta(microseconds=1)
+    return channels.since(channel.name, SystemClock().now() - microseconds)
+
+
+def chart_of(page: PageSpec) -> ChartSpec:
+    spec = page.spec()
+    if spec is not None:
+        spec = {"data": {"name": ROWS}, **spec}
+    return ChartSpec(page.channel, page.channel, page.title, page.doc, spec)

@@ -1,0 +1,150 @@
+"""The lakes of a pipeline: each is filled by a query of Spark, which runs in the analysis tier."""
+
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+from penstock.analysis.dead_letters import DeadLetters
+from penstock.analysis.engine import Engine
+from penstock.analysis.lake import Filling, Frame, columns, fill, genuine
+from penstock.analysis.poison import validation_of
+from penstock.analysis.supervision import Streaming, telling
+from penstock.audit.account import Account
+from penstock.audit.retention import from_what_is_kept
+from penstock.audit.writers import Writers
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Channels, Positions
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.pipeline.config import Wiring
+from penstock.pipeline.description import Description, StoreSpec
+from penstock.pipeline.graph import store_node
+from penstock.pipeline.stores import store_of
+from penstock.run.queries import Queries
+from penstock.run.status import Figures as Told
+from penstock.stores.accounting import Figures, StoreAccounting
+from penstock.stores.lake import LakeStore, LakeTable
+
+
+class Lake:
+    """One channel into its lake."""
+
+    def __init__(
+        self, engine: Engine, spec: StoreSpec, description: Description, wiring: Wiring, channels: Channels, topic: str
+    ) -> None:
+        self._engine, self._channels = engine, channels
+        self._channel = description.channels[spec.channel]
+        store = store_of(spec, description, wiring, topic)
+        assert isinstance(store, LakeStore)
+        self._store = store
+        self._judged = self._channel in description.sifted
+        self._shape = self._channel.shape
+        result = self._channel.result_of is not None
+        self._writers = Writers(channels, [description.bookmarks]) if result else None
+        self._figures, self._accounting = Figures(SystemClock()), StoreAccounting(spec.channel, SystemClock())
+        self.stage = store_node(spec.url, spec.channel)
+        self.name = f"{spec.channel}.lake"
+        self.work = validation_of(self._shape, self._channel.dead, self.name) if self._judged else None
+        """What may fail because of a record."""
+
+    def require(self) -> None:
+        """Misconfigured when the table cannot be filled from this channel. A table that is away is waited for later."""
+        with suppress(Unavailable):
+            self._open()
+
+    def start(self) -> Streaming:
+        """Start the query where the table stands."""
+        try:
+            table = self._open()
+            start = self._begins(table.positions())
+        except Unavailable as error:
+            self._figures.says("waiting", str(error))
+            raise
+        table.begin(start)
+        self._accounting.look(table)
+        letters = DeadLetters(self._channels, self._channel.dead, lambda: table.committed) if self._judged else None
+        left_out = self._engine.left_out(self.name, self._channel.name)
+        filling = Filling(table, self._shape, self._store.keyed, letters, self.chosen, left_out)
+        query = fill(self._engine, self.name, self._channel.name, start, partial(self._fill, table, filling))
+        self._figures.says("loading")
+        return query
+
+    def figures(self) -> dict[str, object]:
+        """What a loader tells of itself, too."""
+        with suppress(Unavailable):
+            self._figures.lags(self._lag())
+        return self._figures.told()
+
+    def account(self) -> Account | None:
+        """What the table has taken, as its last commit says; None until it was opened."""
+        found = self._accounting.account(self.stage)
+        return found and replace(found, latency=self._figures.told()["latency"])
+
+    def _open(self) -> LakeTable:
+        return self._store.open(columns(self._shape, self._store.keyed).json())
+
+    def _fill(self, table: LakeTable, filling: Filling, batch: Frame, reached: Positions) -> None:
+        before = filling.taken, filling.rows, filling.refused
+        try:
+            filling(batch, reached)
+        except Exception as error:
+            # The query ends, and is started again after a pause.
+            self._figures.says("waiting", telling(error))
+            raise
+        taken, rows, refused = (now - then for now, then in zip(
+            (filling.taken, filling.rows, filling.refused), before, strict=True
+        ))  # fmt: skip
+        self._figures.stored(taken, rows, refused, filling.newest)
+        self._figures.says("loading")
+        self._accounting.look(table)
+
+    def _begins(self, stands: Positions) -> Positions:
+        """Where to read on, of each partition."""
+        bounds = self._channels.bounds(self._channel.name)
+        for partition, (_, end) in bounds.items():
+            if (at := stands.get(partition, 0)) > end:
+                raise Misconfigured(
+                    f"the channel {self._channel.name}, partition {partition}",
+                    f"it ends at {end}, but the lake was filled up to {at}: this is another channel of the same name",
+                    "move the table away, or bring back the channel that it belongs to",
+                )
+        start = {partition: stands.get(partition, low) for partition, (low, _) in bounds.items()}
+        return from_what_is_kept(start, bounds) if self._engine.connector.skip_lost else start
+
+    def chosen(self, raw: Frame) -> Frame:
+        """The records without the rows of a result that none of its writers has written."""
+        if self._writers is None:
+            return raw
+        # A writer announces itself before its first row: all whose rows are in this batch are known after this.
+        self._writers.refresh()
+        known = self._writers.known
+        return genuine(raw, known.tokens(self._channel.name), known.first(self._channel.name))
+
+    def _lag(self) -> int:
+        account = self._accounting.account(self.stage)
+        stands = account.shares[self._channel.name].until if account else {}
+        bounds = self._channels.bounds(self._channel.name)
+        return sum(max(0, end - max(stands.get(partition, 0), low)) for partition, (low, end) in bounds.items())
+
+
+class Lakes:
+    def __init__(
+        self, engine: Engine, description: Description, wiring: Wiring, channels: Channels, ids: dict[str, str]
+    ) -> None:
+        self._lakes = [
+            Lake(engine, spec, description, wiring, channels, ids[spec.channel]) for spec in description.lakes
+        ]
+
+    def require(self) -> None:
+        for lake in self._lakes:
+            lake.require()
+
+    def start(self, queries: Queries) -> None:
+        """Start all, each supervised for itself: one that cannot write waits alone."""
+        for lake in self._lakes:
+            queries.supervise(lake.name, lake.start, None if lake.work is None else queries.isolation(lake.work))
+
+    def accounts(self) -> list[Account]:
+        return [account for lake in self._lakes if (account := lake.account()) is not None]
+
+    def figures(self) -> Told:
+        return {lake.stage: lake.figures() for lake in self._lakes}

@@ -1,0 +1,62 @@
+"""The tier of the stores that are filled by loaders; lakes are filled by Spark, in the analysis tier."""
+
+import threading
+from dataclasses import replace
+
+from penstock.audit.account import Account
+from penstock.audit.writers import Writers
+from penstock.pipeline.config import Wiring
+from penstock.pipeline.description import Description, StoreSpec
+from penstock.pipeline.graph import store_node
+from penstock.pipeline.stores import store_of
+from penstock.run.accounts import accounting
+from penstock.run.status import Figures, pulse
+from penstock.run.tier import Ready, Tier
+from penstock.stores.lake import LakeStore
+from penstock.stores.loader import Loader
+
+
+def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
+    """Every store of the pipeline that is no lake, each with a loader from its channel."""
+    channels, skip_lost = wiring.bind(), wiring.channels.lost == "skip"
+
+    def loader(store: StoreSpec) -> Loader:
+        opened = store_of(store, description, wiring, channels.topic_id(store.channel))
+        assert not isinstance(opened, LakeStore)
+        result = description.channels[store.channel].result_of is not None
+        writers = Writers(channels, [description.bookmarks]) if result else None
+        return Loader(channels, store.channel, opened, skip_lost=skip_lost, writers=writers)
+
+    loaders = {store: loader(store) for store in description.stores if store not in description.lakes}
+
+    def figures() -> Figures:
+        return {"nodes": {store_node(store.url, store.channel): loader.figures() for store, loader in loaders.items()}}
+
+    def accounts() -> list[Account]:
+        return [
+            replace(account, latency=loader.figures()["latency"])
+            for store, loader in loaders.items()
+            if (account := loader.account(store_node(store.url, store.channel))) is not None
+        ]
+
+    failures: list[BaseException] = []
+
+    def work(loader: Loader) -> None:
+        try:
+            loader.run(stop)
+        except BaseException as error:  # noqa: BLE001 (told by the thread that waits)
+            failures.append(error)
+            stop.set()
+
+    threads = [
+        threading.Thread(target=work, args=(loader,), name=f"load {store.channel}") for store, loader in loaders.items()
+    ]
+    with pulse(channels, description.status, Tier.LOAD, figures), accounting(channels, description.bookmarks, accounts):
+        for thread in threads:
+            thread.start()
+        ready()
+        for thread in threads:
+            thread.join()
+        stop.wait()
+    if failures:
+        raise failures[0]

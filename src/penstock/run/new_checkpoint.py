@@ -1,0 +1,98 @@
+"""A new checkpoint for a query: the old one is set aside, and the query begins where it is told, in another life."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from penstock.analysis.checkpoints.batches import on_disk, told
+from penstock.analysis.checkpoints.note import Note, last_life, next_life, set_aside
+from penstock.analysis.checkpoints.rescale import recover
+from penstock.core.clock import Micros
+from penstock.core.contracts import Channels, Positions
+from penstock.core.errors import Misconfigured
+from penstock.pipeline.description import Description, find_query
+from penstock.run.accounts import last_accounts
+
+OPTION = "--from"
+
+
+@dataclass(frozen=True)
+class Begin:
+    """Where queries begin anew: what their channels hold since a moment, or from these offsets on.
+
+    Partitions without one are read from their beginning, and so is all when nothing is said.
+    """
+
+    moment: Micros | None = None
+    offsets: Mapping[str, Positions] = field(default_factory=dict)
+    end: bool = False
+    """Behind all that is there."""
+
+    def positions(self, channels: Channels, channel: str) -> Positions:
+        """The offsets of a channel; Misconfigured when it does not have these."""
+        bounds = channels.bounds(channel)
+        if self.moment is not None:
+            return channels.since(channel, self.moment)
+        found = {partition: end if self.end else low for partition, (low, end) in bounds.items()}
+        for partition, offset in self.offsets.get(channel, {}).items():
+            if partition not in bounds:
+                has = ", ".join(map(str, sorted(bounds)))
+                raise Misconfigured(OPTION, f"{channel} has no partition {partition}", f"it has {has}")
+            low, end = bounds[partition]
+            if not low <= offset <= end:
+                problem = f"{channel}, partition {partition} does not hold {offset}"
+                raise Misconfigured(OPTION, problem, f"it holds {low} to {end}, the next one")
+            found[partition] = offset
+        return found
+
+
+@dataclass(frozen=True)
+class Renewal:
+    """What is to get a new checkpoint: queries, or CHANNEL.dead for what brings the dead letters of a channel."""
+
+    names: tuple[str, ...]
+    begin: Begin
+
+    def require(self, description: Description) -> None:
+        """Misconfigured when there is no such query, or it does not read a channel that is named."""
+        read = {channel for name in self.names for channel in _chosen(description, name)[1]}
+        if strangers := sorted(self.begin.offsets.keys() - read):
+            problem = f"{strangers[0]} is read by none of {', '.join(self.names)}"
+            raise Misconfigured(OPTION, problem, f"they read {', '.join(sorted(read))}")
+
+    def apply(self, description: Description, checkpoints: str, channels: Channels) -> Iterator[str]:
+        """Set the checkpoints aside and note where to begin; a sentence for each that is done.
+
+        Nothing is touched until all is known to work. For a pipeline that does not run.
+        """
+        accounts = last_accounts(channels, description.bookmarks)
+        notes: dict[str, Note] = {}
+        for name, inputs in (_chosen(description, one) for one in self.names):
+            # What a rescaling has left half done would be put back over the new checkpoint.
+            recover(f"{checkpoints}/{name}")
+            account = accounts.get(f"query:{name}")
+            life = next_life(name, max(last_life(f"{checkpoints}/{name}"), account.number if account else 0))
+            since = {channel: self.begin.positions(channels, channel) for channel in inputs}
+            notes[name] = Note({channel: channels.topic_id(channel) for channel in inputs}, life, since)
+        for name, note in notes.items():
+            yield _begun(name, f"{checkpoints}/{name}", note)
+
+
+def _begun(name: str, folder: str, note: Note) -> str:
+    path = on_disk(folder)
+    if path is None:
+        problem = f"its checkpoint {folder} cannot be set aside from here"
+        raise Misconfigured(f"query {name}", problem, "move it by hand; without it, the query begins at the beginning")
+    aside = set_aside(path)
+    note.write(folder)
+    since = "; ".join(f"{channel} at {told(positions)}" for channel, positions in (note.since or {}).items())
+    old = f"; its checkpoint is kept as {aside}" if aside else ""
+    return f"query {name} begins anew: {since}{old}"
+
+
+def _chosen(description: Description, name: str) -> tuple[str, Sequence[str]]:
+    """Its own name, and the channels that it reads."""
+    sifted = {channel.dead: channel.name for channel in description.validated}
+    if name in sifted:
+        return name, (sifted[name],)
+    query = find_query(description, name)
+    return query.name, query.inputs

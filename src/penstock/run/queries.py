@@ -1,0 +1,271 @@
+"""The queries of a pipeline as they run: started, supervised, accounted for, measured and stopped, each alone."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+
+from penstock.analysis.accounting import QueryAccounting
+from penstock.analysis.checkpoints.doctor import Known
+from penstock.analysis.dead_letters import LateRecords
+from penstock.analysis.engine import Engine
+from penstock.analysis.launch import Fitting, begin, fitting, launch, require_sifting, sift, warm_up
+from penstock.analysis.modes import Verdict
+from penstock.analysis.poison import Isolation, Work, validation_of, work_of
+from penstock.analysis.progress import Progress, StreamingQuery
+from penstock.analysis.query import Late, Mode, Query
+from penstock.analysis.session import is_alive
+from penstock.analysis.supervision import Isolate, Streaming, Supervised, retrying
+from penstock.audit.account import Account, Outcome
+from penstock.core.clock import SystemClock
+from penstock.core.contracts import Channels
+from penstock.core.errors import Unavailable
+from penstock.core.rate import Rate
+from penstock.pipeline.description import Description
+from penstock.run.accounts import last_accounts
+from penstock.run.static_tables import Telling
+from penstock.run.status import Figures
+
+log = logging.getLogger(__name__)
+
+_FIRST = 20.0
+_SOURCES = 60.0
+_TICK = 0.01
+_LAST_BATCH = 2.0
+"""How long a batch is waited for that would be given up; who stops a pipeline does not wait much longer."""
+_LAST_LOOK = 5.0
+_ACCOUNT_EVERY = 1.0
+_LONG = timedelta(hours=1)
+
+
+class Queries:
+    """What runs in the analysis tier: a query for each that is declared, and one for the dead letters of a channel.
+
+    Each is supervised and accounted for by threads of its own: none waits for another.
+    """
+
+    def __init__(self, engine: Engine, description: Description, channels: Channels, ids: Mapping[str, str]) -> None:
+        """`ids` are those of the topics that the queries touch."""
+        self._engine = engine
+        self._description = description
+        self._channels = channels
+        self._ids = ids
+        self._engines: dict[str, Engine] = {}
+        self._supervised = {query.name: self._supervision(query) for query in description.queries}
+        self._validating: list[Supervised] = []
+        self._verdicts: dict[str, Verdict] = {}
+        self._giving_up: set[str] = set()
+        self._books: dict[str, QueryAccounting] = {}
+        self._progress = {query.name: Progress() for query in description.queries}
+        self._rates = {query.name: Rate(SystemClock()) for query in description.queries}
+        self._ending, self._stopped = threading.Event(), threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Start all; Misconfigured, before the first one starts, when a checkpoint does not fit or one cannot run."""
+        queries, channels = self._description.queries, self._channels
+        before = last_accounts(channels, self._description.bookmarks)
+        fits = {query.name: retrying(partial(self._fitting, query, before.get(_node(query)))) for query in queries}
+        for channel in self._description.validated:
+            require_sifting(self._engine, channel.shape, channel.dead, self._ids_of(channel.name))
+        self._giving_up = {query.name for query in queries if self._engine.gives_up(query)}
+        places, until = self._engine.settings.real_time_queries, time.monotonic() + _FIRST
+        sizes = {query.name: _size(channels, query.into) for query in queries}
+        for turn, query in enumerate(queries):
+            running, verdict = retrying(partial(begin, self._engine, query, fits[query.name], places, turn))
+            self._verdicts[query.name] = verdict
+            self._open(query, running, before.get(_node(query)))
+            places -= verdict.mode is Mode.REAL_TIME
+            log.info("query %s runs, %s: %s", query.name, verdict.mode, verdict.why)
+            # One after the other: all at once would keep the one that people watch from its first rows.
+            _first_rows(running, partial(_grown, channels, query.into, sizes[query.name]), until)
+        for turn, channel in enumerate(self._description.validated, start=len(queries)):
+            ids = self._ids_of(channel.name)
+            validate = partial(sift, self._engine, channel.shape, channel.dead, ids, turn)
+            isolate = self.isolation(validation_of(channel.shape, channel.dead))
+            self.supervise(f"{channel.name}.dead", validate, isolate)
+
+    def supervise(self, name: str, start: Callable[[], Streaming], isolate: Isolate | None = None) -> None:
+        """Start a query that is none of the declared ones, and start it again whenever it fails."""
+        supervised = Supervised(name, start, self._engine.checkpoint(name), isolate)
+        self._validating.append(supervised)
+        try:
+            supervised.adopt(retrying(start))
+        except Unavailable:
+            # Such as a store that is away: it is tried again for as long as that lasts.
+            supervised.again()
+        self._beside(f"supervision of {name}", supervised.run, self._ending)
+
+    def again(self, engine: Engine, query: Query) -> None:
+        """Start one again that was stopped, from its checkpoint and in its mode."""
+        self._engines[query.name] = engine
+        self._supervised[query.name].again()
+
+    def finish(self, engine: Engine, query: Query) -> None:
+        """Start one again that was stopped in a batch: this one is done at once, and there is no other for long."""
+        self._engines[query.name] = engine
+        rarely = replace(query, mode=Mode.MICRO_BATCH, every=_LONG)
+        self._supervised[query.name].again(lambda: self._launched(rarely)[0])
+
+    def running(self, name: str) -> StreamingQuery:
+        running = self._supervised[name].running
+        assert isinstance(running, StreamingQuery)
+        return running
+
+    def failed(self) -> Unavailable | None:
+        """Why all of them have to begin again together: Spark itself has ended. One that fails is started alone."""
+        return None if is_alive(self._engine.spark) else Unavailable("Spark", "its session has ended")
+
+    def warm_up(self, stop: threading.Event) -> None:
+        """Make the pauses of those in real time shorter, see there."""
+        for query in self._description.queries:
+            if self._verdicts[query.name].mode is Mode.REAL_TIME:
+                warm_up(self._engine, query, stop)
+
+    def stop(self) -> None:
+        """Stop all; those that would give their batches up when these have ended, if they do soon."""
+        self._ending.set()
+        stop_between({name: self.running(name) for name in self._giving_up if name in self._books}, _LAST_BATCH)
+        for supervised in (*self._supervised.values(), *self._validating):
+            supervised.stop()
+        # The last batches are accounted for.
+        self._stopped.set()
+        until = time.monotonic() + _LAST_LOOK
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def accounts(self) -> list[Account]:
+        """The account of each query that has a complete one."""
+        for books in list(self._books.values()):
+            books.remember()
+        return [books.account for books in list(self._books.values()) if books.complete]
+
+    def figures(self) -> Figures:
+        """What each measures, by the names that the page and the status have for them."""
+        return {"nodes": {_node(query): self._told(query) for query in self._description.queries}}
+
+    def _told(self, query: Query) -> dict[str, object]:
+        name, rate, books = query.name, self._rates[query.name], self._books.get(query.name)
+        supervised = self._supervised[name].figures()
+        if books is None:
+            return supervised
+        # Spark tells the rate of a batch when it has ended, which in real time is a minute later.
+        rate.reach(_size(self._channels, query.into))
+        return {
+            **self._progress[name].look(self.running(name)),
+            **supervised,
+            "accounting": books.accounting,
+            "note": f"{self._verdicts[name].mode}: {self._verdicts[name].why}",
+            "mode": self._verdicts[name].mode,
+            **_counted(books.account),
+            "rate": rate.per_second(),
+        }
+
+    def _supervision(self, query: Query) -> Supervised:
+        isolate = self.isolation(work_of(query))
+        return Supervised(query.name, lambda: self._relaunched(query), self._engine.checkpoint(query.name), isolate)
+
+    def isolation(self, work: Work) -> Isolation:
+        """What finds the records that some work fails with."""
+        limit = self._engine.settings.poison_limit
+        return Isolation(lambda: self._engines.get(work.name, self._engine), work, self._channels, limit)
+
+    def _relaunched(self, query: Query) -> StreamingQuery:
+        running, self._verdicts[query.name] = self._launched(query)
+        return running
+
+    def _launched(self, query: Query) -> tuple[StreamingQuery, Verdict]:
+        engine = self._engines.get(query.name, self._engine)
+        turn = [one.name for one in self._description.queries].index(query.name)
+        place = self._verdicts[query.name].mode is Mode.REAL_TIME
+        running, verdict = launch(engine, query, int(place), self._ids_of(*query.inputs, query.into), turn)
+        self._books[query.name].follow(engine, running)
+        return running, verdict
+
+    def _open(self, query: Query, running: StreamingQuery, before: Account | None) -> None:
+        """Supervise a query that has started, and keep its account, each in a thread."""
+        late_records = None
+        if query.late is Late.DEAD:
+            # A query that begins anew finds the same records late: what an earlier life has written is looked through.
+            at = before.at if before is not None and before.life == str(running.id) else 0
+            late_records = LateRecords(query.name, self._channels, at)
+        books = QueryAccounting(self._engine, query, running, before, self._channels, SystemClock(), late_records)
+        self._supervised[query.name].adopt(running)
+        self._books[query.name] = books
+        self._beside(f"supervision of {query.name}", self._supervised[query.name].run, self._ending)
+        self._beside(f"account of {query.name}", partial(_keep, query.name, books), self._stopped)
+
+    def _beside(self, name: str, work: Callable[[threading.Event], None], stop: threading.Event) -> None:
+        thread = threading.Thread(target=work, args=(stop,), name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _fitting(self, query: Query, before: Account | None) -> Fitting:
+        bounds = {name: self._channels.bounds(name) for name in query.inputs}
+        known = Known(bounds=bounds, account=before)
+        return fitting(self._engine, query, self._ids_of(*query.inputs, query.into), known)
+
+    def _ids_of(self, *channels: str) -> dict[str, str]:
+        return {name: self._ids[name] for name in channels}
+
+
+def _keep(name: str, books: QueryAccounting, stop: threading.Event) -> None:
+    """Keep an account until `stop`, and look once more after it."""
+    failure = ""
+    while True:
+        ended = stop.is_set()
+        try:
+            books.look()
+            failure = ""
+        except Exception as error:  # noqa: BLE001 - it is tried again, and shown in the status
+            # What is said once need not be said every second.
+            if failure != books.accounting:
+                log.warning("the account of query %s cannot be kept: %s", name, error)
+            failure = books.accounting
+        if ended:
+            return
+        stop.wait(_ACCOUNT_EVERY)
+
+
+def stop_between(running: Mapping[str, Telling], within: float) -> None:
+    """Stop queries when they have no batch under way; after so many seconds in any case."""
+    left, until = dict(running), time.monotonic() + within
+    while left and time.monotonic() < until:
+        for name in [name for name, query in left.items() if not query.status["isTriggerActive"]]:
+            left.pop(name).stop()
+        time.sleep(_TICK)
+    for name, query in left.items():
+        log.warning("query %s: its batch lasts too long to be waited for; it is stopped, and will be given up", name)
+        query.stop()
+
+
+def _node(query: Query) -> str:
+    return f"query:{query.name}"
+
+
+def _counted(account: Account) -> dict[str, int]:
+    """The records that a query has taken since its account began, and how many of them came too late."""
+    shares = account.shares.values()
+    late = sum(share.outcomes.get(Outcome.LATE, 0) for share in shares)
+    return {"count": sum(share.taken for share in shares), "late": late}
+
+
+def _first_rows(query: StreamingQuery, written: Callable[[], bool], until: float) -> None:
+    """Wait until a query has its sources, and for a while until it has written its first rows: there may be none."""
+    # A source in Python is a process; a machine that starts many at once may keep each of them from being in time.
+    latest = time.monotonic() + _SOURCES
+    while query.isActive and query.status["message"] == "Initializing sources" and time.monotonic() < latest:
+        time.sleep(0.1)
+    while query.isActive and not query.lastProgress and not written() and time.monotonic() < until:
+        time.sleep(0.1)
+
+
+def _grown(channels: Channels, channel: str, size: int) -> bool:
+    return _size(channels, channel) > size
+
+
+def _size(channels: Channels, channel: str) -> int:
+    return sum(end for _, end in channels.bounds(channel).values())

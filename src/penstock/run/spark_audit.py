@@ -1,0 +1,34 @@
+"""Spark for the audit: a small session that reduces long stretches of channels."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import IO
+
+from penstock.analysis.audit_reader import SparkAuditReader
+from penstock.analysis.session import session
+from penstock.channels.kafka import Kafka
+from penstock.core.errors import Misconfigured
+from penstock.pipeline.config import Wiring
+from penstock.pipeline.description import Description
+from penstock.run.analyse import spark_words
+from penstock.run.warm import spark_archive
+from penstock.supervise.jars import ensure_jars
+from penstock.supervise.java import find_java
+
+SLOTS = 2
+
+
+@contextmanager
+def tally(description: Description, wiring: Wiring, log: IO[bytes] | None) -> Iterator[SparkAuditReader]:
+    """A reduction by Spark, on the master that the queries have."""
+    channels = wiring.bind()
+    if not isinstance(channels, Kafka):
+        raise Misconfigured(
+            "[audit] engine", f"Spark audits Kafka, and the channels are at {channels.where}", "use auto"
+        )
+    java = find_java()
+    jars = ensure_jars(java)
+    flags = spark_archive(java, jars).used()
+    name = f"{description.name} audit"
+    with session(name, wiring.spark, java.path, jars.spark, SLOTS, log, flags) as spark:
+        yield SparkAuditReader(spark, channels.servers, spark_words(wiring.kafka.conf))

@@ -1,0 +1,144 @@
+"""Where the records of a pipeline wait on disk: the spool of each source, and those that no source has any more."""
+
+import asyncio
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+from penstock.channels.files import Files
+from penstock.collect.reconnecting import backoff
+from penstock.collect.sought import Sought
+from penstock.collect.spooling import Spool
+from penstock.core.contracts import Channels
+from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.held import held
+from penstock.core.record import Origin
+from penstock.pipeline.config import Wiring, topics
+from penstock.pipeline.description import Description
+from penstock.pipeline.sources import of_worker, shareable
+
+log = logging.getLogger(__name__)
+
+_UNSET = (
+    "as it is set now nobody brings them to their channel",
+    "run it with the channels that it had, [collect] spool above 0 and no standby, until none waits",
+)
+"""Why records stay where they wait, and the way out."""
+_LONG_BEFORE = 300 * 1_000_000
+"""Microseconds: clocks differ, too."""
+
+
+def spool_of(name: str, wiring: Wiring, channels: Channels) -> Spool | None:
+    """Where its records wait while the channels are away, which those in files of this machine never are.
+
+    Not beside a standby: what waits on the disk of one machine the other does not know, and would take once more.
+    """
+    # A tier that was started alone has no folder yet.
+    wiring.state.mkdir(exist_ok=True)
+    spool = _spool(name, wiring)
+    if _used(wiring, channels):
+        return spool
+    if next(spool.waiting(), None):
+        why, way_out = _UNSET
+        raise Misconfigured(f"source {name}", f"records that were acknowledged wait on disk, and {why}", way_out)
+    return None
+
+
+def left(description: Description, wiring: Wiring, channels: Channels) -> list[Spool]:
+    """Spools whose source or worker is no more, and in which records wait all the same.
+
+    Misconfigured when they are for a channel that is not of this pipeline, or spools are not used now.
+    """
+    workers = {
+        source.name: wiring.collect.workers if shareable(source, wiring) else 1 for source in description.sources
+    }
+    names = {of_worker(name, worker) for name, count in workers.items() for worker in range(count)}
+    ours = {topic.name for topic in topics(description)}
+    found = []
+    for spool in waiting(wiring):
+        if spool.name in names or _held(spool):
+            continue
+        into = Counter(channel for channel, _ in spool.waiting())
+        why, way_out = "", ""
+        if not _used(wiring, channels):
+            why, way_out = _UNSET
+        elif foreign := sorted(into.keys() - ours):
+            why = f"{', '.join(foreign)} is no channel of this pipeline"
+            way_out = "declare it, or run the pipeline that has it, until none waits"
+        if why:
+            problem = f"{into.total():,} records that were acknowledged wait there, and {why}"
+            raise Misconfigured(str(_folder(wiring) / spool.name), problem, way_out)
+        found.append(spool)
+    return found
+
+
+def waiting(wiring: Wiring) -> Iterator[Spool]:
+    """Those in which records wait, whoever they belong to."""
+    folder = _folder(wiring)
+    for name in Files(folder).names() if folder.exists() else ():
+        spool = _spool(name, wiring)
+        if next(spool.waiting(), None):
+            yield spool
+
+
+async def bring(spool: Spool, channels: Channels, stop: asyncio.Event) -> None:
+    """Bring what waits there into its channels; what does not arrive before `stop` goes on waiting."""
+    log.warning("%s: nobody collects by this name any more; what waits on disk is brought to its channel", spool.name)
+    bringing, stopping = asyncio.create_task(_brought(spool, channels)), asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((bringing, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if bringing.done():
+            bringing.result()
+    finally:
+        bringing.cancel()
+        stopping.cancel()
+        await asyncio.gather(bringing, return_exceptions=True)
+
+
+async def _brought(spool: Spool, channels: Channels) -> None:
+    for delay in backoff():
+        try:
+            sought = await asyncio.to_thread(_sought, spool, channels)
+            break
+        except Unavailable:
+            await asyncio.sleep(delay)
+    async with channels.sender() as sender, spool.over(sender, sought.found) as spooling:
+        await spooling.through()
+
+
+def _sought(spool: Spool, channels: Channels) -> Sought:
+    """Which of them their channels hold: they were on their way, too, not long before the first one came to disk."""
+    sought, since = Sought(spool.waiting()), max(0, (spool.began() or 0) - _LONG_BEFORE)
+    for channel in {channel for channel, _ in spool.waiting()}:
+        for entry in held(channels, channel, channels.since(channel, since)):
+            if (origin := Origin.read(entry.headers)) is not None:
+                sought.see(channel, origin)
+    return sought
+
+
+def _used(wiring: Wiring, channels: Channels) -> bool:
+    alone = not wiring.collect.standby
+    return alone and wiring.collect.spool > 0 and channels.promise.durable and not isinstance(channels, Files)
+
+
+def _held(spool: Spool) -> bool:
+    """Another collector has it open, such as that of another pipeline in this folder."""
+    with suppress(Misconfigured), spool.disk.hold(spool.name):
+        return False
+    return True
+
+
+def _spool(name: str, wiring: Wiring) -> Spool:
+    return Spool(Files(_folder(wiring)), name, wiring.collect.spool, free=partial(_free, wiring.state))
+
+
+def _folder(wiring: Wiring) -> Path:
+    return wiring.state / "spool"
+
+
+def _free(folder: Path) -> int:
+    return shutil.disk_usage(folder).free
