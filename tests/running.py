@@ -22,7 +22,7 @@ import penstock.demo
 def demo() -> str:
     """The RSVP analyzer. Nothing perishes in a test: what clients and stores hold is compared with the whole log."""
     text = Path(penstock.demo.__file__).with_name("pipeline.py").read_text()
-    return re.sub('keep="[^"]*"', 'keep="1 day"', text)
+    return re.sub('retention="[^"]*"', 'retention="1 day"', text)
 
 
 class Run:

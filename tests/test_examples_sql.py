@@ -8,8 +8,8 @@ from pyspark.sql import SparkSession
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.settings import SparkSettings
-from penstock.pipeline.description import Pipeline
 from penstock.pipeline.load import load
+from penstock.pipeline.pipeline import Pipeline
 from penstock.plan.plan import standing_in
 from penstock.testing.frames import BEGIN, answer, frame, rows
 
@@ -23,7 +23,7 @@ def pipeline() -> Pipeline:
     app = Pipeline(found.name)
     channel = found.channels["rsvps"]
     app.channel("rsvps", schema=channel.schema, event_time=channel.event_time)
-    app.queries(str(FOLDER / "queries"))
+    app.sql_queries(str(FOLDER / "queries"))
     return app
 
 

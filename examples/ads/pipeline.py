@@ -9,20 +9,20 @@ app.channel(
     "impressions",
     schema="impression STRING NOT NULL, ad STRING NOT NULL, at BIGINT NOT NULL",
     event_time="timestamp_millis(at)",
-    keep="1 day",
+    retention="1 day",
 )
 app.channel(
     "clicks",
     schema="impression STRING NOT NULL, at BIGINT NOT NULL",
     event_time="timestamp_millis(at)",
-    keep="1 day",
+    retention="1 day",
 )
 app.static(
     "campaigns", "campaigns.csv", schema="ad STRING NOT NULL, campaign STRING, price DOUBLE", refresh="5 seconds"
 )
 
 
-@app.query(key="impression", watermark="10 seconds", every="1 second", keep="1 hour")
+@app.query(key="impression", watermark="10 seconds", every="1 second", retention="1 hour")
 def outcomes(impressions, clicks, campaigns):
     """Each ad that was shown: with its click as soon as that comes, without one when a minute has passed."""
     found = joined(shown=impressions, click=clicks, on="impression", within="1 minute", how="left")

@@ -9,9 +9,9 @@ app.channel(
     "transactions",
     schema="transaction STRING NOT NULL, card STRING NOT NULL, amount DOUBLE NOT NULL, "
     "category STRING NOT NULL, country STRING NOT NULL",
-    keep="1 day",
+    retention="1 day",
 )
-app.source("listen+http://127.0.0.1:8700/transactions", into="transactions", key="card", answers="decisions")
+app.source("listen+http://127.0.0.1:8700/transactions", into="transactions", partition_by="card", answers="decisions")
 app.static("cards", "cards.csv", schema="card STRING NOT NULL, home STRING, blocked BOOLEAN", refresh="5 seconds")
 app.static(
     "limits",
@@ -25,7 +25,7 @@ app.static(
 OTHERWISE, ABROAD = 200.0, 100.0
 
 
-@app.query(key="transaction", mode="real-time", keep="1 day")
+@app.query(key="transaction", mode="real-time", retention="1 day")
 def decisions(transactions, cards, limits):
     """Whether a buyer may pay. The row keeps the origin of its record: so it finds its way to whoever waits for it."""
     amount, most = F.col("amount"), F.coalesce("most", F.lit(OTHERWISE))
@@ -41,7 +41,7 @@ def decisions(transactions, cards, limits):
     )
 
 
-@app.query(key=["window", "card"], where="NOT approved", watermark="10 seconds", keep="1 hour")
+@app.query(key=["window", "card"], where="NOT approved", watermark="10 seconds", retention="1 hour")
 def declined(decisions):
     """What was declined, per card and minute: many in a row may be a thief who tries."""
     return decisions.groupBy(F.window("event_time", "1 minute"), "card").agg(

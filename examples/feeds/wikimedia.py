@@ -1,4 +1,4 @@
-"""Recent changes of all wikis of Wikimedia, over SSE: `app.source(wikimedia(), into="changes", key="wiki")`."""
+"""Recent changes of all Wikimedia wikis, over SSE: `app.source(wikimedia(), into="changes", partition_by="wiki")`."""
 
 from penstock.collect.sse import SseSource
 

@@ -8,7 +8,7 @@ from penstock import Pipeline, seen
 
 app = Pipeline("outbox")
 
-app.source(Outbox("outbox.db"), into="orders", key="customer")
+app.source(Outbox("outbox.db"), into="orders", partition_by="customer")
 app.channel("orders", schema="customer string, amount double")
 
 

@@ -9,7 +9,7 @@ app.channel(
     schema="response STRING NOT NULL, guests BIGINT, mtime BIGINT, `group` STRUCT<group_country: STRING>",
     event_time="timestamp_millis(mtime)",
 )
-app.source("ws://127.0.0.1:8765/rsvps", into="rsvps", key="group.group_country")
+app.source("ws://127.0.0.1:8765/rsvps", into="rsvps", partition_by="group.group_country")
 
 
 @app.query(into="by_country", key=["window", "country"], where="response = 'yes'", watermark="30 seconds")

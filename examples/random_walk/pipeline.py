@@ -5,10 +5,10 @@ from penstock import Pipeline
 app = Pipeline("random-walk")
 
 # Filled from outside: penstock produce random-walk
-app.channel("random_walk", partitions=1, keep="1 day")
+app.channel("random_walk", partitions=1, retention="1 day")
 
 
-@app.query(into="walk", key=["epoch", "step"], keep="10 minutes")
+@app.query(into="walk", key=["epoch", "step"], retention="10 minutes")
 def steps(random_walk):
     """Where the walk is, step by step."""
     return random_walk.select(

@@ -11,10 +11,10 @@ app.channel(
     """,
     event_time="timestamp_millis(mtime)",
 )
-app.source("simulate://rsvps?rate=100&seed=7", into="rsvps", key="group.group_country")
+app.source("simulate://rsvps?rate=100&seed=7", into="rsvps", partition_by="group.group_country")
 
 # A query of each file, under the file's name.
-app.queries("queries")
+app.sql_queries("queries")
 
 app.store("people", "redis://", ttl="1 day")
 app.page(

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin, Record
-from penstock.pipeline.description import Pipeline
+from penstock.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
     __version__: str

@@ -80,10 +80,10 @@ def with_state(poisonous_things: DataFrame) -> DataFrame:
 def declare(app: Pipeline) -> None:
     """The queries that fail, and one that does not."""
     for name, sql in SQL.items():
-        app.query(name, key="name" if name == "by_name" else "id", sql=sql)
+        app.sql_query(name, key="name" if name == "by_name" else "id", sql=sql)
     app.query(key="id")(with_udf)
     app.query(key=("name", "count"))(with_state)
-    app.query("other", key="n", sql="SELECT n, count(1) AS count, seen() FROM poisonous_things GROUP BY n")
+    app.sql_query("other", key="n", sql="SELECT n, count(1) AS count, seen() FROM poisonous_things GROUP BY n")
 
 
 def portion(first: int, size: int, poison: Iterable[dict[str, Any]]) -> list[Record]:
@@ -178,7 +178,7 @@ def test_a_record_is_found_in_real_time_and_written_once(
     app = Pipeline(fresh("pipeline"))
     app.channel(name, schema=SCHEMA, partitions=1)
     sql = f"SELECT name, count(1) AS count, seen() FROM `{name}` GROUP BY name"
-    app.query("counted", key="name", sql=sql, into=into)
+    app.sql_query("counted", key="name", sql=sql, into=into)
     analysis = analyse(app)
     assert analysis.node("counted")["mode"] == "real-time"
     send(kafka, name, [thing(1), thing(2, name="giant" * 120_000), thing(3)])
@@ -202,8 +202,8 @@ def test_a_query_with_too_many_of_them_is_stopped_and_the_others_go_on(
     name = fresh("things")
     app = Pipeline(fresh("pipeline"))
     app.channel(name, schema=SCHEMA)
-    app.query("shares", key="id", sql=f"SELECT id, 100 DIV n AS share, origin FROM `{name}`", into=fresh("shares"))
-    app.query("other", key="id", sql=f"SELECT id, n, origin FROM `{name}`", into=fresh("other"))
+    app.sql_query("shares", key="id", sql=f"SELECT id, 100 DIV n AS share, origin FROM `{name}`", into=fresh("shares"))
+    app.sql_query("other", key="id", sql=f"SELECT id, n, origin FROM `{name}`", into=fresh("other"))
     analysis = analyse(app, poison_limit=1, real_time_queries=0)
     send(kafka, name, [thing(number, n=number % 2) for number in range(6)])
     eventually(lambda: analysis.node("shares")["state"] == "stopped", 120)
@@ -222,7 +222,7 @@ def test_a_record_that_fails_where_it_is_joined_is_found(
     for channel in (left, right):
         app.channel(channel, schema=SCHEMA, partitions=1)
     sql = f"SELECT l.id, l.n DIV r.n AS share, seen(l, r) FROM `{left}` l JOIN `{right}` r ON l.id = r.id"
-    app.query("shares", key="id", sql=sql, into=fresh("shares"))
+    app.sql_query("shares", key="id", sql=sql, into=fresh("shares"))
     analysis = analyse(app, real_time_queries=0)
     for channel in (right, left):
         send(kafka, channel, [thing(number, n=int(channel != right or number != 3)) for number in range(6)])

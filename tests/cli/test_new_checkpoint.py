@@ -53,7 +53,7 @@ def test_half_of_it_or_a_stranger_is_refused_before_anything_starts(
         "from penstock import Pipeline\n"
         'app = Pipeline("small")\n'
         'app.channel("rsvps", schema="city STRING")\n'
-        f'app.query("by_city", key="city", sql="{sql}")\n'
+        f'app.sql_query("by_city", key="city", sql="{sql}")\n'
     )
     ran = CliRunner().invoke(app, ["run", str(file), *options])
     assert isinstance(ran.exception, Misconfigured)

@@ -11,7 +11,7 @@ from penstock import Pipeline
 app = Pipeline("meetups")
 app.channel("rsvps", schema="city STRING")
 app.source("{address}", into="{into}")
-app.query("by_city", key="city", sql="SELECT city, count(1) AS n, seen() FROM rsvps GROUP BY city")
+app.sql_query("by_city", key="city", sql="SELECT city, count(1) AS n, seen() FROM rsvps GROUP BY city")
 """
 MODULES = """
 import sys

@@ -115,7 +115,7 @@ def test_a_query_is_followed_until_ctrl_c_and_leaves_nothing(
         "from penstock import Pipeline\n"
         "app = Pipeline('p')\n"
         f"app.channel('{rsvps}', schema='city STRING')\n"
-        f"app.query('q', into='{by_city}', key='city', sql='SELECT city, count(1) AS n FROM `{rsvps}` GROUP BY city')\n"
+        f"app.sql_query('q', 'SELECT city, count(1) AS n FROM `{rsvps}` GROUP BY city', into='{by_city}', key='city')\n"
     )
     sql = f"SELECT c.city, c.land, r.n FROM `{by_city}` r JOIN `{cities}` c ON c.city = r.city"
     temporary = tmp_path / "temporary"

@@ -18,7 +18,7 @@ PENSTOCK = [sys.executable, "-m", "penstock"]
 
 
 def declare(folder: Path, partitions: int, keep: str) -> None:
-    channel = f'app.channel("letters", partitions={partitions}, keep="{keep}")'
+    channel = f'app.channel("letters", partitions={partitions}, retention="{keep}")'
     (folder / "small.py").write_text(f'from penstock import Pipeline\n\napp = Pipeline("small")\n{channel}\n')
 
 

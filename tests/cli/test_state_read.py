@@ -25,7 +25,7 @@ PIPELINE = """
 from penstock import Pipeline
 app = Pipeline("shop")
 app.channel("sales", schema="city STRING, n BIGINT")
-app.query("totals", into="by_city", key="city", sql="SELECT city, sum(n) AS n, seen() FROM sales GROUP BY 1")
+app.sql_query("totals", into="by_city", key="city", sql="SELECT city, sum(n) AS n, seen() FROM sales GROUP BY 1")
 """
 POSITION = {"batch": 7, "at": 1_000_000, "watermark": None, "reads": {"sales": {"0": 12, "1": 9}}}
 TOLD = {"query": "totals", "into": "by_city", "position": POSITION, "note": None}

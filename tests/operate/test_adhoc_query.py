@@ -11,7 +11,7 @@ from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.operate.adhoc_query import Asked, newest
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import Pipeline
+from penstock.pipeline.pipeline import Pipeline
 
 
 def asked(sql: str, folder: Path, **more: object) -> Asked:

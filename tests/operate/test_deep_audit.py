@@ -27,7 +27,8 @@ from penstock.core.held import held
 from penstock.core.record import Origin, Record
 from penstock.operate.deep_audit import Deep, merged
 from penstock.pipeline.config import Wiring, topics
-from penstock.pipeline.description import Description, Pipeline
+from penstock.pipeline.description import Description
+from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.stores import store_of
 from penstock.run.accounts import announce
 from penstock.run.lakes import Lake
@@ -68,7 +69,7 @@ def case(
     app = Pipeline(name)
     app.channel(things, schema="name STRING NOT NULL, n BIGINT")
     app.source("ws://x", into=things)
-    app.query(
+    app.sql_query(
         f"count_{name}", into=counts, key="name", sql=f"SELECT name, count(1) AS times, seen() FROM {things} GROUP BY 1"
     )
     app.store(counts, "redis://")

@@ -34,7 +34,8 @@ from penstock.core.record import Origin, Record, life_and_count
 from penstock.operate.comparison import Gone, Judged, Report
 from penstock.operate.recompute import _Late, recompute
 from penstock.pipeline.config import Wiring, topics
-from penstock.pipeline.description import Channel, Description, Pipeline, find_query
+from penstock.pipeline.description import Channel, Description
+from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.stores import store_of
 from penstock.run.new_checkpoint import Begin, Renewal
 from penstock.stores.lake import LakeStore
@@ -153,7 +154,7 @@ def case(
     app = Pipeline(fresh("app"))
     app.channel(things, schema="name STRING NOT NULL, n BIGINT")
     text = f"SELECT name, sum(n) AS total, sum(n * 0.1D) AS tenths, seen() FROM {things} GROUP BY name"
-    app.query(totals, key="name", sql=text)
+    app.sql_query(totals, key="name", sql=text)
     app.store(totals, "redis://", ttl="1 day")
     app.store(totals, "delta://lake")
     description = app.describe()
@@ -382,7 +383,7 @@ def test_sessions_are_equal_to_those_without_what_came_too_late(case: Case, fres
     app.channel(things, schema="name STRING NOT NULL, n BIGINT", event_time="timestamp_seconds(n)")
     gap = "session_window(event_time, '10 seconds')"
     text = f"SELECT {gap} AS session, name, seen() FROM {things} GROUP BY {gap}, name"
-    app.query(sessions, key=["session", "name"], watermark="5 seconds", sql=text)
+    app.sql_query(sessions, key=["session", "name"], watermark="5 seconds", sql=text)
     description = app.describe()
     case.kafka.ensure(topics(description))
     shapes = {name: channel.shape for name, channel in description.channels.items()}
@@ -474,9 +475,9 @@ def test_rows_of_an_earlier_life_hide_no_late_record(other: Verdict, explained: 
 
 def test_a_query_is_found_by_its_name_or_its_result() -> None:
     app = Pipeline("app")
-    app.query("by_country", into="countries", key="name", sql="SELECT * FROM things")
+    app.sql_query("by_country", into="countries", key="name", sql="SELECT * FROM things")
     app.channel("things")
     description = app.describe()
-    assert find_query(description, "by_country") is find_query(description, "countries")
+    assert description.query("by_country") is description.query("countries")
     with pytest.raises(Misconfigured, match='has no query "by_contry"; did you mean "by_country"'):
-        find_query(description, "by_contry")
+        description.query("by_contry")

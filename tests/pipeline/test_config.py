@@ -7,7 +7,8 @@ from penstock.channels.files import Files
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import Wiring, simulated, topics
-from penstock.pipeline.description import Pipeline, SourceSpec
+from penstock.pipeline.description import SourceSpec
+from penstock.pipeline.pipeline import Pipeline
 
 FILE = """
 [channels]
@@ -150,8 +151,8 @@ def test_dead_letters_may_be_as_large_as_what_they_are_of(config: dict[str, str]
 
 def test_every_topic_that_a_pipeline_needs_is_listed() -> None:
     app = Pipeline("meetups")
-    app.channel("rsvps", partitions=4, replicas=3, keep="1 day")
-    app.query("counts", key="n", sql="SELECT * FROM rsvps")
+    app.channel("rsvps", partitions=4, replicas=3, retention="1 day")
+    app.sql_query("counts", key="n", sql="SELECT * FROM rsvps")
     found = {topic.name: topic for topic in topics(app.describe())}
     assert list(found) == [
         "rsvps",
@@ -177,5 +178,5 @@ def test_every_topic_that_a_pipeline_needs_is_listed() -> None:
 def test_a_result_waits_for_a_store_that_is_away_a_day_at_least(keep: str | None, kept: timedelta | None) -> None:
     app = Pipeline("meetups")
     app.channel("rsvps")
-    app.query("counts", key="n", sql="SELECT * FROM rsvps", keep=keep)
+    app.sql_query("counts", key="n", sql="SELECT * FROM rsvps", retention=keep)
     assert [topic.keep for topic in topics(app.describe()) if topic.name == "counts"] == [kept]

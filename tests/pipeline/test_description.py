@@ -7,7 +7,8 @@ import pytest
 
 from penstock.analysis.query import Mode
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.description import Channel, Pipeline
+from penstock.pipeline.description import Channel
+from penstock.pipeline.pipeline import Pipeline
 
 
 @pytest.fixture
@@ -24,15 +25,17 @@ def same(rsvps: Any) -> Any:
 
 
 def test_a_pipeline_describes_its_parts(app: Pipeline) -> None:
-    app.channel("rsvps", schema="n BIGINT", event_time="timestamp_millis(n)", partitions=4, keep="7 days", ahead="0 s")
-    app.query(into="copy", key=["n", "m"], mode="real-time", watermark="10 s", every="1 s", keep="1 h")(same)
+    app.channel(
+        "rsvps", schema="n BIGINT", event_time="timestamp_millis(n)", partitions=4, retention="7 days", ahead="0 s"
+    )
+    app.query(into="copy", key=["n", "m"], mode="real-time", watermark="10 s", every="1 s", retention="1 h")(same)
     app.store("copy", "redis://", ttl="1 day")
     app.page("copy", chart={}, doc="what for")
     found = app.describe()
     assert found.name == "meetups"
     assert found.channels == {
         "rsvps": Channel("rsvps", "n BIGINT", "timestamp_millis(n)", 4, None, timedelta(days=7), timedelta()),
-        "copy": Channel("copy", partitions=1, keep=timedelta(hours=1), result_of="same"),
+        "copy": Channel("copy", partitions=1, retention=timedelta(hours=1), result_of="same"),
     }
     (query,) = found.queries
     assert (query.name, query.inputs, query.into, query.key) == ("same", ("rsvps",), "copy", ("n", "m"))
@@ -48,7 +51,7 @@ def test_what_is_not_said_follows_from_the_rest(app: Pipeline) -> None:
     app.query(key="n")(same)
     found = app.describe()
     assert found.channels == {"rsvps": Channel("rsvps"), "same": Channel("same", partitions=1, result_of="same")}
-    assert [(source.name, source.key, source.options) for source in found.sources] == [("rsvps", (), {})]
+    assert [(source.name, source.partition_by, source.options) for source in found.sources] == [("rsvps", (), {})]
     assert (found.queries[0].into, found.queries[0].mode, found.queries[0].key) == ("same", Mode.AUTO, ("n",))
 
 
@@ -58,7 +61,7 @@ def test_a_query_stays_the_function_that_it_was(app: Pipeline) -> None:
 
 def test_a_query_in_sql_reads_the_tables_that_it_names(app: Pipeline) -> None:
     app.channel("cities", schema="city STRING")
-    app.query("by_city", key="city", sql="WITH r AS (SELECT * FROM rsvps) SELECT * FROM r JOIN cities USING (city)")
+    app.sql_query("by_city", key="city", sql="WITH r AS (SELECT * FROM rsvps) SELECT * FROM r JOIN cities USING (city)")
     (query,) = app.describe().queries
     assert query.inputs == ("rsvps", "cities")
 
@@ -67,7 +70,7 @@ def test_channels_from_outside_are_sifted_if_they_have_a_schema_or_a_query_reads
     app.channel("typed", schema="n BIGINT")
     app.channel("unread")
     app.query(key="n")(same)
-    assert {channel.name for channel in app.describe().sifted} == {"typed", "rsvps"}
+    assert {channel.name for channel in app.describe().with_dead_letters} == {"typed", "rsvps"}
 
 
 def test_a_sender_may_not_have_the_name_of_another_at_a_second_door(app: Pipeline) -> None:
@@ -140,7 +143,7 @@ SENTENCES: dict[str, tuple[Step, str]] = {
         "query same: -1 partitions are asked for; ask for one or more",
     ),
     "a duration": (
-        lambda app: app.channel("a", keep="soon"),
+        lambda app: app.channel("a", retention="soon"),
         'channel a: "soon" is not a duration; write a number and a unit, such as "10 seconds", "250 ms", "1 day"',
     ),
     "the duration of a query": (
@@ -157,23 +160,19 @@ SENTENCES: dict[str, tuple[Step, str]] = {
         "schema object: it has no annotated field; write fields such as `guests: int`",
     ),
     "a mode": (
-        lambda app: app.query(key="n", mode="fast")(same),
+        lambda app: app.query(key="n", mode="fast")(same),  # type: ignore[arg-type]
         'query same: mode is "fast"; the choices are auto, real-time, micro-batch',
     ),
     "no key": (
         lambda app: app.query(key=[])(same),
-        "query same: it has no key; name the columns that tell its rows apart: key=…",
+        "query same: it has no key; name the columns that identify its rows: key=…",
     ),
     "no parameter": (
         lambda app: app.query("nothing", key="n")(lambda: None),
         "query nothing: it has no parameter; name the channels that it reads",
     ),
-    "sql without a name": (
-        lambda app: app.query(key="n", sql="SELECT * FROM rsvps"),
-        'query: a query in SQL has no name; say it: app.query("name", sql=…, key=…)',
-    ),
     "sql without a channel": (
-        lambda app: app.query("one", key="n", sql="SELECT 1 AS n"),
+        lambda app: app.sql_query("one", key="n", sql="SELECT 1 AS n"),
         "query one: it reads no channel; name one after FROM",
     ),
     "a result that is there already": (
@@ -197,11 +196,11 @@ SENTENCES: dict[str, tuple[Step, str]] = {
         'query q: there is no channel "rsvp"; did you mean "rsvps"?',
     ),
     "a channel of sql that is almost there": (
-        lambda app: app.query("q", key="n", sql="SELECT * FROM rsvp"),
+        lambda app: app.sql_query("q", key="n", sql="SELECT * FROM rsvp"),
         'query q: there is no channel "rsvp"; did you mean "rsvps"?',
     ),
     "a channel in capitals": (
-        lambda app: app.query("q", key="n", sql="SELECT * FROM RSVPS"),
+        lambda app: app.sql_query("q", key="n", sql="SELECT * FROM RSVPS"),
         'query q: there is no channel "RSVPS"; did you mean "rsvps"?',
     ),
     "a channel unlike any": (
@@ -217,14 +216,14 @@ SENTENCES: dict[str, tuple[Step, str]] = {
         "page All: rsvps is not the result of a query; show one that is",
     ),
     "a query of its own result": (
-        lambda app: app.query("a", key="n", sql="SELECT * FROM a"),
+        lambda app: app.sql_query("a", key="n", sql="SELECT * FROM a"),
         "channel a: it is made from itself; write into another channel",
     ),
     "a circle": (
         steps(
-            lambda app: app.query("a", key="n", sql="SELECT * FROM rsvps JOIN c"),
-            lambda app: app.query("b", key="n", sql="SELECT * FROM a"),
-            lambda app: app.query("c", key="n", sql="SELECT * FROM b"),
+            lambda app: app.sql_query("a", key="n", sql="SELECT * FROM rsvps JOIN c"),
+            lambda app: app.sql_query("b", key="n", sql="SELECT * FROM a"),
+            lambda app: app.sql_query("c", key="n", sql="SELECT * FROM b"),
         ),
         "channel a: it is made from itself; write into another channel",
     ),
@@ -247,7 +246,7 @@ def test_a_pipeline_without_channels_says_how_to_make_one() -> None:
 
 
 def test_queries_may_read_the_results_of_others_in_any_order(app: Pipeline) -> None:
-    app.query("second", key="n", sql="SELECT * FROM first")
-    app.query("first", key="n", sql="SELECT * FROM rsvps")
-    app.query("third", key="n", sql="SELECT * FROM first JOIN second")
+    app.sql_query("second", key="n", sql="SELECT * FROM first")
+    app.sql_query("first", key="n", sql="SELECT * FROM rsvps")
+    app.sql_query("third", key="n", sql="SELECT * FROM first JOIN second")
     assert [query.name for query in app.describe().queries] == ["second", "first", "third"]

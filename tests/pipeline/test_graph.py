@@ -1,15 +1,16 @@
 from pathlib import Path
 
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import Description, Pipeline
+from penstock.pipeline.description import Description
 from penstock.pipeline.graph import graph, reads, store_node
+from penstock.pipeline.pipeline import Pipeline
 
 
 def described() -> Description:
     app = Pipeline("meetups")
     app.channel("rsvps", schema="n BIGINT")
     app.source("wss://ada:secret@feed/rsvps?token=abc", into="rsvps", name="feed")
-    app.query("by_city", key="n", sql="SELECT * FROM rsvps")
+    app.sql_query("by_city", key="n", sql="SELECT * FROM rsvps")
     app.store("by_city", "redis://:secret@host:6379")
     app.page("by_city", chart={})
     return app.describe()
@@ -61,7 +62,7 @@ def test_a_store_is_known_by_its_product_and_its_channel() -> None:
 def test_each_stage_reads_its_channels() -> None:
     app = Pipeline("people")
     app.source("ws://feed/rsvps", into="rsvps")
-    app.query("by_city", key="city", sql="SELECT city, seen() FROM rsvps GROUP BY city")
+    app.sql_query("by_city", key="city", sql="SELECT city, seen() FROM rsvps GROUP BY city")
     app.store("by_city", "redis://")
     assert reads(app.describe()) == {"query:by_city": ("rsvps",), "store:redis/by_city": ("by_city",)}
     app.page("by_city", chart={})

@@ -115,9 +115,9 @@ def test_a_pipeline_with_two_names_is_one(written: Written) -> None:
 @pytest.mark.parametrize(
     "line",
     [
-        'app.source("listen+http://127.0.0.1:8080/in", into="hits", key=5)',
+        'app.source("listen+http://127.0.0.1:8080/in", into="hits", partition_by=5)',
         'app.source("listen+http://127.0.0.1:8080/in", into="hits", maxsize=5)',
-        'app.channel("hits", keep=7)',
+        'app.channel("hits", retention=7)',
         'app.channel("hits", schema={"url": "string"})',
         'app.channel("hits", partitions="2")',
         'app.channel("hits", event_time=5)',
@@ -127,8 +127,8 @@ def test_a_pipeline_with_two_names_is_one(written: Written) -> None:
         'app.query("SELECT * FROM hits")',
         'app.query("by_url", key="url")',
         "app.query(lambda hits: hits)",
-        'app.query("by_url", key="url", watermark=30, sql="SELECT * FROM hits")',
-        'app.query("by_url", key="url", windw="10 seconds", sql="SELECT * FROM hits")',
+        'app.sql_query("by_url", key="url", watermark=30, sql="SELECT * FROM hits")',
+        'app.sql_query("by_url", key="url", windw="10 seconds", sql="SELECT * FROM hits")',
     ],
 )
 def test_an_option_of_the_wrong_kind_is_told_with_its_line_and_no_word_of_python(written: Written, line: str) -> None:

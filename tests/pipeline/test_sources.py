@@ -7,7 +7,8 @@ import pytest
 from penstock.collect.websocket import WebSocketSource
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import Delivery, Pipeline, SourceSpec
+from penstock.pipeline.description import Delivery, SourceSpec
+from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.sources import made
 
 ONCE, MOST = Delivery.EXACTLY_ONCE, Delivery.AT_MOST_ONCE
@@ -42,9 +43,9 @@ def test_what_begins_with_a_dollar_is_read_from_the_environment(tmp_path: Path) 
 
 def test_a_source_of_ones_own_is_used_unless_the_settings_give_an_address(tmp_path: Path) -> None:
     app = Pipeline("mine")
-    app.source(own := WebSocketSource("ws://own", "rsvps"), into="rsvps", key="id")
+    app.source(own := WebSocketSource("ws://own", "rsvps"), into="rsvps", partition_by="id")
     (spec,) = app.describe().sources
-    assert (spec.name, spec.key, spec.url) == ("rsvps", ("id",), "websocket")
+    assert (spec.name, spec.partition_by, spec.url) == ("rsvps", ("id",), "websocket")
     assert made(spec, wiring(tmp_path), ONCE) is own
     other = made(spec, wiring(tmp_path, PENSTOCK_SOURCES_RSVPS="ws://other"), ONCE)
     assert isinstance(other, WebSocketSource)
@@ -55,7 +56,7 @@ def test_answers_are_the_result_of_a_query() -> None:
     def described(answers: str) -> None:
         app = Pipeline("shop")
         app.source("listen+http://127.0.0.1:8700/in", into="payments", answers=answers)
-        app.query("decisions", key="value", sql="SELECT value, origin FROM payments")
+        app.sql_query("decisions", key="value", sql="SELECT value, origin FROM payments")
         app.describe()
 
     described("decisions")

@@ -9,7 +9,7 @@ from penstock.analysis.query import Emit, Late, Mode
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
-from penstock.pipeline.sql_file import named
+from penstock.pipeline.sql_file import is_file
 
 PIPELINE = """
 from penstock import Pipeline
@@ -17,7 +17,7 @@ app = Pipeline("meetups")
 app.channel("rsvps", schema="city STRING, response STRING")
 """
 SELECT = "SELECT city, count(1) AS n, seen()\nFROM rsvps GROUP BY city\n"
-TAKES_ALL = 'app.queries("queries")'
+TAKES_ALL = 'app.sql_queries("queries")'
 
 
 def described(folder: Path, calls: str, **files: str | bytes) -> Description:
@@ -66,7 +66,7 @@ def test_a_folder_is_taken_in_the_order_of_its_names(tmp_path: Path) -> None:
 
 
 def test_the_pipeline_may_say_what_its_file_does_not(tmp_path: Path) -> None:
-    call = 'app.query("answers", sql="queries/by.sql", key=["city"], watermark="1 minute")'
+    call = 'app.sql_query("answers", sql="queries/by.sql", key=["city"], watermark="1 minute")'
     (query,) = described(tmp_path, call, by="-- mode: real-time\n" + SELECT).queries
     assert (query.name, query.key, query.mode, query.watermark) == (
         "answers", ("city",), Mode.REAL_TIME, timedelta(minutes=1),
@@ -91,17 +91,17 @@ def test_a_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("-- key: city\n-- watermrk: 1 s\n", r'answers.sql:2: .* by "watermrk:"; did you mean "watermark:"\?'),
-        ("-- key: city\n\n-- note: 1 s\n", r'answers.sql:3: .* by "note:"; .*begin with a capital letter'),
+        ("-- key: city\n-- watermrk: 1 s\n", r'answers.sql:2: .* "watermrk:"; did you mean "watermark:"\?'),
+        ("-- key: city\n\n-- note: 1 s\n", r'answers.sql:3: .* "note:"; .*begin with a capital letter'),
         ("-- key: city\n-- key: city\n", 'answers.sql:2: "key:" is there already, on line 1'),
-        ("-- key:\n", 'answers.sql:1: nothing stands after "key:"'),
+        ("-- key:\n", 'answers.sql:1: "key:" has no value'),
         ("-- Of cities.\n", 'answers.sql: it has no key; .*"-- key: …"'),
         ("-- key: ,\n", "answers.sql: it has no key"),
         ("-- key: city\n-- watermark: 1 fortnight\n", 'answers.sql:2: "1 fortnight" is not a duration'),
         ("-- key: city\n-- mode: quick\n", 'answers.sql:2: mode is "quick"; the choices are auto, real-time'),
-        ("-- key: city\n-- partitions: few\n", 'answers.sql:2: "few" is no number'),
+        ("-- key: city\n-- partitions: few\n", 'answers.sql:2: "few" is not an integer'),
         ("-- key: city\n-- partitions: 0\n", "answers.sql: 0 partitions are asked for"),
-        ("-- key: city\n-- emit: final\n", r"answers.sql: its rows are to come when they are final, but .* watermark="),
+        ("-- key: city\n-- emit: final\n", r"answers.sql: emit= needs watermark="),
         ("-- key: city\n-- into: rsvps\n", "answers.sql: it writes into rsvps, which is there already"),
     ],
 )
@@ -117,12 +117,12 @@ def test_what_is_declared_wrongly_is_told_with_its_line(tmp_path: Path, content:
         ("DROP VIEW rsvps", "its SQL is not a query; begin with SELECT, WITH or FROM"),
         ("SELECT 1", "it reads no channel"),
         (b"SELECT '\xff'", "it is not UTF-8: invalid start byte at byte 8"),
-        ("SELECT 1 FROM rsvps\0", "it holds a NUL"),
+        ("SELECT 1 FROM rsvps\0", "it contains a NUL"),
     ],
 )
 def test_what_is_no_query_is_refused(tmp_path: Path, content: str | bytes, said: str) -> None:
     with pytest.raises(Misconfigured, match=f"queries/answers.sql: {said}"):
-        described(tmp_path, 'app.query("answers", sql="queries/answers.sql", key="city")', answers=content)
+        described(tmp_path, 'app.sql_query("answers", sql="queries/answers.sql", key="city")', answers=content)
 
 
 def test_an_unknown_channel_is_told_with_its_line(tmp_path: Path) -> None:
@@ -133,10 +133,10 @@ def test_an_unknown_channel_is_told_with_its_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("call", "said"),
     [
-        ('app.queries("nowhere")', "nowhere: there is no such folder"),
+        ('app.sql_queries("nowhere")', "nowhere: there is no such folder"),
         (TAKES_ALL, "queries: no file in it ends in .sql"),
-        ('app.query("a", sql="a.sql", key="city")', "a.sql: there is no such file"),
-        ('app.query("a", sql="queries.sql/a.sql", key="city")', "queries.sql/a.sql: there is no such file"),
+        ('app.sql_query("a", sql="a.sql", key="city")', "a.sql: there is no such file"),
+        ('app.sql_query("a", sql="queries.sql/a.sql", key="city")', "queries.sql/a.sql: there is no such file"),
     ],
 )
 def test_what_is_not_there_is_told(tmp_path: Path, call: str, said: str) -> None:
@@ -145,8 +145,8 @@ def test_what_is_not_there_is_told(tmp_path: Path, call: str, said: str) -> None
 
 
 def test_what_is_said_twice_is_refused(tmp_path: Path) -> None:
-    call = 'app.query("a", sql="queries/a.sql", key="city")'
-    with pytest.raises(Misconfigured, match=r"queries/a.sql:1: the pipeline says key= as well; say it once"):
+    call = 'app.sql_query("a", sql="queries/a.sql", key="city")'
+    with pytest.raises(Misconfigured, match=r"queries/a.sql:1: the pipeline sets key=, too; set it once"):
         described(tmp_path, call, a="-- key: town\n" + SELECT)
 
 
@@ -155,8 +155,8 @@ def test_what_is_said_twice_is_refused(tmp_path: Path) -> None:
     [('emit="change"', "emit: final"), ('mode="auto"', "mode: real-time"), ('late="drop"', "late: dead letters")],
 )
 def test_what_is_usual_is_said_as_well_when_it_is_said(tmp_path: Path, said: str, word: str) -> None:
-    call = f'app.query("a", sql="queries/a.sql", key="city", watermark="1 minute", {said})'
-    with pytest.raises(Misconfigured, match=rf"queries/a.sql:1: the pipeline says {said.partition('=')[0]}= as well"):
+    call = f'app.sql_query("a", sql="queries/a.sql", key="city", watermark="1 minute", {said})'
+    with pytest.raises(Misconfigured, match=rf"queries/a.sql:1: the pipeline sets {said.partition('=')[0]}=, too"):
         described(tmp_path, call, a=f"-- {word}\n" + SELECT)
 
 
@@ -166,6 +166,6 @@ def test_a_name_of_a_file_that_is_no_name_of_a_query_is_refused(tmp_path: Path) 
 
 
 def test_a_text_is_no_file() -> None:
-    assert named("answers.sql")
-    assert named("queries/answers.sql")
-    assert not named("SELECT * FROM answers.sql")
+    assert is_file("answers.sql")
+    assert is_file("queries/answers.sql")
+    assert not is_file("SELECT * FROM answers.sql")

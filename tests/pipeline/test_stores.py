@@ -4,7 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import Pipeline
+from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.stores import store_of
 from penstock.stores.lake import LakeStore
 from penstock.stores.redis import RedisStore

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import Pipeline
+from penstock.pipeline.pipeline import Pipeline
 from penstock.plan.checks import Level, check, unconnected
 from penstock.simulate.documents import KINDS
 
@@ -141,7 +141,7 @@ def test_a_channel_that_nothing_fills_is_a_warning() -> None:
     made = Pipeline("app")
     made.channel("rsvps", schema="city STRING")
     made.channel("unused")
-    made.query("by_city", key="city", sql="SELECT city, seen() FROM rsvps GROUP BY city")
+    made.sql_query("by_city", key="city", sql="SELECT city, seen() FROM rsvps GROUP BY city")
     assert levels(made) == [(Level.WARNING, "channel rsvps"), (Level.WARNING, "channel unused")]
 
 
@@ -149,7 +149,7 @@ def test_both_at_once_are_an_error_that_names_the_other_channel() -> None:
     made = Pipeline("app")
     made.channel("rsvps", schema="city STRING")
     made.source("ws://host/path", into="rsvp")
-    made.query("by_city", key="city", sql="SELECT city, seen() FROM rsvps GROUP BY city")
+    made.sql_query("by_city", key="city", sql="SELECT city, seen() FROM rsvps GROUP BY city")
     found = unconnected(made.describe())
     assert [(one.level, one.place) for one in found] == [(Level.ERROR, "source rsvp"), (Level.ERROR, "channel rsvps")]
     assert '"rsvps"' in found[0].way_out

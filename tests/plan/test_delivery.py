@@ -5,7 +5,8 @@ import pytest
 from penstock.collect.http import HttpSource
 from penstock.collect.websocket import WebSocketSource
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.description import Delivery, Pipeline
+from penstock.pipeline.description import Delivery
+from penstock.pipeline.pipeline import Pipeline
 from penstock.plan.delivery import Given, of_page, of_query, of_source, of_store
 
 RESUMED = WebSocketSource("ws://feed", "rsvps")
@@ -45,9 +46,9 @@ def test_what_is_weaker_than_asked_for_has_a_way_out(given: Given, guarantee: st
 def test_a_pipeline_asks_for_one_of_three() -> None:
     app = Pipeline("rsvps", delivery="at most once")
     app.channel("rsvps")
-    app.query("all", key="value", sql="SELECT value FROM rsvps")
+    app.sql_query("all", key="value", sql="SELECT value FROM rsvps")
     assert app.describe().delivery is MOST
     assert [query.once for query in app.describe().queries] == [True]
     assert Pipeline("rsvps").describe().delivery is EXACTLY
     with pytest.raises(Misconfigured, match='delivery is "twice"; the choices are exactly once, at least once'):
-        Pipeline("rsvps", delivery="twice")
+        Pipeline("rsvps", delivery="twice")  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 import inspect
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
@@ -13,7 +13,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.operators.statics import table
 from penstock.core.errors import Misconfigured, SeveralMisconfigured
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import Pipeline
+from penstock.pipeline.pipeline import Pipeline
 from penstock.plan.checks import Level
 from penstock.plan.plan import Plan, plan
 
@@ -33,7 +33,7 @@ def test_every_hop_has_a_guarantee_and_no_secret(spark: SparkSession, tmp_path: 
     app.channel("rsvps", schema="city STRING")
     app.source("ws://feed/rsvps", into="rsvps")
     app.source("ws://feed/more?token=secret", into="rsvps", name="deaf", resume=False, numbered=None)
-    app.query("by_city", key="city", sql=COUNTS)
+    app.sql_query("by_city", key="city", sql=COUNTS)
     app.store("by_city", "redis://:secret@host")
     app.page("by_city", chart={})
     found = planned(app, tmp_path, spark)
@@ -53,7 +53,7 @@ def test_a_chart_that_names_no_column_is_a_warning(spark: SparkSession, tmp_path
     app.source("ws://feed/rsvps", into="rsvps")
     window = "window(event_time, '1 minute')"
     counts = f"SELECT {window} AS window, city, count(1) AS n, seen() FROM rsvps GROUP BY {window}, city"
-    app.query("by_city", key=("window", "city"), sql=counts, watermark="1 minute")
+    app.sql_query("by_city", key=("window", "city"), sql=counts, watermark="1 minute")
     x, y = ({"field": name, "type": "nominal"} for name in ("window_start", "total"))
     doubled = [{"calculate": "datum.n * 2", "as": "total"}]
     app.page("by_city", chart={"mark": "bar", "transform": doubled, "encoding": {"x": x, "y": y}})
@@ -68,8 +68,8 @@ def test_a_chart_that_names_no_column_is_a_warning(spark: SparkSession, tmp_path
 def test_the_first_query_that_can_is_in_real_time_and_each_says_why(spark: SparkSession, tmp_path: Path) -> None:
     app = Pipeline("meetups")
     app.channel("rsvps", schema="city STRING")
-    app.query("first", key="city", sql=COUNTS)
-    app.query("second", key="city", sql=COUNTS)
+    app.sql_query("first", key="city", sql=COUNTS)
+    app.sql_query("second", key="city", sql=COUNTS)
     found = planned(app, tmp_path, spark)
     assert [query.mode for query in found.queries] == ["real-time", "micro-batch"]
     assert all(query.why for query in found.queries)
@@ -80,7 +80,7 @@ def test_a_checkpoint_that_does_not_fit_is_an_error_with_the_way_out(spark: Spar
     app = Pipeline("meetups")
     app.channel("rsvps", schema="city STRING")
     app.source("ws://feed/rsvps", into="rsvps")
-    app.query("by_city", key="city", sql=COUNTS)
+    app.sql_query("by_city", key="city", sql=COUNTS)
     assert not planned(app, tmp_path, spark).findings
     (tmp_path / "checkpoints/by_city").mkdir(parents=True)
     (tmp_path / "checkpoints/by_city/penstock.json").write_text("{")
@@ -96,9 +96,9 @@ def test_a_checkpoint_that_does_not_fit_is_an_error_with_the_way_out(spark: Spar
 def test_all_queries_that_cannot_work_are_told_at_once(spark: SparkSession, tmp_path: Path) -> None:
     app = Pipeline("meetups")
     app.channel("rsvps", schema="city STRING")
-    app.query("one", key="city", sql=COUNTS.replace("GROUP BY city", "GROUP BY ciy"))
-    app.query("right", key="city", sql=COUNTS)
-    app.query("other", key="town", sql=COUNTS)
+    app.sql_query("one", key="city", sql=COUNTS.replace("GROUP BY city", "GROUP BY ciy"))
+    app.sql_query("right", key="city", sql=COUNTS)
+    app.sql_query("other", key="town", sql=COUNTS)
     with pytest.raises(SeveralMisconfigured) as error:
         planned(app, tmp_path, spark)
     assert [one.place.partition(",")[0] for one in error.value.errors] == ["query one", "query other"]
@@ -174,9 +174,9 @@ def test_what_would_count_twice_is_remarked(spark: SparkSession, tmp_path: Path)
     app.channel("rsvps", schema="city STRING", unique="number")
     app.channel("more", schema="city STRING")
     both = "(SELECT city, origin FROM rsvps UNION ALL SELECT city, origin FROM more)"
-    app.query("gated", key="city", watermark="1 second", sql=COUNTS)
-    app.query("counted", key="city", sql=COUNTS)
-    app.query("both", key="city", watermark="1 second", sql=COUNTS.replace("rsvps", both))
+    app.sql_query("gated", key="city", watermark="1 second", sql=COUNTS)
+    app.sql_query("counted", key="city", sql=COUNTS)
+    app.sql_query("both", key="city", watermark="1 second", sql=COUNTS.replace("rsvps", both))
     found = planned(app, tmp_path, spark)
     assert [remark for remark in found.remarks if "twice" in remark] == [
         "query counted: without watermark= it cannot tell what its channel holds twice.",
@@ -185,11 +185,11 @@ def test_what_would_count_twice_is_remarked(spark: SparkSession, tmp_path: Path)
 
 
 def test_a_pipeline_gets_the_delivery_that_it_asks_for_or_is_told(spark: SparkSession, tmp_path: Path) -> None:
-    def hops(delivery: str) -> tuple[list[str], list[str]]:
+    def hops(delivery: Literal["exactly once", "at least once", "at most once"]) -> tuple[list[str], list[str]]:
         app = Pipeline("logs", delivery=delivery)
         app.channel("log", schema="line STRING")
         app.source("ws://feed/log", into="log", numbered=None)
-        app.query("bare", key="line", sql="SELECT line FROM log")
+        app.sql_query("bare", key="line", sql="SELECT line FROM log")
         app.store("bare", "redis://host")
         found = planned(app, tmp_path, spark)
         assert {hop.wanted for hop in found.hops} == {delivery}
@@ -232,7 +232,7 @@ def test_static_tables_are_named(spark: SparkSession, tmp_path: Path) -> None:
     app = Pipeline("meetups")
     app.channel("rsvps", schema="city STRING")
     app.static("cities", lambda: [{"city": "Utrecht"}], schema="city STRING", refresh="1 minute")
-    app.query("known", key="city", sql="SELECT city, r.origin FROM rsvps r JOIN cities USING (city)")
+    app.sql_query("known", key="city", sql="SELECT city, r.origin FROM rsvps r JOIN cities USING (city)")
     found = planned(app, tmp_path, spark)
     assert [(hop.start, hop.by, hop.end, hop.why) for hop in found.hops if hop.by.startswith("table")] == [
         ("a function", "table cities", "query known", "it is read at the start, and again every 60 s")
@@ -242,8 +242,8 @@ def test_static_tables_are_named(spark: SparkSession, tmp_path: Path) -> None:
 def test_the_class_of_each_query_and_the_slots_of_all_are_told(spark: SparkSession, tmp_path: Path) -> None:
     app = Pipeline("meetups")
     app.channel("rsvps", schema="city STRING", partitions=3)
-    app.query("by_city", key="city", sql=COUNTS)
-    app.query("more", key="city", sql="SELECT city, origin FROM rsvps")
+    app.sql_query("by_city", key="city", sql=COUNTS)
+    app.sql_query("more", key="city", sql="SELECT city, origin FROM rsvps")
     (tmp_path / "penstock.toml").write_text('[spark]\nmaster = "local[12]"\nreal_time_queries = 2\n')
     found = planned(app, tmp_path, spark).to_json()
     assert [(query["cost"], query["price"]) for query in found["queries"]] == 2 * [

@@ -27,7 +27,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record
 from penstock.pipeline.config import topics
-from penstock.pipeline.description import Pipeline
+from penstock.pipeline.pipeline import Pipeline
 from penstock.run.status import Status
 
 Fresh = Callable[[str], str]

@@ -27,7 +27,8 @@ from penstock.core.errors import Misconfigured
 from penstock.core.held import held
 from penstock.core.record import LONGEST_SENDER, Origin, Record
 from penstock.pipeline.config import Wiring, topics
-from penstock.pipeline.description import Description, Pipeline
+from penstock.pipeline.description import Description
+from penstock.pipeline.pipeline import Pipeline
 from penstock.run.collect import limit
 from penstock.run.tier import Tier, run
 
@@ -36,7 +37,7 @@ Eventually = Callable[..., None]
 
 def described(name: str, url: str) -> Description:
     app = Pipeline(name)
-    app.source(url, into=name, key="group.group_id")
+    app.source(url, into=name, partition_by="group.group_id")
     return app.describe()
 
 

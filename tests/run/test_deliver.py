@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.description import Pipeline
+from penstock.pipeline.pipeline import Pipeline
 from penstock.run.deliver import chart_of
 
 
 def page(**options: Any) -> Any:
     app = Pipeline("app")
     app.source("ws://host/path", into="rsvps")
-    app.query("by_city", key="city", sql="SELECT city FROM rsvps")
+    app.sql_query("by_city", key="city", sql="SELECT city FROM rsvps")
     app.page("by_city", **options)
     return chart_of(app.describe().pages[0])
 

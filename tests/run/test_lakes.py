@@ -21,7 +21,8 @@ from penstock.core.errors import Misconfigured
 from penstock.core.held import held
 from penstock.core.record import Origin, Record
 from penstock.pipeline.config import Wiring, topics
-from penstock.pipeline.description import Description, Pipeline
+from penstock.pipeline.description import Description
+from penstock.pipeline.pipeline import Pipeline
 from penstock.run.lakes import Lakes
 from penstock.run.queries import Queries
 

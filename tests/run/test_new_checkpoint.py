@@ -8,7 +8,8 @@ from penstock.analysis.checkpoints.note import LAST, Note, note_of
 from penstock.analysis.checkpoints.rescale import recover
 from penstock.audit.account import Account
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.description import Description, Pipeline
+from penstock.pipeline.description import Description
+from penstock.pipeline.pipeline import Pipeline
 from penstock.run.new_checkpoint import Begin, Renewal
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
@@ -19,8 +20,10 @@ def description() -> Description:
     app = Pipeline("meetups")
     app.channel("rsvps", schema="city STRING")
     app.channel("venues", schema="city STRING")
-    app.query("by_city", into="cities", key="city", sql="SELECT city, count(1) AS n, seen() FROM rsvps GROUP BY city")
-    app.query("large", key="city", sql="SELECT city, origin FROM venues")
+    app.sql_query(
+        "by_city", into="cities", key="city", sql="SELECT city, count(1) AS n, seen() FROM rsvps GROUP BY city"
+    )
+    app.sql_query("large", key="city", sql="SELECT city, origin FROM venues")
     return app.describe()
 
 

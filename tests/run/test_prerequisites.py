@@ -7,7 +7,8 @@ import pytest
 
 from penstock.core.errors import Misconfigured, SeveralMisconfigured
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import Description, Pipeline
+from penstock.pipeline.description import Description
+from penstock.pipeline.pipeline import Pipeline
 from penstock.run import prerequisites
 from penstock.run.prerequisites import require
 from penstock.run.services import Needs

@@ -19,7 +19,7 @@ from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import topics
-from penstock.pipeline.description import Pipeline
+from penstock.pipeline.pipeline import Pipeline
 from penstock.run.queries import Queries, stop_between
 from penstock.testing.channels import MemoryChannels
 
@@ -41,8 +41,8 @@ def test_none_starts_when_one_of_them_cannot(spark: SparkSession, tmp_path: Path
     app = Pipeline("lines")
     app.channel("lines")
     counted = COUNTED.format("lines")
-    app.query("first", key="value", sql=counted)
-    app.query("sorts", key="value", sql=f"{counted} ORDER BY n LIMIT 3")
+    app.sql_query("first", key="value", sql=counted)
+    app.sql_query("sorts", key="value", sql=f"{counted} ORDER BY n LIMIT 3")
     queries, _ = made(app, MemoryChannels(), StillConnector(), spark, tmp_path)
     with pytest.raises(Misconfigured, match="query sorts: Spark cannot run it over streams"):
         queries.start()
@@ -61,7 +61,7 @@ def test_one_that_is_started_again_goes_on_and_says_how(
     channel = fresh("lines")
     app = Pipeline(fresh("pipeline"))
     app.channel(channel, partitions=1)
-    app.query("counted", key="value", sql=COUNTED.format(channel), into=fresh("counted"))
+    app.sql_query("counted", key="value", sql=COUNTED.format(channel), into=fresh("counted"))
     (query,) = app.describe().queries
     queries, engine = made(app, kafka, KafkaConnector(kafka.servers), spark, tmp_path)
     folder = engine.checkpoint("counted")

@@ -20,7 +20,8 @@ from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.held import held
 from penstock.core.record import Origin, Record
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import Description, Pipeline
+from penstock.pipeline.description import Description
+from penstock.pipeline.pipeline import Pipeline
 from penstock.run.spools import bring, left
 from penstock.run.tier import Tier, run
 

@@ -16,7 +16,7 @@ from penstock.audit.findings import Kind, Watched
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import Pipeline
+from penstock.pipeline.pipeline import Pipeline
 
 
 def ledger_in(folder: Path) -> Path:

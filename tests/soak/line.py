@@ -32,8 +32,9 @@ from penstock.core.contracts import Entry, Positions
 from penstock.operate.comparison import Report
 from penstock.operate.recompute import recompute
 from penstock.pipeline.config import Wiring, topics
-from penstock.pipeline.description import Description, Pipeline
+from penstock.pipeline.description import Description
 from penstock.pipeline.graph import reads, store_node
+from penstock.pipeline.pipeline import Pipeline
 from penstock.run.accounts import accounting, last_accounts
 from penstock.run.audit import watched
 from penstock.run.lakes import Lake
@@ -214,7 +215,7 @@ def _described(name: str) -> Description:
     app.source("ws://127.0.0.1:9", into=things)
     window = f"window(event_time, '{WINDOW} milliseconds')"
     text = f"SELECT {window} AS window, name, sum(n) AS total, seen() FROM {things} GROUP BY {window}, name"
-    app.query(totals, key=("window", "name"), sql=text, watermark="10 seconds", mode="micro-batch")
+    app.sql_query(totals, key=("window", "name"), sql=text, watermark="10 seconds", mode="micro-batch")
     app.store(things, "delta://lake")
     app.store(totals, "redis://")
     return app.describe()

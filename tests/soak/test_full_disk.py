@@ -25,7 +25,7 @@ app.channel("things", schema="n BIGINT NOT NULL")
 app.source("listen+http://127.0.0.1:{port}/things", into="things", within="2 seconds")
 """
 WITH_SPARK = """
-app.query("totals", key="kind", sql="SELECT n % 2 AS kind, count(1) AS records, seen() FROM things GROUP BY n % 2")
+app.sql_query("totals", key="kind", sql="SELECT n % 2 AS kind, count(1) AS records, seen() FROM things GROUP BY n % 2")
 app.store("things", "delta://.penstock/lake/things")
 app.store("totals", "redis://")
 app.page("totals")

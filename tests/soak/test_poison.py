@@ -50,7 +50,7 @@ def test_a_query_goes_on_without_the_records_that_make_it_fail(
     schema = "id BIGINT NOT NULL, name STRING, n BIGINT, size INT, text STRING"
     app.channel(CHANNEL, schema=schema, partitions=2)
     app.query(key="name")(counted)
-    app.query("other", key="n", sql=f"SELECT n, count(1) AS count, seen() FROM {CHANNEL} GROUP BY n")
+    app.sql_query("other", key="n", sql=f"SELECT n, count(1) AS count, seen() FROM {CHANNEL} GROUP BY n")
     analysis = analyse(app, real_time_queries=0)
     run = analysis.queries.running("other").runId
     kinds, size, sent = cycle(KINDS), 1_000, 0

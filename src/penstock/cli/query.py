@@ -21,9 +21,10 @@ from penstock.core.errors import Misconfigured
 from penstock.core.text import counted, printable
 from penstock.operate.adhoc_query import Asked, followed, spark
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import WORDS, Description
+from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
-from penstock.pipeline.sql_file import named, read
+from penstock.pipeline.pipeline import OPTIONS
+from penstock.pipeline.sql_file import is_file, read_file
 from penstock.run.run_file import Running
 from penstock.supervise.signals import stop_on_signals
 
@@ -120,11 +121,11 @@ def _asked(
     wiring = Wiring.read(home, profile)
     channels = found(home, profile, servers)
     plain = Asked(sql, channels, wiring, _described(file, wiring, servers))
-    if named(sql):
+    if is_file(sql):
         # What such a file declares beyond these is for a query that goes on and keeps its rows.
-        own = read(Path(sql), sql, WORDS)
-        plain = replace(plain, sql=own.text, file=sql, where=own.words.get("where"))
-        watermark = watermark or own.words.get("watermark")
+        own = read_file(Path(sql), sql, OPTIONS)
+        plain = replace(plain, sql=own.text, file=sql, where=own.options.get("where"))
+        watermark = watermark or own.options.get("watermark")
     late = None if watermark is None else parse_duration("--watermark", watermark)
     return replace(plain, schemas=_schemas(schema, plain.names), watermark=late).checked()
 

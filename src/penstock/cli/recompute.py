@@ -10,7 +10,6 @@ from penstock.analysis.replay import Difference, Verdict
 from penstock.operate.comparison import Report
 from penstock.operate.recompute import recompute as compared
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import find_query
 from penstock.pipeline.load import load
 from penstock.plan.checks import check
 from penstock.run.analyse import engine
@@ -37,7 +36,7 @@ def recompute(folder: Path, profile: str | None, pipeline: Path, query: str, as_
     description = load(pipeline)
     wiring = here(Wiring.read(folder, profile))
     check(description, wiring)
-    chosen = find_query(description, query)
+    chosen = description.query(query)
     _say("starting Spark")
     with engine(description, wiring, log=None) as spark:
         report = compared(spark, wiring.bind(), description, wiring, chosen, _say, wait)

@@ -13,7 +13,6 @@ from penstock.analysis.session import session
 from penstock.cli.options import AsJson, File, Profile
 from penstock.cli.state_read import get, scan
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import find_query
 from penstock.pipeline.load import load
 from penstock.run.warm import spark_archive
 from penstock.supervise.folder import StateFolder
@@ -50,7 +49,7 @@ def rescale(
     """
     description = load(file)
     wiring = Wiring.read(folder or file.parent, profile)
-    chosen = find_query(description, query)
+    chosen = description.query(query)
     checkpoint = f"{wiring.checkpoints}/{chosen.name}"
     with StateFolder(wiring.state).held():
         ready(chosen.name, checkpoint, partitions, _say)

@@ -25,7 +25,7 @@ from penstock.core.text import printable
 from penstock.deliver.feed import Feed
 from penstock.deliver.states import ADDRESS, PROCESS, row_of, spellings, together
 from penstock.pipeline.config import Wiring
-from penstock.pipeline.description import Description, find_query
+from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
 from penstock.run.run_file import Running
 from penstock.run.services import here
@@ -109,7 +109,7 @@ class _Asked:
 
     def __init__(self, description: Description, wiring: Wiring, query: str) -> None:
         self._description, self._wiring = description, wiring
-        self._query = find_query(description, query)
+        self._query = description.query(query)
 
     def get(self, key: str) -> tuple[bool, dict[str, Any]]:
         """Whether there is something, and what."""

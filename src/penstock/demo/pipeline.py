@@ -66,13 +66,13 @@ class Rsvp:
 app = Pipeline("rsvps")
 
 app.channel("rsvps", schema=Rsvp, event_time="timestamp_millis(mtime)")
-app.source("simulate://rsvps?rate=200&senders=20&seed=7", into="rsvps", key="group.group_id")
+app.source("simulate://rsvps?rate=200&senders=20&seed=7", into="rsvps", partition_by="group.group_id")
 
 
 YES = "response = 'yes'"
 
 
-@app.query(into="by_country", key=["window", "country"], where=YES, watermark="30 seconds", keep="5 minutes")
+@app.query(into="by_country", key=["window", "country"], where=YES, watermark="30 seconds", retention="5 minutes")
 def people_by_country(rsvps: DataFrame) -> DataFrame:
     """People who say yes, their guests included, per country and ten seconds."""
     return rsvps.groupBy(F.window("event_time", "10 seconds"), F.col("group.group_country").alias("country")).agg(
@@ -80,7 +80,7 @@ def people_by_country(rsvps: DataFrame) -> DataFrame:
     )
 
 
-@app.query(into="trending", key=["window", "topic"], where=YES, watermark="30 seconds", keep="3 minutes")
+@app.query(into="trending", key=["window", "topic"], where=YES, watermark="30 seconds", retention="3 minutes")
 def trending_topics(rsvps: DataFrame) -> DataFrame:
     """Topics of the groups that get a yes, over a minute that slides by ten seconds."""
     return (
@@ -90,7 +90,7 @@ def trending_topics(rsvps: DataFrame) -> DataFrame:
     )
 
 
-app.query(
+app.sql_query(
     "answers_by_city",
     into="by_city",
     key=["city", "response"],
@@ -99,7 +99,7 @@ app.query(
 )
 
 
-@app.query(into="members", key="window", watermark="30 seconds", keep="1 hour", every="10 seconds")
+@app.query(into="members", key="window", watermark="30 seconds", retention="1 hour", every="10 seconds")
 def distinct_members(rsvps: DataFrame) -> DataFrame:
     """Different members who answered, per minute, by HyperLogLog."""
     return rsvps.groupBy(F.window("event_time", "1 minute")).agg(
@@ -112,7 +112,7 @@ def distinct_members(rsvps: DataFrame) -> DataFrame:
     key=["window", "venue_id"],
     where=f"{YES} AND venue.venue_id IS NOT NULL",
     watermark="30 seconds",
-    keep="5 minutes",
+    retention="5 minutes",
 )
 def busy_venues(rsvps: DataFrame) -> DataFrame:
     """Where people will meet: the venues that got some yes in the last minutes."""

@@ -47,7 +47,7 @@ def holders(
     Stores get some seconds to load what the channel holds.
     """
     channel = description.channels[query.into]
-    feed = Feed(channel.name, channels.topic_id(channel.name), channel.keep)
+    feed = Feed(channel.name, channels.topic_id(channel.name), channel.retention)
     written: dict[bytes, Written] = {}
     ends: dict[int, int] = {}
     for entry in held(channels, channel.name):
@@ -62,7 +62,7 @@ def holders(
     }
     found = [
         Holder(f"channel:{channel.name}", {key: one.row for key, one in written.items()}, kept),
-        Holder(f"feed:{channel.name}", _with_deletions(delivered, written), channel.keep),
+        Holder(f"feed:{channel.name}", _with_deletions(delivered, written), channel.retention),
     ]
     until = time.monotonic() + patience
     for spec in description.stores:

@@ -182,10 +182,10 @@ def _as_large(config: Mapping[str, str]) -> Mapping[str, str]:
 def _topic(channel: Channel) -> Topic:
     if channel.result_of is None:
         return Topic(
-            channel.name, channel.partitions, channel.replicas, channel.compacted, channel.keep, channel.config
+            channel.name, channel.partitions, channel.replicas, channel.compacted, channel.retention, channel.config
         )
     # Rows that perish soon stay in the channel for a while: a store that is away for hours must still find them.
-    keep = None if channel.keep is None else max(channel.keep, _LEAST)
+    keep = None if channel.retention is None else max(channel.retention, _LEAST)
     return Topic(channel.name, channel.partitions, channel.replicas, True, keep)
 
 

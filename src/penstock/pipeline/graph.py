@@ -25,7 +25,7 @@ def graph(description: Description, wiring: Wiring) -> dict[str, Any]:
     for channel in description.channels.values():
         note = f"the result of {channel.result_of}" if channel.result_of else "a channel of records"
         add(f"channel:{channel.name}", "channel", channel.name, note)
-        if channel in description.sifted:
+        if channel in description.with_dead_letters:
             add(f"channel:{channel.dead}", "channel", channel.dead, f"what does not fit into {channel.name}")
             edges.append([f"channel:{channel.name}", f"channel:{channel.dead}"])
     for query in description.queries:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from penstock.core.errors import Misconfigured, PenstockError
 from penstock.core.text import did_you_mean
-from penstock.pipeline.description import Description, Pipeline
+from penstock.pipeline.description import Description
+from penstock.pipeline.pipeline import Pipeline
 
 
 def load(path: Path) -> Description:

@@ -27,8 +27,8 @@ def made(
     look at it. `name`: by which this process calls it, where several listen.
     """
     address = wiring.address(spec)
-    if spec.made is not None and address == spec.url:
-        source = spec.made
+    if spec.custom is not None and address == spec.url:
+        source = spec.custom
     else:
         options = dict(spec.options)
         if delivery is Delivery.AT_MOST_ONCE and takes(address, "resume"):
@@ -46,7 +46,7 @@ def made(
 
 def shareable(spec: SourceSpec, wiring: Wiring) -> bool:
     """Whether several processes can listen for it."""
-    return spec.made is None and takes(wiring.address(spec), "shared")
+    return spec.custom is None and takes(wiring.address(spec), "shared")
 
 
 def of_worker(name: str, worker: int) -> str:

@@ -1,11 +1,11 @@
-"""Queries in files of their own: SQL, with its declaration in the comments at its top.
+"""SQL files: a query in SQL, with its options in the comments at the top.
 
     -- People who say yes, and the others, per city.
     -- key: city, response
     -- watermark: 30 seconds
     SELECT city, response, count(1) AS n, seen() FROM rsvps GROUP BY city, response
 
-A comment that begins with a word in small letters and a colon declares something; the others say what the query is for.
+A comment that begins with a word in small letters and a colon sets an option; the others document the query.
 """
 
 import re
@@ -17,63 +17,63 @@ from penstock.core.errors import Misconfigured
 from penstock.core.text import did_you_mean
 
 SUFFIX = ".sql"
-_DECLARES = re.compile(r"--\s*([a-z][a-z_]*)\s*:\s*(.*)")
+_OPTION = re.compile(r"--\s*([a-z][a-z_]*)\s*:\s*(.*)")
 
 
 @dataclass(frozen=True)
 class SqlFile:
-    """What a file says."""
+    """The content of a file."""
 
     path: Path
     shown: str
-    """The file, for people."""
+    """The name of the file in messages."""
     text: str
     """All of it, so that lines keep their numbers."""
     doc: str
-    words: Mapping[str, str]
+    options: Mapping[str, str]
     lines: Mapping[str, int]
-    """On which line each word stands."""
+    """The line of each option."""
 
     def place(self, problem: str) -> str:
-        """The file, with the line of the word whose value a problem quotes."""
-        quoted = [line for word, line in self.lines.items() if f'"{self.words[word]}"' in problem]
+        """The file, with the line of the option whose value a problem quotes."""
+        quoted = [line for option, line in self.lines.items() if f'"{self.options[option]}"' in problem]
         return f"{self.shown}:{quoted[0]}" if quoted else self.shown
 
 
-def named(text: str) -> bool:
-    """Whether a text is the name of a file with SQL, and not SQL itself."""
+def is_file(text: str) -> bool:
+    """Whether a text is the name of a SQL file, and not SQL itself."""
     return text.endswith(SUFFIX) and len(text.split()) == 1
 
 
-def read(path: Path, shown: str, known: Collection[str]) -> SqlFile:
-    """A file, and what it declares by the words that are known; Misconfigured with the line otherwise."""
+def read_file(path: Path, shown: str, known: Collection[str]) -> SqlFile:
+    """Read a file and its options, which have to be among the known ones; Misconfigured with the line otherwise."""
     text = _text(path, shown)
-    words: dict[str, str] = {}
+    options: dict[str, str] = {}
     lines: dict[str, int] = {}
-    told: list[str] = []
+    doc: list[str] = []
     for line, comment in _leading(text):
-        if (match := _DECLARES.fullmatch(comment)) is None:
-            told.append(comment.removeprefix("--").strip())
+        if (match := _OPTION.fullmatch(comment)) is None:
+            doc.append(comment.removeprefix("--").strip())
             continue
-        word, value = match[1], match[2].strip()
+        option, value = match[1], match[2].strip()
         place = f"{shown}:{line}"
-        if word not in known:
-            others = f"the words are {', '.join(sorted(known))}; other comments begin with a capital letter"
-            way_out = did_you_mean(word, known, others, '"{}:"')
-            raise Misconfigured(place, f'a query declares nothing by "{word}:"', way_out)
-        if word in words:
-            raise Misconfigured(place, f'"{word}:" is there already, on line {lines[word]}', "keep one of them")
+        if option not in known:
+            others = f"the options are {', '.join(sorted(known))}; other comments begin with a capital letter"
+            fix = did_you_mean(option, known, others, '"{}:"')
+            raise Misconfigured(place, f'a query has no option "{option}:"', fix)
+        if option in options:
+            raise Misconfigured(place, f'"{option}:" is there already, on line {lines[option]}', "keep one of them")
         if not value:
-            raise Misconfigured(place, f'nothing stands after "{word}:"', "say it, or leave the line out")
-        words[word], lines[word] = value, line
-    return SqlFile(path, shown, text, " ".join(filter(None, told)), words, lines)
+            raise Misconfigured(place, f'"{option}:" has no value', "write one, or remove the line")
+        options[option], lines[option] = value, line
+    return SqlFile(path, shown, text, " ".join(filter(None, doc)), options, lines)
 
 
-def folder(path: Path, shown: str) -> list[Path]:
-    """The files with SQL in a folder, in alphabetical order."""
+def list_files(path: Path, shown: str) -> list[Path]:
+    """The SQL files of a folder, in alphabetical order."""
     if not path.is_dir():
         raise Misconfigured(shown, "there is no such folder", "name one that lies beside the pipeline")
-    # Editors keep files of their own there, whose names begin with a dot.
+    # Editors keep temporary files there, whose names begin with a dot.
     found = sorted(one for one in path.glob(f"*{SUFFIX}") if not one.name.startswith(".") and one.is_file())
     if not found:
         raise Misconfigured(shown, f"no file in it ends in {SUFFIX}", f"write one: NAME{SUFFIX}")
@@ -91,7 +91,7 @@ def _text(path: Path, shown: str) -> str:
     except OSError as error:
         raise Misconfigured(shown, f"it cannot be read: {error.strerror}") from error
     if "\0" in text:
-        raise Misconfigured(shown, "it holds a NUL, and is no text")
+        raise Misconfigured(shown, "it contains a NUL character")
     return text
 
 

@@ -50,7 +50,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
                 heartbeats=description.heartbeats,
                 bookmarks=description.bookmarks,
                 dead=description.channels[source.into].dead,
-                key=source.key[0] if len(source.key) == 1 else source.key or None,
+                key=source.partition_by[0] if len(source.partition_by) == 1 else source.partition_by or None,
                 limit_bytes=limit(channels, source.into),
                 mark_bytes=limit(channels, description.bookmarks),
                 spool=spool_of(name, wiring, channels),

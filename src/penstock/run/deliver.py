@@ -23,7 +23,9 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
     """The page, and a feed for each result."""
     channels = wiring.bind()
     feeds = [
-        FeedSpec(channel.name, channel.name, channels.topic_id(channel.name), channel.keep, _start(channels, channel))
+        FeedSpec(
+            channel.name, channel.name, channels.topic_id(channel.name), channel.retention, _start(channels, channel)
+        )
         for channel in description.channels.values()
         if channel.result_of
     ]
@@ -57,9 +59,9 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
 
 def _start(channels: Channels, channel: Channel) -> Positions:
     """What perished long ago need not be read again: only what a client that comes back may still have to be told."""
-    if channel.keep is None:
+    if channel.retention is None:
         return {}
-    microseconds = (channel.keep + 2 * AWAY) // timedelta(microseconds=1)
+    microseconds = (channel.retention + 2 * AWAY) // timedelta(microseconds=1)
     return channels.since(channel.name, SystemClock().now() - microseconds)
 
 

@@ -36,7 +36,7 @@ class Lake:
         store = store_of(spec, description, wiring, topic)
         assert isinstance(store, LakeStore)
         self._store = store
-        self._judged = self._channel in description.sifted
+        self._judged = self._channel in description.with_dead_letters
         self._shape = self._channel.shape
         result = self._channel.result_of is not None
         self._writers = Writers(channels, [description.bookmarks]) if result else None

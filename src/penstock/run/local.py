@@ -147,7 +147,7 @@ class LocalRun:
     def _tiers(self) -> list[Tier]:
         description = self._description
         wanted = {
-            Tier.ANALYSE: bool(description.queries or description.sifted or description.lakes),
+            Tier.ANALYSE: bool(description.queries or description.with_dead_letters or description.lakes),
             # Of a source that is no more, records may wait on disk.
             Tier.COLLECT: bool(description.sources) or any(waiting(self._wiring)),
             Tier.LOAD: len(description.stores) > len(description.lakes),

@@ -9,7 +9,7 @@ from penstock.analysis.checkpoints.rescale import recover
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Positions
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.description import Description, find_query
+from penstock.pipeline.description import Description
 from penstock.run.accounts import last_accounts
 
 OPTION = "--from"
@@ -94,5 +94,5 @@ def _chosen(description: Description, name: str) -> tuple[str, Sequence[str]]:
     sifted = {channel.dead: channel.name for channel in description.validated}
     if name in sifted:
         return name, (sifted[name],)
-    query = find_query(description, name)
+    query = description.query(name)
     return query.name, query.inputs

@@ -19,7 +19,7 @@ from starlette.routing import Route
 from penstock.analysis.engine import Engine
 from penstock.analysis.state import lookup
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.pipeline.description import Description, find_query
+from penstock.pipeline.description import Description
 from penstock.run.background import beside
 from penstock.run.tier import until_set
 from penstock.web.idle_timeout import http_config
@@ -63,12 +63,12 @@ class StateAnswers:
         self._engine, self._description = engine, description
 
     def get(self, query: str, key: str) -> dict[str, Any]:
-        chosen = find_query(self._description, query)
+        chosen = self._description.query(query)
         with self._tagged():
             return lookup.get(self._engine, chosen, key)
 
     def scan(self, query: str, prefix: str, limit: int) -> dict[str, Any]:
-        chosen = find_query(self._description, query)
+        chosen = self._description.query(query)
         with self._tagged():
             return lookup.scan(self._engine, chosen, prefix, limit)
 

@@ -19,7 +19,8 @@ from penstock.analysis.query import Shape, Static
 from penstock.core.clock import Micros
 from penstock.core.errors import Misconfigured, Refused
 from penstock.core.record import Origin
-from penstock.pipeline.description import Channel, Pipeline
+from penstock.pipeline.description import Channel
+from penstock.pipeline.pipeline import Pipeline
 
 BEGIN: Micros = 1_700_000_000_000_000
 """The time of the first row that says no other; each further one is a second later."""

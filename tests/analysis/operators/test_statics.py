@@ -30,7 +30,7 @@ from penstock.core.clock import SystemClock, duration
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record
-from penstock.pipeline.description import Pipeline
+from penstock.pipeline.pipeline import Pipeline
 from penstock.run.static_tables import Refreshing
 from penstock.testing.clock import ManualClock
 from penstock.testing.frames import answer, frame, rows
@@ -178,7 +178,7 @@ def pipeline() -> Pipeline:
     def clicked(ads: DataFrame, clicks: DataFrame) -> DataFrame:
         return clicks.join(ads, "ad", "left").select("ad", "campaign", "origin")
 
-    app.query("in_sql", key="ad", sql="SELECT ad, campaign, origin FROM clicks JOIN ads USING (ad)")
+    app.sql_query("in_sql", key="ad", sql="SELECT ad, campaign, origin FROM clicks JOIN ads USING (ad)")
     return app
 
 
@@ -204,7 +204,7 @@ def test_a_description_tells_tables_from_channels() -> None:
     with pytest.raises(Misconfigured, match="table ads: a channel has this name, too"):
         app.describe()
     alone = pipeline()
-    alone.query("alone", key="ad", sql="SELECT * FROM ads")
+    alone.sql_query("alone", key="ad", sql="SELECT * FROM ads")
     with pytest.raises(Misconfigured, match="query alone: it reads no channel, only static tables"):
         alone.describe()
 

@@ -231,7 +231,7 @@ class Overtaken:
                     when = "soon" if left is None else f"in {lasting(left)}"
                     text = (
                         f"{reader} has not read {unread:,.0f} old records of {channel}, and the first of them will be "
-                        f"removed {when}: let it catch up, or keep them for longer (keep=)."
+                        f"removed {when}: let it catch up, or keep them for longer (retention=)."
                     )
                     yield Alarm("expiring", reader, text, snapshot.now)
 

@@ -1,0 +1,402 @@
+"""The API in which a pipeline is written: sources, channels, queries, stores and pages, by name."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
+
+from penstock.analysis.query import TABLES, Emit, Json, Late, Mode, Query, Static
+from penstock.collect.shedding import Shed
+from penstock.collect.ways import kind_of
+from penstock.core.addresses import redacted
+from penstock.core.contracts import Source
+from penstock.core.errors import Misconfigured
+from penstock.core.text import did_you_mean
+from penstock.pipeline import arguments
+from penstock.pipeline.description import (
+    Channel,
+    Delivery,
+    Description,
+    PageSpec,
+    SourceSpec,
+    StoreSpec,
+    locating,
+)
+from penstock.pipeline.schema import ddl
+from penstock.pipeline.sql_file import SqlFile, is_file, list_files, read_file
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class QueryOptions(TypedDict, total=False):
+    """The options of a query, in Python and in the comments at the top of a SQL file."""
+
+    into: str | None
+    """The channel that it writes; the query's name by default."""
+    key: str | Sequence[str]
+    """The columns that identify a row of the result."""
+    mode: Literal["auto", "real-time", "micro-batch"] | None
+    """"auto" by default: in real time where Spark allows it and the settings leave room, else in micro-batches."""
+    where: str | Callable[..., Any] | None
+    """Which records it takes, as SQL or as a function of a DataFrame. The others are counted as filtered."""
+    watermark: str | None
+    """How late a record may be. Later ones are counted as late, repeated ones as duplicate."""
+    late: Literal["drop", "dead letters", "update"] | None
+    """What happens to late records. "update": they change their row during `lateness`."""
+    lateness: str | None
+    """How long after the watermark a late record may still change its row."""
+    emit: Literal["change", "final"] | None
+    """When rows are written: "change", as soon as they change, or "final", once, when no record can change them."""
+    every: str | None
+    """The least time between two versions of a result, such as "10 seconds"."""
+    retention: str | None
+    """How long a row of the result is kept after its last change; forever by default."""
+    partitions: int
+    """The partitions of the result's channel; 1 by default."""
+
+
+class Pipeline:
+    """A streaming pipeline: declare its parts, then run the file with `penstock run`."""
+
+    def __init__(
+        self, name: str, *, delivery: Literal["exactly once", "at least once", "at most once"] = "exactly once"
+    ) -> None:
+        """Create a pipeline.
+
+        `delivery`: how often a record may take effect if something fails on its way. `penstock plan` shows what each
+        hop guarantees.
+        """
+        self.name = arguments.check_name("pipeline", name)
+        self._delivery = arguments.check_choice(f"pipeline {name}", "delivery", Delivery, delivery)
+        self._statics: dict[str, Static] = {}
+        self._channels: dict[str, Channel] = {}
+        self._sources: list[SourceSpec] = []
+        self._queries: list[Query] = []
+        self._stores: list[StoreSpec] = []
+        self._pages: list[PageSpec] = []
+        self._lines: dict[str, str] = {}
+        self._undecorated: dict[str, str] = {}
+        """By line: calls of `query` that have not decorated a function yet."""
+
+    def channel(
+        self,
+        name: str,
+        *,
+        schema: str | type | None = None,
+        event_time: str | None = None,
+        partitions: int = 2,
+        replicas: int | None = None,
+        retention: str | None = None,
+        ahead: str = "1 hour",
+        unique: str | None = None,
+        compacted: bool = False,
+        table: bool = False,
+        json: Json = "strict",
+        config: Mapping[str, str] | None = None,
+    ) -> None:
+        """Declare what a channel holds. One that a source fills needs no declaration if the defaults fit.
+
+        `schema`: DDL, or a class with annotated fields. `event_time`: a column or a SQL expression over them, such as
+        `"timestamp_millis(mtime)"`. `partitions`, `replicas`: as in Kafka; replicas by default as the broker has it.
+        `retention`: how long records stay, such as "7 days"; forever by default. `ahead`: how far in the future the
+        event time of a record may lie; others become dead letters. `unique`: how queries recognize a duplicate: by
+        its "number", by the whole "payload", or by a column such as `"rsvp_id"`. `compacted`: only the last record of
+        each key has to stay. `table`: compacted, and the last record of a key is the row of that key; one without a
+        value deletes it. `json`: "strict" takes what RFC 8259 allows, "lenient" what Spark reads by default, see
+        docs/dlq.md. `config`: further settings of the middleware, such as `{"max.message.bytes": "5000000"}` for
+        Kafka.
+        """
+        place = f"channel {name}"
+        if name in self._channels:
+            raise Misconfigured(place, "it is declared twice", "keep one, or give one of them another name")
+        columns = None if schema is None else ddl(schema)
+        arguments.check_text(place, "event_time", event_time)
+        self._lines[place] = _line()
+        self._channels[arguments.check_name("channel", name)] = Channel(
+            name,
+            columns,
+            event_time,
+            arguments.check_partitions(place, partitions),
+            replicas,
+            arguments.optional_duration(place, retention),
+            arguments.check_duration(place, ahead),
+            arguments.check_unique_by(place, unique, columns),
+            compacted=compacted or table,
+            table=table,
+            json=arguments.check_json(place, json),
+            config={name: str(value) for name, value in (config or {}).items()},
+        )
+
+    def source(
+        self,
+        url: str | Source,
+        *,
+        into: str,
+        partition_by: str | Sequence[str] = (),
+        name: str | None = None,
+        shed: Shed | None = None,
+        overlap: int = 1,
+        overlap_by: str | Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        """Bring the records of a source into a channel.
+
+        `url`: an address such as `ws://…`, or a source object, such as one of `penstock.sources`. `into`: the channel.
+        `partition_by`: the field, or fields, of the payload that decide the partition. `name`: its name in settings
+        and reports; that of the channel by default. `shed`: which records are dropped, and counted, under overload;
+        none by default. `overlap`: the number of parallel connections to a feed that cannot resume; `overlap_by`: the
+        field, or fields, that identify a record which arrives on several of them; the whole payload by default.
+        `options`: those of the source's class, see docs/collect.md.
+        """
+        into = arguments.check_name("channel", into)
+        keys = arguments.check_columns(f"source {name or into}", "partition_by", partition_by)
+        if isinstance(url, str):
+            spec = SourceSpec(arguments.check_name("source", name or into), url, into, keys, options)
+        else:
+            if options:
+                problem = f"{', '.join(options)} cannot be combined with a source object"
+                raise Misconfigured(f"source {url.name}", problem, "set it on the object")
+            spec = SourceSpec(arguments.check_name("source", url.name), kind_of(url), into, keys, custom=url)
+        by = overlap_by if overlap_by is None or isinstance(overlap_by, str) else tuple(overlap_by)
+        self._lines.setdefault(f"source {spec.name}", _line())
+        self._sources.append(replace(spec, shed=shed, overlap=overlap, overlap_by=by))
+
+    def query(self, name: str | None = None, **options: Unpack[QueryOptions]) -> Callable[[Function], Function]:
+        """Declare a continuous query: a decorator for a function of DataFrames.
+
+        The parameters of the function name the channels and static tables that it reads. `name`: the name of the
+        function by default. `options`: see `QueryOptions`; `key` is required.
+        """
+        if callable(name):
+            problem = "it is declared without parentheses"
+            raise Misconfigured(f"query {name.__name__}", problem, 'write @app.query(key="…")')
+        if name is not None:
+            arguments.check_name("query", name)
+        _check_options("query", options)
+        line = _line()
+        self._undecorated[line] = f"query {name}" if name else "query"
+
+        def decorate(function: Function) -> Function:
+            declared = name or function.__name__
+            inputs = tuple(inspect.signature(function).parameters)
+            if not inputs:
+                raise Misconfigured(f"query {declared}", "it has no parameter", "name the channels that it reads")
+            self._undecorated.pop(line, None)
+            self._lines.setdefault(f"query {declared}", _line_of(function) or line)
+            self._add_query(declared, inputs, function, inspect.getdoc(function) or "", options)
+            return function
+
+        return decorate
+
+    def sql_query(self, name: str, sql: str, **options: Unpack[QueryOptions]) -> None:
+        """Declare a continuous query in SQL.
+
+        `sql`: the text, or the name of a file beside the pipeline that ends in ".sql". The comments at the top of a
+        file may set options, too: `-- key: city`. `options`: see `QueryOptions`; `key` is required.
+        """
+        arguments.check_name("query", name)
+        _check_options("sql_query", options)
+        if is_file(sql):
+            self._add_file(_folder() / sql, sql, options, name)
+        else:
+            self._lines.setdefault(f"query {name}", _line())
+            self._add_sql(name, sql, options)
+
+    def sql_queries(self, folder: str) -> None:
+        """Declare a query for each SQL file of a folder beside the pipeline, under the name of the file.
+
+        The comments at the top of each file set its options: `-- key: city`.
+        """
+        for path in list_files(_folder() / folder, folder):
+            self._add_file(path, f"{folder.rstrip('/')}/{path.name}", {}, path.stem)
+
+    def static(
+        self,
+        name: str,
+        rows: str | Sequence[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]],
+        *,
+        schema: str | type,
+        refresh: str | None = None,
+    ) -> None:
+        """Declare a small static table for queries to join with: they name it like a channel.
+
+        `rows`: a CSV, JSON lines or Parquet file beside the pipeline, a list of dicts, or a function that returns
+        them. `schema`: DDL, or a class with annotated fields. `refresh`: how often it is read again; when it has
+        changed, the queries that name it continue with the new rows.
+        """
+        place = f"table {name}"
+        if name in self._statics:
+            raise Misconfigured(place, "it is declared twice", "keep one, or give one of them another name")
+        if isinstance(rows, str) and not rows.endswith(TABLES):
+            problem = f"{rows} is not a file of a supported format"
+            raise Misconfigured(place, problem, f"its name has to end in {', '.join(TABLES)}")
+        if refresh is not None and not (isinstance(rows, str) or callable(rows)):
+            raise Misconfigured(place, "its rows stand in the pipeline, and never change", "leave refresh= out")
+        self._lines[place] = _line()
+        static = Static(name, rows, ddl(schema), arguments.optional_duration(place, refresh), _folder())
+        self._statics[arguments.check_name("table", name)] = static
+
+    def store(self, channel: str, url: str, *, ttl: str | None = None) -> None:
+        """Keep a channel in a store.
+
+        `url`: `redis://…` for live tables, `delta://PATH` for all records. `ttl`: how long a row of a table is kept
+        after its last change.
+        """
+        if not isinstance(url, str):
+            raise Misconfigured(f"store of {channel}", f"its address is {url!r}", 'write one such as "redis://"')
+        self._lines.setdefault(redacted(f"store {url}"), _line())
+        self._stores.append(StoreSpec(channel, url, arguments.optional_duration(f"store {url}", ttl)))
+
+    def page(self, channel: str, *, chart: Any = None, title: str | None = None, doc: str = "") -> None:
+        """Show a result on the live page.
+
+        `chart`: a Vega-Lite specification, an Altair chart, or a function that makes one; without it the rows are
+        shown as a table. `title`: the name of the channel by default. `doc`: a text beside the chart.
+        """
+        if not (chart is None or callable(chart) or hasattr(chart, "to_dict") or isinstance(chart, Mapping)):
+            fix = "give a Vega-Lite dict or an Altair chart, or leave it out for a table"
+            raise Misconfigured(f"page {channel}", f"its chart is {type(chart).__name__}", fix)
+        title = title or channel.replace("_", " ")
+        for name in (title, channel):
+            self._lines.setdefault(f"page {name}", _line())
+        self._pages.append(PageSpec(channel, title, doc, chart))
+
+    def describe(self) -> Description:
+        """Check how the parts fit together, and freeze them."""
+        for line, place in self._undecorated.items():
+            fix = "write it as a decorator above a function, or use sql_query"
+            raise Misconfigured(f"{line}, {place}", "it has no function", fix)
+        channels = dict(self._channels)
+        for source in self._sources:
+            channels.setdefault(source.into, Channel(source.into))
+        queries = tuple(
+            replace(
+                query,
+                inputs=tuple(name for name in query.inputs if name not in self._statics),
+                statics=tuple(name for name in query.inputs if name in self._statics),
+                once=self._delivery is Delivery.AT_MOST_ONCE,
+            )
+            for query in self._queries
+        )
+        description = Description(
+            self.name, channels, tuple(self._sources), queries, tuple(self._stores), tuple(self._pages),
+            tuple(self._statics.values()), self._delivery, dict(self._lines),
+        )  # fmt: skip
+        with locating(self._lines):
+            description.check()
+        return description
+
+    def _add_query(
+        self,
+        name: str,
+        inputs: tuple[str, ...],
+        build: Callable[..., Any] | str,
+        doc: str,
+        options: QueryOptions,
+        file: str | None = None,
+    ) -> None:
+        place, into = f"query {name}", options.get("into") or name
+        emit = arguments.check_choice(place, "emit", Emit, options.get("emit") or Emit.CHANGE)
+        late = arguments.check_choice(place, "late", Late, options.get("late") or Late.DROP)
+        watermark = arguments.optional_duration(place, options.get("watermark"))
+        arguments.check_event_time(place, watermark, emit, late, options.get("lateness"))
+        if into in self._channels:
+            raise Misconfigured(place, f"it writes into {into}, which is there already", "name another channel")
+        keys = arguments.check_columns(place, "key", options.get("key", ()))
+        if not keys:
+            raise Misconfigured(place, "it has no key", "name the columns that identify its rows: key=…")
+        query = Query(
+            arguments.check_name("query", name),
+            inputs,
+            into,
+            keys,
+            build,
+            arguments.check_choice(place, "mode", Mode, options.get("mode") or Mode.AUTO),
+            watermark,
+            arguments.optional_duration(place, options.get("every")),
+            options.get("where"),
+            doc,
+            emit,
+            late,
+            arguments.optional_duration(place, options.get("lateness")),
+            file,
+        )
+        self._channels[arguments.check_name("channel", into)] = Channel(
+            into,
+            partitions=arguments.check_partitions(place, options.get("partitions", 1)),
+            retention=arguments.optional_duration(place, options.get("retention")),
+            result_of=name,
+        )
+        self._queries.append(query)
+
+    def _add_sql(self, name: str, sql: str, options: QueryOptions, doc: str = "", file: str | None = None) -> None:
+        # Imported here: pipelines without SQL do not have to load a parser.
+        from penstock.pipeline.sql import tables
+
+        if not (inputs := tables(f"query {name}", sql)):
+            raise Misconfigured(f"query {name}", "it reads no channel", "name one after FROM")
+        self._add_query(name, inputs, sql, doc, options, file)
+
+    def _add_file(self, path: Path, shown: str, options: QueryOptions, name: str) -> None:
+        file = read_file(path, shown, OPTIONS)
+        for option, line in file.lines.items():
+            if options.get(option):
+                raise Misconfigured(f"{shown}:{line}", f"the pipeline sets {option}=, too", "set it once")
+        if not (options.get("key") or file.options.get("key")):
+            fix = 'name the columns that identify its rows, in a line at its top: "-- key: …"'
+            raise Misconfigured(shown, "it has no key", fix)
+        try:
+            self._add_sql(name, file.text, {**options, **_parsed(file)}, file.doc, shown)
+        except Misconfigured as error:
+            raise Misconfigured(file.place(error.problem), error.problem, error.way_out) from error
+
+
+OPTIONS = tuple(QueryOptions.__annotations__)
+
+
+def _check_options(method: str, options: Mapping[str, Any]) -> None:
+    for option in options:
+        if option not in OPTIONS:
+            fix = did_you_mean(option, OPTIONS, f"its options are {', '.join(OPTIONS)}")
+            raise Misconfigured(_line(), f'app.{method}() has no option "{option}"', fix)
+
+
+def _parsed(file: SqlFile) -> Any:
+    """The options of a file as Python would give them."""
+    options: dict[str, Any] = dict(file.options)
+    if "key" in options:
+        options["key"] = tuple(part.strip() for part in options["key"].split(",") if part.strip())
+    if not (count := options.get("partitions", "1")).isdecimal():
+        raise Misconfigured("", f'"{count}" is not an integer', "write one such as 2")
+    if "partitions" in options:
+        options["partitions"] = int(count)
+    return options
+
+
+def _caller() -> FrameType:
+    """The frame outside of this file that calls it."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    return frame
+
+
+def _folder() -> Path:
+    """The folder of the calling file: relative paths of a pipeline begin there."""
+    file = _caller().f_globals.get("__file__")
+    return Path(file).absolute().parent if file else Path.cwd()
+
+
+def _line() -> str:
+    """The file and line of the caller."""
+    frame = _caller()
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _line_of(function: Callable[..., Any]) -> str | None:
+    """The file and line at which a function begins; None for a callable without code."""
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code and f"{Path(code.co_filename).name}:{code.co_firstlineno}"
