@@ -5,7 +5,7 @@ UV_VERSION := 0.13.7
 UV := $(shell command -v uv 2>/dev/null || echo .tools/bin/uv)
 BIN := .venv/bin
 
-.PHONY: help run test soak fuzz check format lock clean chromium
+.PHONY: help run test soak fuzz check format docs wheel lock clean chromium
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
@@ -41,12 +41,20 @@ format: .venv/ready ## format the code
 	@$(BIN)/ruff format --quiet .
 	@$(BIN)/ruff check --quiet --fix .
 
+docs: .venv/ready ## build the documentation site (site/)
+	@$(BIN)/python docs/generate.py
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+wheel: | uv ## build the package (dist/)
+	@$(UV) build --quiet --wheel
+
 lock: .venv/ready ## resolve the dependencies anew (requirements.lock)
 	@$(UV) pip compile --quiet --universal --all-extras --group dev --generate-hashes --no-annotate --no-header \
 	    --upgrade --output-file requirements.lock pyproject.toml
 
 clean: ## remove the environment and the state of the demo
-	@rm -rf .venv .tools .penstock .mypy_cache .ruff_cache .pytest_cache
+	@rm -rf .venv .tools .penstock dist site .mypy_cache .ruff_cache .pytest_cache
 
 # The environment, from the lock alone. Compiled at once: many processes start from it, and each would do it again.
 .venv/ready: requirements.lock pyproject.toml | uv
