@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def pages() -> dict[str, str]:
 def _api() -> Iterator[str]:
     for name in sorted(penstock.__all__, key=str.lower):
         value = getattr(penstock, name)
-        if inspect.isclass(value) or inspect.isfunction(value):
+        if (inspect.isclass(value) or inspect.isfunction(value)) and value.__module__.startswith("penstock"):
             yield f"## {name}\n"
             yield from _documented(name, value)
             for attribute, member in vars(value).items() if inspect.isclass(value) else ():
@@ -37,10 +38,8 @@ def _api() -> Iterator[str]:
 
 
 def _documented(name: str, value: Any) -> Iterator[str]:
-    try:
+    with suppress(ValueError):  # exceptions have no signature
         yield f"```python\n{name}{inspect.signature(value)}\n```\n"
-    except ValueError:
-        pass
     yield (inspect.getdoc(value) or "") + "\n"
 
 

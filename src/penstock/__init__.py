@@ -1,9 +1,12 @@
 """Streaming data pipelines in Python, on Spark, that account for every record."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from penstock.core.contracts import Topic
-from penstock.core.record import Origin, Record
+from penstock.core.clock import Clock, Micros, SystemClock, duration
+from penstock.core.contracts import Arrival, Channels, Entry, Guarantee, Intake, Source, Taken, Topic
+from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
+from penstock.core.record import Blind, Heartbeat, Origin, Record
 from penstock.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -18,62 +21,70 @@ if TYPE_CHECKING:
     from penstock.collect.shedding import Shed
 
 __all__ = [
+    "Arrival",
+    "Blind",
+    "Channels",
+    "Clock",
+    "Entry",
+    "Guarantee",
+    "Heartbeat",
+    "Intake",
     "Keyed",
     "List",
     "Map",
+    "Micros",
+    "Misconfigured",
     "Origin",
+    "PenstockError",
     "Pipeline",
     "Record",
+    "Refused",
     "Shed",
+    "Source",
+    "SystemClock",
+    "Taken",
     "Topic",
+    "Unaccounted",
+    "Unavailable",
     "Value",
     "__version__",
     "average",
     "bind",
     "by_count",
+    "duration",
     "joined",
     "seen",
     "tables",
     "total",
 ]
 
+_LAZY = {
+    "Keyed": "analysis.state.keyed",
+    "List": "analysis.state.variables",
+    "Map": "analysis.state.variables",
+    "Shed": "collect.shedding",
+    "Value": "analysis.state.variables",
+    "average": "analysis.operators.windows",
+    "bind": "channels.binders",
+    "by_count": "analysis.operators.windows",
+    "joined": "analysis.operators.joins",
+    "seen": "analysis.frames",
+    "total": "analysis.operators.windows",
+}
+"""Names that are imported on first use: `penstock --help` needs neither Spark nor a client library."""
+
 
 def __getattr__(name: str) -> Any:
-    # What takes a while to import comes when it is asked for: `penstock --help` needs neither Spark nor a client.
-    if name == "seen":
-        from penstock.analysis.frames import seen
-
-        return seen
-    if name == "joined":
-        from penstock.analysis.operators.joins import joined
-
-        return joined
-    if name == "Keyed":
-        from penstock.analysis.state.keyed import Keyed
-
-        return Keyed
-    if name in ("List", "Map", "Value"):
-        from penstock.analysis.state import variables
-
-        return getattr(variables, name)
-    if name == "tables":
-        from penstock.analysis.operators import tables
-
-        return tables
-    if name in ("average", "by_count", "total"):
-        from penstock.analysis.operators import windows
-
-        return getattr(windows, name)
-    if name == "Shed":
-        from penstock.collect.shedding import Shed
-
-        return Shed
-    if name == "bind":
-        from penstock.channels.binders import bind
-
-        return bind
     if name == "__version__":
         from importlib.metadata import version
 
         return version("penstock")
-    raise AttributeError(f"penstock has no {name!r}")
+    if name == "tables":
+        return importlib.import_module("penstock.analysis.operators.tables")
+    if name not in _LAZY:
+        raise AttributeError(f"module 'penstock' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"penstock.{_LAZY[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
