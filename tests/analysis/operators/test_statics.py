@@ -212,7 +212,7 @@ def test_a_description_tells_tables_from_channels() -> None:
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"rows": "ads.xls"}, r"table t: nobody can read ads.xls here; its name has to end in .csv, "),
+        ({"rows": "ads.xls"}, r"table t: ads.xls is not a file of a supported format; its name has to end in .csv, "),
         ({"rows": [], "refresh": "1 minute"}, "its rows stand in the pipeline, and never change; leave refresh= out"),
         ({"rows": "ads.csv", "refresh": "often"}, '"often" is not a duration'),
         ({"name": "ads", "rows": []}, "table ads: it is declared twice"),
