@@ -360,11 +360,11 @@ def waits(rows: dict[bytes, list[tuple[int, float]]], rate: int, began: float, f
     moments: dict[bytes, list[float]] = {}
     for key, some in rows.items():
         newest = 0
-        for time_, moment in sorted(some, key=lambda one: one[1]):
+        for time_, timestamp in sorted(some, key=lambda one: one[1]):
             if time_ > newest:
                 newest = time_
                 times.setdefault(key, []).append(time_)
-                moments.setdefault(key, []).append(moment)
+                moments.setdefault(key, []).append(timestamp)
     found = []
     for n in range(first, last):
         if n % 3:

@@ -30,7 +30,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin, Record
 from penstock.demo.pipeline import app
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.run.analyse import engine
 from penstock.simulate.rsvps import Rsvps
 
@@ -144,8 +144,8 @@ def main() -> None:
 def run(kafka: Kafka, folder: Path, arguments: argparse.Namespace) -> None:
     apart = {process.pid for process in psutil.Process().children(recursive=True)}
     fill(kafka, arguments.senders, arguments.records)
-    wiring = Wiring.read(folder, environ={"PENSTOCK_CHANNELS_ADDRESS": kafka.where})
-    with engine(app.describe(), wiring, None) as spark:
+    config = Config.read(folder, environ={"PENSTOCK_CHANNELS_ADDRESS": kafka.where})
+    with engine(app.describe(), config, None) as spark:
         tally = SparkAuditReader(spark.spark, kafka.servers)
         ledgers: list[Path] = []
 

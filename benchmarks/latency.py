@@ -69,10 +69,10 @@ def main() -> None:
                 page.screenshot(path=arguments.screenshot, full_page=True)
             browser.close()
         node = found["nodes"]["feed:by_country"]
-        for name, words in (("browser", "to the browser"), ("door", "to the delivery")):
+        for name, description in (("browser", "to the browser"), ("door", "to the delivery")):
             took = node[name]
             figures = ", ".join(f"{key} {took[key]:.1f}" for key in ("p50", "p95", "p99", "max"))
-            print(f"{words}, the last five minutes, {took['count']} rows: {figures} ms")
+            print(f"{description}, the last five minutes, {took['count']} rows: {figures} ms")
         print(f"memory of all processes, the browser apart: peak {peak / 2**20:,.0f} MiB")
         print(f"balance: {'whole' if found['balance']['whole'] else 'NOT WHOLE'}")
     finally:

@@ -71,7 +71,7 @@ def main() -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"{arguments.keys:,} keys, {found['state_mib']:,.0f} MiB of state in the checkpoint")
-    for name, words in (
+    for name, description in (
         ("filled", "filled, from the first record on, s"),
         ("up", "after the kill: until Spark is up, s"),
         ("again", "until the batch that was under way is finished, s"),
@@ -80,7 +80,7 @@ def main() -> None:
         ("right", "keys whose count is right"),
         ("wrong", "keys whose count is wrong"),
     ):
-        print(f"{words:66}{found[name]:>12,.6g}")
+        print(f"{description:66}{found[name]:>12,.6g}")
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=2))
     else:
@@ -211,9 +211,9 @@ class Restoring:
                 if " ERROR " in line:
                     sys.stderr.write(line)
                 continue
-            partition, words = said.groups()
+            partition, description = said.groups()
             began = self._began.setdefault(partition, time.monotonic())
-            if words.startswith("Loaded ") and "uniqueId" in words:
+            if description.startswith("Loaded ") and "uniqueId" in description:
                 self._took.setdefault(partition, time.monotonic() - began)
 
 

@@ -12,7 +12,7 @@ import orjson
 import pytest
 import uvicorn
 from examples.feeds.bluesky import bluesky
-from examples.feeds.coinbase import Coinbase, moment
+from examples.feeds.coinbase import Coinbase, timestamp
 from examples.feeds.wikimedia import wikimedia
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -22,9 +22,9 @@ from tests.collect.waiting import until
 from websockets.asyncio.server import ServerConnection, serve
 
 from penstock.channels.memory import MemoryChannels
-from penstock.core.contracts import Arrival, Entry, Guarantee, Source, Taken
+from penstock.core.contracts import Arrival, Entry, Guarantee, ResumeState, Source
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.record import Blind, Origin
+from penstock.core.record import Origin, OutageInterval
 from penstock.testing.sources import Running, SourceContract
 
 
@@ -366,7 +366,10 @@ async def test_what_is_beyond_the_limit_is_blind_and_another_epoch_begins(exchan
         *(("coinbase:BTC-USD", 507, seq) for seq in range(1, 5)),
     ]
     (blind,) = notices(channels)
-    assert (blind["since"], blind["until"]) == (moment(facts(trade(501))["time"]), moment(facts(trade(507))["time"]))
+    assert (blind["since"], blind["until"]) == (
+        timestamp(facts(trade(501))["time"]),
+        timestamp(facts(trade(507))["time"]),
+    )
     # What could not be had is not asked for again.
     exchange.queries.clear()
     await exchange.give([trade(511), trade(512)])
@@ -402,16 +405,16 @@ async def test_a_history_that_does_not_answer_well_is_unavailable(
     await exchange.give([trade(510)])
     exchange.answer = answer
     with pytest.raises(Unavailable, match=said):
-        async with exchange.source.open(Taken({"coinbase:BTC-USD": (501, 1)})) as intakes:
+        async with exchange.source.open(ResumeState({"coinbase:BTC-USD": (501, 1)})) as intakes:
             await anext(aiter(intakes))
 
 
 async def test_trades_of_the_history_that_are_none_are_passed_over_and_reported_as_unknown(exchange: Exchange) -> None:
     await exchange.give([trade(505)])
     exchange.answer = JSONResponse([None, 5, {}, {"trade_id": "502"}, {"trade_id": True}, {"trade_id": 9}])
-    async with exchange.source.open(Taken({"coinbase:BTC-USD": (501, 1)})) as intakes:
+    async with exchange.source.open(ResumeState({"coinbase:BTC-USD": (501, 1)})) as intakes:
         found = [one for _ in range(2) for one in (await anext(aiter(intakes))).arrivals]
-    assert isinstance(found[0], Blind)
+    assert isinstance(found[0], OutageInterval)
     assert [one.value for one in found if isinstance(one, Arrival)] == [trade(505)]
 
 
@@ -459,13 +462,13 @@ async def test_what_the_exchange_complains_of_is_shown() -> None:
     async with attending(handle) as address:
         source = Coinbase(["NO-USD"], "trades", f"ws://{address}")
         with pytest.raises(Unavailable, match="Failed to subscribe: NO-USD is not a valid product"):
-            async with source.open(Taken()) as intakes:
+            async with source.open(ResumeState()) as intakes:
                 await anext(aiter(intakes))
 
 
 @pytest.mark.parametrize("told", [None, "", "yesterday", 5, "2014-11-07T08:19:27", "9999-99-99T00:00:00Z"])
 def test_a_time_that_cannot_be_read_is_now(told: object) -> None:
-    assert moment(told) > moment("2020-01-01T00:00:00Z")
+    assert timestamp(told) > timestamp("2020-01-01T00:00:00Z")
 
 
 # --- what they can be told

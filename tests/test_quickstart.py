@@ -35,12 +35,12 @@ class Shell:
         return text.replace("8700", str(self._port))
 
     def run(self, command: str) -> subprocess.CompletedProcess[str]:
-        words = shlex.split(self.here(command))
-        if words[0] == "penstock":
-            words[:1] = [sys.executable, "-m", "penstock"]
+        description = shlex.split(self.here(command))
+        if description[0] == "penstock":
+            description[:1] = [sys.executable, "-m", "penstock"]
         else:
-            words += ["--silent", "--write-out", "%{http_code}"]
-        return subprocess.run(words, cwd=self.folder, capture_output=True, text=True, check=False)
+            description += ["--silent", "--write-out", "%{http_code}"]
+        return subprocess.run(description, cwd=self.folder, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")

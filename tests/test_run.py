@@ -24,7 +24,7 @@ from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import encoded
 from penstock.analysis.query import Query
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.load import load
 
 RECORDS = 24_000
@@ -120,7 +120,7 @@ def test_results_are_equal_to_a_batch_over_the_log(run: Run, spark: SparkSession
     description = load(run.file)
     servers = json.loads((run.folder / ".penstock" / "services.json").read_text())["kafka"]
     shapes = {name: channel.shape for name, channel in description.channels.items()}
-    engine = Engine(spark, Wiring.read(run.folder).spark, KafkaConnector(servers), "", shapes)
+    engine = Engine(spark, Config.read(run.folder).spark, KafkaConnector(servers), "", shapes)
     address = json.loads((run.folder / ".penstock" / "run.json").read_text())["redis"]
     with redis.Redis.from_url(address, decode_responses=True) as client:
         for query in description.queries:

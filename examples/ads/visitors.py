@@ -13,7 +13,7 @@ from penstock import Origin, Record, bind
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
 from penstock.core.errors import PenstockError
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.run.run_file import Running
 
 ADS = ("a1", "a2", "a3", "a4", "a5")
@@ -21,7 +21,7 @@ Visit = tuple[float, str, dict[str, object]]
 """When, in seconds from the beginning; the channel; and the record."""
 
 
-def visits(chance: random.Random, life: int, every: float = 0.2) -> Iterator[Visit]:
+def visits(chance: random.Random, generation: int, every: float = 0.2) -> Iterator[Visit]:
     """An ad is shown every so often; one in three is clicked, after 10 seconds on average, and some after a minute."""
     coming: list[tuple[float, str]] = []
     shown, now = 0, 0.0
@@ -30,7 +30,7 @@ def visits(chance: random.Random, life: int, every: float = 0.2) -> Iterator[Vis
             at, impression = heapq.heappop(coming)
             yield at, "clicks", {"impression": impression}
         shown += 1
-        impression = f"{life}-{shown}"
+        impression = f"{generation}-{shown}"
         yield now, "impressions", {"impression": impression, "ad": chance.choice(ADS)}
         if chance.random() < 1 / 3:
             heapq.heappush(coming, (now + chance.expovariate(1 / 10), impression))
@@ -39,16 +39,16 @@ def visits(chance: random.Random, life: int, every: float = 0.2) -> Iterator[Vis
 
 async def send(channels: Channels, limit: int | None) -> None:
     clock = SystemClock()
-    began, life = clock.elapsed(), clock.now()
+    began, generation = clock.elapsed(), clock.now()
     numbers = {"impressions": 0, "clicks": 0}
     async with channels.sender() as sender:
-        for at, channel, record in visits(random.Random(life), life):
+        for at, channel, record in visits(random.Random(generation), generation):
             if sum(numbers.values()) == limit:
                 return
             await asyncio.sleep(max(0.0, began + at - clock.elapsed()))
             numbers[channel] += 1
-            value = json.dumps({**record, "at": (life + round(at * 1e6)) // 1_000}).encode()
-            origin = Origin("visitors", life, numbers[channel], clock.now())
+            value = json.dumps({**record, "at": (generation + round(at * 1e6)) // 1_000}).encode()
+            origin = Origin("visitors", generation, numbers[channel], clock.now())
             await sender.send(channel, [Record(value, origin, str(record["impression"]).encode())])
 
 
@@ -59,7 +59,7 @@ def main() -> None:
     given = options.parse_args()
     try:
         with suppress(KeyboardInterrupt):
-            asyncio.run(send(bind(given.channels or Running.find(Wiring.read(Path())).address), given.limit))
+            asyncio.run(send(bind(given.channels or Running.find(Config.read(Path())).address), given.limit))
     except PenstockError as error:
         options.exit(2, f"{error}\n")
 

@@ -17,7 +17,7 @@ USUAL = {"coffee": 4.0, "groceries": 30.0, "electronics": 250.0, "books": 20.0}
 """A category, and what is usually spent there."""
 
 
-def purchases(chance: random.Random, life: int) -> Iterator[dict[str, object]]:
+def purchases(chance: random.Random, generation: int) -> Iterator[dict[str, object]]:
     """Most at home and usual; one in ten abroad, and some much too dear."""
     number = 0
     while True:
@@ -26,7 +26,7 @@ def purchases(chance: random.Random, life: int) -> Iterator[dict[str, object]]:
         country = HOMES[card] if chance.random() < 0.9 else chance.choice(["br", "us"])
         amount = round(USUAL[category] * chance.lognormvariate(0, 0.8), 2)
         yield {
-            "transaction": f"{life}-{number}",
+            "transaction": f"{generation}-{number}",
             "card": card,
             "amount": amount,
             "category": category,
@@ -51,12 +51,12 @@ def asked(client: httpx.Client, url: str, key: str, purchase: dict[str, object])
 
 
 def buy(url: str, limit: int | None, pause: float, took: list[float]) -> None:
-    life = time.time_ns() // 1_000
+    generation = time.time_ns() // 1_000
     with httpx.Client(timeout=20) as client:
-        for number, purchase in enumerate(purchases(random.Random(life), life), start=1):
+        for number, purchase in enumerate(purchases(random.Random(generation), generation), start=1):
             began = time.perf_counter()
             # Who it is, in which of its lives, and as which of its records.
-            answer = asked(client, url, f"till/{life}/{number}", purchase)
+            answer = asked(client, url, f"till/{generation}/{number}", purchase)
             what = f"{purchase['card']} {purchase['amount']:8.2f} {purchase['category']:12}"
             if answer.status_code == 200:
                 took.append((time.perf_counter() - began) * 1_000)

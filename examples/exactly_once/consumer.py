@@ -14,7 +14,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 
 from penstock.channels.binders import bind
-from penstock.core.contracts import Channels, Entry, Place
+from penstock.core.contracts import ChannelPartition, Channels, Entry
 from penstock.core.errors import PenstockError
 from penstock.supervise.signals import stop_on_signals
 
@@ -39,14 +39,14 @@ class Balances:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.executescript(TABLES)
 
-    def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def given(self, places: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
         """Where to begin: where the database stands; and at the very beginning where it knows of nothing yet."""
         return {place: self._next(place) or self._channels.bounds(place[0])[place[1]][0] for place in places}
 
-    def taken(self, places: Sequence[Place]) -> None:
+    def taken(self, places: Sequence[ChannelPartition]) -> None:
         """Nothing is left to do: what was applied is in the database already."""
 
-    def lost(self, places: Sequence[Place]) -> None:
+    def lost(self, places: Sequence[ChannelPartition]) -> None:
         """Nor here: whoever has them now skips what we applied, and we skip what they did."""
 
     def apply(self, entries: Sequence[Entry]) -> None:
@@ -59,7 +59,7 @@ class Balances:
             raise
         self._db.execute("COMMIT")
 
-    def _apply(self, place: Place, entries: Sequence[Entry]) -> None:
+    def _apply(self, place: ChannelPartition, entries: Sequence[Entry]) -> None:
         # Asked within the transaction: a member that was silent for too long may be late, and another one ahead.
         done = self._next(place) or 0
         for entry in entries:
@@ -68,7 +68,7 @@ class Balances:
         stands = max(done, entries[-1].offset + 1)
         self._db.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (*place, stands))
 
-    def _next(self, place: Place) -> int | None:
+    def _next(self, place: ChannelPartition) -> int | None:
         row = self._db.execute("SELECT next FROM positions WHERE channel = ? AND partition = ?", place).fetchone()
         return row and int(row[0])
 

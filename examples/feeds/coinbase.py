@@ -16,9 +16,9 @@ import orjson
 
 from penstock.collect.websocket import WebSocketSource
 from penstock.core.clock import Micros
-from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.record import Blind, Origin
+from penstock.core.record import Origin, OutageInterval
 
 ADDRESS = "wss://ws-feed.exchange.coinbase.com"
 HISTORY = "https://api.exchange.coinbase.com"
@@ -95,14 +95,14 @@ class Coinbase:
             raise Misconfigured(f"{source}, history", "it is none of HTTP", "write https://host/path")
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return (
             f"trades that were missed are asked of the exchange's history, {self.fill:,} of a product at most; "
             "beyond that the time is reported as unknown"
         )
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         products = {name: Product(name) for name in self.products}
         for product in products.values():
             if (safe := taken.places.get(product.sender)) is not None:
@@ -112,7 +112,7 @@ class Coinbase:
         feed = WebSocketSource(self.address, self.name, numbered=None, first=said, headers=AGENT)
         async with (
             httpx.AsyncClient(headers=AGENT, timeout=TIMEOUT, trust_env=False) as client,
-            feed.open(Taken()) as intakes,
+            feed.open(ResumeState()) as intakes,
             aclosing(self._whole(intakes, products, partial(self._page, client))) as whole,
         ):
             yield whole
@@ -122,7 +122,7 @@ class Coinbase:
     ) -> AsyncGenerator[Intake, None]:
         """What is heard, and before it what was missed."""
         async for intake in intakes:
-            arrivals: list[Arrival | Blind] = []
+            arrivals: list[Arrival | OutageInterval] = []
             for arrival in intake.arrivals:
                 if not isinstance(arrival, Arrival) or (said := read(arrival.value, products)) is None:
                     continue
@@ -144,10 +144,10 @@ class Coinbase:
 
     async def _missed(
         self, product: Product, until: Trade, page: Page
-    ) -> AsyncGenerator[Sequence[Arrival | Blind], None]:
+    ) -> AsyncGenerator[Sequence[Arrival | OutageInterval], None]:
         """The trades between the last one and this one, a page at a time: so no more than that is held."""
         for start in range(max(product.last + 1, until.number - self.fill), until.number, PAGE):
-            some: list[Arrival | Blind] = []
+            some: list[Arrival | OutageInterval] = []
             for trade in await page(product.name, start, min(start + PAGE, until.number)):
                 some += await self._unknown(product, trade, page)
                 some.append(product.take(trade))
@@ -156,14 +156,14 @@ class Coinbase:
         if unknown := await self._unknown(product, until, page):
             yield unknown
 
-    async def _unknown(self, product: Product, trade: Trade, page: Page) -> Sequence[Blind]:
+    async def _unknown(self, product: Product, trade: Trade, page: Page) -> Sequence[OutageInterval]:
         """What to say where there is a gap before this trade."""
         if trade.number == product.last + 1:
             return ()
         if product.time is None:
             before = await page(product.name, product.last, product.last + 1)
             product.time = before[0].time if before else trade.time
-        return (Blind(self.name, min(product.time, trade.time), trade.time),)
+        return (OutageInterval(self.name, min(product.time, trade.time), trade.time),)
 
     async def _page(self, client: httpx.AsyncClient, product: str, start: int, end: int) -> Sequence[Trade]:
         url = f"{self.history.rstrip('/')}/products/{product}/trades"
@@ -190,7 +190,7 @@ class Coinbase:
             raise Unavailable(self.history, "its answer is no list of trades")
         found = {one["trade_id"]: one for one in document if isinstance(one, dict) and _is_number(one.get("trade_id"))}
         return [
-            Trade(number, orjson.dumps({"type": "match", "product_id": product, **one}), moment(one.get("time")))
+            Trade(number, orjson.dumps({"type": "match", "product_id": product, **one}), timestamp(one.get("time")))
             for number, one in sorted(found.items())
             if start <= number < end
         ]
@@ -211,7 +211,7 @@ def read(value: bytes, products: Mapping[str, Product]) -> tuple[Product, Trade]
                 return "it is a trade of a product that was not asked for"
             if not _is_number(number):
                 return "its trade_id is no number of a trade"
-            return products[name], Trade(number, value, moment(document.get("time")))
+            return products[name], Trade(number, value, timestamp(document.get("time")))
         case {"type": "match" | "last_match"}:
             return "it is a trade without a product or a number"
         case {"type": "error"}:
@@ -226,7 +226,7 @@ def _is_number(told: object) -> bool:
     return isinstance(told, int) and not isinstance(told, bool) and 0 < told < LARGEST
 
 
-def moment(told: object) -> Micros:
+def timestamp(told: object) -> Micros:
     """Of `2014-11-07T08:19:27.028459Z`; now, if it cannot be read."""
     try:
         found = datetime.fromisoformat(str(told))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass
 
-from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Unavailable
 
 
@@ -15,10 +15,10 @@ class Outbox:
     path: str
     name: str = "outbox"
     guarantee = Guarantee.EXACTLY_ONCE
-    words = "rows keep their numbers, and it goes on after the last one that the channel holds"
+    description = "rows keep their numbers, and it goes on after the last one that the channel holds"
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         yield self._rows(int(taken.cursor or 0))
 
     async def _rows(self, after: int) -> AsyncIterator[Intake]:

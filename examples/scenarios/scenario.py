@@ -10,7 +10,7 @@ from functools import cache
 from statistics import NormalDist
 
 from penstock.core.clock import Micros
-from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin
 from penstock.simulate.documents import SLOTS
@@ -34,7 +34,7 @@ class Scenario(ABC):
     senders: int = 20
     seed: int = 7
     guarantee = Guarantee.EXACTLY_ONCE
-    words = "each sender goes on after the last number that the channel holds"
+    description = "each sender goes on after the last number that the channel holds"
 
     def __post_init__(self) -> None:
         if self.rate <= 0 or self.senders < 1:
@@ -45,7 +45,7 @@ class Scenario(ABC):
         """The record `number` of `sender`, which is due at `time`."""
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         safe = [taken.places.get(self._called(sender), (0, 0)) for sender in range(self.senders)]
         epoch = max(epoch for epoch, _ in safe) or int(time.time())
         yield self._records(epoch, [seq if known == epoch else 0 for known, seq in safe])

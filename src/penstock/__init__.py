@@ -4,9 +4,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from penstock.core.clock import Clock, Micros, SystemClock, duration
-from penstock.core.contracts import Arrival, Channels, Entry, Guarantee, Intake, Source, Taken, Topic
+from penstock.core.contracts import Arrival, Channels, Entry, Guarantee, Intake, ResumeState, Source, Topic
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
-from penstock.core.record import Blind, Heartbeat, Origin, Record
+from penstock.core.record import Heartbeat, Origin, OutageInterval, Record
 from penstock.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Arrival",
-    "Blind",
     "Channels",
     "Clock",
     "Entry",
@@ -35,14 +34,15 @@ __all__ = [
     "Micros",
     "Misconfigured",
     "Origin",
+    "OutageInterval",
     "PenstockError",
     "Pipeline",
     "Record",
     "Refused",
+    "ResumeState",
     "Shed",
     "Source",
     "SystemClock",
-    "Taken",
     "Topic",
     "Unaccounted",
     "Unavailable",

@@ -9,7 +9,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.analysis.frames import RAW
 from penstock.analysis.modes import empty_stream
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 
 _ARRIVED = datetime(2030, 1, 1, tzinfo=UTC)
 
@@ -28,12 +28,12 @@ class StillConnector:
     def limited(self, most: int) -> "StillConnector":
         return replace(self, most=most)
 
-    def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:
+    def stream(self, spark: SparkSession, channel: str, since: Offsets | None = None) -> DataFrame:
         self.asked.append((channel, self.most))
         return empty_stream(spark)
 
     def batch(
-        self, spark: SparkSession, channel: str, since: Positions | None = None, until: Positions | None = None
+        self, spark: SparkSession, channel: str, since: Offsets | None = None, until: Offsets | None = None
     ) -> DataFrame:
         held = self.holds[channel]
         first, end = (since or {}).get(0, 0), (until or {}).get(0, len(held))

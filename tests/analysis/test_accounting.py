@@ -184,7 +184,7 @@ def test_what_an_earlier_life_has_guessed_says_nothing_about_a_new_one(
     first = told(other, 1)
     assert (first.guessed, first.conserved) == (False, True)
     second = told(replace(first, guessed=True, conserved=False), 2)
-    assert second.life == first.life
+    assert second.generation == first.generation
     assert (second.guessed, second.conserved) == (True, False)
 
 

@@ -13,7 +13,7 @@ from penstock.analysis.audit_reader import SparkAuditReader
 from penstock.audit.findings import Findings, Kind, reduced
 from penstock.audit.writers import KnownWriters, Writer
 from penstock.channels.kafka import Kafka
-from penstock.core.contracts import Entry, Positions, Topic
+from penstock.core.contracts import Entry, Offsets, Topic
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.core.record import Origin
 from penstock.core.runs import Runs
@@ -48,7 +48,7 @@ def ends(kafka: Kafka, channels: Iterable[str]) -> dict[str, dict[int, int]]:
     return {name: {partition: end for partition, (_, end) in kafka.bounds(name).items()} for name in channels}
 
 
-def entries(kafka: Kafka, start: dict[str, Positions], end: dict[str, dict[int, int]]) -> list[Entry]:
+def entries(kafka: Kafka, start: dict[str, Offsets], end: dict[str, dict[int, int]]) -> list[Entry]:
     found: list[Entry] = []
     with kafka.reader(start) as reader:
         while any(reader.positions(name)[at] < offset for name, some in end.items() for at, offset in some.items()):
@@ -163,7 +163,7 @@ def test_spark_finds_what_python_finds(seed: int, small: int, spark: SparkSessio
     writers = KnownWriters(
         [Writer(result, "a1b2", "q", 0, "", {0: 20, 1: 10}), Writer(result, "c3d4", "q", 1, "", {0: 60})]
     )
-    start: dict[str, Positions] = {source: {}, dead: {}, result: {}}
+    start: dict[str, Offsets] = {source: {}, dead: {}, result: {}}
     for _ in range(2):
         append(kafka, generated(dice, source, dead, result))
         end = ends(kafka, kinds)

@@ -103,7 +103,7 @@ def test_a_record_may_be_as_large_as_its_topic_takes(
     assert value in (entry.value or b"")
 
 
-def test_a_damaged_batch_is_named_with_its_partition_and_the_way_out(
+def test_a_damaged_batch_is_named_with_its_partition_and_the_fix(
     spark: SparkSession, kafka_server: KafkaServer, fresh: Callable[[str], str]
 ) -> None:
     kafka, things = Kafka(kafka_server.servers), fresh("things")

@@ -176,9 +176,9 @@ def test_a_result_carries_its_key_row_and_version(spark: SparkSession) -> None:
         "total": 3,
         "seen": {"count": 2, "newest": MILLIS * 1000},
     }
-    moment = b"%d" % (MILLIS * 1000)
+    timestamp = b"%d" % (MILLIS * 1000)
     assert {name: headers[name] for name in headers if name != "mark"} == {
-        "query": b"counted", "version": b"2", "time": moment, "appended": moment
+        "query": b"counted", "version": b"2", "time": timestamp, "appended": timestamp
     }  # fmt: skip
 
 
@@ -350,7 +350,7 @@ def test_a_record_of_a_table_without_a_key_is_refused_with_the_value_that_it_has
 def test_a_row_that_is_deleted_has_no_value_and_a_version_knows_the_life_of_its_query(spark: SparkSession) -> None:
     gone = "named_struct('count', 3L, 'newest', 5L, 'deleted', true)"
     result = spark.sql(f"SELECT 'a' AS name, {gone} AS seen")
-    (row,) = encoded(result, Query("q", (), "o", ("name",), ""), life=2).collect()
+    (row,) = encoded(result, Query("q", (), "o", ("name",), ""), generation=2).collect()
     headers = {header["key"]: bytes(header["value"]).decode() for header in row["headers"]}
     assert (bytes(row["key"]), row["value"], headers["version"]) == (b'["a"]', None, str(2 * 2**44 + 3))
 

@@ -19,7 +19,7 @@ from penstock.analysis.frames import RAW, typed
 from penstock.analysis.lake import Filling, columns
 from penstock.analysis.query import Shape
 from penstock.audit.account import Outcome
-from penstock.core.contracts import Entry, Positions
+from penstock.core.contracts import Entry, Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.stores.lake import LakeStore, LakeTable
@@ -62,7 +62,7 @@ class Lake:
         letters = DeadLetters(self.channels, "rsvps.dead", lambda: self.table.committed)
         self._filling = Filling(table(self.table), self._shape, self._keyed, letters)
 
-    def fill(self, *entries: Entry, reached: Positions | None = None) -> None:
+    def fill(self, *entries: Entry, reached: Offsets | None = None) -> None:
         ends: dict[int, int] = {}
         for one in entries:
             ends[one.partition] = max(ends.get(one.partition, 0), one.offset + 1)
@@ -161,15 +161,15 @@ class Failing:
         self._table, self._after = table, after
         self.path = table.path
 
-    def positions(self) -> Positions:
+    def positions(self) -> Offsets:
         return self._table.positions()
 
-    def add(self, files: Sequence[Path], reached: Positions, refused: int) -> int:
+    def add(self, files: Sequence[Path], reached: Offsets, refused: int) -> int:
         if self._after:
             self._table.add(files, reached, refused)
         raise Unavailable("the lake", "it is away")
 
-    def append(self, rows: Any, reached: Positions, refused: int) -> int:
+    def append(self, rows: Any, reached: Offsets, refused: int) -> int:
         raise AssertionError("not used here")
 
 

@@ -122,7 +122,7 @@ def test_python_shows_in_the_class(case: str, spark: SparkSession) -> None:
 
 
 def test_a_class_says_what_it_costs() -> None:
-    assert {cost: cost.words.split(":")[0] for cost in Cost} == {
+    assert {cost: cost.description.split(":")[0] for cost in Cost} == {
         "jvm": "no Python",
         "arrow": "records go to Python in columns",
         "row": "records go to Python one by one",

@@ -34,7 +34,7 @@ from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.errors import Unavailable
-from penstock.core.record import LIVES, Origin, Record
+from penstock.core.record import GENERATIONS, Origin, Record
 
 
 def row(n: object, version: int | None = None, mark: int | None = None) -> Row:
@@ -81,11 +81,11 @@ def test_as_many_records_but_others_are_a_difference() -> None:
 
 
 def test_a_row_of_an_earlier_life_holds_nothing_of_what_is_due() -> None:
-    [found] = judged({b"k": row(7, 300)}, {b"k": row(2, LIVES + 2)}).differences
+    [found] = judged({b"k": row(7, 300)}, {b"k": row(2, GENERATIONS + 2)}).differences
     assert (found.how, found.short) == (How.LACKS, 2)
-    [found] = judged({b"k": row(7, LIVES + 1)}, {b"k": row(9, LIVES + 3)}).differences
+    [found] = judged({b"k": row(7, GENERATIONS + 1)}, {b"k": row(9, GENERATIONS + 3)}).differences
     assert found.short == 2
-    [found] = judged({}, {b"k": row(1, LIVES + 1, mark=5)}).differences
+    [found] = judged({}, {b"k": row(1, GENERATIONS + 1, mark=5)}).differences
     assert (found.short, found.mark) == (1, 5)
 
 

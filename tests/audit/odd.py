@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from penstock.core.contracts import Entry, Positions, Reader
+from penstock.core.contracts import Entry, Offsets, Reader
 from penstock.core.errors import Unavailable
 from penstock.testing.channels import MemoryChannels
 
@@ -46,7 +46,7 @@ class _Impatient:
     def read(self, most: int, wait: float) -> Sequence[Entry]:
         return self._reader.read(most, 0)
 
-    def positions(self, channel: str) -> Positions:
+    def positions(self, channel: str) -> Offsets:
         return self._reader.positions(channel)
 
     def age(self) -> float:
@@ -64,5 +64,5 @@ class _GettingOver(_Impatient):
             self._over = 3
         return entries
 
-    def positions(self, channel: str) -> Positions:
+    def positions(self, channel: str) -> Offsets:
         return {partition: offset + self._over for partition, offset in super().positions(channel).items()}

@@ -46,8 +46,8 @@ def test_a_stage_in_trouble_with_two_channels_is_one_alarm_about_both() -> None:
 
 def test_words_that_nobody_expects_are_no_alarm() -> None:
     strange = {"x": None, "y": {"nodes": 5}, "z": {"nodes": {"query:q": "?"}}, "run": {"usage": 7}}
-    words = {**strange, "w": {"at": "noon", "nodes": {"query:by_country": {"lag": "far", "latency": []}}}}
-    assert Watch().names(query(), channel(latency=None), processes=words) == []
+    description = {**strange, "w": {"at": "noon", "nodes": {"query:by_country": {"lag": "far", "latency": []}}}}
+    assert Watch().names(query(), channel(latency=None), processes=description) == []
 
 
 SETTINGS = AuditSettings()

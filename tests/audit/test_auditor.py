@@ -12,7 +12,7 @@ from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.hops import Gap
 from penstock.audit.ledger import Ledger
 from penstock.audit.writers import KnownWriters
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.testing.channels import MemoryChannels
@@ -251,8 +251,8 @@ class InOneGo:
 
     def reduce(
         self,
-        start: Mapping[str, Positions],
-        end: Mapping[str, Positions],
+        start: Mapping[str, Offsets],
+        end: Mapping[str, Offsets],
         kinds: Mapping[str, Kind],
         writers: KnownWriters | None = None,
     ) -> Findings:
@@ -304,8 +304,8 @@ def test_a_stretch_that_somebody_else_merged_is_not_counted_again(
     class Slow(InOneGo):
         def reduce(
             self,
-            start: Mapping[str, Positions],
-            end: Mapping[str, Positions],
+            start: Mapping[str, Offsets],
+            end: Mapping[str, Offsets],
             kinds: Mapping[str, Kind],
             writers: KnownWriters | None = None,
         ) -> Findings:

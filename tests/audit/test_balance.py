@@ -10,7 +10,7 @@ from penstock.audit.findings import Kind, Numbering, Watched
 from penstock.audit.hops import Gap
 from penstock.audit.judge import Verdict
 from penstock.core.errors import Unaccounted
-from penstock.core.record import LARGEST_JUMP, Blind
+from penstock.core.record import LARGEST_JUMP, OutageInterval
 from penstock.core.sketch import Sketch
 
 SECOND = 1_000_000
@@ -23,7 +23,7 @@ KINDS = {"rsvps": Kind.SOURCE, "rsvps.dead": Kind.DEAD, "by_country": Kind.RESUL
 def content(
     runs: Mapping[Numbering, Sequence[tuple[int, int]]],
     claims: Mapping[tuple[str, int], Sequence[tuple[int, int]]] | None = None,
-    blinds: Sequence[Blind] = (),
+    blinds: Sequence[OutageInterval] = (),
     doubled: int = 0,
     noticed: int = LONG_AGO,
     nameless: int = 0,
@@ -126,7 +126,7 @@ def test_claims_belong_to_the_channel_where_the_sender_was_seen() -> None:
 def test_claims_and_blind_times_belong_to_the_channel_that_they_tell() -> None:
     channels = {"rsvps": Kind.SOURCE, "sales": Kind.SOURCE}
     runs = {("rsvps", "a", 1): [(1, 5)], ("sales", "a", 1): [(1, 5)]}
-    blinds = [Blind("a", 0, SECOND)]
+    blinds = [OutageInterval("a", 0, SECOND)]
     found = content(runs, {("a", 1): [(7, LONG_AGO)]}, blinds, channels=channels, told="sales")
     rsvps, sales = balance(found, NOW).channels
     assert (rsvps.missing, rsvps.unknown_seconds) == (0, 0)
@@ -158,9 +158,9 @@ def test_a_dead_letter_without_identity_is_a_refused_record() -> None:
 
 def test_a_blind_time_is_unknown_and_not_missing() -> None:
     blinds = [
-        Blind("feed", 0, 3 * SECOND),
-        Blind("feed", 2 * SECOND, 5 * SECOND),
-        Blind("feed", 9 * SECOND, 10 * SECOND),
+        OutageInterval("feed", 0, 3 * SECOND),
+        OutageInterval("feed", 2 * SECOND, 5 * SECOND),
+        OutageInterval("feed", 9 * SECOND, 10 * SECOND),
     ]
     found = balance(content({("rsvps", "a", 1): [(1, 5)]}, blinds=blinds), NOW)
     assert found.whole

@@ -8,7 +8,7 @@ import pytest
 from penstock.audit.account import Account
 from penstock.audit.findings import Findings, Kind, Span, islands, key_hash, reduced
 from penstock.core.contracts import Entry
-from penstock.core.record import Blind, Headers, Heartbeat, Origin
+from penstock.core.record import Headers, Heartbeat, Origin, OutageInterval
 from penstock.core.runs import Runs
 
 KINDS = {"rsvps": Kind.SOURCE, "by_country": Kind.RESULT}
@@ -90,7 +90,7 @@ def test_notes_of_senders_are_read() -> None:
         note(kind="blind", source="feed", since=10, until=20),
     )
     assert found.claims == [("rsvps", Heartbeat("a", 1, 9, 3), 5_000)]
-    assert found.blinds == [("", Blind("feed", 10, 20))]
+    assert found.blinds == [("", OutageInterval("feed", 10, 20))]
 
 
 @pytest.mark.parametrize(

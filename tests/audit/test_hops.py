@@ -8,7 +8,7 @@ from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.content import ChannelCounts, Content, Numbered, Run
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.hops import Gap, Hop, Intake, begun_late, hops, paths, without_account
-from penstock.core.record import LIVES
+from penstock.core.record import GENERATIONS
 
 INTAKE = Intake("rsvps", records=100, refused=2, in_flight=3, missing=1, gaps=(Gap("a", 1, 7, 7),), latency=None)
 OUTCOMES = {Outcome.PASSED: 60, Outcome.FILTERED: 25, Outcome.LATE: 3, Outcome.DUPLICATE: 1, Outcome.REFUSED: 1}
@@ -162,13 +162,13 @@ def test_a_query_that_began_anew_is_not_accused() -> None:
 
 def test_in_a_later_life_only_its_own_rows_count() -> None:
     """Rows tell their life: what was written before is not mixed up with it."""
-    later = replace(QUERY, life="another", number=2)
-    whole = replace(content(later, folded=2 * LIVES + 60), reborn={"query:by_country"})
+    later = replace(QUERY, generation="another", number=2)
+    whole = replace(content(later, folded=2 * GENERATIONS + 60), reborn={"query:by_country"})
     assert (of(whole).missing, of(whole).note) == (0, "")
-    assert of(replace(whole, folded={"by_country": 2 * LIVES + 58})).missing == 2
+    assert of(replace(whole, folded={"by_country": 2 * GENERATIONS + 58})).missing == 2
     # Nothing of this life is there yet, and it should be.
-    assert of(replace(whole, folded={"by_country": LIVES + 60})).missing == 60
-    beyond = of(replace(whole, folded={"by_country": 3 * LIVES + 60}))
+    assert of(replace(whole, folded={"by_country": GENERATIONS + 60})).missing == 60
+    beyond = of(replace(whole, folded={"by_country": 3 * GENERATIONS + 60}))
     assert (beyond.missing, beyond.note) == (0, "rows of a later life are there: not checked")
 
 

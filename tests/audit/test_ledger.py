@@ -17,7 +17,7 @@ from penstock.audit.findings import Findings, Kind, Numbering, Watched, islands,
 from penstock.audit.ledger import DAY, SETTLES_AFTER, Ledger, Unreadable, set_aside
 from penstock.core.contracts import Entry
 from penstock.core.errors import Misconfigured, Refused, Unavailable
-from penstock.core.record import LIVES, Blind, Heartbeat, Origin
+from penstock.core.record import GENERATIONS, Heartbeat, Origin, OutageInterval
 from penstock.core.runs import Runs
 from penstock.core.sketch import Sketch
 
@@ -88,7 +88,7 @@ def test_two_auditors_cannot_both_count(path: Path, ledger: Ledger) -> None:
 def test_a_batch_is_merged_whole_or_not_at_all(ledger: Ledger) -> None:
     broken = batch(None, 1, 2)
     broken.latencies["rsvps"] = Sketch()
-    broken.blinds.append(("rsvps", Blind("feed", 0, 2**70)))
+    broken.blinds.append(("rsvps", OutageInterval("feed", 0, 2**70)))
     with pytest.raises(OverflowError):
         ledger.merge(broken, now=0)
     assert ledger.positions() == {}
@@ -103,7 +103,7 @@ def test_what_was_merged_is_there_after_opening_again(path: Path) -> None:
     found.latencies["rsvps"].add(12, 3)
     found.without_identity["rsvps"] = found.deletions["rsvps"] = 1
     found.claims.append(("rsvps", Heartbeat("a", 1, 9, 0), 7))
-    found.blinds += [("rsvps", Blind("feed", 10, 20)), ("rsvps", Blind("feed", 10, 30))]
+    found.blinds += [("rsvps", OutageInterval("feed", 10, 20)), ("rsvps", OutageInterval("feed", 10, 30))]
     ledger.watch([Watched("rsvps", Kind.SOURCE)])
     ledger.merge(found, now=5)
     content = ledger.content()
@@ -115,7 +115,7 @@ def test_what_was_merged_is_there_after_opening_again(path: Path) -> None:
     assert found_again.runs == {A: [Run(1, 2, 5), Run(4, 4, 5)]}
     assert found_again.counts == {"rsvps": ChannelCounts(3, 1, 1)}
     assert found_again.claims == {A: [(9, 7)]}
-    assert found_again.blinds == [("rsvps", Blind("feed", 10, 30))]
+    assert found_again.blinds == [("rsvps", OutageInterval("feed", 10, 30))]
     assert found_again.latencies["rsvps"].summary() == content.latencies["rsvps"].summary()
 
 
@@ -274,7 +274,7 @@ def test_the_outermost_numbers_can_be_kept(ledger: Ledger) -> None:
     ]
 
 
-def test_without_a_ledger_the_way_out_is_told(path: Path) -> None:
+def test_without_a_ledger_the_fix_is_told(path: Path) -> None:
     with pytest.raises(Misconfigured, match="there is no ledger; start the pipeline once"):
         Ledger(path, read_only=True)
     assert not path.parent.exists()
@@ -382,22 +382,28 @@ def test_the_rows_of_a_result_count_by_their_highest_version(ledger: Ledger) -> 
 
 
 def test_a_new_life_of_a_query_counts_its_rows_from_nothing(ledger: Ledger) -> None:
-    lives = ({1: 5, 2: 1}, {1: LIVES + 2}, {1: LIVES + 3, 3: LIVES + 1}, {2: 9}, {1: 3 * LIVES + 1})
+    generations = (
+        {1: 5, 2: 1},
+        {1: GENERATIONS + 2},
+        {1: GENERATIONS + 3, 3: GENERATIONS + 1},
+        {2: 9},
+        {1: 3 * GENERATIONS + 1},
+    )
     folded = []
-    for start, rows in enumerate(lives):
+    for start, rows in enumerate(generations):
         found = batch(start or None, 1)
         found.rows["by_country"] = rows
         ledger.merge(found, now=0)
         folded.append(ledger.content().folded["by_country"])
     # The fourth batch holds a row of the first life, which counts no more.
-    assert folded == [6, LIVES + 2, LIVES + 4, LIVES + 4, 3 * LIVES + 1]
+    assert folded == [6, GENERATIONS + 2, GENERATIONS + 4, GENERATIONS + 4, 3 * GENERATIONS + 1]
 
 
 def test_a_query_that_is_first_seen_in_a_later_life_counts_there(ledger: Ledger) -> None:
     found = batch(None, 1)
-    found.rows["by_country"] = {1: 2 * LIVES + 5, 2: 7, 3: 2 * LIVES + 1}
+    found.rows["by_country"] = {1: 2 * GENERATIONS + 5, 2: 7, 3: 2 * GENERATIONS + 1}
     ledger.merge(found, now=0)
-    assert ledger.content().folded == {"by_country": 2 * LIVES + 6}
+    assert ledger.content().folded == {"by_country": 2 * GENERATIONS + 6}
 
 
 def test_rows_of_windows_are_forgotten_when_they_are_many_and_stay_counted(ledger: Ledger, path: Path) -> None:
@@ -427,7 +433,7 @@ def test_of_two_accounts_the_later_one_is_kept(ledger: Ledger) -> None:
     assert ledger.content().accounts["query:a"].step == 3
     assert not ledger.content().reborn
     told(2, Account("query:a", "y", 0, {}, step=0))
-    assert ledger.content().accounts["query:a"].life == "y"
+    assert ledger.content().accounts["query:a"].generation == "y"
     assert ledger.content().reborn == {"query:a"}
 
 

@@ -4,16 +4,16 @@ import pickle
 import sys
 from collections.abc import Mapping, Sequence
 
-from penstock.core.contracts import Channels, Place
+from penstock.core.contracts import ChannelPartition, Channels
 
 
 class Silent:
-    def given(self, _: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, _: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
         return {}
 
-    def taken(self, _: Sequence[Place]) -> None: ...
+    def revoked(self, _: Sequence[ChannelPartition]) -> None: ...
 
-    def lost(self, _: Sequence[Place]) -> None: ...
+    def lost(self, _: Sequence[ChannelPartition]) -> None: ...
 
 
 def hold(channels: Channels, group: str, channel: str) -> None:

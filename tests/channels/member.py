@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from penstock.channels.kafka import Kafka
-from penstock.core.contracts import Entry, Member, Place
+from penstock.core.contracts import ChannelPartition, Entry, Member
 from penstock.core.errors import Unavailable
 from penstock.supervise.signals import stop_on_signals
 
@@ -29,22 +29,22 @@ class Diary:
         os.write(self._file, json.dumps({"event": event, "at": time.monotonic(), **facts}).encode() + b"\n")
 
 
-class Dealing:
+class RebalanceListener:
     def __init__(self, diary: Diary) -> None:
         self._diary = diary
         self.member: Member | None = None
 
-    def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
-        self._diary.write("given", partitions=[partition for _, partition in places])
+    def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
+        self._diary.write("given", partitions=[partition for _, partition in partitions])
         return {}
 
-    def taken(self, places: Sequence[Place]) -> None:
+    def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
         assert self.member is not None
         commit(self.member, self._diary)
-        self._diary.write("taken", partitions=[partition for _, partition in places])
+        self._diary.write("taken", partitions=[partition for _, partition in partitions])
 
-    def lost(self, places: Sequence[Place]) -> None:
-        self._diary.write("lost", partitions=[partition for _, partition in places])
+    def lost(self, partitions: Sequence[ChannelPartition]) -> None:
+        self._diary.write("lost", partitions=[partition for _, partition in partitions])
 
 
 def commit(member: Member, diary: Diary) -> None:
@@ -68,9 +68,9 @@ def runs(entries: Sequence[Entry]) -> dict[int, list[list[int]]]:
 
 def main(servers: str, group: str, channel: str, file: str) -> None:
     diary = Diary(Path(file))
-    dealing = Dealing(diary)
-    with stop_on_signals() as stop, Kafka(servers).join(group, [channel], dealing) as member:
-        dealing.member, due = member, time.monotonic()
+    listener = RebalanceListener(diary)
+    with stop_on_signals() as stop, Kafka(servers).join(group, [channel], listener) as member:
+        listener.member, due = member, time.monotonic()
         while not stop.is_set():
             try:
                 entries = member.read(1_000, 0.1)

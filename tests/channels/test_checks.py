@@ -9,21 +9,21 @@ import pytest
 from penstock.channels.checks import beyond, differences, overtaken, spelled
 from penstock.channels.memory import MemoryChannels
 from penstock.core.clock import duration
-from penstock.core.contracts import Brought, Topic
+from penstock.core.contracts import EnsureResult, Topic
 from penstock.core.errors import Unaccounted
 
 
 @pytest.mark.parametrize(
-    ("error", "words"),
+    ("error", "description"),
     [
         (overtaken, "x: partition 2 is to be read from 5, and begins at 9: .* 4 offsets are gone"),
         (beyond, "x: partition 2 is to be read from 5, and ends at 9: it is another channel"),
     ],
 )
 def test_what_is_not_there_is_told_with_its_numbers(
-    error: Callable[[str, int, int, int], Unaccounted], words: str
+    error: Callable[[str, int, int, int], Unaccounted], description: str
 ) -> None:
-    with pytest.raises(Unaccounted, match=words):
+    with pytest.raises(Unaccounted, match=description):
         raise error("x", 2, 5, 9)
 
 
@@ -56,8 +56,8 @@ def test_memory_tells_what_it_does_not_know() -> None:
     )
     channels = MemoryChannels(None)
     declared = [Topic("x", replicas=2, config={"segment.ms": "5"})]
-    assert channels.ensure(declared) == Brought(("x",), (), told)
-    assert channels.ensure(declared) == Brought((), (), told)
+    assert channels.ensure(declared) == EnsureResult(("x",), (), told)
+    assert channels.ensure(declared) == EnsureResult((), (), told)
 
 
 @pytest.mark.parametrize("text", ["1 ms", "90 s", "90 minutes", "36 hours", "30 days", "0.000500 s"])

@@ -40,7 +40,7 @@ from tests.channels.traffic import (
     send,
 )
 
-from penstock.core.contracts import Brought, Channels, Entry, Reader, Topic
+from penstock.core.contracts import Channels, EnsureResult, Entry, Reader, Topic
 from penstock.core.errors import Refused, Unaccounted, Unavailable
 from penstock.core.record import Origin, Record
 
@@ -60,7 +60,7 @@ def test_a_binder_promises_what_its_line_says(case: Case, request: pytest.Fixtur
     with case.opened(request) as bound:
         promise = bound.channels.promise
         assert (promise.durable, promise.replay) == (case.durable, case.replay)
-        assert promise.words
+        assert promise.description
         assert "://" in bound.channels.where
 
 
@@ -308,16 +308,16 @@ def test_a_moment_has_exact_positions(bound: Bound, fresh: Fresh) -> None:
     bounds = bound.channels.bounds(channel)
     moments = sorted({entry.appended for entry in entries})
     assert len(moments) > 1
-    for moment in [
+    for timestamp in [
         0,
         *moments[:5],
         *moments[-5:],
-        *(moment + 1 for moment in moments[-3:]),
+        *(timestamp + 1 for timestamp in moments[-3:]),
         moments[-1] + 3_600_000_000,
     ]:
-        assert bound.channels.since(channel, moment) == {
+        assert bound.channels.since(channel, timestamp) == {
             partition: min(
-                (entry.offset for entry in entries if entry.partition == partition and entry.appended >= moment),
+                (entry.offset for entry in entries if entry.partition == partition and entry.appended >= timestamp),
                 default=end,
             )
             for partition, (_, end) in bounds.items()
@@ -473,10 +473,10 @@ def test_channels_are_made_once(bound: Bound, fresh: Fresh) -> None:
         Topic(fresh("made"), keep=timedelta(days=2)),
         Topic(fresh("made"), compacted=True),
     ]
-    assert bound.channels.ensure(topics) == Brought(made=tuple(topic.name for topic in topics))
+    assert bound.channels.ensure(topics) == EnsureResult(made=tuple(topic.name for topic in topics))
     send(bound.channels, topics[0].name, numbered(5))
     ids = [bound.channels.topic_id(topic.name) for topic in topics]
-    assert bound.channels.ensure(topics) == Brought()
+    assert bound.channels.ensure(topics) == EnsureResult()
     assert ids == [bound.channels.topic_id(topic.name) for topic in topics]
     assert len(read(bound.channels, topics[0].name, 5)) == 5
 
@@ -526,7 +526,7 @@ def test_a_channel_gets_more_partitions_and_keeps_what_it_has(bound: Bound, fres
     channel = made(bound.channels, fresh("extended"))
     send(bound.channels, channel, numbered(20, keys=20))
     before = bound.channels.topic_id(channel)
-    assert bound.channels.ensure([Topic(channel, 3)]) == Brought(extended=(channel,))
+    assert bound.channels.ensure([Topic(channel, 3)]) == EnsureResult(extended=(channel,))
     send(bound.channels, channel, numbered(40, keys=20, first=21))
     entries = read(bound.channels, channel, 60)
     assert sorted(numbers(entries)) == list(range(1, 61))
@@ -549,7 +549,7 @@ def test_what_is_declared_otherwise_is_told_and_destroys_nothing(bound: Bound, f
     fewer = bound.channels.ensure([replace(topic, partitions=2)]).differences
     assert fewer == (f"channel {topic.name} has 3 partitions, and 2 are declared",)
     assert sorted(numbers(read(bound.channels, topic.name, 20))) == list(range(1, 21))
-    assert bound.channels.ensure([topic]) == Brought()
+    assert bound.channels.ensure([topic]) == EnsureResult()
 
 
 @over(REPLAYED)

@@ -9,7 +9,7 @@ import pytest
 from tests.channels.binders import DURABLE, REPLAYED, Bound, over
 from tests.channels.traffic import PATIENCE, Noted, lines, numbered, numbers, process, send
 
-from penstock.core.contracts import Channels, Entry, Member, Place, Topic
+from penstock.core.contracts import ChannelPartition, Channels, Entry, Member, Topic
 from penstock.core.errors import Unavailable
 
 Fresh = Callable[[str], str]
@@ -22,7 +22,7 @@ def filled(channels: Channels, channel: str, count: int = 40) -> str:
     return channel
 
 
-def places(channel: str, partitions: int = PARTITIONS) -> list[Place]:
+def partitions(channel: str, partitions: int = PARTITIONS) -> list[ChannelPartition]:
     return [(channel, partition) for partition in range(partitions)]
 
 
@@ -49,12 +49,12 @@ def having(count: int) -> Callable[[Sequence[Entry]], bool]:
 
 @over(REPLAYED)
 def test_a_member_alone_reads_all_from_the_beginning(bound: Bound, fresh: Fresh) -> None:
-    channel, dealing = filled(bound.channels, fresh("alone")), Noted()
-    with bound.channels.join(fresh("group"), [channel], dealing) as member:
+    channel, listener = filled(bound.channels, fresh("alone")), Noted()
+    with bound.channels.join(fresh("group"), [channel], listener) as member:
         found = drive([member], having(40))
         assert sorted(numbers(found)) == list(range(1, 41))
         assert member.held() == {(channel, part): end for part, (_, end) in bound.channels.bounds(channel).items()}
-    assert dealing.told == [("given", places(channel)), ("taken", places(channel))]
+    assert listener.told == [("given", partitions(channel)), ("taken", partitions(channel))]
 
 
 @over(REPLAYED)
@@ -67,14 +67,14 @@ def test_members_share_the_partitions_and_who_leaves_gives_them_back(bound: Boun
         with bound.channels.join(group, [channel], second) as other:
             second.commit = other.commit
             found += drive([one, other], holding((one, 2), (other, 2)))
-            assert sorted([*one.held(), *other.held()]) == places(channel)
+            assert sorted([*one.held(), *other.held()]) == partitions(channel)
             send(bound.channels, channel, numbered(40, keys=40, first=41))
             found += drive([one, other], lambda more: len(found) + len(more) >= 80)
             mine = set(other.held())
-        assert second.places("taken") == sorted(mine)
+        assert second.partitions("taken") == sorted(mine)
         send(bound.channels, channel, numbered(40, keys=40, first=81))
         found += drive([one], lambda more: len(found) + len(more) >= 120)
-        assert sorted(one.held()) == places(channel)
+        assert sorted(one.held()) == partitions(channel)
     # What was read is committed whenever a partition moves: nothing is read twice, and nothing passed over.
     assert sorted(numbers(found)) == list(range(1, 121))
     assert not [word for word, _ in [*first.told, *second.told] if word == "lost"]
@@ -118,10 +118,10 @@ def test_what_is_not_asked_of_a_member_is_not_taken_from_it(bound: Bound, fresh:
     channel, group = filled(bound.channels, fresh("more"), 0), fresh("group")
 
     class Knowing(Noted):
-        def given(self, places: Sequence[Place]) -> dict[Place, int]:
-            return {**super().given(places), **self.starts}
+        def assigned(self, partitions: Sequence[ChannelPartition]) -> dict[ChannelPartition, int]:
+            return {**super().assigned(partitions), **self.starts}
 
-    known = dict.fromkeys(places(channel), 0)
+    known = dict.fromkeys(partitions(channel), 0)
     with (
         bound.channels.join(group, [channel], Knowing(known)) as one,
         bound.channels.join(group, [channel], Knowing(known)) as other,
@@ -145,17 +145,17 @@ def test_a_channel_that_is_made_again_is_read_from_its_beginning(bound: Bound, f
 
 @over(REPLAYED)
 def test_a_member_that_fails_is_not_asked_to_commit(bound: Bound, fresh: Fresh) -> None:
-    channel, group, dealing = filled(bound.channels, fresh("failed")), fresh("group"), Noted()
+    channel, group, listener = filled(bound.channels, fresh("failed")), fresh("group"), Noted()
 
     def work() -> None:
-        with bound.channels.join(group, [channel], dealing) as member:
-            dealing.commit = member.commit
+        with bound.channels.join(group, [channel], listener) as member:
+            listener.commit = member.commit
             drive([member], having(40))
             raise EOFError
 
     with pytest.raises(EOFError):
         work()
-    assert [word for word, _ in dealing.told] == ["given", "lost"]
+    assert [word for word, _ in listener.told] == ["given", "lost"]
     with bound.channels.join(group, [channel], Noted()) as member:
         assert sorted(numbers(drive([member], having(40)))) == list(range(1, 41))
 
@@ -165,9 +165,9 @@ def test_a_start_that_fails_is_tried_again(bound: Bound, fresh: Fresh) -> None:
     channel = filled(bound.channels, fresh("retried"))
 
     class Failing(Noted):
-        def given(self, places: Sequence[Place]) -> dict[Place, int]:
+        def assigned(self, partitions: Sequence[ChannelPartition]) -> dict[ChannelPartition, int]:
             first = not self.told
-            starts = dict(super().given(places))
+            starts = dict(super().assigned(partitions))
             if first:
                 raise Unavailable("the place where we keep our offsets", "it sleeps")
             return starts
@@ -204,7 +204,7 @@ def test_a_member_that_is_silent_loses_its_partitions(bound: Bound, fresh: Fresh
             silent.commit()
         other.commit()
         drive([silent, other], holding((silent, 2), (other, 2)))
-        assert first.places("lost") == lost
+        assert first.partitions("lost") == lost
         silent.commit()
     assert sorted(numbers(found)) == list(range(1, 41))
 
@@ -231,10 +231,10 @@ def test_members_come_and_go_and_each_record_is_read_once(bound: Bound, fresh: F
     def work(stay: float) -> None:
         """Be a member for a while, again and again, until all is read."""
         while len(set(found)) < count:
-            dealing = Noted()
-            told.append(dealing)
-            with bound.channels.join(group, [channel], dealing) as member:
-                dealing.commit = member.commit
+            listener = Noted()
+            told.append(listener)
+            with bound.channels.join(group, [channel], listener) as member:
+                listener.commit = member.commit
                 until = time.monotonic() + stay
                 while time.monotonic() < until and len(set(found)) < count:
                     found.extend(numbers(member.read(20, 0.05)))
@@ -252,7 +252,7 @@ def test_members_come_and_go_and_each_record_is_read_once(bound: Bound, fresh: F
             one.result(PATIENCE)
     assert set(found) == set(range(1, count + 1))
     # Who was held up for longer than its lease has lost what it had not committed, and somebody read it again.
-    assert len(found) == count or [dealing for dealing in told if dealing.places("lost")]
+    assert len(found) == count or [listener for listener in told if listener.partitions("lost")]
 
 
 @over(REPLAYED)
@@ -266,7 +266,7 @@ def test_members_of_one_group_may_ask_for_different_channels(bound: Bound, fresh
         found = drive([both, single], lambda _: len(both.held()) + len(single.held()) == 8 and len(single.held()) > 1)
         found += drive([both, single], lambda more: len(found) + len(more) >= 80)
         assert {channel for channel, _ in single.held()} == {other}
-        assert set(places(one)) <= set(both.held())
+        assert set(partitions(one)) <= set(both.held())
 
 
 @over(REPLAYED)
@@ -294,7 +294,7 @@ def test_a_group_is_told_and_moved(bound: Bound, fresh: Fresh) -> None:
         assert group in bound.channels.groups()
         told = bound.channels.group(group)
         assert (told.name, told.state) == (group, "stable")
-        assert [sorted(held) for held in told.members.values()] == [places(channel)]
+        assert [sorted(held) for held in told.members.values()] == [partitions(channel)]
         assert told.committed == dict(member.held())
         with pytest.raises(Unavailable, match=f"{group}.* members"):
             bound.channels.move(group, {channel: {0: 1}})

@@ -19,7 +19,7 @@ from penstock.channels.files.log import Log
 from penstock.channels.files.sending import FilesSender, Writers
 from penstock.channels.files.topics import Known
 from penstock.core.clock import SystemClock
-from penstock.core.contracts import Brought, Entry, Reader, Topic
+from penstock.core.contracts import EnsureResult, Entry, Reader, Topic
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
 from penstock.core.record import Origin, Record
 
@@ -52,20 +52,20 @@ def test_an_address_tells_the_folder_and_how_to_be_sure(tmp_path: Path) -> None:
         ("file:///a?segment=1", "such as 64MB"),
     ],
 )
-def test_a_wrong_address_is_told_with_the_way_out(address: str, said: str) -> None:
+def test_a_wrong_address_is_told_with_the_fix(address: str, said: str) -> None:
     with pytest.raises(Misconfigured, match=said):
         at(address)
 
 
 def test_what_is_promised_depends_on_the_sync(files: Files) -> None:
-    assert "synced to disk" in files.promise.words
-    assert "no power cut" in Files(files.folder, sync=False).promise.words
+    assert "synced to disk" in files.promise.description
+    assert "no power cut" in Files(files.folder, sync=False).promise.description
 
 
 # --- the folder
 
 
-def test_a_folder_that_cannot_be_is_told_with_the_way_out(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_is_told_with_the_fix(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_bytes(b"")
     with pytest.raises(Misconfigured, match="it is no folder; tell a folder"):
@@ -118,7 +118,7 @@ def test_a_setting_of_ours_is_spelled_right_and_that_of_others_is_told(files: Fi
     ]
     assert list(files.ensure([declared]).differences) == said
     assert files.topic("a").config == {"compact.after": "1h"}
-    assert files.ensure([Topic("a", compacted=True, config={"compact.after": "60 minutes"})]) == Brought()
+    assert files.ensure([Topic("a", compacted=True, config={"compact.after": "60 minutes"})]) == EnsureResult()
     (other,) = files.ensure([Topic("a", compacted=True, config={"compact.after": "2h"})]).differences
     assert other == "channel a has compact.after=1 hours, and 2h is declared"
 

@@ -19,7 +19,7 @@ from penstock.channels.kafka.client import told
 from penstock.channels.kafka.reader import CONF, KafkaReader, Polled, entry_of
 from penstock.channels.kafka.settings import KafkaSettings
 from penstock.channels.kafka.topics import settings_of
-from penstock.core.contracts import Brought, Entry, Topic
+from penstock.core.contracts import EnsureResult, Entry, Topic
 from penstock.core.errors import Misconfigured, Refused, Unaccounted, Unavailable
 from penstock.core.record import Origin, Record
 
@@ -182,8 +182,8 @@ def test_a_name_that_kafka_does_not_take_is_told(kafka: Kafka) -> None:
 
 def test_differences_are_told_in_the_words_of_kafka(kafka: Kafka, fresh: Fresh) -> None:
     topic = Topic(fresh("differs"), 2, replicas=1, keep=timedelta(days=2), config={"max.message.bytes": "2000000"})
-    assert kafka.ensure([topic]) == Brought(made=(topic.name,))
-    assert kafka.ensure([topic]) == Brought()
+    assert kafka.ensure([topic]) == EnsureResult(made=(topic.name,))
+    assert kafka.ensure([topic]) == EnsureResult()
     other = replace(topic, partitions=1, keep=timedelta(days=1), config={"max.message.bytes": "1000000"})
     assert kafka.ensure([other]).differences == (
         f"channel {topic.name} has 2 partitions, and 1 are declared",
@@ -253,10 +253,10 @@ def test_the_age_of_a_reader_at_the_end_counts_from_when_it_was_last_heard(kafka
 def test_who_reads_none_keeps_its_partitions_and_gathers_little(kafka: Kafka, fresh: Fresh) -> None:
     """For longer than the patience of Kafka; and what was not read then comes afterwards, whole and in order."""
     own = Kafka(kafka.servers, KafkaSettings(conf={"max.poll.interval.ms": "1000"}))
-    channel, dealing = fresh("none"), Noted()
+    channel, listener = fresh("none"), Noted()
     own.ensure([Topic(channel, 2)])
     send(own, channel, numbered(500))
-    with own.join(fresh("group"), [channel], dealing) as member:
+    with own.join(fresh("group"), [channel], listener) as member:
         found = gathered(member, 10, most=10)
         until = time.monotonic() + 3
         while time.monotonic() < until:
@@ -265,7 +265,7 @@ def test_who_reads_none_keeps_its_partitions_and_gathers_little(kafka: Kafka, fr
         send(own, channel, numbered(100, first=501))
         found += gathered(member, 590)
         member.commit()
-    assert [word for word, _ in dealing.told] == ["given", "taken"]
+    assert [word for word, _ in listener.told] == ["given", "taken"]
     for partition in (0, 1):
         ours = [entry for entry in found if entry.partition == partition]
         assert [entry.offset for entry in ours] == list(range(len(ours)))

@@ -11,7 +11,7 @@ from tests.channels.traffic import Noted, numbers
 
 from penstock.channels.leases import LEASE, LeasedConsumer, Share, Standing, shares
 from penstock.channels.memory import MemoryChannels
-from penstock.core.contracts import Dealing, Entry, Place, Topic
+from penstock.core.contracts import ChannelPartition, Entry, RebalanceListener, Topic
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.testing.clock import ManualClock
 
@@ -23,11 +23,11 @@ def asking(**channels: int) -> dict[str, int]:
     return dict(channels)
 
 
-def member(channels: dict[str, int], *held: Place) -> Share:
+def member(channels: dict[str, int], *held: ChannelPartition) -> Share:
     return Share(channels, NOW, set(held))
 
 
-def everything(channels: dict[str, int]) -> set[Place]:
+def everything(channels: dict[str, int]) -> set[ChannelPartition]:
     return {(channel, partition) for channel, count in channels.items() for partition in range(count)}
 
 
@@ -52,11 +52,11 @@ def somehow(draw: random.Random) -> dict[str, Share]:
 def test_all_is_dealt_and_nothing_twice_and_only_to_who_asks(seed: int) -> None:
     members = somehow(random.Random(seed))
     found = shares(members)
-    dealt = [place for places in found.values() for place in places]
+    dealt = [place for partitions in found.values() for place in partitions]
     assert len(dealt) == len(set(dealt))
     assert set(dealt) == set().union(*(everything(share.channels) for share in members.values()))
-    for name, places in found.items():
-        assert {channel for channel, _ in places} <= set(members[name].channels)
+    for name, partitions in found.items():
+        assert {channel for channel, _ in partitions} <= set(members[name].channels)
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -74,7 +74,7 @@ def test_shares_are_even_where_all_ask_for_the_same(seed: int) -> None:
     draw = random.Random(seed)
     channels = {name: draw.randint(1, 7) for name in "wxyz"}
     found = shares({f"m{turn}": member(channels) for turn in range(draw.randint(1, 8))})
-    counts = [len(places) for places in found.values()]
+    counts = [len(partitions) for partitions in found.values()]
     assert max(counts) - min(counts) <= 1
 
 
@@ -82,12 +82,12 @@ def test_shares_are_even_where_all_ask_for_the_same(seed: int) -> None:
 def test_no_more_moves_than_has_to(seed: int) -> None:
     draw = random.Random(seed)
     channels = {"x": draw.randint(1, 20)}
-    places, names = sorted(everything(channels)), [f"m{turn}" for turn in range(draw.randint(1, 6))]
-    owners = {place: draw.choice(names) for place in places}
-    members = {name: member(channels, *(place for place in places if owners[place] == name)) for name in names}
+    partitions, names = sorted(everything(channels)), [f"m{turn}" for turn in range(draw.randint(1, 6))]
+    owners = {place: draw.choice(names) for place in partitions}
+    members = {name: member(channels, *(place for place in partitions if owners[place] == name)) for name in names}
     found = shares(members)
     moved = sum(len(members[name].held - found[name]) for name in names)
-    least, odd = divmod(len(places), len(names))
+    least, odd = divmod(len(partitions), len(names))
     held = sorted((len(members[name].held) for name in names), reverse=True)
     assert moved == sum(max(0, count - least - (turn < odd)) for turn, count in enumerate(held))
 
@@ -101,13 +101,13 @@ def test_what_is_fair_stays_as_it_is() -> None:
 def test_channels_of_one_partition_do_not_all_go_to_the_same_member() -> None:
     channels = asking(w=1, x=1, y=1, z=1)
     alone = {"a": member(channels, *everything(channels))}
-    assert [len(places) for places in shares({**alone, "b": member(channels)}).values()] == [2, 2]
+    assert [len(partitions) for partitions in shares({**alone, "b": member(channels)}).values()] == [2, 2]
 
 
 def test_each_channel_is_spread_too() -> None:
     channels = asking(x=4, y=4)
     found = shares({"a": member(channels, *everything(channels)), "b": member(channels)})
-    assert all(len([place for place in places if place[0] == "x"]) == 2 for places in found.values())
+    assert all(len([place for place in partitions if place[0] == "x"]) == 2 for partitions in found.values())
 
 
 def test_who_asks_for_less_gets_all_that_the_other_can_do_without() -> None:
@@ -233,8 +233,8 @@ class World:
         for n in range(40):
             self.channels.append("x", b"%d" % n, b"k%d" % n)
 
-    def join(self, dealing: Dealing, beginning: bool = True) -> LeasedConsumer:
-        return self.opened.enter_context(self.channels.join("group", ["x"], dealing, beginning=beginning))
+    def join(self, listener: RebalanceListener, beginning: bool = True) -> LeasedConsumer:
+        return self.opened.enter_context(self.channels.join("group", ["x"], listener, beginning=beginning))
 
     def turn(self, *members: LeasedConsumer, seconds: float = 1.0) -> list[Entry]:
         """Let some time pass, then each reads once."""
@@ -256,7 +256,7 @@ def test_a_member_gives_what_is_beyond_its_share_after_it_could_commit(world: Wo
     assert world.turn(other) == []
     assert world.turn(one, other) == []
     assert (len(one.held()), len(other.held())) == (2, 2)
-    assert first.places("taken") == sorted(other.held())
+    assert first.partitions("taken") == sorted(other.held())
 
 
 def test_between_two_beats_nothing_is_dealt(world: World) -> None:
@@ -267,33 +267,33 @@ def test_between_two_beats_nothing_is_dealt(world: World) -> None:
 
 
 def test_a_member_that_was_silent_is_told_what_it_lost(world: World) -> None:
-    dealing = Noted()
-    one, other = world.join(dealing), world.join(Noted())
+    listener = Noted()
+    one, other = world.join(listener), world.join(Noted())
     world.turn(one)
     lost = sorted(one.held())
     assert len(world.turn(other, seconds=LEASE.total_seconds())) == 40
     with pytest.raises(Unavailable, match=r"x/0, x/1, x/2, x/3 is held by others by now: nothing was committed"):
         one.commit()
     assert world.turn(one) == []
-    assert dealing.told[-1] == ("lost", lost)
+    assert listener.told[-1] == ("lost", lost)
     assert one.held() == {}
     one.commit()
 
 
 def test_a_member_that_was_silent_alone_reads_again_what_it_has_not_committed(world: World) -> None:
-    dealing = Noted()
-    one = world.join(dealing)
+    listener = Noted()
+    one = world.join(listener)
     first = world.turn(one)
     again = world.turn(one, seconds=LEASE.total_seconds() + 1)
     assert numbers(first) == numbers(again)
-    assert [word for word, _ in dealing.told] == ["given", "lost", "given"]
+    assert [word for word, _ in listener.told] == ["given", "lost", "given"]
 
 
 def test_a_commit_in_the_last_moment_is_where_the_next_goes_on(world: World) -> None:
-    dealing = Noted()
+    listener = Noted()
     with ExitStack() as own:
-        one = own.enter_context(world.channels.join("group", ["x"], dealing))
-        dealing.commit = one.commit
+        one = own.enter_context(world.channels.join("group", ["x"], listener))
+        listener.commit = one.commit
         assert len(world.turn(one)) == 40
     world.channels.append("x", b"new", b"k1")
     assert [entry.value for entry in world.turn(world.join(Noted()))] == [b"new"]
@@ -331,7 +331,7 @@ def test_what_failed_half_way_is_done_with_the_next_read(fails: str) -> None:
             return super().reader(*args, **kwargs)
 
     class Failing(Noted):
-        def given(self, places: Sequence[Place]) -> dict[Place, int]:
+        def assigned(self, partitions: Sequence[ChannelPartition]) -> dict[ChannelPartition, int]:
             channels._fail("given")
             return {}
 
@@ -378,8 +378,8 @@ def test_the_lease_is_as_long_as_the_binder_says() -> None:
     clock = ManualClock()
     channels = MemoryChannels(1, clock, timedelta(seconds=100))
     channels.append("x", b"1")
-    dealing = Noted()
-    with channels.join("group", ["x"], dealing) as one:
+    listener = Noted()
+    with channels.join("group", ["x"], listener) as one:
         one.read(1, 0)
         clock.move(99)
         one.commit()
@@ -390,8 +390,8 @@ def test_the_lease_is_as_long_as_the_binder_says() -> None:
 
 def test_offsets_that_were_not_asked_for_are_not_taken(world: World) -> None:
     class Knowing(Noted):
-        def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
-            return {**super().given(places), **dict.fromkeys(everything({"x": 4}), 0)}
+        def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
+            return {**super().assigned(partitions), **dict.fromkeys(everything({"x": 4}), 0)}
 
     one, other = world.join(Knowing()), world.join(Knowing())
     for _ in range(4):
@@ -412,8 +412,8 @@ def test_a_partition_that_only_another_member_remembers_is_waited_for(world: Wor
 
 
 def test_a_member_goes_on_with_a_channel_that_is_made_again(world: World) -> None:
-    dealing = Noted()
-    one = world.join(dealing)
+    listener = Noted()
+    one = world.join(listener)
     assert len(world.turn(one)) == 40
     world.channels.remove("x")
     world.channels.ensure([Topic("x", 2)])
@@ -422,4 +422,4 @@ def test_a_member_goes_on_with_a_channel_that_is_made_again(world: World) -> Non
     with pytest.raises(Unavailable, match="nothing was committed"):
         one.commit()
     assert sorted(numbers(world.turn(one))) == list(range(100, 110))
-    assert [word for word, _ in dealing.told] == ["given", "lost", "given"]
+    assert [word for word, _ in listener.told] == ["given", "lost", "given"]

@@ -64,7 +64,7 @@ class Lives:
 
 
 @contextmanager
-def lives(kafka: Kafka, group: str, channel: str, folder: Path) -> Iterator[Lives]:
+def generations(kafka: Kafka, group: str, channel: str, folder: Path) -> Iterator[Lives]:
     found = Lives(kafka.servers, group, channel, folder)
     try:
         yield found
@@ -185,7 +185,7 @@ def settled(kafka: Kafka, group: str) -> bool:
         found = kafka.group(group)
     except Unavailable:
         return False
-    held = [place for places in found.members.values() for place in places]
+    held = [place for partitions in found.members.values() for place in partitions]
     return len(found.members) == MEMBERS and len(held) == len(set(held)) == PARTITIONS and all(found.members.values())
 
 
@@ -203,7 +203,7 @@ def test_members_come_go_and_are_killed_and_each_record_is_processed(
 ) -> None:
     channel, group, chance = fresh("shared"), fresh("members"), random.Random(7)
     kafka.ensure([Topic(channel, PARTITIONS)])
-    with lives(kafka, group, channel, tmp_path) as members:
+    with generations(kafka, group, channel, tmp_path) as members:
         for _ in range(MEMBERS):
             members.join()
         kills = 0

@@ -20,7 +20,7 @@ from penstock.channels.redis.client import Address, Arguments, Server, written
 from penstock.channels.redis.codec import LIMIT, pack, place_of, unpack
 from penstock.channels.redis.sender import Courier, Delivery, RedisSender, parcels
 from penstock.core.clock import duration
-from penstock.core.contracts import Entry, Place, Topic
+from penstock.core.contracts import ChannelPartition, Entry, Topic
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
 from penstock.core.record import Origin, Record
 
@@ -86,7 +86,7 @@ def values(entries: Sequence[Entry]) -> list[int]:
         ("redis://a..b:1/0", "label empty or too long"),
     ],
 )
-def test_a_wrong_address_is_told_with_the_way_out(address: str, problem: str) -> None:
+def test_a_wrong_address_is_told_with_the_fix(address: str, problem: str) -> None:
     with pytest.raises(Misconfigured, match=problem):
         at(address)
 
@@ -587,12 +587,12 @@ def test_changes_of_a_group_at_once_are_all_made(channels: RedisChannels, fresh:
 class Quiet:
     """Wants to know nothing of how partitions are dealt."""
 
-    def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
         return {}
 
-    def taken(self, places: Sequence[Place]) -> None: ...
+    def revoked(self, partitions: Sequence[ChannelPartition]) -> None: ...
 
-    def lost(self, places: Sequence[Place]) -> None: ...
+    def lost(self, partitions: Sequence[ChannelPartition]) -> None: ...
 
 
 def test_a_group_whose_members_are_silent_and_left_nothing_is_none(

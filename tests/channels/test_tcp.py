@@ -457,7 +457,7 @@ ONE = next(frames.packed("a", numbers(1, 1)))
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("said", "description"),
     [
         ([b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"], "something else speaks here"),
         ([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 500], "something else speaks here"),
@@ -476,11 +476,11 @@ ONE = next(frames.packed("a", numbers(1, 1)))
         ([HELLO, frames.batch(1, ONE[:9] + struct.pack("!i", -2) + ONE[13:])], "announces -2 bytes"),
     ],
 )
-def test_what_cannot_be_read_is_told_and_the_reader_lives(tcp: Tcp, said: list[bytes], words: str) -> None:
+def test_what_cannot_be_read_is_told_and_the_reader_lives(tcp: Tcp, said: list[bytes], description: str) -> None:
     with tcp.reader({"a": {}}) as reader:
         last = talk(tcp, *said)[-1]
         assert isinstance(last, frames.Fault)
-        assert words in last.words
+        assert description in last.description
         sent(tcp, "a", numbers(1, 2))
         assert told(read(reader, 2)) == [1, 2]
 
@@ -594,12 +594,12 @@ def test_ensure_makes_nothing_and_tells_what_cannot_be(tcp: Tcp) -> None:
 class Unasked:
     """A dealing that is never reached."""
 
-    def given(self, places: object) -> dict[tuple[str, int], int]:
+    def given(self, partitions: object) -> dict[tuple[str, int], int]:
         raise AssertionError
 
-    def taken(self, places: object) -> None: ...
+    def taken(self, partitions: object) -> None: ...
 
-    def lost(self, places: object) -> None: ...
+    def lost(self, partitions: object) -> None: ...
 
 
 @pytest.mark.parametrize(
@@ -615,7 +615,7 @@ class Unasked:
         lambda tcp: tcp.move("g", {}),
     ],
 )
-def test_what_only_a_log_can_do_is_refused_with_the_way_out(tcp: Tcp, ask: Callable[[Tcp], object]) -> None:
+def test_what_only_a_log_can_do_is_refused_with_the_fix(tcp: Tcp, ask: Callable[[Tcp], object]) -> None:
     with pytest.raises(Misconfigured, match=r"tcp:// keeps nothing: .*; use kafka://, redis:// or file://"):
         ask(tcp)
 

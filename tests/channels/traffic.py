@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.core.contracts import Channels, Entry, Member, Place, Positions, Reader
+from penstock.core.contracts import ChannelPartition, Channels, Entry, Member, Offsets, Reader
 from penstock.core.record import Origin, Record
 
 PATIENCE = 30.0
@@ -53,7 +53,11 @@ def gathered(reader: Reader | Member, count: int, most: int = 1_000, patience: f
 
 
 def read(
-    channels: Channels, channel: str, count: int, start: Positions | None = None, only: set[Place] | None = None
+    channels: Channels,
+    channel: str,
+    count: int,
+    start: Offsets | None = None,
+    only: set[ChannelPartition] | None = None,
 ) -> list[Entry]:
     with channels.reader({channel: start or {}}, only=only) as reader:
         return gathered(reader, count)
@@ -115,21 +119,23 @@ def lines(running: "subprocess.Popen[str]") -> Iterator[int]:
 class Noted:
     """A `Dealing` that writes down what it is told, and commits when it is asked to."""
 
-    def __init__(self, starts: Mapping[Place, int] | None = None, commit: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, starts: Mapping[ChannelPartition, int] | None = None, commit: Callable[[], None] | None = None
+    ) -> None:
         self.starts, self.commit = dict(starts or {}), commit
-        self.told: list[tuple[str, list[Place]]] = []
+        self.told: list[tuple[str, list[ChannelPartition]]] = []
 
-    def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
-        self.told.append(("given", list(places)))
-        return {place: self.starts[place] for place in places if place in self.starts}
+    def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
+        self.told.append(("given", list(partitions)))
+        return {place: self.starts[place] for place in partitions if place in self.starts}
 
-    def taken(self, places: Sequence[Place]) -> None:
-        self.told.append(("taken", list(places)))
+    def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
+        self.told.append(("taken", list(partitions)))
         if self.commit:
             self.commit()
 
-    def lost(self, places: Sequence[Place]) -> None:
-        self.told.append(("lost", list(places)))
+    def lost(self, partitions: Sequence[ChannelPartition]) -> None:
+        self.told.append(("lost", list(partitions)))
 
-    def places(self, word: str) -> list[Place]:
-        return sorted(place for said, places in self.told if said == word for place in places)
+    def partitions(self, word: str) -> list[ChannelPartition]:
+        return sorted(place for said, partitions in self.told if said == word for place in partitions)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.run.run_file import Running
 from penstock.run.services import ROLE, Services
 from penstock.supervise.folder import StateFolder
@@ -14,7 +14,7 @@ from penstock.supervise.folder import StateFolder
 @contextmanager
 def standing(folder: Path, servers: str, address: str | None = None) -> Iterator[Path]:
     """With the channels on that Kafka, or at another address."""
-    state = Wiring.read(folder).state
+    state = Config.read(folder).state
     with StateFolder(state).held() as run, StateFolder(state, ROLE).held() as services:
         address = address or f"kafka://{servers}"
         Running(os.getpid(), "test", "penstock.test.status", address, None, None, "", address).write(run.path)

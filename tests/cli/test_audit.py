@@ -24,7 +24,7 @@ from penstock.cli.audit import audit
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin, Record
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 
@@ -38,7 +38,7 @@ def audited(folder: Path, *seqs: int, blind: bool = False, clock: Clock | None =
         channels.append("rsvps", b"{}", None, Origin("a", 1, seq, 0).headers())
     if blind:
         channels.append(NOTES, json.dumps({"kind": "blind", "source": "feed", "since": 0, "until": 5_000_000}).encode())
-    ledger = Ledger(Wiring.read(folder).ledger)
+    ledger = Ledger(Config.read(folder).ledger)
     auditor = Auditor(channels, ledger, [Watched("rsvps", Kind.SOURCE)], NOTES, clock)
     while auditor.step(0):
         pass
@@ -109,7 +109,7 @@ def test_a_ledger_that_nobody_keeps_tells_its_age(tmp_path: Path) -> None:
     assert json.loads(command(tmp_path, "--json").stdout)["as_of"] == 1_700_000_000_000_000
 
 
-def test_without_a_ledger_it_exits_with_2_and_tells_the_way_out(tmp_path: Path) -> None:
+def test_without_a_ledger_it_exits_with_2_and_tells_the_fix(tmp_path: Path) -> None:
     called = [sys.executable, "-m", "penstock", "audit", "--folder", str(tmp_path)]
     result = subprocess.run(called, capture_output=True, text=True, check=False, timeout=60)
     assert result.returncode == 2
@@ -121,7 +121,7 @@ def test_without_a_ledger_it_exits_with_2_and_tells_the_way_out(tmp_path: Path) 
 def test_what_a_running_audit_has_not_read_is_in_flight(tmp_path: Path, kafka: Kafka, fresh: Fresh) -> None:
     channel, notes = fresh("rsvps"), fresh("notes")
     sent(kafka, channel, notes, 1, 2, 3)
-    with closing(Ledger(Wiring.read(tmp_path).ledger)) as ledger:
+    with closing(Ledger(Config.read(tmp_path).ledger)) as ledger:
         auditor = Auditor(kafka, ledger, [Watched(channel, Kind.SOURCE)], notes)
         while sum(ledger.unread({channel: kafka.bounds(channel)}).values()):
             auditor.step(1)
@@ -143,7 +143,7 @@ def test_what_a_running_audit_has_not_read_is_in_flight(tmp_path: Path, kafka: K
 def test_it_waits_until_a_running_audit_has_read_what_was_there(tmp_path: Path, kafka: Kafka, fresh: Fresh) -> None:
     channel, notes = fresh("rsvps"), fresh("notes")
     sent(kafka, channel, notes, 1, 2, 3)
-    ledger, stop = Ledger(Wiring.read(tmp_path).ledger), threading.Event()
+    ledger, stop = Ledger(Config.read(tmp_path).ledger), threading.Event()
     watched = [Watched(channel, Kind.SOURCE)]
     ledger.watch(watched)
     ledger.report(Report(SystemClock().now()))
@@ -166,7 +166,7 @@ def test_what_was_read_long_ago_is_no_old_news_while_the_channel_holds_no_more(
 ) -> None:
     channel, notes = fresh("rsvps"), fresh("notes")
     sent(kafka, channel, notes, 1, 2, 3)
-    with closing(Ledger(Wiring.read(tmp_path).ledger)) as ledger:
+    with closing(Ledger(Config.read(tmp_path).ledger)) as ledger:
         auditor = Auditor(kafka, ledger, [Watched(channel, Kind.SOURCE)], notes, ManualClock(1_700_000_000_000_000))
         while sum(ledger.unread({channel: kafka.bounds(channel)}).values()):
             auditor.step(1)
@@ -198,7 +198,7 @@ def doubts(folder: Path) -> list[str]:
 
 
 def reported(folder: Path, report: Report) -> None:
-    with closing(Ledger(Wiring.read(folder).ledger)) as ledger:
+    with closing(Ledger(Config.read(folder).ledger)) as ledger:
         ledger.report(report)
 
 
@@ -241,7 +241,7 @@ def test_records_in_a_spool_are_doubted_while_nothing_runs(tmp_path: Path) -> No
 def test_a_spool_that_cannot_be_read_is_doubted_with_its_file(tmp_path: Path) -> None:
     audited(tmp_path, 1, 2)
     leave(tmp_path, "rsvps", "rsvps")
-    (file,) = (Wiring.read(tmp_path).state / "spool" / "rsvps" / "0").glob("*.log")
+    (file,) = (Config.read(tmp_path).state / "spool" / "rsvps" / "0").glob("*.log")
     emptied(file, random.Random(1))
     (doubt,) = json.loads(command(tmp_path, "--json").stdout)["doubts"]
     assert doubt["kind"] == "spool"
@@ -251,7 +251,7 @@ def test_a_spool_that_cannot_be_read_is_doubted_with_its_file(tmp_path: Path) ->
 @pytest.mark.parametrize("damage", [truncated, overwritten, emptied, deleted])
 def test_a_damaged_ledger_is_not_known_and_named(tmp_path: Path, damage: Damage) -> None:
     audited(tmp_path, *range(2_000))
-    ledger = Wiring.read(tmp_path).ledger
+    ledger = Config.read(tmp_path).ledger
     damage(ledger, random.Random(1))
     result = command(tmp_path, "--json")
     assert result.exit_code == 3

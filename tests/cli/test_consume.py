@@ -365,7 +365,7 @@ def test_from_now_on_is_where_nothing_is_committed() -> None:
         (["--topic", "c", "--group", "g", "--partition", "0"], "--partition: the group says where"),
     ],
 )
-def test_a_wrong_question_is_answered_with_the_way_out(memory: Memory, arguments: Sequence[str], told: str) -> None:
+def test_a_wrong_question_is_answered_with_the_fix(memory: Memory, arguments: Sequence[str], told: str) -> None:
     memory.fill(partitions=2)
     assert told in wrong(memory.consume(*arguments))
 

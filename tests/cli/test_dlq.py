@@ -237,8 +237,8 @@ def test_an_aborted_transaction_at_the_end_of_the_channel_is_no_obstacle(kafka: 
 
 
 def test_without_a_selection_nothing_is_redriven(kafka: Kafka, channel: str) -> None:
-    way_out = "give PARTITION:OFFSET, --reason, --sender or --since; or --all for every letter"
-    assert wrong(run(kafka, "redrive", channel)) == f"dlq redrive: it is not said which letters; {way_out}"
+    fix = "give PARTITION:OFFSET, --reason, --sender or --since; or --all for every letter"
+    assert wrong(run(kafka, "redrive", channel)) == f"dlq redrive: it is not said which letters; {fix}"
     assert "everything and a selection" in wrong(run(kafka, "redrive", channel, "0:1", "--all"))
 
 

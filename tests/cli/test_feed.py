@@ -67,7 +67,7 @@ async def test_each_kind_has_a_path_and_senders_of_its_own() -> None:
 def test_the_help_tells_what_can_be_simulated() -> None:
     told = CliRunner().invoke(app, ["feed", "--help"]).output
     for name, kind in KINDS.items():
-        assert f"  {name:<13}{kind.words}\n" in told
+        assert f"  {name:<13}{kind.description}\n" in told
 
 
 def test_a_name_that_is_none_gets_what_was_meant() -> None:

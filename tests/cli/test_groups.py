@@ -10,7 +10,7 @@ from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
 from penstock.channels.memory import MemoryChannels
 from penstock.cli import app
-from penstock.core.contracts import Channels, Member, Place, Topic
+from penstock.core.contracts import ChannelPartition, Channels, Member, Topic
 from penstock.core.errors import Misconfigured
 
 Fresh = Callable[[str], str]
@@ -19,12 +19,12 @@ Fresh = Callable[[str], str]
 class Quiet:
     """A member that does not care what it is dealt."""
 
-    def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, places: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
         return {}
 
-    def taken(self, places: Sequence[Place]) -> None: ...
+    def revoked(self, places: Sequence[ChannelPartition]) -> None: ...
 
-    def lost(self, places: Sequence[Place]) -> None: ...
+    def lost(self, places: Sequence[ChannelPartition]) -> None: ...
 
 
 class Memory:
@@ -197,7 +197,7 @@ def test_what_only_shows_how_far_a_pipeline_is_is_not_moved(memory: Memory) -> N
         (["--reset", "--group", "g", "--topic", "d", "--to", "end"], "channel d: there is none of that name"),
     ],
 )
-def test_a_wrong_question_is_answered_with_the_way_out(memory: Memory, arguments: Sequence[str], told: str) -> None:
+def test_a_wrong_question_is_answered_with_the_fix(memory: Memory, arguments: Sequence[str], told: str) -> None:
     memory.channels.move("g", {"c": {0: 1}})
     assert told in wrong(memory.groups(*arguments))
 

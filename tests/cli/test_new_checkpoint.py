@@ -15,10 +15,10 @@ from penstock.run.new_checkpoint import Begin
 def test_a_place_to_begin_is_a_word_a_moment_or_offsets() -> None:
     assert beginning("beginning") == Begin()
     assert beginning("end") == Begin(end=True)
-    assert beginning("2026-11-15T10:00+00:00") == Begin(moment=1_794_736_800_000_000)
+    assert beginning("2026-11-15T10:00+00:00") == Begin(timestamp=1_794_736_800_000_000)
     assert beginning("2026-11-15 10:00+00:00") == beginning("2026-11-15T10:00+00:00")
     before = SystemClock().now()
-    assert before <= (beginning("10m").moment or 0) + 600_000_000 <= SystemClock().now()
+    assert before <= (beginning("10m").timestamp or 0) + 600_000_000 <= SystemClock().now()
     assert beginning("rsvps:0=120, rsvps:1=80,venues:0=0") == Begin(
         offsets={"rsvps": {0: 120, 1: 80}, "venues": {0: 0}}
     )
@@ -36,7 +36,7 @@ def test_what_is_no_place_is_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "description"),
     [
         (["--from", "beginning"], "--from: it is not said for which query"),
         (["--new-checkpoint", "by_city"], "--new-checkpoint: it is not said where the new one begins"),
@@ -45,7 +45,7 @@ def test_what_is_no_place_is_told() -> None:
     ],
 )
 def test_half_of_it_or_a_stranger_is_refused_before_anything_starts(
-    options: list[str], words: str, tmp_path: Path
+    options: list[str], description: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "small.py"
     sql = "SELECT city, count(1) AS n, seen() FROM rsvps GROUP BY city"
@@ -57,5 +57,5 @@ def test_half_of_it_or_a_stranger_is_refused_before_anything_starts(
     )
     ran = CliRunner().invoke(app, ["run", str(file), *options])
     assert isinstance(ran.exception, Misconfigured)
-    assert words in str(ran.exception)
+    assert description in str(ran.exception)
     assert not (tmp_path / ".penstock").exists()

@@ -202,7 +202,7 @@ async def test_what_was_not_acknowledged_is_told(capsys: pytest.CaptureFixture[s
 # --- questions that are wrong -----------------------------------------------------------------------------------------
 
 
-def test_a_channel_that_is_not_there_is_an_error_with_the_way_out() -> None:
+def test_a_channel_that_is_not_there_is_an_error_with_the_fix() -> None:
     bind("memory://produce").ensure([Topic("updates")])
     told = wrong(run("--topic", "update", "--servers", "memory://produce"))
     assert told == (
@@ -224,7 +224,7 @@ def test_a_channel_that_is_not_there_is_an_error_with_the_way_out() -> None:
         (["random-walk", "--every", "0s"], "give more than 0 ms"),
     ],
 )
-def test_a_wrong_question_is_answered_with_the_way_out(arguments: Sequence[str], told: str) -> None:
+def test_a_wrong_question_is_answered_with_the_fix(arguments: Sequence[str], told: str) -> None:
     assert told in wrong(run(*arguments))
 
 

@@ -83,7 +83,7 @@ def test_a_row_that_is_no_json_can_be_told_as_json() -> None:
     assert (told["key"], told["held"], told["recomputed"]) == ("�", "{", None)
 
 
-def test_where_nothing_runs_the_way_out_is_told(tmp_path: Path) -> None:
+def test_where_nothing_runs_the_fix_is_told(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text('from penstock import Pipeline\napp = Pipeline("app")\n')
     with pytest.raises(Misconfigured, match="nothing runs here; start a pipeline"):
         recompute(tmp_path, None, tmp_path / "app.py", "q", False)

@@ -27,14 +27,14 @@ def started(folder: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, env=CLEAN, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def said_until(process: subprocess.Popen[str], words: str) -> str:
+def said_until(process: subprocess.Popen[str], description: str) -> str:
     assert process.stdout is not None
     said = ""
     for line in process.stdout:
         said += line
-        if words in line:
+        if description in line:
             break
-    assert words in said
+    assert description in said
     return said
 
 

@@ -117,7 +117,7 @@ def test_a_key_that_is_not_there_is_told_with_some_that_are(folder: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "words"),
+    ("arguments", "kind", "description"),
     [
         (("totls", "nl"), Misconfigured, 'did you mean "totals"'),
         (("totals", "[1, 2]"), Refused, "the state is kept by city"),
@@ -126,11 +126,11 @@ def test_a_key_that_is_not_there_is_told_with_some_that_are(folder: Path) -> Non
     ],
 )
 def test_what_cannot_be_asked_is_told_as_a_sentence(
-    folder: Path, arguments: tuple[str, str], kind: type[PenstockError], words: str
+    folder: Path, arguments: tuple[str, str], kind: type[PenstockError], description: str
 ) -> None:
     told = state(folder, "get", *arguments)
     assert isinstance(told.exception, kind)
-    assert words in str(told.exception)
+    assert description in str(told.exception)
 
 
 def test_a_scan_is_a_line_for_each_entry(folder: Path) -> None:

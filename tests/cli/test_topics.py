@@ -230,7 +230,7 @@ def test_others_cannot_change_settings_and_say_so(tmp_path: Path) -> None:
         (["--create", "--topic", "x", "--config", "retention"], '--config: "retention" is no setting; write KEY=VALUE'),
     ],
 )
-def test_a_wrong_question_is_answered_with_the_way_out(arguments: list[str], said: str) -> None:
+def test_a_wrong_question_is_answered_with_the_fix(arguments: list[str], said: str) -> None:
     assert wrong(bind("memory://topics"), *arguments).startswith(said)
 
 

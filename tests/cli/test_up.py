@@ -28,7 +28,7 @@ REDIS_ALONE = '[channels]\naddress = "file://"\n'
 """Kafka takes seconds to start, Redis a moment: where it does not matter what is up, it is Redis."""
 
 
-class Place:
+class Workplace:
     """A folder in which a person gives commands."""
 
     def __init__(self, folder: Path) -> None:
@@ -66,15 +66,15 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
-    found = Place(tmp_path)
+def place(tmp_path: Path) -> Iterator[Workplace]:
+    found = Workplace(tmp_path)
     yield found
     if StateFolder(found.state).holder() or Services.at(found.state):
         found.penstock("down", "--force")
 
 
 @pytest.fixture
-def quick(place: Place) -> Place:
+def quick(place: Workplace) -> Workplace:
     (place.folder / "penstock.toml").write_text(REDIS_ALONE)
     return place
 
@@ -103,7 +103,7 @@ def held(kafka: Kafka, channel: str) -> list[Entry]:
 # --- with Redis alone -------------------------------------------------------------------------------------------------
 
 
-def test_what_is_up_outlives_the_command_until_down(quick: Place) -> None:
+def test_what_is_up_outlives_the_command_until_down(quick: Workplace) -> None:
     found = quick.up()
     assert found.kafka is None
     with redis.Redis.from_url(found.redis or "") as client:
@@ -121,7 +121,7 @@ def test_what_is_up_outlives_the_command_until_down(quick: Place) -> None:
         assert client.get("kept") == b"yes"
 
 
-def test_up_again_and_status_say_what_is_up(quick: Place) -> None:
+def test_up_again_and_status_say_what_is_up(quick: Workplace) -> None:
     found = quick.up()
     again = quick.penstock("up")
     assert (again.returncode, again.stdout, again.stderr) == (0, f"up already: Redis at {found.redis}\n", "")
@@ -134,13 +134,13 @@ def test_up_again_and_status_say_what_is_up(quick: Place) -> None:
     assert json.loads(quick.penstock("status", "--json").stdout)["services"]["redis"] == found.redis
 
 
-def test_where_nothing_is_up_down_says_so_and_leaves_no_trace(place: Place) -> None:
+def test_where_nothing_is_up_down_says_so_and_leaves_no_trace(place: Workplace) -> None:
     told = place.penstock("down")
     assert (told.returncode, told.stdout, told.stderr) == (0, "nothing is up here\n", "")
     assert not place.state.exists()
 
 
-def test_a_service_that_dies_is_started_again(quick: Place, eventually: Eventually) -> None:
+def test_a_service_that_dies_is_started_again(quick: Workplace, eventually: Eventually) -> None:
     found = quick.up()
     before = quick.children()["redis"]
     os.kill(before, signal.SIGKILL)
@@ -149,7 +149,7 @@ def test_a_service_that_dies_is_started_again(quick: Place, eventually: Eventual
     assert "redis died: it was ended by SIGKILL" in quick.log
 
 
-def test_what_a_killed_supervisor_leaves_is_ended_and_up_works_again(quick: Place, eventually: Eventually) -> None:
+def test_what_a_killed_supervisor_leaves_is_ended_and_up_works_again(quick: Workplace, eventually: Eventually) -> None:
     found = quick.up()
     pid = quick.children()["redis"]
     os.kill(found.pid, signal.SIGKILL)
@@ -160,7 +160,7 @@ def test_what_a_killed_supervisor_leaves_is_ended_and_up_works_again(quick: Plac
     assert quick.up().redis == found.redis
 
 
-def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(quick: Place) -> None:
+def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(quick: Workplace) -> None:
     quick.up()
     quick.penstock("down")
     with subprocess.Popen(["sleep", "60"]) as bystander:
@@ -172,7 +172,7 @@ def test_a_pid_that_belongs_to_somebody_else_by_now_is_left_alone(quick: Place) 
         bystander.kill()
 
 
-def test_a_service_that_does_not_come_up_is_told_with_the_end_of_its_log(quick: Place) -> None:
+def test_a_service_that_does_not_come_up_is_told_with_the_end_of_its_log(quick: Workplace) -> None:
     spoilt = quick.state / "redis" / "appendonlydir"
     spoilt.parent.mkdir(parents=True)
     spoilt.write_text("not a folder")
@@ -186,7 +186,7 @@ def test_a_service_that_does_not_come_up_is_told_with_the_end_of_its_log(quick: 
     assert not quick.children()
 
 
-def test_what_the_supervisor_is_refused_is_the_answer_of_up(quick: Place) -> None:
+def test_what_the_supervisor_is_refused_is_the_answer_of_up(quick: Workplace) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (quick.folder / "penstock.toml").write_text(f"{REDIS_ALONE}[local]\nredis_port = {port}\n")
@@ -195,7 +195,7 @@ def test_what_the_supervisor_is_refused_is_the_answer_of_up(quick: Place) -> Non
     assert told.stderr.startswith(f"penstock: [local] redis_port: port {port} is taken; ")
 
 
-def test_in_the_foreground_it_stays_until_ctrl_c(quick: Place, eventually: Eventually) -> None:
+def test_in_the_foreground_it_stays_until_ctrl_c(quick: Workplace, eventually: Eventually) -> None:
     process = quick.started("up", "--foreground")
     eventually(lambda: (found := Services.at(quick.state)) is not None and found.up)
     found = Services.at(quick.state)
@@ -208,7 +208,7 @@ def test_in_the_foreground_it_stays_until_ctrl_c(quick: Place, eventually: Event
     assert Services.at(quick.state) is None
 
 
-def test_what_the_settings_place_elsewhere_is_not_started(place: Place) -> None:
+def test_what_the_settings_place_elsewhere_is_not_started(place: Workplace) -> None:
     (place.folder / "penstock.toml").write_text(
         '[channels]\naddress = "kafka://broker:9092"\n[redis]\nurl = "redis://me:secret@far:6379/0"\n'
     )
@@ -218,21 +218,21 @@ def test_what_the_settings_place_elsewhere_is_not_started(place: Place) -> None:
     assert not place.state.exists()
 
 
-def test_brokers_that_are_asked_for_where_kafka_lies_elsewhere_are_not_passed_over(quick: Place) -> None:
+def test_brokers_that_are_asked_for_where_kafka_lies_elsewhere_are_not_passed_over(quick: Workplace) -> None:
     told = quick.penstock("up", "--brokers", "3")
     problem = "3 asked for, and the settings place the channels at file://; leave it out: no Kafka is started here"
     assert (told.returncode, told.stdout, told.stderr) == (2, "", f"penstock: --brokers: {problem}\n")
     assert Services.at(quick.state) is None
 
 
-def test_a_folder_that_is_not_there_is_not_made(place: Place) -> None:
+def test_a_folder_that_is_not_there_is_not_made(place: Workplace) -> None:
     told = place.penstock("up", "--folder", "typo")
     assert (told.returncode, told.stderr) == (2, "penstock: --folder: there is no folder typo; make it first\n")
     assert not (place.folder / "typo").exists()
 
 
 @pytest.mark.parametrize("brokers", ["0", "2", "4"])
-def test_a_number_of_brokers_without_a_majority_is_refused(place: Place, brokers: str) -> None:
+def test_a_number_of_brokers_without_a_majority_is_refused(place: Workplace, brokers: str) -> None:
     told = place.penstock("up", "--brokers", brokers)
     assert told.returncode == 2
     assert told.stderr.startswith(f"penstock: --brokers: {brokers} asked for; 2F + 1 brokers go on when F of them")
@@ -242,7 +242,7 @@ def test_a_number_of_brokers_without_a_majority_is_refused(place: Place, brokers
 
 
 @pytest.mark.usefixtures("jars")
-def test_ctrl_c_while_it_starts_leaves_nothing_behind(place: Place, eventually: Eventually) -> None:
+def test_ctrl_c_while_it_starts_leaves_nothing_behind(place: Workplace, eventually: Eventually) -> None:
     process = place.started("up")
     eventually(lambda: {"kafka-1", "redis"} <= set(place.children()))
     pids = place.children().values()
@@ -257,7 +257,7 @@ def test_ctrl_c_while_it_starts_leaves_nothing_behind(place: Place, eventually: 
 
 
 @pytest.mark.usefixtures("jars")
-def test_a_run_uses_what_is_up_and_both_keep_the_same_data(place: Place, eventually: Eventually) -> None:
+def test_a_run_uses_what_is_up_and_both_keep_the_same_data(place: Workplace, eventually: Eventually) -> None:
     (place.folder / "small.py").write_text(
         'from penstock import Pipeline\n\napp = Pipeline("small")\napp.channel("letters")\n'
     )
@@ -304,7 +304,7 @@ def test_a_run_uses_what_is_up_and_both_keep_the_same_data(place: Place, eventua
 
 @pytest.mark.usefixtures("jars")
 def test_when_the_leader_of_a_partition_dies_another_takes_over_and_nothing_is_lost(
-    place: Place, eventually: Eventually
+    place: Workplace, eventually: Eventually
 ) -> None:
     found = place.up("--brokers", "3")
     made = place.penstock("topics", "--create", "--topic", "test", "--replication-factor", "3", "--partitions", "3")

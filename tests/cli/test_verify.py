@@ -244,7 +244,7 @@ def test_a_lapse_is_told_in_a_line(tmp_path: Path) -> None:
         (["./some", "--follow"], "--follow: a file has an end; pipe it: tail -n +1 -f ./some | penstock verify -"),
     ],
 )
-def test_what_cannot_be_verified_is_told_with_the_way_out(
+def test_what_cannot_be_verified_is_told_with_the_fix(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     monkeypatch.chdir(tmp_path)

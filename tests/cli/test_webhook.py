@@ -48,7 +48,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _known(self) -> bool:
         if f"Authorization: {self.headers['Authorization']}" == TOKEN:
             return True
-        self._reply(401, {"error": "who are \x1b[31myou", "place": "the door", "way_out": "knock"})
+        self._reply(401, {"error": "who are \x1b[31myou", "place": "the door", "fix": "knock"})
         return False
 
     def do_POST(self) -> None:

@@ -5,7 +5,7 @@ import socket
 import pytest
 
 from penstock.collect.ways import source_at
-from penstock.core.contracts import Taken
+from penstock.core.contracts import ResumeState
 from penstock.core.errors import Misconfigured
 
 DOORS = {"tcp": {}, "ws": {}, "http": {}, "webhook": {"secret": "whsec_" + "c2VjcmV0" * 4}}
@@ -40,5 +40,5 @@ async def test_a_port_that_is_taken_is_misconfigured(kind: str) -> None:
         place = f"127.0.0.1:{other.getsockname()[1]}" + ("" if kind == "tcp" else "/in")
         source = source_at(f"listen+{kind}://{place}", "door", DOORS[kind])
         with pytest.raises(Misconfigured, match=r"source door, address .*choose another port"):
-            async with source.open(Taken()):
+            async with source.open(ResumeState()):
                 pass

@@ -22,7 +22,7 @@ from penstock.collect import files
 from penstock.collect.cursors import cursor_of
 from penstock.collect.files import FilesSource, folder, progress
 from penstock.collect.files.progress import Progress, Sight, tail
-from penstock.core.contracts import Arrival, Home, Intake, Sender, Taken
+from penstock.core.contracts import Arrival, Intake, ResumeState, Sender, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Record
 from penstock.testing.channels import MemoryChannels
@@ -52,7 +52,7 @@ async def taken(intakes: AsyncIterator[Intake], count: int) -> list[Arrival]:
 
 async def all_of(source: FilesSource, cursor: str | None = None) -> list[Arrival]:
     """All that is there."""
-    async with asyncio.timeout(20), replace(source, follow=False).open(Taken(cursor=cursor)) as intakes:
+    async with asyncio.timeout(20), replace(source, follow=False).open(ResumeState(cursor=cursor)) as intakes:
         return [one async for intake in intakes for one in arrived(intake)]
 
 
@@ -94,8 +94,8 @@ def open_files() -> int:
 
 def older(path: Path, seconds: float) -> None:
     """As if it had been written earlier."""
-    moment = path.stat().st_mtime - seconds
-    os.utime(path, (moment, moment))
+    timestamp = path.stat().st_mtime - seconds
+    os.utime(path, (timestamp, timestamp))
 
 
 @dataclass
@@ -245,13 +245,13 @@ async def test_a_file_that_is_rotated_before_its_turn_comes_is_read_although_the
     log.rename(tmp_path / "a.log.1")
     append(log, b"b1\n")
     # It has met both, and dies with the first record of the first.
-    async with of(tmp_path / path).open(Taken(cursor=cursor_in(channels))) as intakes:
+    async with of(tmp_path / path).open(ResumeState(cursor=cursor_in(channels))) as intakes:
         first = arrived(await anext(intakes))[0]
     assert first.value == b"a2"
     log.rename(tmp_path / "a.log.2")
     if back:
         append(log, b"c1\n")
-    async with of(tmp_path / path, follow=False).open(Taken(cursor=first.cursor)) as intakes:
+    async with of(tmp_path / path, follow=False).open(ResumeState(cursor=first.cursor)) as intakes:
         found = [one async for intake in intakes for one in arrived(intake)]
     assert values(found) == [b"a3", b"b1", *([b"c1"] if back else [])]
 
@@ -276,16 +276,18 @@ async def test_an_inode_that_is_another_files_by_now_is_not_read(tmp_path: Path)
 async def test_crashes_that_leave_gaps_lose_and_double_nothing(tmp_path: Path, seed: int) -> None:
     """Files that grow in parallel and are rotated, under collectors of which each leaves some of its records behind."""
     chance, channels, given = random.Random(seed), Leaky(), list[bytes]()
-    for life in range(15):
+    for generation in range(15):
         for _ in range(chance.randrange(1, 6)):
             name = chance.choice("abcd")
-            some = [b"%s %d %d" % (name.encode(), life, len(given) + n) for n in range(chance.choice((1, 3, 200)))]
+            some = [
+                b"%s %d %d" % (name.encode(), generation, len(given) + n) for n in range(chance.choice((1, 3, 200)))
+            ]
             given += some
             append(tmp_path / f"{name}.log", b"".join(line + b"\n" for line in some))
         if chance.random() < 0.4 and (log := tmp_path / f"{chance.choice('abcd')}.log").exists():
-            log.rename(tmp_path / f"{log.name}.{life}")
+            log.rename(tmp_path / f"{log.name}.{generation}")
         held = {entry.value for entry in channels.entries("into")}
-        left = [value for value in given if value not in held] if life < 14 else []
+        left = [value for value in given if value not in held] if generation < 14 else []
         channels.lost = set(chance.sample(left, min(3, len(left))))
         due = [value for value in given if value not in channels.lost]
         async with Running(of(tmp_path / "*.log*"), channels) as running:
@@ -299,7 +301,7 @@ async def test_a_folder_that_is_away_while_records_are_on_their_way_gives_none_o
     inside.mkdir()
     (inside / "a.log").write_bytes(b"a1\n")
     (inside / "b.log").write_bytes(b"b1\n")
-    async with asyncio.timeout(20), of(inside).open(Taken()) as intakes:
+    async with asyncio.timeout(20), of(inside).open(ResumeState()) as intakes:
         first, second = await anext(intakes), await anext(intakes)
         inside.rename(tmp_path / "away")
         waiting = asyncio.ensure_future(anext(intakes))
@@ -405,7 +407,7 @@ async def test_each_line_has_a_cursor_behind_which_the_rest_is_found(tmp_path: P
 async def test_what_is_appended_comes_and_a_line_only_once_it_ends(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_bytes(b"one\ntw")
-    async with of(log).open(Taken()) as intakes:
+    async with of(log).open(ResumeState()) as intakes:
         assert values(await taken(intakes, 1)) == [b"one"]
         waiting = asyncio.ensure_future(taken(intakes, 1))
         await asyncio.sleep(0.05)
@@ -422,11 +424,11 @@ async def test_files_that_are_written_to_in_parallel_are_all_followed(tmp_path: 
     found: list[Arrival] = []
     expected: set[bytes] = set()
     cursor = None
-    for life in range(3):
-        async with of(tmp_path).open(Taken(cursor=cursor)) as intakes:
+    for generation in range(3):
+        async with of(tmp_path).open(ResumeState(cursor=cursor)) as intakes:
             for turn in range(3):
                 for name in names:
-                    append(tmp_path / name, line := f"{name} {life} {turn}\n".encode())
+                    append(tmp_path / name, line := f"{name} {generation} {turn}\n".encode())
                     expected.add(line[:-1])
                 some = await taken(intakes, 20)
                 found += some
@@ -439,14 +441,14 @@ async def test_whatever_is_written_and_wherever_it_ends_each_line_comes_once(tmp
     """Files that grow in parallel, are rotated and compressed, under a reader that crashes again and again."""
     chance, found, given, cursor = random.Random(seed), list[bytes](), list[bytes](), None
     source = of(tmp_path / "*.log*", max_size=100)
-    for life in range(30):
+    for generation in range(30):
         for _ in range(chance.randrange(8)):
             name = chance.choice("abcd")
-            some = [b"%s %d %d" % (name.encode(), life, len(given) + n) for n in range(chance.choice((1, 2, 90)))]
+            some = [b"%s %d %d" % (name.encode(), generation, len(given) + n) for n in range(chance.choice((1, 2, 90)))]
             given += some
             append(tmp_path / f"{name}.log", b"".join(line + b"\n" for line in some))
         if chance.random() < 0.3 and (log := tmp_path / f"{chance.choice('abcd')}.log").exists():
-            log.rename(rotated := tmp_path / f"{log.name}.{life}")
+            log.rename(rotated := tmp_path / f"{log.name}.{generation}")
             if chance.random() < 0.5:
                 # It was seen under its new name before that.
                 all_found = await all_of(source, cursor)
@@ -465,7 +467,7 @@ async def test_whatever_is_written_and_wherever_it_ends_each_line_comes_once(tmp
 async def test_a_file_that_is_rotated_is_finished_before_the_new_one(tmp_path: Path) -> None:
     log = tmp_path / "a.log"
     log.write_bytes(b"1\n2\n")
-    async with of(log).open(Taken()) as intakes:
+    async with of(log).open(ResumeState()) as intakes:
         found = await taken(intakes, 2)
         append(log, b"3\n")
         log.rename(tmp_path / "a.log.1")
@@ -500,7 +502,7 @@ async def test_a_file_that_is_cut_is_read_from_its_beginning(tmp_path: Path, cap
     """The same line at the same place is another record then, and has another cursor."""
     log = tmp_path / "a.log"
     log.write_bytes(b"begin\nmore\n")
-    async with of(log).open(Taken()) as intakes:
+    async with of(log).open(ResumeState()) as intakes:
         found = await taken(intakes, 2)
         log.write_bytes(b"begin\n")
         found += await taken(intakes, 1)
@@ -520,7 +522,7 @@ async def test_a_file_that_is_removed_is_read_to_its_end(tmp_path: Path, monkeyp
     monkeypatch.setattr(files, "GONE", 0.05)
     log = tmp_path / "a.log"
     log.write_bytes(b"1\n")
-    async with of(tmp_path).open(Taken()) as intakes:
+    async with of(tmp_path).open(ResumeState()) as intakes:
         found = await taken(intakes, 1)
         with log.open("ab") as writing:
             log.unlink()
@@ -567,10 +569,10 @@ async def test_a_file_that_was_forgotten_is_gone_on_with_when_it_grows_again(
     for n in range(60):
         (tmp_path / f"{n:04}.log").write_bytes(b"%d\n" % n)
         older(tmp_path / f"{n:04}.log", 7_200)
-    async with of(tmp_path).open(Taken()) as intakes:
+    async with of(tmp_path).open(ResumeState()) as intakes:
         cursor = (await taken(intakes, 60))[-1].cursor
     assert "0000.log" not in (cursor or "")
-    async with of(tmp_path).open(Taken(cursor=cursor)) as intakes:
+    async with of(tmp_path).open(ResumeState(cursor=cursor)) as intakes:
         await asyncio.sleep(0.05)
         waiting = asyncio.ensure_future(taken(intakes, 1))
         await asyncio.sleep(0.05)
@@ -602,7 +604,7 @@ async def test_each_whole_file_is_a_record_once_it_is_settled(tmp_path: Path) ->
     source = of(tmp_path, format="whole", settled=timedelta(milliseconds=200))
     (tmp_path / "a").write_bytes(b"one\ntwo\n")
     (tmp_path / "empty").touch()
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         assert values(await taken(intakes, 1)) == [b"one\ntwo\n"]
         with (tmp_path / "b").open("wb", buffering=0) as writing:
             for _ in range(5):
@@ -673,7 +675,7 @@ async def test_compressed_data_that_is_damaged_has_a_receipt_and_the_others_go_o
 async def test_compressed_data_that_is_still_being_written_is_awaited(tmp_path: Path) -> None:
     data = gzip.compress(b"one\ntwo\n")
     (tmp_path / "a.gz").write_bytes(data[:-12])
-    async with of(tmp_path).open(Taken()) as intakes:
+    async with of(tmp_path).open(ResumeState()) as intakes:
         waiting = asyncio.ensure_future(taken(intakes, 2))
         await asyncio.sleep(0.05)
         append(tmp_path / "a.gz", data[-12:])
@@ -702,8 +704,8 @@ async def test_only_regular_files_that_are_meant_are_read(tmp_path: Path) -> Non
 async def test_a_relative_path_begins_where_the_pipeline_lies(tmp_path: Path, path: str) -> None:
     (tmp_path / "inbox").mkdir()
     (tmp_path / "inbox" / "a.log").write_bytes(b"a\n")
-    home = Home(MemoryChannels(), "into", "into.dead", "bookmarks", tmp_path / ".penstock")
-    source = of(Path(path.format(folder=tmp_path))).at_home(home)
+    home = SourceContext(MemoryChannels(), "into", "into.dead", "bookmarks", tmp_path / ".penstock")
+    source = of(Path(path.format(folder=tmp_path))).with_context(home)
     assert values(await all_of(source)) == [b"a"]
 
 
@@ -722,7 +724,7 @@ async def test_a_file_that_may_not_be_read_is_told_and_the_others_go_on(tmp_path
     (tmp_path / "a").chmod(0)
     (tmp_path / "b").write_bytes(b"b\n")
     with bound_by_permissions():
-        async with of(tmp_path, follow=False).open(Taken()) as intakes:
+        async with of(tmp_path, follow=False).open(ResumeState()) as intakes:
             assert values(await taken(intakes, 1)) == [b"b"]
             with pytest.raises(Unavailable, match="Permission denied"):
                 await anext(intakes)
@@ -753,10 +755,10 @@ async def test_intakes_are_bounded_and_no_file_stays_open(tmp_path: Path) -> Non
     (tmp_path / "a.log").write_bytes(b"x\n" * 200_000)
     before = open_files()
     source = of(tmp_path / "a.log")
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         sizes = [len((await anext(intakes)).arrivals) for _ in range(20)]
     assert max(sizes) <= 2_000
-    async with source.open(Taken()) as intakes, aclosing(intakes):  # type: ignore[type-var]
+    async with source.open(ResumeState()) as intakes, aclosing(intakes):  # type: ignore[type-var]
         waiting = asyncio.ensure_future(anext(intakes))
         await asyncio.sleep(0)
         waiting.cancel()

@@ -18,7 +18,7 @@ from websockets.frames import Frame, Opcode
 from penstock.collect import gathering, holding, websocket_server
 from penstock.collect.holding import Held
 from penstock.collect.websocket_server import WebSocketServer
-from penstock.core.contracts import Intake, Taken
+from penstock.core.contracts import Intake, ResumeState
 
 QUICK = timedelta(milliseconds=200)
 CHUNK = 256 << 10
@@ -64,7 +64,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def opened(**options: Any) -> AsyncIterator[tuple[str, AsyncIterator[Intake]]]:
     source = WebSocketServer(f"listen+ws://127.0.0.1:{later_port()}/", "door", **options)
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         yield f"{source.url.removeprefix('listen+')}?epoch=1&sender=", intakes
 
 

@@ -17,7 +17,7 @@ from tests.ports import later_port
 
 from penstock.collect.http import HttpSource
 from penstock.collect.ways import source_at
-from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import SourceContract, anything
@@ -80,9 +80,9 @@ class Door:
 
 
 @asynccontextmanager
-async def opened(source: HttpSource, taken: Taken | None = None) -> AsyncIterator[Door]:
+async def opened(source: HttpSource, taken: ResumeState | None = None) -> AsyncIterator[Door]:
     async with (
-        source.open(taken or Taken()) as intakes,
+        source.open(taken or ResumeState()) as intakes,
         httpx.AsyncClient(base_url=source.url.removeprefix("listen+").removesuffix("/in"), timeout=30) as client,
     ):
         yield Door(source, client, intakes)
@@ -118,7 +118,7 @@ async def test_numbers_have_no_gap_whatever_is_refused_between_them(tmp_path: Pa
 async def test_each_opening_numbers_anew_in_a_later_epoch(tmp_path: Path) -> None:
     source, epochs = source_in(tmp_path), []
     for places in ({}, {"door.http": (2**62, 5)}):
-        async with opened(source, Taken(places)) as door:
+        async with opened(source, ResumeState(places)) as door:
             posting = asyncio.create_task(door.posted(b"x"))
             (found,) = await door.taken(1)
             await posting
@@ -233,7 +233,7 @@ async def test_what_a_client_does_wrong_is_told_with_its_place_and_nothing_is_ta
         assert answer.status_code == status
         assert place in answer.json()["place"]
         assert said in answer.json()["error"]
-        assert "way_out" in answer.json()
+        assert "fix" in answer.json()
         posting = asyncio.create_task(door.posted(b"good"))
         assert [one.value for one in await door.taken(1)] == [b"good"]
         await posting
@@ -241,7 +241,7 @@ async def test_what_a_client_does_wrong_is_told_with_its_place_and_nothing_is_ta
 
 @pytest.mark.parametrize("how", ["address", "header"])
 async def test_a_jump_is_refused_and_nothing_is_taken(tmp_path: Path, how: str) -> None:
-    async with opened(source_in(tmp_path), Taken({"a": (5, 41)}, highest={"a": (5, 41)})) as door:
+    async with opened(source_in(tmp_path), ResumeState({"a": (5, 41)}, highest={"a": (5, 41)})) as door:
         asked = f"?sender=a&epoch=5&seq={2**62}" if how == "address" else ""
         headers = {} if asked else {"idempotency-key": f"a/5/{2**62}"}
         answer = await door.client.post(f"/in{asked}", content=b"x", headers=headers)
@@ -255,7 +255,7 @@ async def test_a_name_is_asked_for_where_it_is_needed(tmp_path: Path) -> None:
     async with opened(source_in(tmp_path, named=True)) as door:
         answer = await door.posted(b"x")
         assert answer.status_code == 400
-        assert answer.json()["way_out"] == "give ?sender=NAME&epoch=N&seq=N"
+        assert answer.json()["fix"] == "give ?sender=NAME&epoch=N&seq=N"
 
 
 async def test_what_is_packed_is_unpacked_also_in_parts(tmp_path: Path) -> None:
@@ -314,7 +314,7 @@ async def test_what_was_not_taken_is_told(tmp_path: Path) -> None:
 async def test_who_waits_when_the_source_is_closed_hears_what_became_of_its_record(tmp_path: Path) -> None:
     source = source_in(tmp_path)
     async with httpx.AsyncClient() as client:
-        async with source.open(Taken()) as intakes:
+        async with source.open(ResumeState()) as intakes:
             posting = asyncio.create_task(client.post(source.url.removeprefix("listen+"), content=b"x"))
             intake = await anext(intakes)
             settling = asyncio.get_running_loop().call_later(0.05, lambda: asyncio.ensure_future(intake.settle(None)))
@@ -419,13 +419,13 @@ async def test_a_folder_that_cannot_be_is_misconfigured(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     source = replace(source_in(tmp_path), folder=tmp_path / "file" / "folder")
     with pytest.raises(Misconfigured, match="choose another folder"):
-        async with source.open(Taken()):
+        async with source.open(ResumeState()):
             pass
 
 
 async def test_answers_need_channels(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="answers: it knows no channels"):
-        async with source_in(tmp_path, answers="results").open(Taken()):
+        async with source_in(tmp_path, answers="results").open(ResumeState()):
             pass
 
 
@@ -439,4 +439,4 @@ def test_its_address_makes_it() -> None:
 def test_processes_that_share_a_port_do_not_know_of_each_other() -> None:
     source = HttpSource("listen+http://127.0.0.1:8700/in", "door", named=True, shared=True)
     assert source.guarantee is Guarantee.AT_LEAST_ONCE
-    assert "another process" in source.words
+    assert "another process" in source.description

@@ -18,9 +18,9 @@ from penstock.channels.memory import MemoryChannels
 from penstock.collect.overlapping import Down, Known, Lines, Overlapping, Up, overlapping
 from penstock.collect.pump import Pump
 from penstock.collect.websocket import WebSocketSource
-from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.record import Blind
+from penstock.core.record import OutageInterval
 from penstock.testing.sources import SourceContract, plain
 
 
@@ -166,7 +166,7 @@ async def test_when_all_are_lost_the_time_is_blind(feed: Forgetful) -> None:
 async def test_nobody_at_the_address_is_unavailable(feed: Forgetful) -> None:
     nowhere = WebSocketSource("ws://127.0.0.1:1/", "trades", numbered=None)
     with pytest.raises(Unavailable):
-        async with overlapping(nowhere).open(Taken()):
+        async with overlapping(nowhere).open(ResumeState()):
             pass
 
 
@@ -183,12 +183,12 @@ async def test_one_connection_is_enough_to_begin() -> None:
 
     async with serve(handle, "127.0.0.1", 0, process_request=only_one) as server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        async with overlapping(WebSocketSource(url, "x", numbered=None)).open(Taken()) as intakes:
+        async with overlapping(WebSocketSource(url, "x", numbered=None)).open(ResumeState()) as intakes:
             assert (await anext(aiter(intakes))).arrivals == [Arrival(b"x")]
 
 
 async def test_a_copy_is_settled_in_its_turn_behind_the_record_itself(feed: Forgetful) -> None:
-    async with feed.source.open(Taken()) as intakes:
+    async with feed.source.open(ResumeState()) as intakes:
         await until(lambda: len(feed.clients) == 2)
         await feed.say(b"x")
         found = [await anext(aiter(intakes)) for _ in range(2)]
@@ -198,7 +198,7 @@ async def test_a_copy_is_settled_in_its_turn_behind_the_record_itself(feed: Forg
 async def test_a_setting_that_is_wrong_ends_it() -> None:
     wrong = WebSocketSource("http://127.0.0.1:1/", "trades", numbered=None)
     with pytest.raises(Misconfigured):
-        async with overlapping(wrong).open(Taken()):
+        async with overlapping(wrong).open(ResumeState()):
             pass
 
 
@@ -210,14 +210,14 @@ async def test_a_feed_that_is_done_is_done() -> None:
 
     async with serve(handle, "127.0.0.1", 0) as server:
         url = f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
-        async with overlapping(WebSocketSource(url, "x", resume=False)).open(Taken()) as intakes:
+        async with overlapping(WebSocketSource(url, "x", resume=False)).open(ResumeState()) as intakes:
             found = [arrival for intake in [one async for one in intakes] for arrival in intake.arrivals]
     assert len(found) == 1
 
 
 async def test_a_slow_taker_holds_the_feed_up(feed: Forgetful) -> None:
     """Nobody takes: so much is read as is bounded, and no more."""
-    async with feed.source.open(Taken()):
+    async with feed.source.open(ResumeState()):
         await until(lambda: len(feed.clients) == 2)
         sent = 0
 
@@ -254,7 +254,7 @@ def test_a_connection_that_was_half_open_leaves_a_blind_time() -> None:
     lines = Lines("trades")
     lines.add(Up(0, 10))
     lines.add(Up(1, 35))
-    assert lines.remove(Down(0, 30, Unavailable("x", "no pong"))) == Blind("trades", 30, 35)
+    assert lines.remove(Down(0, 30, Unavailable("x", "no pong"))) == OutageInterval("trades", 30, 35)
 
 
 def test_attempts_that_fail_change_nothing() -> None:
@@ -302,8 +302,8 @@ def test_a_source_that_can_resume_needs_none() -> None:
 
 def test_it_says_which_records_count_as_one() -> None:
     source = WebSocketSource("ws://x", "x", numbered=None)
-    assert "payloads that are the same are one" in overlapping(source).words
-    assert "records that tell the same are one" in overlapping(source, "id").words
+    assert "payloads that are the same are one" in overlapping(source).description
+    assert "records that tell the same are one" in overlapping(source, "id").description
     assert overlapping(source).guarantee is Guarantee.BEST_EFFORT
 
 
@@ -314,7 +314,7 @@ async def test_what_waits_when_it_is_closed_was_not_taken() -> None:
         told.append(error)
 
     source = Saying([Intake([Arrival(b"x")], settle)])
-    async with overlapping(source).open(Taken()):
+    async with overlapping(source).open(ResumeState()):
         await until(lambda: source.said == 2)
     assert [type(one) for one in told] == [Unavailable, Unavailable]
 
@@ -322,13 +322,13 @@ async def test_what_waits_when_it_is_closed_was_not_taken() -> None:
 class Saying:
     """A source that says this at each connection, and then nothing."""
 
-    name, words, guarantee = "x", "of a test", Guarantee.BEST_EFFORT
+    name, description, guarantee = "x", "of a test", Guarantee.BEST_EFFORT
 
     def __init__(self, intakes: Sequence[Intake]) -> None:
         self._intakes = intakes
         self.said = 0
 
-    def open(self, taken: Taken) -> Any:
+    def open(self, taken: ResumeState) -> Any:
         return self._open()
 
     @asynccontextmanager
@@ -347,13 +347,13 @@ class Endless:
     """A source that always has another intake, and counts those of which nobody has told what became."""
 
     name: str = "endless"
-    words: str = "of a test"
+    description: str = "of a test"
     guarantee: Guarantee = Guarantee.BEST_EFFORT
     open_ones: int = 0
     given: int = 0
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         async with aclosing(self._intakes()) as intakes:
             yield intakes
 
@@ -368,6 +368,6 @@ class Endless:
 
 async def test_at_the_end_all_that_waits_is_told_so() -> None:
     source = Endless()
-    async with overlapping(source).open(Taken()):
+    async with overlapping(source).open(ResumeState()):
         await until(lambda: source.given >= 4)
     assert source.open_ones == 0

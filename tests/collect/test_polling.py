@@ -19,7 +19,7 @@ from tests.collect.scripted import Server, head, listening, serving
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.polling import PollingSource
 from penstock.collect.ways import source_at
-from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import Running, SourceContract, arrivals, plain, until
@@ -49,7 +49,7 @@ def asked(server: Server) -> list[str]:
 
 
 @asynccontextmanager
-async def taking(source: PollingSource, taken: Taken | None = None) -> AsyncIterator["list[Arrival]"]:
+async def taking(source: PollingSource, taken: ResumeState | None = None) -> AsyncIterator["list[Arrival]"]:
     """What comes, each settled, while the body runs."""
     found: list[Arrival] = []
 
@@ -58,7 +58,7 @@ async def taking(source: PollingSource, taken: Taken | None = None) -> AsyncIter
             found.extend(arrivals(intake))
             await intake.settle(None)
 
-    async with source.open(taken or Taken()) as intakes:
+    async with source.open(taken or ResumeState()) as intakes:
         task = asyncio.create_task(take(intakes))
         try:
             yield found
@@ -93,7 +93,7 @@ async def test_each_record_has_a_cursor_behind_which_the_source_goes_on() -> Non
         await until(lambda: len(found) == 4)
     for at, one in enumerate(found):
         again = [page(["a", "b", "c"], "2"), page(["d"], "3"), page([], "3")][0 if at < 2 else 1 if at == 2 else 2 :]
-        async with serving(*again) as server, taking(paged(server), Taken(cursor=one.cursor)) as rest:
+        async with serving(*again) as server, taking(paged(server), ResumeState(cursor=one.cursor)) as rest:
             await until(lambda: len(server.heads) > len(again))  # noqa: B023 - it is over then
         assert [other.value for other in rest] == [other.value for other in found[at + 1 :]]
         assert asked(server)[0] == ["", "", "cursor=2", "cursor=3"][at]
@@ -104,7 +104,7 @@ async def test_a_page_that_is_another_one_now_is_given_as_a_whole() -> None:
         await until(lambda: len(found) == 2)
     async with (
         serving(page(["x", "b"], "2"), NOTHING) as server,
-        taking(paged(server), Taken(cursor=found[0].cursor)) as rest,
+        taking(paged(server), ResumeState(cursor=found[0].cursor)) as rest,
     ):
         await until(lambda: len(rest) == 2)
 
@@ -115,7 +115,7 @@ async def test_a_page_that_is_another_one_now_is_given_as_a_whole() -> None:
 async def test_a_cursor_of_another_source_is_the_beginning(foreign: str) -> None:
     async with (
         serving(page(["a"], "2"), NOTHING) as server,
-        taking(paged(server), Taken(cursor=foreign)) as found,
+        taking(paged(server), ResumeState(cursor=foreign)) as found,
     ):
         await until(lambda: len(found) == 1)
     assert asked(server)[0] == ""
@@ -124,7 +124,7 @@ async def test_a_cursor_of_another_source_is_the_beginning(foreign: str) -> None
 async def test_the_next_page_is_asked_for_when_this_one_is_safe() -> None:
     async with (
         serving(page(["a", "b"], "2"), page(["c"], "3"), NOTHING) as server,
-        paged(server).open(Taken()) as intakes,
+        paged(server).open(ResumeState()) as intakes,
     ):
         first = await anext(intakes)
         coming = asyncio.ensure_future(anext(intakes))
@@ -305,7 +305,7 @@ async def test_a_server_says_when_to_come_back_and_is_heard(status: int, kind: s
 async def test_a_pause_that_is_none_or_endless_is_bounded(after: str) -> None:
     async with serving(f"HTTP/1.1 429 Busy\r\nRetry-After: {after}\r\n\r\n".encode()) as server:
         with pytest.raises(Unavailable) as error:
-            async with paged(server).open(Taken()):
+            async with paged(server).open(ResumeState()):
                 pass
     assert (error.value.retry_after or 0.0) <= 300
 
@@ -324,7 +324,7 @@ async def test_a_pause_that_is_none_or_endless_is_bounded(after: str) -> None:
 async def test_an_answer_that_is_none_is_unavailable_with_its_reason(said: bytes, why: str) -> None:
     async with serving(said) as server:
         with pytest.raises(Unavailable, match=why):
-            async with paged(server).open(Taken()) as intakes:
+            async with paged(server).open(ResumeState()) as intakes:
                 await anext(intakes)
 
 
@@ -345,14 +345,14 @@ async def test_an_answer_that_never_ends_is_given_up() -> None:
     async with listening(attend) as port:
         source = PollingSource(f"poll+http://127.0.0.1:{port}/", "x", within=timedelta(milliseconds=200))
         with pytest.raises(Unavailable, match=r"no whole answer within 0\.2 s"):
-            async with source.open(Taken()) as intakes:
+            async with source.open(ResumeState()) as intakes:
                 await anext(intakes)
 
 
 async def test_an_answer_that_is_held_back_does_not_hold_up_the_opening() -> None:
     async with serving(b"", stays=True) as server:
         before = asyncio.all_tasks()
-        async with asyncio.timeout(10), paged(server).open(Taken()):
+        async with asyncio.timeout(10), paged(server).open(ResumeState()):
             assert len(server.heads) == 1
         await until(lambda: asyncio.all_tasks() <= before)
 

@@ -18,9 +18,9 @@ from penstock.collect.crossing import MOST_INTAKES
 from penstock.collect.pump import Pump
 from penstock.collect.spooling import Spool
 from penstock.collect.websocket import WebSocketSource
-from penstock.core.contracts import Arrival, Channels, Entry, Guarantee, Intake, Sender, Source, Taken
+from penstock.core.contracts import Arrival, Channels, Entry, Guarantee, Intake, ResumeState, Sender, Source
 from penstock.core.errors import Unavailable
-from penstock.core.record import Blind, Heartbeat, Origin, Record
+from penstock.core.record import Heartbeat, Origin, OutageInterval, Record
 from penstock.simulate.feed import Feed
 from penstock.simulate.rsvps import Rsvps
 from penstock.simulate.server import serve
@@ -32,19 +32,19 @@ from penstock.testing.clock import ManualClock
 class Outside:
     """A source that holds numbered records and resumes, or plain ones and does not."""
 
-    records: Sequence[Arrival | Heartbeat | Blind]
+    records: Sequence[Arrival | Heartbeat | OutageInterval]
     chunk: Callable[[], int] = lambda: 3
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     name: str = "source"
-    words: str = "of a test"
+    description: str = "of a test"
     stays: bool = False
     settled: list[Exception | None] = field(default_factory=list)
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         yield self._intakes(taken)
 
-    async def _intakes(self, taken: Taken) -> AsyncIterator[Intake]:
+    async def _intakes(self, taken: ResumeState) -> AsyncIterator[Intake]:
         left = [record for record in self.records if not self._held(record, taken)]
         while left:
             size = self.chunk()
@@ -55,7 +55,7 @@ class Outside:
             await asyncio.Event().wait()
 
     @staticmethod
-    def _held(record: Arrival | Heartbeat | Blind, taken: Taken) -> bool:
+    def _held(record: Arrival | Heartbeat | OutageInterval, taken: ResumeState) -> bool:
         if not isinstance(record, Arrival) or record.origin is None:
             return False
         epoch, seq = taken.places.get(record.origin.sender, (0, 0))
@@ -243,13 +243,13 @@ async def test_a_failing_send_fails_the_pump_and_is_told_to_the_source() -> None
 
 
 @pytest.mark.parametrize("channel", ["rsvps", "rsvps.dead", "heartbeats", "bookmarks"])
-@pytest.mark.parametrize("moment", ["before", "middle", "after"])
+@pytest.mark.parametrize("timestamp", ["before", "middle", "after"])
 @pytest.mark.parametrize("nth", [1, 2, 5])
-async def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(channel: str, moment: str, nth: int) -> None:
+async def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(channel: str, timestamp: str, nth: int) -> None:
     channels, records = Fragile(), numbered(60)
     large = [Arrival(b"x" * 2_000, Origin("large", 1, seq, 5)) for seq in range(1, 9)]
     beats = [Heartbeat("s0", 1, seq, 9) for seq in range(1, 9)]
-    mixed: list[Arrival | Heartbeat | Blind] = []
+    mixed: list[Arrival | Heartbeat | OutageInterval] = []
     for n in range(8):
         mixed += [*records[n * 7 : n * 7 + 7], large[n], beats[n]]
     mixed += records[56:]
@@ -258,18 +258,18 @@ async def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(channel: st
     def fate(to: str) -> str | None:
         nonlocal sends
         sends += to == channel
-        return moment if to == channel and sends == nth else None
+        return timestamp if to == channel and sends == nth else None
 
     channels.fate = fate
-    lives = 0
+    generations = 0
     while True:
-        lives += 1
+        generations += 1
         try:
             await pumped(Outside(mixed), channels, limit_bytes=1_000)
             break
         except Crash:
             continue
-    assert lives <= 2
+    assert generations <= 2
     assert origins(channels) == Counter(record.origin for record in records)
     assert origins(channels, "rsvps.dead") == Counter(record.origin for record in large)
 
@@ -280,11 +280,11 @@ async def test_crashes_and_kills_at_random_lose_nothing_and_double_nothing(seed:
     channels, records = Fragile(draw.randint(1, 4)), numbered(draw.randint(1, 300), draw.randint(1, 5))
     channels.fate = lambda _: draw.choice(("before", "middle", "after")) if draw.random() < 0.05 else None
     source = Outside(records, chunk=lambda: draw.randint(1, 20))
-    for life in range(200):
-        if life > 30:
+    for generation in range(200):
+        if generation > 30:
             channels.fate = lambda _: None
         running = asyncio.create_task(pumped(source, channels, mark_every=timedelta(milliseconds=draw.randint(0, 5))))
-        if draw.random() < 0.5 and life < 30:
+        if draw.random() < 0.5 and generation < 30:
             await asyncio.wait((running,), timeout=draw.random() / 200)
             running.cancel()
         (result,) = await asyncio.gather(running, return_exceptions=True)
@@ -474,7 +474,7 @@ async def test_a_feed_without_numbers_is_numbered_at_intake_and_blind_when_cut()
 async def test_a_source_that_is_away_is_shown_with_its_reason() -> None:
     class Away(Outside):
         @asynccontextmanager
-        async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+        async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
             raise Unavailable("the feed", "nobody there")
             yield
 
@@ -570,13 +570,13 @@ class Placed:
     count: int
     openings: list[tuple[int, int]]
     name: str = "source"
-    words: str = "of a test"
+    description: str = "of a test"
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     asked: list[str | None] = field(default_factory=list)
     given: int = 0
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         self.asked.append(taken.cursor)
         yield self._intakes(int(taken.cursor or 0))
 

@@ -17,7 +17,7 @@ from penstock.audit.account import Account, Outcome, Share
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.http import HttpSource, answers, whereabouts
 from penstock.collect.http.receipts import Receipt, Seals, seals
-from penstock.core.contracts import Home, Taken
+from penstock.core.contracts import ResumeState, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.testing.sources import Running
@@ -29,7 +29,7 @@ ONE = Receipt("door.http", 5, 17, 1, 1_700_000_000_000_000, 5)
 async def running(source: HttpSource, channels: MemoryChannels) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a source whose records go into channels."""
     url = source.url.removeprefix("listen+").removesuffix("/in")
-    bound = source.at_home(Home(channels, "into", "into.dead", "bookmarks", Path(source.folder)))
+    bound = source.with_context(SourceContext(channels, "into", "into.dead", "bookmarks", Path(source.folder)))
     async with httpx.AsyncClient(base_url=url, timeout=30) as client, Running(bound, channels) as pumping:
         await pumping.until(lambda: pumping.pump.figures()["connected"])
         yield client
@@ -146,7 +146,7 @@ async def test_receipts_hold_beyond_the_life_of_a_collector(tmp_path: Path) -> N
             assert (told["state"], told["found"]) == ("safe", 1)
     # What is safe is known without channels, too, where the collector says so; otherwise nobody knows.
     keys = tmp_path / "receipts"
-    alone, taken = replace(source, folder=keys), Taken({"door.http": (told_epoch(posted, keys), 1)})
+    alone, taken = replace(source, folder=keys), ResumeState({"door.http": (told_epoch(posted, keys), 1)})
     async with alone.open(taken), httpx.AsyncClient() as client:
         url = source.url.removeprefix("listen+").removesuffix("/in")
         assert (await client.get(url + posted.headers["location"])).json()["state"] == "safe"

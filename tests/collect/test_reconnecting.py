@@ -7,9 +7,9 @@ from itertools import islice, repeat
 import pytest
 
 from penstock.collect.reconnecting import LONGEST, SHORTEST, backoff, reconnecting
-from penstock.core.contracts import Arrival, Guarantee, Intake, Places, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SenderNumbers
 from penstock.core.errors import Unavailable
-from penstock.core.record import Blind, Heartbeat, Origin
+from penstock.core.record import Heartbeat, Origin, OutageInterval
 from penstock.testing.clock import ManualClock
 
 
@@ -25,24 +25,24 @@ class Ticking(ManualClock):
 class Scripted:
     """A source whose lives are lists of what arrives; in a life of None it does not answer. The last life ends."""
 
-    lives: list[Sequence[Arrival | Heartbeat | Blind] | None]
+    generations: list[Sequence[Arrival | Heartbeat | OutageInterval] | None]
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     name: str = "scripted"
-    words: str = "of a test"
-    opened: list[Places] = field(default_factory=list)
+    description: str = "of a test"
+    opened: list[SenderNumbers] = field(default_factory=list)
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         self.opened.append(dict(taken.places))
-        life = self.lives.pop(0)
-        if life is None:
+        generation = self.generations.pop(0)
+        if generation is None:
             raise Unavailable(self.name, "away")
-        yield self._intakes(life)
+        yield self._intakes(generation)
 
-    async def _intakes(self, life: Sequence[Arrival | Heartbeat | Blind]) -> AsyncIterator[Intake]:
-        for arrival in life:
+    async def _intakes(self, generation: Sequence[Arrival | Heartbeat | OutageInterval]) -> AsyncIterator[Intake]:
+        for arrival in generation:
             yield Intake([arrival], self._settle)
-        if self.lives:
+        if self.generations:
             raise Unavailable(self.name, "gone")
 
     async def _settle(self, error: Exception | None) -> None:
@@ -54,15 +54,15 @@ def record(seq: int, epoch: int = 1) -> Arrival:
 
 
 async def run(
-    source: Scripted, places: Places, heard: int | None = None, settle: bool = True
-) -> tuple[list[Arrival | Heartbeat | Blind], list[str | None]]:
-    found: list[Arrival | Heartbeat | Blind] = []
+    source: Scripted, places: SenderNumbers, heard: int | None = None, settle: bool = True
+) -> tuple[list[Arrival | Heartbeat | OutageInterval], list[str | None]]:
+    found: list[Arrival | Heartbeat | OutageInterval] = []
     watched: list[str | None] = []
     wrapped = reconnecting(
         source, Ticking(now=100), heard, lambda error: watched.append(error.why if error else None), lambda: repeat(0.0)
     )
     assert (wrapped.name, wrapped.guarantee) == (source.name, source.guarantee)
-    async with wrapped.open(Taken(places)) as intakes:
+    async with wrapped.open(ResumeState(places)) as intakes:
         async for intake in intakes:
             found += intake.arrivals
             if settle:
@@ -104,7 +104,7 @@ async def test_it_tries_until_somebody_answers_and_tells_each_change() -> None:
 
 async def test_a_source_that_can_resume_is_never_blind() -> None:
     found, _ = await run(Scripted([[record(2)], None, [record(3)]]), {"a": (1, 1)}, heard=50)
-    assert not [arrival for arrival in found if isinstance(arrival, Blind)]
+    assert not [arrival for arrival in found if isinstance(arrival, OutageInterval)]
 
 
 async def test_a_source_that_cannot_resume_says_when_it_was_blind() -> None:
@@ -112,22 +112,22 @@ async def test_a_source_that_cannot_resume_says_when_it_was_blind() -> None:
     found, _ = await run(source, {})
     before, blind, after = found
     assert (before, after) == (Arrival(b"x"), Arrival(b"y"))
-    assert blind == Blind("scripted", 102, 103)
+    assert blind == OutageInterval("scripted", 102, 103)
 
 
 async def test_it_was_blind_since_its_former_life() -> None:
     found, _ = await run(Scripted([[Arrival(b"x")]], Guarantee.BEST_EFFORT), {}, heard=50)
-    assert found == [Blind("scripted", 50, 101), Arrival(b"x")]
+    assert found == [OutageInterval("scripted", 50, 101), Arrival(b"x")]
 
 
 async def test_it_was_blind_since_its_first_attempt() -> None:
     found, _ = await run(Scripted([None, [Arrival(b"x")]], Guarantee.BEST_EFFORT), {})
-    assert found == [Blind("scripted", 101, 102), Arrival(b"x")]
+    assert found == [OutageInterval("scripted", 101, 102), Arrival(b"x")]
 
 
 async def test_another_failure_is_not_swallowed() -> None:
     class Broken(Scripted):
-        async def _intakes(self, life: Sequence[Arrival | Heartbeat | Blind]) -> AsyncIterator[Intake]:
+        async def _intakes(self, generation: Sequence[Arrival | Heartbeat | OutageInterval]) -> AsyncIterator[Intake]:
             raise ZeroDivisionError
             yield
 
@@ -144,15 +144,15 @@ def test_the_waits_double_up_to_a_bound() -> None:
 async def test_a_source_that_numbers_nothing_is_blind_though_it_promised_to_resume() -> None:
     source = Scripted([[Arrival(b"x"), Arrival(b"y")], [Arrival(b"z")]])
     found, _ = await run(source, {})
-    assert [type(one) for one in found] == [Arrival, Arrival, Blind, Arrival]
+    assert [type(one) for one in found] == [Arrival, Arrival, OutageInterval, Arrival]
 
 
 async def test_one_unreadable_record_does_not_make_a_numbered_source_blind() -> None:
     source = Scripted([[record(1), Arrival(b"?")], None, [record(2)]])
     found, _ = await run(source, {})
-    assert not any(isinstance(one, Blind) for one in found)
+    assert not any(isinstance(one, OutageInterval) for one in found)
 
 
 async def test_a_source_that_had_no_numbers_in_an_earlier_life_was_blind_since() -> None:
     found, _ = await run(Scripted([[Arrival(b"x")]]), {}, heard=1)
-    assert isinstance(found[0], Blind)
+    assert isinstance(found[0], OutageInterval)

@@ -20,9 +20,9 @@ from penstock.collect.gathering import OVERHEAD
 from penstock.collect.pump import Pump
 from penstock.collect.shedding import MOST_BYTES, Deciding, Shed, shedding
 from penstock.collect.sorting import shed, shed_by
-from penstock.core.contracts import Arrival, Guarantee, Intake, Source, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.record import Blind, Heartbeat, Origin
+from penstock.core.record import Heartbeat, Origin, OutageInterval
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 
@@ -97,7 +97,7 @@ def test_with_a_lag_fewer_and_fewer_pass() -> None:
 
 def test_what_is_no_record_or_refused_already_is_never_dropped() -> None:
     deciding = Deciding(Shed("random", lag=1), ManualClock())
-    some: list[Arrival | Heartbeat | Blind] = [Heartbeat("a", 1, 1, 1), Arrival(b"x", refused="it is bad")]
+    some: list[Arrival | Heartbeat | OutageInterval] = [Heartbeat("a", 1, 1, 1), Arrival(b"x", refused="it is bad")]
     assert deciding.decide(some, 1_000) == some
 
 
@@ -108,13 +108,13 @@ class Outside:
     some: Sequence[Sequence[Arrival | Heartbeat]]
     pause: float = 0
     name: str = "outside"
-    words: str = "of a test"
+    description: str = "of a test"
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
     given: int = 0
     settled: list[Exception | None] = field(default_factory=list)
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         yield self._intakes()
 
     async def _intakes(self) -> AsyncIterator[Intake]:
@@ -129,7 +129,7 @@ class Outside:
 
 async def test_the_oldest_that_wait_are_dropped_and_the_newest_pass() -> None:
     outside = Outside([[one] for one in arrivals(100)])
-    async with shedding(outside, Shed("oldest", lag=10)).open(Taken()) as intakes:
+    async with shedding(outside, Shed("oldest", lag=10)).open(ResumeState()) as intakes:
         await until(lambda: outside.given == 100)
         found = [intake async for intake in intakes]
     assert [one.value for intake in found for one in kept(intake.arrivals)] == [one.value for one in arrivals(100)[90:]]
@@ -141,7 +141,7 @@ async def test_the_oldest_that_wait_are_dropped_and_the_newest_pass() -> None:
 
 async def test_what_is_on_its_way_counts_as_lag() -> None:
     outside = Outside([[one] for one in arrivals(40)])
-    async with shedding(outside, Shed("random", lag=10)).open(Taken()) as intakes:
+    async with shedding(outside, Shed("random", lag=10)).open(ResumeState()) as intakes:
         found = [await anext(intakes) for _ in range(40)]
         passed = sum(len(kept(intake.arrivals)) for intake in found)
         assert 10 <= passed <= 20
@@ -152,14 +152,14 @@ async def test_what_is_on_its_way_counts_as_lag() -> None:
 
 async def test_the_lag_of_those_who_read_counts_as_well() -> None:
     outside = Outside([[one] for one in arrivals(40)])
-    async with shedding(outside, Shed("random", lag=10), lambda: 1_000).open(Taken()) as intakes:
+    async with shedding(outside, Shed("random", lag=10), lambda: 1_000).open(ResumeState()) as intakes:
         assert not [one async for intake in intakes for one in kept(intake.arrivals)]
 
 
 async def test_when_nothing_is_dropped_the_source_waits() -> None:
     """Memory is bounded, whatever the lag allows."""
     outside = Outside([[Arrival(b"x" * (8 << 20))] for _ in range(100)])
-    async with shedding(outside, Shed("random", lag=1_000_000)).open(Taken()) as intakes:
+    async with shedding(outside, Shed("random", lag=1_000_000)).open(ResumeState()) as intakes:
         before = -1
         while outside.given != before:
             before = outside.given
@@ -180,7 +180,7 @@ async def test_what_breaks_the_source_is_raised_after_what_came_before() -> None
     found: list[Arrival] = []
 
     async def hear() -> None:
-        async with shedding(Broken([]), Shed("random", lag=10)).open(Taken()) as intakes:
+        async with shedding(Broken([]), Shed("random", lag=10)).open(ResumeState()) as intakes:
             async for intake in intakes:
                 found.extend(kept(intake.arrivals))
 
@@ -259,7 +259,7 @@ def test_what_cannot_be_meant_is_misconfigured(told: dict[str, object], said: st
 async def test_what_is_dropped_takes_room_as_well() -> None:
     """While nobody takes anything all is dropped, and each of them waits to be counted."""
     outside = Outside([arrivals(2_000)] * 1_000)
-    async with shedding(outside, Shed("random", lag=1)).open(Taken()):
+    async with shedding(outside, Shed("random", lag=1)).open(ResumeState()):
         before = -1
         while outside.given != before:
             before = outside.given
@@ -269,7 +269,7 @@ async def test_what_is_dropped_takes_room_as_well() -> None:
 
 async def test_who_brought_what_nobody_takes_is_told() -> None:
     outside = Outside([[one] for one in arrivals(5)])
-    async with shedding(outside, Shed("random", lag=10)).open(Taken()) as intakes:
+    async with shedding(outside, Shed("random", lag=10)).open(ResumeState()) as intakes:
         await until(lambda: outside.given == 5)
         await (await anext(intakes)).settle(None)
     assert outside.settled[0] is None
@@ -281,7 +281,7 @@ class Placed(Outside):
     """Its records have cursors, after which it goes on."""
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         self.after = taken.cursor
         yield self._intakes()
 

@@ -6,7 +6,7 @@ from penstock.collect.numbering import Numbering, others
 from penstock.collect.numbers import Numbers
 from penstock.collect.sorting import DEAD_BYTES, Sorting, notice
 from penstock.core.contracts import Arrival, Intake
-from penstock.core.record import Blind, Heartbeat, Origin, Record
+from penstock.core.record import Heartbeat, Origin, OutageInterval, Record
 
 NOW = 1_700_000_000_000_000
 
@@ -15,7 +15,7 @@ async def nobody(error: Exception | None) -> None:
     pass
 
 
-def intake(*arrivals: Arrival | Heartbeat | Blind) -> Intake:
+def intake(*arrivals: Arrival | Heartbeat | OutageInterval) -> Intake:
     return Intake(arrivals, nobody)
 
 
@@ -93,7 +93,7 @@ def test_records_get_their_key() -> None:
 
 
 def test_heartbeats_and_blind_intervals_become_notices() -> None:
-    found = sorting().sort(intake(Heartbeat("a", 1, 5, 3), Blind("source", 10, 20)), NOW)
+    found = sorting().sort(intake(Heartbeat("a", 1, 5, 3), OutageInterval("source", 10, 20)), NOW)
     assert [orjson.loads(record.value or b"") for record in found.notices] == [
         {"kind": "heartbeat", "channel": "rsvps", "sender": "a", "epoch": 1, "seq": 5, "time": 3},
         {"kind": "blind", "channel": "rsvps", "source": "source", "since": 10, "until": 20},

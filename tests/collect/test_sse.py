@@ -17,18 +17,18 @@ from penstock.collect.reconnecting import reconnecting
 from penstock.collect.sse import SseSource, last_id
 from penstock.collect.ways import source_at
 from penstock.core.clock import SystemClock
-from penstock.core.contracts import Arrival, Guarantee, Taken
+from penstock.core.contracts import Arrival, Guarantee, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.record import Blind
+from penstock.core.record import OutageInterval
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import Running, SourceContract, arrivals, plain, until
 
 
-async def heard(source: SseSource, most: int = 1_000, taken: Taken | None = None) -> list[Arrival]:
+async def heard(source: SseSource, most: int = 1_000, taken: ResumeState | None = None) -> list[Arrival]:
     """The first arrivals; all, if the server hangs up before."""
     found: list[Arrival] = []
     try:
-        async with asyncio.timeout(20), source.open(taken or Taken()) as intakes:
+        async with asyncio.timeout(20), source.open(taken or ResumeState()) as intakes:
             async for intake in intakes:
                 found += arrivals(intake)
                 if len(found) >= most:
@@ -75,7 +75,7 @@ async def test_any_id_can_be_in_a_cursor_and_is_sent_back_as_it_was() -> None:
             (found,) = await heard(SseSource(f"sse+{server.url}", "x"))
             assert found.cursor is not None
             assert found.cursor.isascii()
-            await heard(SseSource(f"sse+{server.url}", "x"), taken=Taken(cursor=found.cursor))
+            await heard(SseSource(f"sse+{server.url}", "x"), taken=ResumeState(cursor=found.cursor))
         assert server.heads[1]["last-event-id"].encode("latin-1") == id_
 
 
@@ -88,7 +88,7 @@ async def test_without_ids_and_without_resume_there_are_no_cursors() -> None:
     async with serving(HEAD + b"data: a\n\nid: 5\ndata: b\n\nid\ndata: c\n\n") as server:
         assert [one.cursor for one in await heard(SseSource(f"sse+{server.url}", "x"))] == [None, "5#0", None]
         source = SseSource(f"sse+{server.url}", "x", resume=False)
-        assert [one.cursor for one in await heard(source, taken=Taken(cursor="5#0"))] == [None] * 3
+        assert [one.cursor for one in await heard(source, taken=ResumeState(cursor="5#0"))] == [None] * 3
     assert "last-event-id" not in server.heads[1]
     assert source.guarantee is Guarantee.BEST_EFFORT
 
@@ -97,12 +97,12 @@ async def test_what_a_server_without_ids_said_meanwhile_is_reported_as_unknown()
     async with serving(HEAD + b"data: same\n\n") as server:
         source = reconnecting(SseSource(f"sse+{server.url}", "x"), SystemClock(), delays=lambda: repeat(0.001))
         found: list[object] = []
-        async with source.open(Taken()) as intakes:
+        async with source.open(ResumeState()) as intakes:
             async for intake in intakes:
                 found += intake.arrivals
                 if len(found) == 5:
                     break
-    assert [type(one) for one in found] == [Arrival, Blind, Arrival, Blind, Arrival]
+    assert [type(one) for one in found] == [Arrival, OutageInterval, Arrival, OutageInterval, Arrival]
 
 
 async def test_only_the_types_that_are_wanted_are_taken_and_the_count_goes_on() -> None:
@@ -199,7 +199,7 @@ async def test_a_redirect_is_followed_and_secrets_stay_at_home(status: int) -> N
         moved = f"HTTP/1.1 {status} Moved\r\nLocation: "
         async with serving(f"{moved}/here\r\n\r\n".encode(), f"{moved}{there}\r\n\r\n".encode()) as server:
             source = SseSource(f"sse+{server.url}", "x", headers={"Authorization": "Bearer hush", "X-Key": "hush"})
-            assert len(await heard(source, taken=Taken(cursor="1#0"))) == 1
+            assert len(await heard(source, taken=ResumeState(cursor="1#0"))) == 1
     assert [one["x-key"] for one in server.heads] == ["hush", "hush"]
     assert [one[""] for one in server.heads] == ["GET /events HTTP/1.1", "GET /here HTTP/1.1"]
     assert "hush" not in str(other.heads)
@@ -216,7 +216,7 @@ async def test_a_server_says_when_to_come_back_and_is_heard(kind: str) -> None:
     async with serving(said, HEAD + b"data: a\n\n") as server:
         source = SseSource(f"sse+{server.url}", "x")
         with pytest.raises(Unavailable):
-            async with source.open(Taken()) as intakes:
+            async with source.open(ResumeState()) as intakes:
                 await anext(intakes)
         before = monotonic()
         assert len(await heard(source)) == 1
@@ -253,7 +253,7 @@ async def test_a_slow_pump_makes_the_server_wait() -> None:
 
     async with (
         listening(attend) as port,
-        SseSource(f"sse+http://127.0.0.1:{port}/", "x").open(Taken()) as intakes,
+        SseSource(f"sse+http://127.0.0.1:{port}/", "x").open(ResumeState()) as intakes,
     ):
         await anext(intakes)
         before = -1

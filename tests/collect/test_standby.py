@@ -13,7 +13,7 @@ from tests.collect.waiting import until
 from penstock.channels.files import Files
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.standby import GroupSeat, seated
-from penstock.core.contracts import Channels, Dealing, Entry, Member, Topic
+from penstock.core.contracts import Channels, Entry, Member, RebalanceListener, Topic
 from penstock.core.errors import Misconfigured, Unavailable
 
 LEASE = timedelta(seconds=2)
@@ -117,9 +117,9 @@ class Faulty:
 
     @contextmanager
     def join(
-        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> Iterator["FaultyMember"]:
-        with self._channels.join(group, channels, dealing, beginning=beginning) as member:
+        with self._channels.join(group, channels, listener, beginning=beginning) as member:
             yield FaultyMember(member, self)
 
 

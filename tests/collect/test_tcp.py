@@ -17,7 +17,7 @@ from tests.ports import later_port
 
 from penstock.collect import tcp
 from penstock.collect.tcp import TcpSource
-from penstock.core.contracts import Arrival, Guarantee, Taken
+from penstock.core.contracts import Arrival, Guarantee, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import SourceContract, lines
@@ -165,7 +165,7 @@ def frames(request: pytest.FixtureRequest) -> str:
 async def test_numbers_count_on_where_the_collector_says(frames: str) -> None:
     source = listening(frames=frames)
     async with (
-        source.open(Taken({"a b": (5, 41)})) as intakes,
+        source.open(ResumeState({"a b": (5, 41)})) as intakes,
         sending(source, b'{"sender":"a b","epoch":5}') as sender,
     ):
         assert await sender.hear() == {"after": 41}
@@ -181,7 +181,7 @@ async def test_numbers_count_on_where_the_collector_says(frames: str) -> None:
 async def test_who_has_forgotten_the_beginning_is_not_asked_for_it() -> None:
     source = listening()
     async with (
-        source.open(Taken()) as intakes,
+        source.open(ResumeState()) as intakes,
         sending(source, b'{"sender":"a","epoch":2,"seq":100}') as sender,
     ):
         assert await sender.hear() == {"after": 99}
@@ -193,7 +193,7 @@ async def test_who_has_forgotten_the_beginning_is_not_asked_for_it() -> None:
 
 async def test_a_jump_is_refused_and_keeps_nobody_out(frames: str) -> None:
     source = listening(frames=frames)
-    async with source.open(Taken({"a": (5, 41)}, highest={"a": (5, 41)})), sending(source) as true:
+    async with source.open(ResumeState({"a": (5, 41)}, highest={"a": (5, 41)})), sending(source) as true:
         true.send(b'{"sender":"a","epoch":5}')
         assert await true.hear() == {"after": 41}
         async with sending(source, b'{"sender":"a","epoch":5,"seq":%d}' % 2**62) as forged:
@@ -208,7 +208,7 @@ async def test_who_would_count_beyond_64_bits_is_told_so_and_no_such_number_is_g
     source, last = listening(frames=frames), 2**63 - 1
     hello = b'{"sender":"a","epoch":1,"seq":%d}' % last
     why = "the numbers of these records lie beyond 64 bits; begin another epoch"
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         async with sending(source) as sender:
             sender.send(hello, b"x", b"y")
             assert await sender.hear() == {"after": last - 1}
@@ -229,7 +229,10 @@ async def test_who_would_count_beyond_64_bits_is_told_so_and_no_such_number_is_g
 
 async def test_a_new_life_of_a_sender_begins_at_one() -> None:
     source = listening()
-    async with source.open(Taken({"a": (1, 41)})) as intakes, sending(source, b'{"sender":"a","epoch":2}') as sender:
+    async with (
+        source.open(ResumeState({"a": (1, 41)})) as intakes,
+        sending(source, b'{"sender":"a","epoch":2}') as sender,
+    ):
         assert await sender.hear() == {"after": 0}
         sender.send(b"x")
         (found,) = await taken(intakes, 1)
@@ -240,7 +243,7 @@ async def test_a_new_life_of_a_sender_begins_at_one() -> None:
 async def test_who_has_no_name_is_told_how_many_of_this_connection_are_safe(frames: str) -> None:
     source = listening(frames=frames, named=False)
     assert source.guarantee is Guarantee.AT_LEAST_ONCE
-    async with source.open(Taken()) as intakes, sending(source) as sender:
+    async with source.open(ResumeState()) as intakes, sending(source) as sender:
         sender.send(b"x", b"x")
         assert [one.origin for one in await taken(intakes, 2)] == [None, None]
         await sender.told(2)
@@ -249,14 +252,14 @@ async def test_who_has_no_name_is_told_how_many_of_this_connection_are_safe(fram
 async def test_an_empty_line_is_no_record_and_an_empty_frame_is_one() -> None:
     for frames, expected in (("lines", [b"x"]), ("length", [b"", b"x"])):
         source = listening(frames=frames, named=False)
-        async with source.open(Taken()) as intakes, sending(source) as sender:
+        async with source.open(ResumeState()) as intakes, sending(source) as sender:
             sender.send(b"", b"x")
             assert values(await taken(intakes, len(expected))) == expected
 
 
 async def test_a_sender_that_says_no_more_still_hears_what_is_safe() -> None:
     source = listening()
-    async with source.open(Taken()) as intakes, sending(source, HELLO) as sender:
+    async with source.open(ResumeState()) as intakes, sending(source, HELLO) as sender:
         sender.send(b"x", b"y")
         sender.writer.write_eof()
         intake = await anext(intakes)
@@ -268,7 +271,7 @@ async def test_a_sender_that_says_no_more_still_hears_what_is_safe() -> None:
 
 async def test_a_connection_that_comes_back_unnoticed_takes_the_place_of_the_old_one() -> None:
     source = listening()
-    async with source.open(Taken()) as intakes, sending(source, HELLO) as old:
+    async with source.open(ResumeState()) as intakes, sending(source, HELLO) as old:
         assert await old.hear() == {"after": 0}
         async with sending(source, HELLO) as new:
             assert await new.hear() == {"after": 0}
@@ -279,7 +282,7 @@ async def test_a_connection_that_comes_back_unnoticed_takes_the_place_of_the_old
 
 async def test_many_senders_do_not_get_in_each_others_way() -> None:
     source = listening()
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         found: list[Arrival] = []
 
         async def send(name: str) -> None:
@@ -303,7 +306,7 @@ async def test_many_senders_do_not_get_in_each_others_way() -> None:
 
 async def test_a_record_that_is_too_large_has_a_receipt_and_is_passed_over(frames: str) -> None:
     source = listening(frames=frames, max_size=100)
-    async with source.open(Taken()) as intakes, sending(source, HELLO) as sender:
+    async with source.open(ResumeState()) as intakes, sending(source, HELLO) as sender:
         sender.send(b"x" * 100, b"x" * 1000, b"next")
         found = await taken(intakes, 3)
         assert found[0].refused is found[2].refused is None
@@ -316,7 +319,7 @@ async def test_a_record_that_is_too_large_has_a_receipt_and_is_passed_over(frame
 
 async def test_a_line_without_end_has_a_receipt_at_once() -> None:
     source = listening(max_size=1_000)
-    async with source.open(Taken()) as intakes, sending(source, HELLO) as sender:
+    async with source.open(ResumeState()) as intakes, sending(source, HELLO) as sender:
         sender.writer.write(b"x" * 300_000)
         (found,) = await taken(intakes, 1)
         assert (found.value, found.refused) == (
@@ -329,7 +332,7 @@ async def test_a_line_without_end_has_a_receipt_at_once() -> None:
 
 async def test_a_length_that_is_absurd_has_a_receipt_and_ends_the_connection() -> None:
     source = listening(frames="length")
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         async with sending(source, HELLO) as sender:
             sender.send(b"x")
             sender.writer.write(b"\xff\xff\xff\xff" + b"x" * 100_000)
@@ -345,7 +348,7 @@ async def test_a_length_that_is_absurd_has_a_receipt_and_ends_the_connection() -
 
 async def test_half_a_record_and_a_reset_are_nothing_to_one_that_sends_it_again(frames: str) -> None:
     source = listening(frames=frames)
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         async with sending(source, HELLO) as sender:
             sender.writer.write(sender.framed(b"one", b"two")[:-2])
             assert values(await taken(intakes, 1)) == [b"one"]
@@ -361,7 +364,7 @@ async def test_half_a_record_and_a_reset_are_nothing_to_one_that_sends_it_again(
 async def test_what_is_not_acknowledged_is_taken_as_it_comes_and_nothing_is_said() -> None:
     source = listening(acknowledge=False)
     assert source.guarantee is Guarantee.BEST_EFFORT
-    async with source.open(Taken()) as intakes, sending(source) as sender:
+    async with source.open(ResumeState()) as intakes, sending(source) as sender:
         sender.writer.write(b"one\ntwo\r\nthree")
         sender.writer.write_eof()
         assert values(await taken(intakes, 3)) == [b"one", b"two", b"three"]
@@ -370,7 +373,7 @@ async def test_what_is_not_acknowledged_is_taken_as_it_comes_and_nothing_is_said
 
 async def test_half_a_record_that_nobody_sends_again_has_a_receipt() -> None:
     source = listening(acknowledge=False, frames="length")
-    async with source.open(Taken()) as intakes, sending(source) as sender:
+    async with source.open(ResumeState()) as intakes, sending(source) as sender:
         sender.writer.write(sender.framed(b"one", b"two")[:-2])
         sender.writer.write_eof()
         assert [(one.value, one.refused) for one in await taken(intakes, 2)] == [
@@ -378,14 +381,14 @@ async def test_half_a_record_that_nobody_sends_again_has_a_receipt() -> None:
             (b"t", "the stream ends after 1 bytes of it"),
         ]
     source = replace(source, frames="lines", stalled_after=QUICK)
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         async with sending(source) as sender:
             sender.writer.write(b"hal")
             assert [(one.value, one.refused) for one in await taken(intakes, 1)] == [
                 (b"hal", "nothing came for too long in the middle of a record")
             ]
         source_slow = replace(source, stalled_after=timedelta(seconds=30))
-    async with source_slow.open(Taken()) as intakes, sending(source_slow) as sender:
+    async with source_slow.open(ResumeState()) as intakes, sending(source_slow) as sender:
         sender.send(b"one")
         sender.writer.write(b"hal")
         await taken(intakes, 1)
@@ -398,7 +401,7 @@ async def test_half_a_record_that_nobody_sends_again_has_a_receipt() -> None:
 
 async def test_what_was_not_taken_ends_the_connection() -> None:
     source = listening()
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         async with sending(source, HELLO) as sender:
             sender.send(b"x")
             await (await anext(intakes)).settle(Unavailable("the channel", "away"))
@@ -409,7 +412,7 @@ async def test_what_was_not_taken_ends_the_connection() -> None:
 
 async def test_what_came_behind_something_that_was_not_taken_is_not_safe() -> None:
     source = listening()
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         async with sending(source, HELLO) as sender:
             assert await sender.hear() == {"after": 0}
             sender.send(b"x")
@@ -425,7 +428,7 @@ async def test_what_came_behind_something_that_was_not_taken_is_not_safe() -> No
 
 async def test_at_the_end_senders_hear_what_is_safe() -> None:
     source = listening()
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(source))
         sender = Sender("lines", reader, writer)
         sender.send(HELLO, b"x")
@@ -467,13 +470,13 @@ async def test_at_the_end_senders_hear_what_is_safe() -> None:
 )
 async def test_who_does_not_say_enough_is_turned_away_with_the_reason(hello: bytes, said: str, frames: str) -> None:
     source = listening(frames=frames)
-    async with source.open(Taken()), sending(source, hello) as sender:
+    async with source.open(ResumeState()), sending(source, hello) as sender:
         assert said in await sender.error()
 
 
 async def test_a_hello_that_does_not_come_or_does_not_end_closes_the_connection(frames: str) -> None:
     source = listening(frames=frames, hello_within=QUICK)
-    async with source.open(Taken()):
+    async with source.open(ResumeState()):
         for begun in (b"", b'{"se'):
             async with sending(source) as sender:
                 sender.writer.write(sender.framed(begun)[: len(begun)] if begun else b"")
@@ -485,7 +488,7 @@ async def test_a_hello_that_does_not_come_or_does_not_end_closes_the_connection(
 
 async def test_a_record_that_does_not_go_on_closes_the_connection_and_an_idle_one_is_fine(frames: str) -> None:
     source = listening(frames=frames, stalled_after=QUICK, named=False)
-    async with source.open(Taken()) as intakes, sending(source) as idle:
+    async with source.open(ResumeState()) as intakes, sending(source) as idle:
         async with sending(source) as sender:
             sender.writer.write(b"\x00\x00\x10\x00never sent")
             assert await sender.error() == "nothing came for too long in the middle of a record"
@@ -495,7 +498,7 @@ async def test_a_record_that_does_not_go_on_closes_the_connection_and_an_idle_on
 
 async def test_tls_on_the_plain_port_is_told_what_it_is(frames: str, caplog: pytest.LogCaptureFixture) -> None:
     source = listening(frames=frames)
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         for _ in range(2):
             async with sending(source) as sender:
                 sender.writer.write(b"\x16")
@@ -512,7 +515,7 @@ async def test_tls_on_the_plain_port_is_told_what_it_is(frames: str, caplog: pyt
 
 async def test_too_many_are_turned_away() -> None:
     source = listening(named=False, connections=1)
-    async with source.open(Taken()) as intakes, sending(source) as first:
+    async with source.open(ResumeState()) as intakes, sending(source) as first:
         first.send(b"x")
         await taken(intakes, 1)
         async with sending(source) as second:
@@ -524,7 +527,7 @@ async def test_too_many_are_turned_away() -> None:
 async def test_who_holds_most_has_to_go_when_too_much_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tcp, "UNFINISHED", 100_000)
     source = listening(named=False)
-    async with source.open(Taken()) as intakes, sending(source) as small, sending(source) as large:
+    async with source.open(ResumeState()) as intakes, sending(source) as small, sending(source) as large:
         small.writer.write(b"x" * 10)
         large.writer.write(b"x" * 200_000)
         assert await large.error() == "there are too many records here that do not end; come back later"
@@ -535,7 +538,7 @@ async def test_who_holds_most_has_to_go_when_too_much_is_unfinished(monkeypatch:
 async def test_a_slow_pump_holds_the_senders_up_and_memory_stays_bounded() -> None:
     """Nobody takes: so much is read as is bounded, and no more, however many send."""
     source = listening(named=False)
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         sent = 0
 
         async def flood() -> None:
@@ -560,7 +563,7 @@ async def test_a_slow_pump_holds_the_senders_up_and_memory_stays_bounded() -> No
 
 async def test_a_sender_that_never_listens_does_not_hold_the_others_up() -> None:
     source = listening(named=False)
-    async with source.open(Taken()) as intakes, sending(source) as deaf, sending(source) as other:
+    async with source.open(ResumeState()) as intakes, sending(source) as deaf, sending(source) as other:
         deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
         for _ in range(50):
             deaf.send(b"x")
@@ -579,7 +582,7 @@ def test_options_that_mean_nothing_are_misconfigured() -> None:
 
 async def test_no_word_of_a_foreigner_hurts_the_others() -> None:
     source = listening()
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         for said in (b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 5_000, b"\xff\xfe" * 50_000, b"\n" * 10_000, b"\r\n"):
             async with sending(source) as sender:
                 sender.writer.write(said)
@@ -595,7 +598,7 @@ async def test_a_close_that_is_cut_off_closes_all_the_same() -> None:
     source, holds = TcpSource(f"listen+tcp://127.0.0.1:{later_port()}", "door", named=False), asyncio.Event()
 
     async def hold() -> None:
-        async with source.open(Taken()) as intakes:
+        async with source.open(ResumeState()) as intakes:
             async for _ in intakes:
                 holds.set()
 
@@ -622,4 +625,4 @@ async def test_a_close_that_is_cut_off_closes_all_the_same() -> None:
 def test_processes_that_share_a_port_do_not_know_of_each_other() -> None:
     source = TcpSource("listen+tcp://127.0.0.1:8700", "door", shared=True)
     assert source.guarantee is Guarantee.AT_LEAST_ONCE
-    assert "another process" in source.words
+    assert "another process" in source.description

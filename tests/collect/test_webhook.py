@@ -21,7 +21,7 @@ from penstock.channels.memory import MemoryChannels
 from penstock.collect.ways import source_at
 from penstock.collect.webhook import WebhookSource
 from penstock.collect.webhook.deliveries import Deliveries, Delivery
-from penstock.core.contracts import Arrival, Intake, Taken
+from penstock.core.contracts import Arrival, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.core.signatures import keys, new_secret, signed
@@ -90,7 +90,7 @@ class Door:
 
 @asynccontextmanager
 async def opened(source: WebhookSource) -> AsyncIterator[Door]:
-    async with source.open(Taken()) as intakes, httpx.AsyncClient(timeout=30) as client:
+    async with source.open(ResumeState()) as intakes, httpx.AsyncClient(timeout=30) as client:
         yield Door(source, client, intakes)
 
 
@@ -264,7 +264,7 @@ async def test_ids_from_a_backup_cost_no_record(tmp_path: Path, caplog: pytest.L
     folder, backup, channels = tmp_path / "ids", tmp_path / "backup", MemoryChannels(2)
     source = source_in(folder)
 
-    async def life(*messages: str) -> None:
+    async def generation(*messages: str) -> None:
         async with Running(source, channels) as running, httpx.AsyncClient(timeout=30) as client:
             await running.until(lambda: running.pump.figures()["connected"])
             for message in messages:
@@ -273,14 +273,14 @@ async def test_ids_from_a_backup_cost_no_record(tmp_path: Path, caplog: pytest.L
                 assert answer.status_code == 202
             await running.stop()
 
-    await life("one")
+    await generation("one")
     shutil.copytree(folder, backup)
-    await life("two", "three")
+    await generation("two", "three")
     for _ in range(2):
         shutil.rmtree(folder)
         shutil.copytree(backup, folder)
-        await life("one")
-        await life("four")
+        await generation("one")
+        await generation("four")
     found = [entry.value for entry in channels.entries("into")]
     # The backup does not know of the fourth either, the second time.
     assert sorted(one.decode() for one in found if one) == ["four", "four", "one", "three", "two"]

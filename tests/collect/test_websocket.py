@@ -12,10 +12,10 @@ from websockets.asyncio.server import ServerConnection, serve
 
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.websocket import MOST_MESSAGES, WebSocketSource, with_parameter
-from penstock.collect.websocket.messages import END, Places, Reading, place_of, read
-from penstock.core.contracts import Arrival, Guarantee, Taken
+from penstock.collect.websocket.messages import END, MessageCursors, Reading, place_of, read
+from penstock.core.contracts import Arrival, Guarantee, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.record import Blind, Heartbeat, Origin
+from penstock.core.record import Heartbeat, Origin, OutageInterval
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import Running, SourceContract
 
@@ -44,11 +44,11 @@ async def saying(*messages: bytes | str, then: int | None = None) -> AsyncIterat
 
 
 async def heard(
-    source: WebSocketSource, most: int, found: list[Arrival | Heartbeat | Blind] | None = None
-) -> list[Arrival | Heartbeat | Blind]:
+    source: WebSocketSource, most: int, found: list[Arrival | Heartbeat | OutageInterval] | None = None
+) -> list[Arrival | Heartbeat | OutageInterval]:
     """The first arrivals, all if there are fewer before it ends; also in `found`, for when it breaks."""
     found = [] if found is None else found
-    async with source.open(Taken()) as intakes:
+    async with source.open(ResumeState()) as intakes:
         async for intake in intakes:
             found += intake.arrivals
             if len(found) >= most:
@@ -69,7 +69,7 @@ async def test_messages_arrive_raw_in_order_and_with_their_numbers() -> None:
 async def test_what_is_there_already_comes_as_one_bounded_intake() -> None:
     async with saying(*(numbered(seq) for seq in range(2_000))) as (url, _):
         sizes = []
-        async with WebSocketSource(url, "rsvps").open(Taken()) as intakes:
+        async with WebSocketSource(url, "rsvps").open(ResumeState()) as intakes:
             async for intake in intakes:
                 sizes.append(len(intake.arrivals))
                 if sum(sizes) == 2_000:
@@ -86,7 +86,7 @@ async def test_a_feed_that_ends_ends_the_source() -> None:
 async def test_a_resume_tells_what_is_safe() -> None:
     async with (
         saying('{"end":true}') as (url, told),
-        WebSocketSource(f"{url}?a=b", "rsvps", resume=True).open(Taken({"meetup-07": (5, 6)})) as intakes,
+        WebSocketSource(f"{url}?a=b", "rsvps", resume=True).open(ResumeState({"meetup-07": (5, 6)})) as intakes,
     ):
         assert [intake async for intake in intakes] == []
     assert told == ["/rsvps?a=b&resume", '{"after":{"meetup-07":[5,6]}}']
@@ -107,7 +107,7 @@ async def test_a_server_that_never_answers_is_unavailable() -> None:
 
 
 async def test_what_came_before_a_close_is_taken_and_the_reason_is_told() -> None:
-    found: list[Arrival | Heartbeat | Blind] = []
+    found: list[Arrival | Heartbeat | OutageInterval] = []
     async with saying(numbered(1), numbered(2), then=1001) as (url, _):
         with pytest.raises(Unavailable, match=r"1001 \(going away\) so it is"):
             await heard(WebSocketSource(url, "rsvps"), 100, found)
@@ -116,7 +116,7 @@ async def test_what_came_before_a_close_is_taken_and_the_reason_is_told() -> Non
 
 async def test_a_message_beyond_the_limit_is_named_as_the_reason() -> None:
     async with saying(b"x" * 100, b"y" * 101) as (url, _):
-        found: list[Arrival | Heartbeat | Blind] = []
+        found: list[Arrival | Heartbeat | OutageInterval] = []
         with pytest.raises(Unavailable, match="1009"):
             await heard(WebSocketSource(url, "rsvps", max_size=100), 100, found)
     assert found == [Arrival(b"x" * 100)]
@@ -374,7 +374,7 @@ def _cursor(reading: Reading, message: bytes) -> str | None:
 
 @pytest.mark.parametrize("told", ["1e20", "18446744073709551616", '""', "[]", '"' + "x" * 1_001 + '"'])
 def test_what_is_no_exact_place_is_none(told: str) -> None:
-    assert Places("at", None).cursor(orjson.loads(f'{{"at":{told}}}')) == "/-1+1"
+    assert MessageCursors("at", None).cursor(orjson.loads(f'{{"at":{told}}}')) == "/-1+1"
 
 
 def test_before_any_place_was_told_there_is_none_to_ask_for() -> None:
@@ -404,7 +404,7 @@ def test_the_place_takes_the_place_of_one_in_the_address(url: str, asked: str) -
 async def test_without_resume_the_feed_is_asked_for_nothing_and_nothing_is_promised() -> None:
     async with saying(b'{"at":5}') as (url, told):
         source = WebSocketSource(url, "posts", cursor="at", resume=False)
-        async with source.open(Taken(cursor="4/0")) as intakes:
+        async with source.open(ResumeState(cursor="4/0")) as intakes:
             await anext(aiter(intakes))
     assert told == ["/rsvps"]
     assert source.guarantee is Guarantee.BEST_EFFORT
@@ -413,7 +413,7 @@ async def test_without_resume_the_feed_is_asked_for_nothing_and_nothing_is_promi
 def test_places_promise_exactly_once_as_far_back_as_the_feed_keeps() -> None:
     source = WebSocketSource("ws://x", "posts", cursor="at")
     assert source.guarantee is Guarantee.EXACTLY_ONCE
-    assert "as far back as the feed keeps" in source.words
+    assert "as far back as the feed keeps" in source.description
     assert source.numbered is None
 
 
@@ -473,7 +473,7 @@ def test_heartbeats_and_the_end_are_heard_though_they_are_no_match() -> None:
 
 async def test_messages_that_are_no_records_make_no_intake() -> None:
     async with saying('{"type":"hello"}', '{"n":1}', '{"type":"hello"}', '{"n":2}', then=1000) as (url, _):
-        found: list[Arrival | Heartbeat | Blind] = []
+        found: list[Arrival | Heartbeat | OutageInterval] = []
         with pytest.raises(Unavailable):
             await heard(WebSocketSource(url, "x", None, ignore="type=hello"), 100, found)
     assert found == [Arrival(b'{"n":1}'), Arrival(b'{"n":2}')]

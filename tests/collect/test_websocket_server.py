@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 from websockets.frames import Frame, Opcode
 
 from penstock.collect.websocket_server import WebSocketServer
-from penstock.core.contracts import Guarantee, Intake, Taken
+from penstock.core.contracts import Guarantee, Intake, ResumeState
 from penstock.core.errors import Unavailable
 from penstock.core.record import Origin
 from penstock.testing.killing import KilledContract
@@ -80,10 +80,10 @@ class TestContract(SourceContract):
 
 @asynccontextmanager
 async def opened(
-    source: WebSocketServer | None = None, taken: Taken | None = None
+    source: WebSocketServer | None = None, taken: ResumeState | None = None
 ) -> AsyncIterator[tuple[str, AsyncIterator[Intake]]]:
     source = source or WebSocketServer(f"listen+ws://127.0.0.1:{later_port()}/", "door", named=False)
-    async with source.open(taken or Taken()) as intakes:
+    async with source.open(taken or ResumeState()) as intakes:
         yield source.url.removeprefix("listen+"), intakes
 
 
@@ -95,7 +95,7 @@ async def told(connection: ClientConnection, safe: int) -> None:
 
 async def test_numbers_count_on_where_the_collector_says() -> None:
     async with (
-        opened(taken=Taken({"a b": (5, 41)})) as (url, intakes),
+        opened(taken=ResumeState({"a b": (5, 41)})) as (url, intakes),
         connect(f"{url}?sender=a%20b&epoch=5") as sender,
     ):
         assert orjson.loads(await sender.recv()) == {"after": 41}
@@ -110,7 +110,10 @@ async def test_numbers_count_on_where_the_collector_says() -> None:
 
 
 async def test_a_new_life_of_a_sender_begins_at_one() -> None:
-    async with opened(taken=Taken({"a": (5, 41)})) as (url, intakes), connect(f"{url}?sender=a&epoch=6") as sender:
+    async with (
+        opened(taken=ResumeState({"a": (5, 41)})) as (url, intakes),
+        connect(f"{url}?sender=a&epoch=6") as sender,
+    ):
         assert orjson.loads(await sender.recv()) == {"after": 0}
         await sender.send("x")
         (found,) = await taken(intakes, 1)
@@ -122,7 +125,7 @@ async def test_a_new_life_of_a_sender_begins_at_one() -> None:
 async def test_who_has_forgotten_the_beginning_is_not_asked_for_it(has: int, after: int) -> None:
     """Numbers are right even where the collector knows nothing of a sender, or less than it was told."""
     async with (
-        opened(taken=Taken({"a": (5, 41)})) as (url, intakes),
+        opened(taken=ResumeState({"a": (5, 41)})) as (url, intakes),
         connect(f"{url}?sender=a&epoch=5&seq={has}") as sender,
     ):
         assert orjson.loads(await sender.recv()) == {"after": after}
@@ -294,7 +297,7 @@ async def test_pages_of_other_sites_are_turned_away() -> None:
 
 
 async def test_a_jump_is_refused() -> None:
-    before = Taken({"a": (5, 41)}, highest={"a": (5, 41)})
+    before = ResumeState({"a": (5, 41)}, highest={"a": (5, 41)})
     async with opened(taken=before) as (url, _):
         with pytest.raises(InvalidStatus) as error:
             await connect(f"{url}?sender=a&epoch=5&seq={2**62}")
@@ -443,4 +446,4 @@ async def test_a_close_that_is_cut_off_closes_all_the_same() -> None:
 def test_processes_that_share_a_port_do_not_know_of_each_other() -> None:
     source = WebSocketServer("listen+ws://127.0.0.1:8700/", "door", shared=True)
     assert source.guarantee is Guarantee.AT_LEAST_ONCE
-    assert "another process" in source.words
+    assert "another process" in source.description

@@ -28,7 +28,7 @@ def test_a_duration_is_a_number_and_a_unit(text: str, expected: timedelta) -> No
 @pytest.mark.parametrize(
     "text", ["", "10", "seconds", "-1 s", "1 fortnight", "1,5 h", "1 h 30 m", "1e3 s", "9" * 30 + "d"]
 )
-def test_what_is_no_duration_is_answered_with_the_way_out(text: str) -> None:
+def test_what_is_no_duration_is_answered_with_the_fix(text: str) -> None:
     with pytest.raises(ValueError, match='is not a duration; write a number and a unit, such as "10 seconds"'):
         duration(text)
 

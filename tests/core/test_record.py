@@ -1,7 +1,7 @@
 import pytest
 
 from penstock.core.errors import Refused
-from penstock.core.record import LIVES, Origin, Record, life_and_count
+from penstock.core.record import GENERATIONS, Origin, Record, generation_and_count
 
 ORIGIN = Origin("kiosk 7", 2, 1000, 1_700_000_000_000_000)
 
@@ -56,5 +56,5 @@ def test_a_record_carries_its_origin_and_what_else_it_was_given() -> None:
 
 
 def test_a_version_tells_the_life_and_the_count() -> None:
-    assert life_and_count(7) == (0, 7)
-    assert life_and_count(3 * LIVES + 7) == (3, 7)
+    assert generation_and_count(7) == (0, 7)
+    assert generation_and_count(3 * GENERATIONS + 7) == (3, 7)

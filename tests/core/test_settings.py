@@ -75,7 +75,7 @@ def test_a_duration_is_written_as_text(tmp_path: Path) -> None:
         ("profiles = 1", "penstock.toml, [profiles]: this has to be a table"),
     ],
 )
-def test_a_wrong_file_is_answered_with_the_place_and_the_way_out(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_wrong_file_is_answered_with_the_place_and_the_fix(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(Misconfigured) as caught:
         settings(tmp_path, text)
     assert str(caught.value).startswith(sentence)

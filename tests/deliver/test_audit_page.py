@@ -212,13 +212,13 @@ def test_the_states_of_senders_are_told_apart(page: Page, audit: Audit) -> None:
         sender("mixed", audit.at, reordered=4),
     ]
     audit.say()
-    for state, name, words in [
+    for state, name, description in [
         ("silent", "gone", "silent 5"),
         ("slow", "crawling", "slow 900"),
         ("disorder", "twice", "12 doubled"),
         ("disorder", "mixed", "4 out of order"),
     ]:
-        expect(page.locator(f"#heat li[data-state='{state}']", has_text=name)).to_contain_text(words)
+        expect(page.locator(f"#heat li[data-state='{state}']", has_text=name)).to_contain_text(description)
     expect(page.locator("#heat li[data-state='whole']", has_text="reborn")).to_have_count(2)
     expect(page.locator("#heat .hint")).to_have_text(re.compile(r"and 1\s001 others, in order"))
 

@@ -11,7 +11,7 @@ from tests.audit.odd import Marked
 from penstock.audit.account import Outcome
 from penstock.audit.writers import Writer
 from penstock.core.clock import SystemClock
-from penstock.core.contracts import Entry, Positions, Reader
+from penstock.core.contracts import Entry, Offsets, Reader
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.deliver.app import build, serve
 from penstock.deliver.delivery import Delivery
@@ -25,10 +25,10 @@ class Shaky(MemoryChannels):
     def __init__(self, *failures: Exception) -> None:
         super().__init__(partitions=2)
         self.failures = list(failures)
-        self.starts: list[Mapping[str, Positions]] = []
+        self.starts: list[Mapping[str, Offsets]] = []
 
     @contextmanager
-    def reader(self, start: Mapping[str, Positions], *how: Any, **more: Any) -> Iterator[Any]:
+    def reader(self, start: Mapping[str, Offsets], *how: Any, **more: Any) -> Iterator[Any]:
         self.starts.append(start)
         with super().reader(start, *how, **more) as steady:
             yield _ShakyReader(self, steady)
@@ -44,7 +44,7 @@ class _ShakyReader:
             raise self._channels.failures.pop(0)
         return entries
 
-    def positions(self, channel: str) -> Positions:
+    def positions(self, channel: str) -> Offsets:
         return self._steady.positions(channel)
 
     def age(self) -> float:
@@ -112,7 +112,7 @@ async def test_serving_ends_with_the_fault_that_ended_the_reading() -> None:
             await serve(app, "127.0.0.1", 0, asyncio.Event())
 
 
-async def test_a_port_that_is_taken_is_named_with_the_way_out() -> None:
+async def test_a_port_that_is_taken_is_named_with_the_fix() -> None:
     stop, told = asyncio.Event(), asyncio.get_running_loop().create_future()
     first = asyncio.create_task(
         serve(build(MemoryChannels(), [], [], {}, "status", "title"), "127.0.0.1", 0, stop, told.set_result)

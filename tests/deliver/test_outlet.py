@@ -31,7 +31,7 @@ def test_an_account_says_where_reading_started_and_what_became_of_the_entries() 
     assert told is not None
     outcomes = {Outcome.PASSED: 2, Outcome.DUPLICATE: 1, Outcome.REFUSED: 0}
     expected = Share({0: 5, 1: 0}, {0: 9, 1: 0}, 3, outcomes)
-    assert told == Account("feed:f", told.life, 9, {"c": expected}, step=3)
+    assert told == Account("feed:f", told.generation, 9, {"c": expected}, step=3)
 
 
 def test_what_is_read_again_is_not_taken_again() -> None:
@@ -58,7 +58,7 @@ def test_each_process_is_a_life_of_its_own() -> None:
     first, second = one.account(), two.account()
     assert first
     assert second
-    assert first.life != second.life
+    assert first.generation != second.generation
 
 
 def test_an_account_is_not_half_of_a_batch() -> None:

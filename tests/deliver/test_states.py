@@ -89,8 +89,8 @@ def test_what_is_not_there_is_told_with_what_is(channels: MemoryChannels, addres
         foreign = ask(address, "/state/count", headers={"origin": "http://elsewhere"})
     assert (nothing.status_code, nothing.json()["keys"]) == (404, [["a/b"]])
     assert nothing.json()["error"] == 'count has nothing under ["ñ\\n"]'
-    assert nothing.json()["way_out"] == 'its keys look like ["a/b"]'
-    assert (unknown.status_code, unknown.json()["way_out"]) == (404, 'did you mean "count"?')
+    assert nothing.json()["fix"] == 'its keys look like ["a/b"]'
+    assert (unknown.status_code, unknown.json()["fix"]) == (404, 'did you mean "count"?')
     assert scanned.json()["asked"] == ["a&b", 3]
     assert (refused.status_code, refused.json()["place"]) == (400, "?limit")
     assert foreign.status_code == 403
@@ -116,4 +116,4 @@ def test_a_row_alone_is_an_answer() -> None:
     told = {"query": "q", "key": ["k"], "state": None, "position": None, "note": "it keeps no state", "keys": []}
     assert together(told, {"row": {}})[0] == 200
     status, document = together(told, None)
-    assert (status, document["way_out"]) == (404, "it keeps no state")
+    assert (status, document["fix"]) == (404, "it keeps no state")

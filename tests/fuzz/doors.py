@@ -20,7 +20,7 @@ from penstock.collect.http.options import PostOptions
 from penstock.collect.tcp import _who
 from penstock.collect.websocket.messages import LARGEST
 from penstock.collect.websocket_server import WebSocketServer, _named, _Serving
-from penstock.core.contracts import Taken
+from penstock.core.contracts import ResumeState
 from penstock.core.errors import Refused
 from penstock.core.record import Origin
 from penstock.web.origin_check import OriginCheck
@@ -91,7 +91,7 @@ def handshake(data: bytes) -> None:
         # The library does not let it through.
         return
     source, origin_check = WebSocketServer(_ADDRESS, "rsvps"), OriginCheck("127.0.0.1")
-    serving = _Serving(source, door(_ADDRESS, "rsvps"), Taken(), origin_check)
+    serving = _Serving(source, door(_ADDRESS, "rsvps"), ResumeState(), origin_check)
     answer = cast(HTTPStatus | None, serving.answer(cast(ServerConnection, _Client()), Handshake(path, headers)))
     if answer is None:
         assert _named(urlsplit(path).query, "rsvps") is not None

@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
-from examples.feeds.coinbase import Product, Trade, moment
+from examples.feeds.coinbase import Product, Trade, timestamp
 from examples.feeds.coinbase import read as read_trade
 from tests.fuzz.target import Given, raw, target, tried
 
@@ -133,7 +133,17 @@ def _found(document: object, path: str) -> object:
     raw(b'{"type": "error", "message": "no", "reason": "x"}'),
 )
 def trades(data: bytes) -> None:
-    words = ("type", "match", "product_id", "BTC-USD", "trade_id", "time", "last_match", "error", "0001-01-01T00:00Z")
+    words = (
+        "type",
+        "match",
+        "product_id",
+        "BTC-USD",
+        "trade_id",
+        "time",
+        "last_match",
+        "error",
+        "0001-01-01T00:00Z",
+    )
     value, products = Given(data).json(words), {"BTC-USD": Product("BTC-USD")}
     document = _loaded(value)
     found = tried(lambda: read_trade(value, products), Unavailable)
@@ -152,7 +162,7 @@ def trades(data: bytes) -> None:
 
 @target(b"2014-11-07T08:19:27.028459Z", b"0001-01-01T00:00:00+00:00", b"9999-12-31T23:59:59-23:59")
 def moments(data: bytes) -> None:
-    found = moment(data.decode(errors="replace"))
+    found = timestamp(data.decode(errors="replace"))
     assert 0 <= found < 2**63
     Product("BTC-USD").take(Trade(1, data, found))
 

@@ -91,7 +91,7 @@ def progress(data: bytes) -> None:
         }
         cursor = found.begin(file, now) + tail(check, "", place)
         again = Progress("files", cursor, 1.0)
-        told[file.sight.inode] = file.name, file.life, place, check, ""
+        told[file.sight.inode] = file.name, file.generation, place, check, ""
         listed = {inode: _state(one) for inode, one in again.files.items()}
         # One that was not read yet may be listed, too.
         assert told.items() <= listed.items()
@@ -100,7 +100,7 @@ def progress(data: bytes) -> None:
 
 
 def _state(file: File) -> tuple[object, ...]:
-    return file.name, file.life, file.offset, file.check, file.flag
+    return file.name, file.generation, file.offset, file.check, file.flag
 
 
 @target(
@@ -110,7 +110,19 @@ def _state(file: File) -> tuple[object, ...]:
 )
 def bookmarks(data: bytes) -> None:
     """A bookmark is read as what it says, or refused."""
-    words = ("runs", "positions", "incarnation", "heard", "duplicates", "last", "cursor", "recent", "beyond", "a", "1")
+    words = (
+        "runs",
+        "positions",
+        "incarnation",
+        "heard",
+        "duplicates",
+        "last",
+        "cursor",
+        "recent",
+        "beyond",
+        "a",
+        "1",
+    )
     found = tried(lambda: Bookmark.of(Given(data).json(words, 6)), Refused)
     if isinstance(found, Refused):
         return

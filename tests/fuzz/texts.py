@@ -26,7 +26,7 @@ def addresses(data: bytes) -> None:
     if isinstance(source, Misconfigured):
         return
     assert source.name == "rsvps"
-    assert source.words
+    assert source.description
     assert source.guarantee
 
 

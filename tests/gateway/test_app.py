@@ -17,7 +17,7 @@ async def test_the_front_door_tells_the_addresses(client: httpx.AsyncClient) -> 
 async def test_an_address_that_there_is_not_is_404(client: httpx.AsyncClient, path: str) -> None:
     answer = await client.get(path)
     assert answer.status_code == 404
-    assert set(answer.json()) >= {"error", "place", "way_out"}
+    assert set(answer.json()) >= {"error", "place", "fix"}
 
 
 async def test_channels_cannot_be_deleted_and_the_answer_tells_what_can_be_done(
@@ -26,7 +26,7 @@ async def test_channels_cannot_be_deleted_and_the_answer_tells_what_can_be_done(
     answer = await client.delete("/channels/one")
     assert answer.status_code == 405
     assert "GET" in answer.headers["allow"]
-    assert "GET" in answer.json()["way_out"]
+    assert "GET" in answer.json()["fix"]
     assert "one" in channels.names()
 
 
@@ -56,7 +56,7 @@ async def test_a_name_that_is_nearly_right_is_told(client: httpx.AsyncClient, ch
     assert answer.json() == {
         "error": "there is none of that name",
         "place": "channel onne",
-        "way_out": 'did you mean "one"?',
+        "fix": 'did you mean "one"?',
     }
     assert channels.names() == ["one", "two"]
 
@@ -64,4 +64,4 @@ async def test_a_name_that_is_nearly_right_is_told(client: httpx.AsyncClient, ch
 async def test_a_parameter_that_is_nearly_right_is_told(client: httpx.AsyncClient) -> None:
     answer = await client.get("/channels/one/records?ofset=1")
     assert answer.status_code == 400
-    assert answer.json()["way_out"] == 'did you mean "offset"?'
+    assert answer.json()["fix"] == 'did you mean "offset"?'

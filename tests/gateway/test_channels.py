@@ -14,7 +14,7 @@ from tests.ports import later_port
 
 from penstock.audit.writers import Writer
 from penstock.channels.tcp import Tcp
-from penstock.core.contracts import Place, Positions, Sender, Topic
+from penstock.core.contracts import ChannelPartition, Offsets, Sender, Topic
 from penstock.core.errors import Unavailable
 from penstock.core.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
@@ -123,7 +123,7 @@ async def test_a_key_that_is_none_or_stands_where_it_does_not_belong_is_400(
     headers = [(b"content-type", kind.encode()), *([(b"x-key", key)] if key is not None else [])]
     answer = await client.post(RECORDS + url, content=b'{"records": []}', headers=headers)
     assert (answer.status_code, answer.json()["place"]) == (400, place)
-    assert answer.json()["way_out"]
+    assert answer.json()["fix"]
     assert not channels.entries("one")
 
 
@@ -250,7 +250,7 @@ async def test_other_kinds_of_bodies_are_415(
 ) -> None:
     answer = await client.post(RECORDS, content=b'{"records": []}', headers=headers)
     assert answer.status_code == 415
-    assert answer.json()["way_out"]
+    assert answer.json()["fix"]
 
 
 async def test_sizes_hold_to_the_byte(channels: MemoryChannels, opened: Opened) -> None:
@@ -258,7 +258,7 @@ async def test_sizes_hold_to_the_byte(channels: MemoryChannels, opened: Opened) 
 
         async def status(body: object) -> int:
             answer = await client.post(RECORDS, json=body)
-            assert answer.status_code == 200 or answer.json()["way_out"]
+            assert answer.status_code == 200 or answer.json()["fix"]
             return answer.status_code
 
         assert await status({"records": [{"value": 1}] * 2}) == 200
@@ -338,7 +338,7 @@ async def test_results_and_dead_letters_are_not_written(client: httpx.AsyncClien
         told = answer.json()
         assert (answer.status_code, told["place"]) == (403, f"channel {name}")
         assert told["error"]
-        assert told["way_out"]
+        assert told["fix"]
         assert not channels.entries(name)
     assert (await client.post(RECORDS, json={"records": [{"value": 1}]})).status_code == 200
 
@@ -346,7 +346,7 @@ async def test_results_and_dead_letters_are_not_written(client: httpx.AsyncClien
 async def test_an_unknown_channel_is_not_made_by_sending(client: httpx.AsyncClient, channels: MemoryChannels) -> None:
     answer = await client.post("/channels/tow/records", json={"records": [{"value": 1}]})
     assert answer.status_code == 404
-    assert '"two"' in answer.json()["way_out"]
+    assert '"two"' in answer.json()["fix"]
     assert channels.names() == ["one", "two"]
 
 
@@ -384,7 +384,7 @@ async def test_all_partitions_are_read_together(client: httpx.AsyncClient, chann
 async def test_an_offset_needs_its_partition_where_there_are_several(client: httpx.AsyncClient) -> None:
     answer = await client.get("/channels/two/records?offset=0")
     assert answer.status_code == 400
-    assert "partition=0" in answer.json()["way_out"]
+    assert "partition=0" in answer.json()["fix"]
 
 
 async def test_an_answer_ends_soon_after_its_size(client: httpx.AsyncClient, channels: MemoryChannels) -> None:
@@ -447,7 +447,7 @@ class Quick(MemoryChannels):
 
     @contextmanager
     def reader(
-        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
     ) -> Iterator[Any]:
         self._readers += 1
         if self._readers == 1:
@@ -524,13 +524,13 @@ async def test_a_wrong_question_is_400_with_its_place(client: httpx.AsyncClient,
     answer = await client.get(f"{RECORDS}?{query}")
     assert answer.status_code == 400
     assert answer.json()["place"].startswith("?")
-    assert answer.json()["way_out"]
+    assert answer.json()["fix"]
 
 
 @pytest.mark.parametrize("query", ["partition=1", "partition=1&offset=0", "positions=1:0", "partition=1&since=1m"])
 async def test_a_partition_that_there_is_not_is_404(client: httpx.AsyncClient, query: str) -> None:
     answer = await client.get(f"{RECORDS}?{query}")
-    assert (answer.status_code, answer.json()["way_out"]) == (404, "there are 0 to 0")
+    assert (answer.status_code, answer.json()["fix"]) == (404, "there are 0 to 0")
 
 
 async def test_what_cannot_be_told_as_it_is_asked_is_told_in_base64(
@@ -649,7 +649,7 @@ async def test_channels_that_keep_nothing_can_be_sent_to_and_not_be_read(opened:
         for query in ("", "?wait=1s", "?positions=0:0"):
             answer = await client.get(RECORDS + query)
             assert (answer.status_code, answer.json()["place"]) == (409, "channel one")
-            assert answer.json()["way_out"]
+            assert answer.json()["fix"]
         joining = await client.post("/groups/g/members", json={"channels": ["one"]})
         assert joining.status_code == 409
         with tcp.reader({"one": {}}) as reader:  # Nobody else has listened there meanwhile.

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from tests.gateway.conftest import Opened, until
 
-from penstock.core.contracts import Dealing, Entry, Member, Place, Topic
+from penstock.core.contracts import ChannelPartition, Entry, Member, RebalanceListener, Topic
 from penstock.core.errors import Unavailable
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
@@ -85,7 +85,7 @@ async def test_a_commit_that_does_not_say_of_what_is_400(client: httpx.AsyncClie
     await poll(client, url, "wait=0s")
     answer = await client.post(f"{url}/commit{query}")
     assert (answer.status_code, answer.json()["place"][:7]) == (400, "?answer")
-    assert answer.json()["way_out"]
+    assert answer.json()["fix"]
 
 
 async def test_what_was_not_committed_goes_to_the_next_member(
@@ -162,9 +162,9 @@ class Moody(MemoryChannels):
 
     @contextmanager
     def join(  # type: ignore[override]  # its member has the shape of the one that it wraps
-        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> Iterator[Member]:
-        with super().join(group, channels, dealing, beginning=beginning) as member:
+        with super().join(group, channels, listener, beginning=beginning) as member:
             yield MoodyMember(self, member)
 
 
@@ -178,7 +178,7 @@ class MoodyMember:
         self._channels.beats += most == 0
         return self._member.read(most, wait)
 
-    def held(self) -> Mapping[Place, int]:
+    def held(self) -> Mapping[ChannelPartition, int]:
         return self._member.held()
 
     def commit(self) -> None:
@@ -292,7 +292,7 @@ async def test_a_channel_that_is_gone_leaves_the_group_to_be_described(
 async def test_an_unknown_group_is_404_with_those_that_are_near(client: httpx.AsyncClient) -> None:
     await poll(client, await join(client), "wait=0s")
     answer = await client.get("/groups/gg")
-    assert (answer.status_code, answer.json()["way_out"]) == (404, 'did you mean "g"?')
+    assert (answer.status_code, answer.json()["fix"]) == (404, 'did you mean "g"?')
 
 
 async def test_a_member_sits_in_its_own_group_only(client: httpx.AsyncClient) -> None:

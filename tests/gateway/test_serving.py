@@ -11,7 +11,7 @@ import pytest
 from tests.gateway.conftest import until
 
 from penstock.channels.kafka import Kafka
-from penstock.core.contracts import Channels, Dealing, Entry, Member, Place, Positions, Sender, Topic
+from penstock.core.contracts import ChannelPartition, Channels, Entry, Member, Offsets, RebalanceListener, Sender, Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Record
 from penstock.core.runs import Runs
@@ -140,9 +140,9 @@ class Beating(Kafka):
 
     @contextmanager
     def join(  # type: ignore[override]  # its member has the shape of the one that it wraps
-        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> Iterator[Member]:
-        with super().join(group, channels, dealing, beginning=beginning) as member:
+        with super().join(group, channels, listener, beginning=beginning) as member:
             yield BeatingMember(self, member)
 
 
@@ -160,7 +160,7 @@ class BeatingMember:
         self._channels.beats += not most
         return found
 
-    def held(self) -> Mapping[Place, int]:
+    def held(self) -> Mapping[ChannelPartition, int]:
         return self._member.held()
 
     def commit(self) -> None:
@@ -198,7 +198,7 @@ class Watched(MemoryChannels):
 
     @contextmanager
     def reader(
-        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
     ) -> Iterator[Any]:
         with super().reader(start, linger, only) as reader:
             self.readers += 1
@@ -209,9 +209,9 @@ class Watched(MemoryChannels):
 
     @contextmanager
     def join(  # type: ignore[override]  # its member has the shape of the one that it wraps
-        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> Iterator[Member]:
-        with super().join(group, channels, dealing, beginning=beginning) as member:
+        with super().join(group, channels, listener, beginning=beginning) as member:
             yield WatchedMember(self, member)
 
 
@@ -223,7 +223,7 @@ class WatchedMember:
         self._channels.asked = self._channels.asked or most > 0
         return self._member.read(most, wait)
 
-    def held(self) -> Mapping[Place, int]:
+    def held(self) -> Mapping[ChannelPartition, int]:
         return self._member.held()
 
     def commit(self) -> None:

@@ -10,12 +10,12 @@ from penstock.channels.memory import MemoryChannels
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.operate.adhoc_query import Asked, newest
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.pipeline import Pipeline
 
 
 def asked(sql: str, folder: Path, **more: object) -> Asked:
-    return Asked(sql, MemoryChannels(1), Wiring.read(folder, environ={}), **more)  # type: ignore[arg-type]
+    return Asked(sql, MemoryChannels(1), Config.read(folder, environ={}), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from penstock.cli.audit import deepened
 from penstock.core.held import held
 from penstock.core.record import Origin, Record
 from penstock.operate.deep_audit import Deep, merged
-from penstock.pipeline.config import Wiring, topics
+from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.stores import store_of
@@ -43,16 +43,16 @@ class Case:
     kafka: Kafka
     engine: Engine
     description: Description
-    wiring: Wiring
+    config: Config
     redis: "redis.Redis"
 
     def deep(self) -> Deep:
-        found = Deep(self.description, self.wiring, start=lambda: nullcontext(self.engine))
+        found = Deep(self.description, self.config, start=lambda: nullcontext(self.engine))
         found.run()
         return found
 
     def lake(self, channel: str) -> DeltaTable:
-        return DeltaTable(str(self.wiring.folder / channel))
+        return DeltaTable(str(self.config.folder / channel))
 
 
 @pytest.fixture
@@ -77,7 +77,7 @@ def case(
     app.store(things, f"delta://{things}")
     description = app.describe()
     environ = {"PENSTOCK_CHANNELS_ADDRESS": kafka.where, "PENSTOCK_REDIS_URL": shared_redis.url}
-    wiring = Wiring.read(tmp_path, environ=environ)
+    config = Config.read(tmp_path, environ=environ)
     kafka.ensure(topics(description))
     records = [
         Record(json.dumps({"name": f"a{n % 7}", "n": n}).encode(), Origin("kiosk", 1, n, n + 1), b"%d" % n)
@@ -96,7 +96,7 @@ def case(
         str(tmp_path / "checkpoints"),
         {channel: one.shape for channel, one in description.channels.items()},
         announce=lambda query, note: announce(
-            kafka, description.bookmarks, query.name, query.into, note.writer, note.life
+            kafka, description.bookmarks, query.name, query.into, note.writer, note.generation
         ),
     ).knowing(description.queries)
     query = description.queries[0]
@@ -110,14 +110,14 @@ def case(
         store.positions()
         store.write(list(held(kafka, counts)), {})
     for spec in description.lakes:
-        filling = Lake(own, spec, description, wiring, kafka, "").start()
-        described = store_of(spec, description, wiring)
+        filling = Lake(own, spec, description, config, kafka, "").start()
+        described = store_of(spec, description, config)
         due = {partition: end for partition, (_, end) in kafka.bounds(spec.channel).items()}
         try:
             eventually(lambda described=described, due=due: described.stands() == due)
         finally:
             filling.stop()
-    return Case(kafka, own, description, wiring, shared_redis.client())
+    return Case(kafka, own, description, config, shared_redis.client())
 
 
 def test_what_no_count_shows_is_found(case: Case) -> None:

@@ -30,10 +30,10 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.held import held
-from penstock.core.record import Origin, Record, life_and_count
+from penstock.core.record import Origin, Record, generation_and_count
 from penstock.operate.comparison import Gone, Judged, Report
 from penstock.operate.recompute import _Late, recompute
-from penstock.pipeline.config import Wiring, topics
+from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Channel, Description
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.stores import store_of
@@ -56,7 +56,7 @@ class Case:
     kafka: Kafka
     engine: Engine
     description: Description
-    wiring: Wiring
+    config: Config
     eventually: Eventually
 
     @property
@@ -101,14 +101,14 @@ class Case:
         """Bring the result into its stores."""
         some = list(held(self.kafka, self.query.into))
         for spec in self.description.stores:
-            store = store_of(spec, self.description, self.wiring)
+            store = store_of(spec, self.description, self.config)
             with closing((LoadedLake(store) if isinstance(store, LakeStore) else store).open()) as table:
                 table.positions()
                 table.write(some, {})
 
     @property
     def lake(self) -> str:
-        return str(self.wiring.folder / "lake")
+        return str(self.config.folder / "lake")
 
     def moved(self, by: int) -> None:
         """Set the checkpoint forth or back, as no query ever should."""
@@ -132,7 +132,7 @@ class Case:
     def report(self, wait: float = 0.0, at: int | None = None) -> Report:
         clock = ManualClock(time.time_ns() // 1_000 if at is None else at)
         return recompute(
-            self.engine, self.kafka, self.description, self.wiring, self.query, lambda _: None, wait, clock
+            self.engine, self.kafka, self.description, self.config, self.query, lambda _: None, wait, clock
         )
 
 
@@ -160,11 +160,11 @@ def case(
     description = app.describe()
     kafka.ensure(topics(description))
     environ = {"PENSTOCK_CHANNELS_ADDRESS": kafka.where, "PENSTOCK_REDIS_URL": redis_url}
-    wiring = Wiring.read(tmp_path, environ=environ)
+    config = Config.read(tmp_path, environ=environ)
     settings = SparkSettings(real_time_batch="5 seconds", every="200 ms", real_time_queries=0)
     shapes = {name: channel.shape for name, channel in description.channels.items()}
     engine = Engine(spark, settings, KafkaConnector(kafka.servers), str(tmp_path / "checkpoints"), shapes)
-    return Case(kafka, engine, description, wiring, eventually)
+    return Case(kafka, engine, description, config, eventually)
 
 
 SOME = [(1, "a"), (2, "b"), (3, "a"), (4, "c"), (5, "a"), (6, "b")]
@@ -208,10 +208,10 @@ def test_a_new_life_counts_from_where_it_began_for_everybody(case: Case) -> None
     report = case.report()
     assert report.equal
     assert [dict(one.counts) for one in report.judged] == [{Verdict.EXACT: 2, Verdict.EARLIER: 2}] * 4
-    with redis.Redis.from_url(case.wiring.redis.url) as client:
+    with redis.Redis.from_url(case.config.redis.url) as client:
         name = f'penstock:{case.query.into}:row:["c"]'
         assert json.loads(str(client.hget(name, "row"), "utf-8"))["total"] == 7
-        assert life_and_count(int(client.hget(name, "version") or 0)) == (2, 1)
+        assert generation_and_count(int(client.hget(name, "version") or 0)) == (2, 1)
     # Where it began is gone by now, and there are more partitions than there were.
     admin = AdminClient({"bootstrap.servers": case.kafka.servers})
     [done] = admin.delete_records([TopicPartition(case.things, busy, 7)]).values()
@@ -255,7 +255,7 @@ def test_a_row_that_a_store_holds_otherwise_is_told_with_its_columns(case: Case)
     case.run()
     case.load()
     name = f'penstock:{case.query.into}:row:["a"]'
-    with redis.Redis.from_url(case.wiring.redis.url) as client:
+    with redis.Redis.from_url(case.config.redis.url) as client:
         row = json.loads(str(client.hget(name, "row"), "utf-8"))
         client.hset(name, "row", json.dumps({**row, "total": 1, "tenths": row["tenths"] * (1 + 1e-12)}))
     report = case.report()
@@ -268,7 +268,7 @@ def test_a_row_that_is_gone_from_a_store_is_missing_until_its_time_is_over(case:
     case.send(*SOME)
     case.run()
     case.load()
-    with redis.Redis.from_url(case.wiring.redis.url) as client:
+    with redis.Redis.from_url(case.config.redis.url) as client:
         client.delete(f'penstock:{case.query.into}:row:["a"]')
     [found] = of(case.report(), "store:redis").differences
     assert (found.key, found.how) == (b'["a"]', How.MISSING)
@@ -462,7 +462,7 @@ def test_a_query_over_a_result_that_has_lost_rows_cannot_be_recomputed(case: Cas
     producer.abort_transaction(30)
     case.eventually(lambda: case.kafka.bounds(first.into)[0][1] == end + 2)
     with pytest.raises(Misconfigured, match=f"channel {first.into}: compaction has removed 2 of"):
-        recompute(case.engine, case.kafka, case.description, case.wiring, second, wait=0)
+        recompute(case.engine, case.kafka, case.description, case.config, second, wait=0)
 
 
 @pytest.mark.parametrize(("other", "explained"), [(Verdict.EARLIER, False), (Verdict.PERISHED, True)])

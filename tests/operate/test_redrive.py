@@ -10,7 +10,7 @@ from tests.operate.refusing import BEGIN, UNFIT, refused
 from penstock.analysis.frames import RAW, dead_letters
 from penstock.analysis.query import Shape
 from penstock.core.clock import Micros
-from penstock.core.contracts import Entry, Positions
+from penstock.core.contracts import Entry, Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin, Record
 from penstock.operate.dead_letters import Selection, Verdict, redrive
@@ -171,8 +171,8 @@ def test_only_what_came_after_the_first_letter_of_a_chosen_record_is_read_of_the
     channels = MemoryChannels(clock=clock)
     asked: list[tuple[str, Micros]] = []
 
-    def since(channel: str, moment: Micros) -> Positions:
-        asked.append((channel, moment))
+    def since(channel: str, timestamp: Micros) -> Offsets:
+        asked.append((channel, timestamp))
         return {}
 
     for seq in (1, 2, 3, 2):

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from penstock.core.contracts import Entry, Place, Positions, Reader, Topic
+from penstock.core.contracts import ChannelPartition, Entry, Offsets, Reader, Topic
 from penstock.core.errors import Unavailable
 from penstock.operate.replay import Merged, Stretch
 from penstock.testing.channels import MemoryChannels
@@ -24,7 +24,7 @@ class Watched(MemoryChannels):
 
     @contextmanager
     def reader(  # type: ignore[override]  # What it yields has the shape of a reader, and is not the class of the other.
-        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
     ) -> Iterator[Reader]:
         self.open, self.ever_open = self.open + 1, self.ever_open + 1
         self.most_open = max(self.most_open, self.open)
@@ -104,10 +104,10 @@ def test_only_the_stretch_is_told(channels: Watched) -> None:
 def test_a_partition_keeps_its_order_whatever_its_times_are(channels: Watched, clock: ManualClock) -> None:
     one, other = keys(channels, 2)
     for key, moments in ((one, (10, 5, 7, 20)), (other, (6, 8, 30))):
-        for moment in moments:
-            clock.move(moment)
-            channels.append("c", b"%d" % moment, key)
-            clock.move(-moment)
+        for timestamp in moments:
+            clock.move(timestamp)
+            channels.append("c", b"%d" % timestamp, key)
+            clock.move(-timestamp)
     assert merged(channels, channels.bounds("c")) == [6, 8, 10, 5, 7, 20, 30]
 
 

@@ -6,7 +6,7 @@ import pytest
 from penstock.channels.files import Files
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.config import Wiring, simulated, topics
+from penstock.pipeline.config import Config, simulated, topics
 from penstock.pipeline.description import SourceSpec
 from penstock.pipeline.pipeline import Pipeline
 
@@ -24,9 +24,9 @@ rsvps = "simulate://rsvps"
 """
 
 
-def wiring(folder: Path, text: str = "", profile: str | None = None, **environ: str) -> Wiring:
+def config(folder: Path, text: str = "", profile: str | None = None, **environ: str) -> Config:
     (folder / "penstock.toml").write_text(text)
-    return Wiring.read(folder, profile, environ)
+    return Config.read(folder, profile, environ)
 
 
 def source(name: str = "rsvps") -> SourceSpec:
@@ -34,20 +34,20 @@ def source(name: str = "rsvps") -> SourceSpec:
 
 
 def test_without_a_file_everything_is_local(tmp_path: Path) -> None:
-    found = Wiring.read(tmp_path, environ={})
+    found = Config.read(tmp_path, environ={})
     assert (found.channels.address, found.redis.url, found.spark.master) == ("kafka://", "local", "local")
     assert (found.page.host, found.page.port, found.local.brokers) == ("127.0.0.1", None, None)
 
 
 def test_every_section_is_read(tmp_path: Path) -> None:
-    found = wiring(tmp_path, FILE)
+    found = config(tmp_path, FILE)
     assert (found.channels.address, found.spark.every) == ("kafka://broker:9092", timedelta(seconds=2))
 
 
 def test_a_profile_goes_over_the_file_and_the_environment_over_both(tmp_path: Path) -> None:
-    assert wiring(tmp_path, FILE, "night").spark.every == timedelta(minutes=1)
-    assert wiring(tmp_path, FILE, "night", PENSTOCK_SPARK_EVERY="5 s").spark.every == timedelta(seconds=5)
-    assert wiring(tmp_path, FILE, "night").channels.address == "kafka://broker:9092"
+    assert config(tmp_path, FILE, "night").spark.every == timedelta(minutes=1)
+    assert config(tmp_path, FILE, "night", PENSTOCK_SPARK_EVERY="5 s").spark.every == timedelta(seconds=5)
+    assert config(tmp_path, FILE, "night").channels.address == "kafka://broker:9092"
 
 
 @pytest.mark.parametrize(
@@ -59,35 +59,35 @@ def test_a_profile_goes_over_the_file_and_the_environment_over_both(tmp_path: Pa
         ("[sources]\nrsvps = 7", 'penstock.toml, [sources]: "rsvps" is 7; Input should be a valid string'),
     ],
 )
-def test_a_wrong_setting_is_told_with_its_place_and_the_way_out(tmp_path: Path, text: str, sentence: str) -> None:
+def test_a_wrong_setting_is_told_with_its_place_and_the_fix(tmp_path: Path, text: str, sentence: str) -> None:
     with pytest.raises(Misconfigured) as caught:
-        wiring(tmp_path, text)
+        config(tmp_path, text)
     assert str(caught.value) == sentence
 
 
 def test_a_source_is_heard_where_the_pipeline_says_unless_the_settings_say_otherwise(tmp_path: Path) -> None:
-    assert wiring(tmp_path).address(source()) == "ws://declared"
-    assert wiring(tmp_path, FILE).address(source()) == "wss://example.org/rsvps"
-    assert wiring(tmp_path, FILE, "night").address(source()) == "simulate://rsvps"
-    assert wiring(tmp_path, FILE).address(source("orders")) == "ws://declared"
+    assert config(tmp_path).address(source()) == "ws://declared"
+    assert config(tmp_path, FILE).address(source()) == "wss://example.org/rsvps"
+    assert config(tmp_path, FILE, "night").address(source()) == "simulate://rsvps"
+    assert config(tmp_path, FILE).address(source("orders")) == "ws://declared"
 
 
 def test_the_environment_tells_the_address_of_a_source_whatever_the_case_of_its_name(tmp_path: Path) -> None:
-    found = wiring(tmp_path, FILE, PENSTOCK_SOURCES_RSVPS="ws://here")
+    found = config(tmp_path, FILE, PENSTOCK_SOURCES_RSVPS="ws://here")
     assert found.address(source()) == found.address(source("RSVPs")) == "ws://here"
-    assert wiring(tmp_path, '[sources]\nRSVPs = "ws://there"').address(source("RSVPs")) == "ws://there"
+    assert config(tmp_path, '[sources]\nRSVPs = "ws://there"').address(source("RSVPs")) == "ws://there"
 
 
 def test_state_lies_beside_the_pipeline(tmp_path: Path) -> None:
-    found = wiring(tmp_path)
+    found = config(tmp_path)
     assert found.state == tmp_path / ".penstock"
     assert found.ledger == tmp_path / ".penstock" / "audit" / "ledger.db"
     assert found.checkpoints == str(tmp_path / ".penstock" / "checkpoints")
-    assert wiring(tmp_path, '[spark]\ncheckpoints = "s3://bucket/c"').checkpoints == "s3://bucket/c"
+    assert config(tmp_path, '[spark]\ncheckpoints = "s3://bucket/c"').checkpoints == "s3://bucket/c"
 
 
 def test_a_lake_lies_beside_the_pipeline_or_where_it_is_told_to(tmp_path: Path) -> None:
-    found = wiring(tmp_path)
+    found = config(tmp_path)
     assert found.path("delta://lake/rsvps") == str(tmp_path / "lake" / "rsvps")
     assert found.path("delta:///data/lake") == "/data/lake"
     assert found.path("delta://s3://bucket/lake") == "s3://bucket/lake"
@@ -95,7 +95,7 @@ def test_a_lake_lies_beside_the_pipeline_or_where_it_is_told_to(tmp_path: Path) 
 
 def test_a_tier_alone_needs_the_address_of_its_broker(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=r"^\[channels\] address: it is kafka://, and nothing was started .*; give"):
-        wiring(tmp_path).bind()
+        config(tmp_path).bind()
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_files_lie_in_the_state_folder_or_beside_the_pipeline(
     home = tmp_path / "50%20?#"
     home.mkdir()
     environ = {"PENSTOCK_CHANNELS_ADDRESS": address}
-    assert Wiring.read(home, environ=environ).bind() == Files(home / folder, sync)
-    assert Wiring.read(home / ".." / home.name, environ=environ).bind() == Files(home / folder, sync)
+    assert Config.read(home, environ=environ).bind() == Files(home / folder, sync)
+    assert Config.read(home / ".." / home.name, environ=environ).bind() == Files(home / folder, sync)
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ SENTENCES: dict[str, tuple[Step, str]] = {
 
 
 @pytest.mark.parametrize(("mistake", "sentence"), SENTENCES.values(), ids=SENTENCES)
-def test_a_mistake_is_told_with_its_place_and_the_way_out(app: Pipeline, mistake: Step, sentence: str) -> None:
+def test_a_mistake_is_told_with_its_place_and_the_fix(app: Pipeline, mistake: Step, sentence: str) -> None:
     with pytest.raises(Misconfigured) as caught:
         described(app, mistake)
     # Of what is declared, the line is told as well.

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import graph, reads, store_node
 from penstock.pipeline.pipeline import Pipeline
@@ -17,7 +17,7 @@ def described() -> Description:
 
 
 def test_every_part_is_a_node_and_every_hop_an_edge(tmp_path: Path) -> None:
-    drawn = graph(described(), Wiring.read(tmp_path, environ={}))
+    drawn = graph(described(), Config.read(tmp_path, environ={}))
     assert [(node["id"], node["kind"], node["label"]) for node in drawn["nodes"]] == [
         ("source:feed", "source", "feed"),
         ("channel:rsvps", "channel", "rsvps"),
@@ -38,12 +38,12 @@ def test_every_part_is_a_node_and_every_hop_an_edge(tmp_path: Path) -> None:
 
 
 def test_no_edge_hangs_in_the_air(tmp_path: Path) -> None:
-    drawn = graph(described(), Wiring.read(tmp_path, environ={}))
+    drawn = graph(described(), Config.read(tmp_path, environ={}))
     assert {end for edge in drawn["edges"] for end in edge} == {node["id"] for node in drawn["nodes"]}
 
 
 def test_nodes_are_told_where_they_are_without_their_secrets(tmp_path: Path) -> None:
-    drawn = graph(described(), Wiring.read(tmp_path, environ={"PENSTOCK_SOURCES_FEED": "ws://x:secret@there/feed"}))
+    drawn = graph(described(), Config.read(tmp_path, environ={"PENSTOCK_SOURCES_FEED": "ws://x:secret@there/feed"}))
     notes = {node["id"]: node["note"] for node in drawn["nodes"]}
     assert notes["source:feed"] == "ws://there/feed"
     assert notes["store:redis/by_city"] == "by_city in redis://host:6379"
@@ -52,7 +52,7 @@ def test_nodes_are_told_where_they_are_without_their_secrets(tmp_path: Path) -> 
 
 
 def test_without_pages_there_is_no_page(tmp_path: Path) -> None:
-    assert graph(Pipeline("empty").describe(), Wiring.read(tmp_path, environ={})) == {"nodes": [], "edges": []}
+    assert graph(Pipeline("empty").describe(), Config.read(tmp_path, environ={})) == {"nodes": [], "edges": []}
 
 
 def test_a_store_is_known_by_its_product_and_its_channel() -> None:

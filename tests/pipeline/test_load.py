@@ -136,4 +136,4 @@ def test_an_option_of_the_wrong_kind_is_told_with_its_line_and_no_word_of_python
         load(written(f"{BEGIN}\n{line}\n"))
     assert error.value.place.startswith("pipe.py:4")
     assert "Error" not in str(error.value)
-    assert error.value.way_out or "; " in error.value.problem
+    assert error.value.fix or "; " in error.value.problem

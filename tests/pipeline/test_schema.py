@@ -11,7 +11,7 @@ from penstock.pipeline.schema import ddl
 
 
 @dataclass
-class Place:
+class Venue:
     lat: float
     name: str | None
 
@@ -24,9 +24,9 @@ class Order:
     day: date
     paid: bool
     seal: bytes
-    place: Place
+    place: Venue
     tags: list[str]
-    places: list[Place]
+    places: list[Venue]
     counts: dict[str, int]
     note: str | None
     old: Optional[str]  # noqa: UP045 (both spellings are accepted)
@@ -150,4 +150,4 @@ def test_a_type_that_no_column_has_is_refused_with_its_field_and_the_ones_that_a
     with pytest.raises(Misconfigured) as caught:
         ddl(schema)
     assert caught.value.place == f"schema {place}"
-    assert caught.value.way_out.startswith("use int, float, str, bool, bytes, datetime, date, Decimal, list[…]")
+    assert caught.value.fix.startswith("use int, float, str, bool, bytes, datetime, date, Decimal, list[…]")

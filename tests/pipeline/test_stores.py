@@ -3,7 +3,7 @@
 from datetime import timedelta
 from pathlib import Path
 
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.stores import store_of
 from penstock.stores.lake import LakeStore
@@ -16,8 +16,8 @@ def stores(folder: Path, url: str, ttl: str | None = None) -> list[RedisStore | 
     app.store("things", url, ttl=ttl)
     (folder / "penstock.toml").write_text('[redis]\nurl = "redis://here:1/0"\n')
     description = app.describe()
-    wiring = Wiring.read(folder, environ={})
-    return [store_of(spec, description, wiring, "id") for spec in description.stores]
+    config = Config.read(folder, environ={})
+    return [store_of(spec, description, config, "id") for spec in description.stores]
 
 
 def test_a_lake_lies_beside_the_pipeline(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.pipeline import Pipeline
 from penstock.plan.checks import Level, check, unconnected
 from penstock.simulate.documents import KINDS
@@ -20,20 +20,20 @@ def app(source: str = "ws://host/path", store: str = "redis://", ttl: str | None
 
 
 def test_what_fits_passes(tmp_path: Path) -> None:
-    check(app().describe(), Wiring.read(tmp_path, environ={"PENSTOCK_SOURCES_RSVPS": "wss://other"}))
+    check(app().describe(), Config.read(tmp_path, environ={"PENSTOCK_SOURCES_RSVPS": "wss://other"}))
 
 
 def test_whatever_can_be_simulated_passes(tmp_path: Path) -> None:
     for name in KINDS:
         check(
-            app(f"simulate://{name}?rate=200&seed=7&senders=20&no-resume").describe(), Wiring.read(tmp_path, environ={})
+            app(f"simulate://{name}?rate=200&seed=7&senders=20&no-resume").describe(), Config.read(tmp_path, environ={})
         )
 
 
 @pytest.mark.parametrize("address", ["kafka://", "kafka://broker:9092"])
 def test_spark_audits_kafka(address: str, tmp_path: Path) -> None:
     environ = {"PENSTOCK_CHANNELS_ADDRESS": address, "PENSTOCK_AUDIT_ENGINE": "spark"}
-    check(app().describe(), Wiring.read(tmp_path, environ=environ))
+    check(app().describe(), Config.read(tmp_path, environ=environ))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_spark_audits_kafka(address: str, tmp_path: Path) -> None:
 )
 def test_what_does_not_fit_is_said(made: Pipeline, environ: dict[str, str], said: str, tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=said):
-        check(made.describe(), Wiring.read(tmp_path, environ=environ))
+        check(made.describe(), Config.read(tmp_path, environ=environ))
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_each_source_that_listens_has_a_port_of_its_own(one: str, other: str, fi
     made.source(other, into="others")
     expected = nullcontext() if fits else pytest.raises(Misconfigured, match=r"source others: .*8700.* source rsvps")
     with expected:
-        check(made.describe(), Wiring.read(tmp_path, environ={}))
+        check(made.describe(), Config.read(tmp_path, environ={}))
 
 
 def test_of_three_sources_any_two_are_apart(tmp_path: Path) -> None:
@@ -102,27 +102,27 @@ def test_of_three_sources_any_two_are_apart(tmp_path: Path) -> None:
     made.source("listen+tcp://127.0.0.2:8700", into="second")
     made.source("listen+ws://127.0.0.2:8700/c", into="third")
     with pytest.raises(Misconfigured, match=r"source third: it listens at 127.0.0.2:8700, where source second"):
-        check(made.describe(), Wiring.read(tmp_path, environ={}))
+        check(made.describe(), Config.read(tmp_path, environ={}))
 
 
 def test_a_secret_that_is_not_there_is_said_where_it_is_needed(tmp_path: Path) -> None:
     made = Pipeline("app")
     made.source("listen+webhook://127.0.0.1:8700/shop", into="events", secret="$SHOP_SECRET")
-    described, wiring = made.describe(), Wiring.read(tmp_path, environ={})
-    check(described, wiring)
-    check(described, wiring, {"SHOP_SECRET": "whsec_c2VjcmV0"})
+    described, config = made.describe(), Config.read(tmp_path, environ={})
+    check(described, config)
+    check(described, config, {"SHOP_SECRET": "whsec_c2VjcmV0"})
     with pytest.raises(Misconfigured, match=r"source events: secret is in SHOP_SECRET, .*; export SHOP_SECRET"):
-        check(described, wiring, {})
+        check(described, config, {})
 
 
 def test_a_table_whose_file_is_not_there_is_found_before_anything_starts(tmp_path: Path) -> None:
     app = Pipeline("ads")
     app.static("campaigns", str(tmp_path / "campaigns.csv"), schema="ad STRING")
-    wiring = Wiring.read(tmp_path, environ={})
+    config = Config.read(tmp_path, environ={})
     with pytest.raises(Misconfigured, match=r"table campaigns: there is no file .*campaigns.csv; put it beside"):
-        check(app.describe(), wiring)
+        check(app.describe(), config)
     (tmp_path / "campaigns.csv").touch()
-    check(app.describe(), wiring)
+    check(app.describe(), config)
 
 
 def levels(made: Pipeline) -> list[tuple[Level, str]]:
@@ -152,4 +152,4 @@ def test_both_at_once_are_an_error_that_names_the_other_channel() -> None:
     made.sql_query("by_city", key="city", sql="SELECT city, seen() FROM rsvps GROUP BY city")
     found = unconnected(made.describe())
     assert [(one.level, one.place) for one in found] == [(Level.ERROR, "source rsvp"), (Level.ERROR, "channel rsvps")]
-    assert '"rsvps"' in found[0].way_out
+    assert '"rsvps"' in found[0].fix

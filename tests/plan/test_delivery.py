@@ -37,10 +37,10 @@ EXACTLY, LEAST, MOST = Delivery.EXACTLY_ONCE, Delivery.AT_LEAST_ONCE, Delivery.A
         (of_page(LEAST), "exactly once", False),
     ],
 )
-def test_what_is_weaker_than_asked_for_has_a_way_out(given: Given, guarantee: str, weaker: bool) -> None:
+def test_what_is_weaker_than_asked_for_has_a_fix(given: Given, guarantee: str, weaker: bool) -> None:
     assert (given.guarantee, given.weaker) == (guarantee, weaker)
     assert given.why
-    assert bool(given.way_out) or not weaker
+    assert bool(given.fix) or not weaker
 
 
 def test_a_pipeline_asks_for_one_of_three() -> None:

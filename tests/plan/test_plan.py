@@ -12,7 +12,7 @@ from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.operators.statics import table
 from penstock.core.errors import Misconfigured, SeveralMisconfigured
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.pipeline import Pipeline
 from penstock.plan.checks import Level
 from penstock.plan.plan import Plan, plan
@@ -21,11 +21,11 @@ COUNTS = "SELECT city, count(1) AS n, seen() FROM rsvps GROUP BY city"
 
 
 def planned(app: Pipeline, folder: Path, spark: SparkSession) -> Plan:
-    wiring, description = Wiring.read(folder, environ={}), app.describe()
+    config, description = Config.read(folder, environ={}), app.describe()
     shapes = {name: channel.shape for name, channel in description.channels.items()}
     tables = {static.name: table(spark, static) for static in description.statics}
-    engine = Engine(spark, wiring.spark, KafkaConnector("localhost:1"), str(folder / "checkpoints"), shapes, tables)
-    return plan(description, wiring, engine.knowing(description.queries))
+    engine = Engine(spark, config.spark, KafkaConnector("localhost:1"), str(folder / "checkpoints"), shapes, tables)
+    return plan(description, config, engine.knowing(description.queries))
 
 
 def test_every_hop_has_a_guarantee_and_no_secret(spark: SparkSession, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_chart_that_names_no_column_is_a_warning(spark: SparkSession, tmp_path
     app.page("by_city", title="wrong", chart={"mark": "bar", "encoding": {"x": {"field": "window.start"}, "y": y}})
     found = planned(app, tmp_path, spark)
     assert [(one.level, one.place) for one in found.findings] == [(Level.WARNING, "page wrong")] * 2
-    assert '"window_start"' in found.findings[1].way_out
+    assert '"window_start"' in found.findings[1].fix
     assert not found.wrong
 
 
@@ -76,7 +76,7 @@ def test_the_first_query_that_can_is_in_real_time_and_each_says_why(spark: Spark
     assert {query.checkpoint for query in found.queries} == {"new"}
 
 
-def test_a_checkpoint_that_does_not_fit_is_an_error_with_the_way_out(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_checkpoint_that_does_not_fit_is_an_error_with_the_fix(spark: SparkSession, tmp_path: Path) -> None:
     app = Pipeline("meetups")
     app.channel("rsvps", schema="city STRING")
     app.source("ws://feed/rsvps", into="rsvps")
@@ -89,7 +89,7 @@ def test_a_checkpoint_that_does_not_fit_is_an_error_with_the_way_out(spark: Spar
     assert found.wrong
     assert finding.level is Level.ERROR
     assert "by_city" in finding.place
-    assert "--new-checkpoint by_city" in finding.way_out
+    assert "--new-checkpoint by_city" in finding.fix
     assert found.to_json()["findings"][0]["level"] == "error"
 
 

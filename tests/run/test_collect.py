@@ -26,7 +26,7 @@ from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.held import held
 from penstock.core.record import LONGEST_SENDER, Origin, Record
-from penstock.pipeline.config import Wiring, topics
+from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
 from penstock.run.collect import limit
@@ -42,13 +42,13 @@ def described(name: str, url: str) -> Description:
 
 
 @contextmanager
-def running(tiers: tuple[Tier, ...], description: Description, wiring: Wiring) -> Iterator[None]:
+def running(tiers: tuple[Tier, ...], description: Description, config: Config) -> Iterator[None]:
     """Tiers in threads of this process."""
     stop, failures = threading.Event(), list[BaseException]()
 
     def work(tier: Tier, ready: threading.Event) -> None:
         try:
-            run(tier, description, wiring, stop, ready.set)
+            run(tier, description, config, stop, ready.set)
         except BaseException as error:  # noqa: BLE001 (raised again below)
             failures.append(error)
             ready.set()
@@ -71,8 +71,8 @@ def running(tiers: tuple[Tier, ...], description: Description, wiring: Wiring) -
 
 
 @pytest.fixture
-def wiring(kafka: Kafka, tmp_path: Path) -> Wiring:
-    return Wiring.read(tmp_path, environ={"PENSTOCK_CHANNELS_ADDRESS": kafka.where})
+def config(kafka: Kafka, tmp_path: Path) -> Config:
+    return Config.read(tmp_path, environ={"PENSTOCK_CHANNELS_ADDRESS": kafka.where})
 
 
 @pytest.fixture
@@ -93,8 +93,8 @@ def feeding(port: int, *options: str) -> Iterator[None]:
         process.communicate(timeout=20)
 
 
-def counted(wiring: Wiring, channel: str) -> ChannelBalance:
-    with closing(Ledger(wiring.ledger, read_only=True)) as ledger:
+def counted(config: Config, channel: str) -> ChannelBalance:
+    with closing(Ledger(config.ledger, read_only=True)) as ledger:
         found = balance(ledger.content(), SystemClock().now())
     (one,) = [one for one in found.channels if one.channel == channel]
     return one
@@ -102,27 +102,27 @@ def counted(wiring: Wiring, channel: str) -> ChannelBalance:
 
 @pytest.mark.parametrize("kind", ["http", "tcp"])
 def test_a_source_that_cannot_listen_is_said_before_the_tier_is_ready(
-    wiring: Wiring, fresh: Callable[[str], str], kind: str
+    config: Config, fresh: Callable[[str], str], kind: str
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         app = Pipeline("apart")
-        app.source(f"file://{wiring.folder}", into=fresh("first"))
+        app.source(f"file://{config.folder}", into=fresh("first"))
         app.source(f"listen+{kind}://127.0.0.1:{other.getsockname()[1]}", into=fresh("second"), name="door")
-        wiring.bind().ensure(topics(app.describe()))
+        config.bind().ensure(topics(app.describe()))
         ready = threading.Event()
         with pytest.raises(Misconfigured, match=r"source door, address .*Address already in use; choose another port"):
-            run(Tier.COLLECT, app.describe(), wiring, threading.Event(), ready.set)
+            run(Tier.COLLECT, app.describe(), config, threading.Event(), ready.set)
         assert not ready.is_set()
 
 
 def test_a_sender_by_the_name_of_another_source_takes_nothing_from_it(
-    wiring: Wiring, port: int, eventually: Eventually, fresh: Callable[[str], str]
+    config: Config, port: int, eventually: Eventually, fresh: Callable[[str], str]
 ) -> None:
     app, into = Pipeline(fresh("names")), fresh("into")
-    app.source(f"file://{wiring.folder}/*.log", into=into, name="logs", every="20 ms")
+    app.source(f"file://{config.folder}/*.log", into=into, name="logs", every="20 ms")
     app.source(f"listen+tcp://127.0.0.1:{port}", into=into, name="door")
     description = app.describe()
-    channels = wiring.bind()
+    channels = config.bind()
     channels.ensure(topics(description))
 
     def found() -> list[bytes | None]:
@@ -131,75 +131,75 @@ def test_a_sender_by_the_name_of_another_source_takes_nothing_from_it(
     def origins() -> list[Origin | None]:
         return [Origin.read(entry.headers) for entry in held(channels, into)]
 
-    for number, life in enumerate((b"1", b"2")):
-        with running((Tier.COLLECT,), description, wiring):
+    for number, generation in enumerate((b"1", b"2")):
+        with running((Tier.COLLECT,), description, config):
             with socket.create_connection(("127.0.0.1", port)) as client, client.makefile("rwb") as lines:
                 lines.write(
-                    b'{"sender":"logs","epoch":9223372036854775807,"seq":%d}\nintruder %b\n' % (number + 1, life)
+                    b'{"sender":"logs","epoch":9223372036854775807,"seq":%d}\nintruder %b\n' % (number + 1, generation)
                 )
                 lines.flush()
                 lines.readline()
                 assert orjson.loads(lines.readline()) == {"safe": number + 1}
-            (wiring.folder / f"{life.decode()}.log").write_bytes(b"line %b\n" % life)
-            eventually(lambda life=life: b"line " + life in found())
+            (config.folder / f"{generation.decode()}.log").write_bytes(b"line %b\n" % generation)
+            eventually(lambda generation=generation: b"line " + generation in found())
     assert sorted(one or b"" for one in found()) == [b"intruder 1", b"intruder 2", b"line 1", b"line 2"]
     assert len({(one.sender, one.epoch, one.seq) for one in origins() if one}) == 4
     assert {one.sender for one in origins() if one} == {"logs", "door"}
 
 
 def test_a_feed_that_resumes_is_whole_after_an_outage(
-    wiring: Wiring, port: int, eventually: Eventually, fresh: Callable[[str], str]
+    config: Config, port: int, eventually: Eventually, fresh: Callable[[str], str]
 ) -> None:
     name = fresh("resumed")
     description = described(name, f"ws://127.0.0.1:{port}/rsvps")
     epoch = str(SystemClock().now() // 1_000_000)
     options = ("--rate", "500", "--senders", "3", "--count", "3000", "--epoch", epoch)
-    with running((Tier.AUDIT, Tier.COLLECT), description, wiring):
+    with running((Tier.AUDIT, Tier.COLLECT), description, config):
         with feeding(port, *options):
-            eventually(lambda: counted(wiring, name).records > 300)
+            eventually(lambda: counted(config, name).records > 300)
         with feeding(port, *options):
-            eventually(lambda: counted(wiring, name).records == 3_000)
-        found = counted(wiring, name)
+            eventually(lambda: counted(config, name).records == 3_000)
+        found = counted(config, name)
     facts = (found.senders, found.distinct, found.duplicates, found.missing, found.unknown_seconds)
     assert facts == (3, 3_000, 0, 0, 0)
 
 
 def test_a_feed_that_cannot_resume_leaves_an_unknown_interval(
-    wiring: Wiring, port: int, eventually: Eventually, fresh: Callable[[str], str]
+    config: Config, port: int, eventually: Eventually, fresh: Callable[[str], str]
 ) -> None:
     name = fresh("blind")
     description = described(name, f"ws://127.0.0.1:{port}/rsvps")
     options = ("--rate", "200", "--no-resume")
-    with running((Tier.AUDIT, Tier.COLLECT), description, wiring):
+    with running((Tier.AUDIT, Tier.COLLECT), description, config):
         with feeding(port, *options):
-            eventually(lambda: counted(wiring, name).records > 100)
-        before = counted(wiring, name).records
+            eventually(lambda: counted(config, name).records > 100)
+        before = counted(config, name).records
         with feeding(port, *options):
-            eventually(lambda: counted(wiring, name).records > before + 100)
-            eventually(lambda: counted(wiring, name).unknown_seconds > 0)
-        found = counted(wiring, name)
+            eventually(lambda: counted(config, name).records > before + 100)
+            eventually(lambda: counted(config, name).unknown_seconds > 0)
+        found = counted(config, name)
     # The collector has numbered them: nothing that was heard is missing, and the rest is not said to be whole.
     assert (found.senders, found.duplicates, found.missing) == (1, 0, 0)
 
 
 def test_a_collector_that_was_away_from_such_a_feed_says_so(
-    wiring: Wiring, port: int, eventually: Eventually, fresh: Callable[[str], str]
+    config: Config, port: int, eventually: Eventually, fresh: Callable[[str], str]
 ) -> None:
     name = fresh("away")
     description = described(name, f"ws://127.0.0.1:{port}/rsvps")
-    with running((Tier.AUDIT,), description, wiring), feeding(port, "--rate", "200", "--no-resume"):
-        with running((Tier.COLLECT,), description, wiring):
-            eventually(lambda: counted(wiring, name).records > 50)
-            assert counted(wiring, name).unknown_seconds == 0
-        with running((Tier.COLLECT,), description, wiring):
-            eventually(lambda: counted(wiring, name).unknown_seconds > 0)
+    with running((Tier.AUDIT,), description, config), feeding(port, "--rate", "200", "--no-resume"):
+        with running((Tier.COLLECT,), description, config):
+            eventually(lambda: counted(config, name).records > 50)
+            assert counted(config, name).unknown_seconds == 0
+        with running((Tier.COLLECT,), description, config):
+            eventually(lambda: counted(config, name).unknown_seconds > 0)
 
 
-def test_a_simulation_that_nobody_started_is_said(wiring: Wiring, fresh: Callable[[str], str]) -> None:
+def test_a_simulation_that_nobody_started_is_said(config: Config, fresh: Callable[[str], str]) -> None:
     description = described(fresh("simulated"), "simulate://rsvps")
     with (
         pytest.raises(Misconfigured, match=r'it is simulated.*use "penstock run"'),
-        running((Tier.COLLECT,), description, wiring),
+        running((Tier.COLLECT,), description, config),
     ):
         pass
 
@@ -209,7 +209,7 @@ def test_an_address_that_is_no_feed_is_said(kafka: Kafka, tmp_path: Path, fresh:
     environ = {"PENSTOCK_CHANNELS_ADDRESS": kafka.where, f"PENSTOCK_SOURCES_{name.upper()}": "ftp://example"}
     with (
         pytest.raises(Misconfigured, match="ftp://example is no address that is known here"),
-        running((Tier.COLLECT,), described(name, "ws://example"), Wiring.read(tmp_path, environ=environ)),
+        running((Tier.COLLECT,), described(name, "ws://example"), Config.read(tmp_path, environ=environ)),
     ):
         pass
 
@@ -229,34 +229,34 @@ def test_records_that_wait_on_disk_are_not_left_behind_by_a_setting(kafka: Kafka
     Files(tmp_path / ".penstock" / "spool").ensure([Topic("waits")])
     asyncio.run(leave_one())
     with pytest.raises(Misconfigured, match="records that were acknowledged wait on disk"):
-        run(Tier.COLLECT, description, Wiring.read(tmp_path, environ={}), threading.Event(), lambda: None)
+        run(Tier.COLLECT, description, Config.read(tmp_path, environ={}), threading.Event(), lambda: None)
 
 
 def test_a_record_by_http_has_a_receipt_that_tells_its_place(
-    wiring: Wiring, port: int, eventually: Eventually, fresh: Callable[[str], str]
+    config: Config, port: int, eventually: Eventually, fresh: Callable[[str], str]
 ) -> None:
     app = Pipeline(name := fresh("received"))
     app.source(f"listen+http://127.0.0.1:{port}/in", into=name)
     address = f"http://127.0.0.1:{port}"
-    with running((Tier.COLLECT, Tier.AUDIT), app.describe(), wiring), httpx.Client(base_url=address) as client:
+    with running((Tier.COLLECT, Tier.AUDIT), app.describe(), config), httpx.Client(base_url=address) as client:
         eventually(lambda: answers(port))
         posted = client.post("/in", content=b"one\ntwo\nthree", headers={"content-type": "application/x-ndjson"})
         assert posted.status_code == 202
         told = client.get(posted.headers["location"]).json()
         assert (told["state"], told["channel"], told["found"]) == ("safe", name, 3)
-        eventually(lambda: counted(wiring, name).distinct == 3)
+        eventually(lambda: counted(config, name).distinct == 3)
 
 
 @pytest.mark.parametrize("takes", [50_000, 5_000_000])
 def test_how_large_a_record_may_be_is_for_its_topic_to_say(
-    kafka: Kafka, wiring: Wiring, port: int, eventually: Eventually, fresh: Callable[[str], str], takes: int
+    kafka: Kafka, config: Config, port: int, eventually: Eventually, fresh: Callable[[str], str], takes: int
 ) -> None:
     """What it takes lies there; what it does not is a dead letter, and what comes after it is collected."""
     app = Pipeline(name := fresh("sized"))
     app.channel(name, config={"max.message.bytes": str(takes)})
     app.source(f"listen+http://127.0.0.1:{port}/in", into=name, max_size=10_000_000)
     fits, too_large = os.urandom(takes * 4 // 5), os.urandom(takes + 1)
-    with running((Tier.COLLECT,), app.describe(), wiring), httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
+    with running((Tier.COLLECT,), app.describe(), config), httpx.Client(base_url=f"http://127.0.0.1:{port}") as client:
         eventually(lambda: answers(port))
         for value in (fits, too_large, b"after"):
             assert client.post("/in", content=value, timeout=30).status_code == 202
@@ -291,8 +291,8 @@ def test_two_workers_share_a_port_and_both_are_accounted_for(
     app = Pipeline(name := fresh("shared"))
     app.source(f"listen+http://127.0.0.1:{port}/in", into=name)
     environ = {"PENSTOCK_CHANNELS_ADDRESS": kafka.where, "PENSTOCK_COLLECT_WORKERS": "2"}
-    first = Wiring.read(tmp_path, environ=environ)
-    second = Wiring.read(tmp_path, environ={**environ, "PENSTOCK_COLLECT_WORKER": "1"})
+    first = Config.read(tmp_path, environ=environ)
+    second = Config.read(tmp_path, environ={**environ, "PENSTOCK_COLLECT_WORKER": "1"})
     description = app.describe()
     with (
         running((Tier.COLLECT, Tier.AUDIT), description, first),
@@ -316,9 +316,9 @@ def test_a_standby_takes_over_and_goes_on_where_the_other_was(
     name = fresh("seated")
     description = described(name, f"ws://127.0.0.1:{port}/rsvps")
     environ = {"PENSTOCK_CHANNELS_ADDRESS": kafka.where, "PENSTOCK_COLLECT_STANDBY": "true"}
-    one, other = (Wiring.read(tmp_path / part, environ=environ) for part in ("one", "other"))
-    for wiring in (one, other):
-        wiring.folder.mkdir()
+    one, other = (Config.read(tmp_path / part, environ=environ) for part in ("one", "other"))
+    for config in (one, other):
+        config.folder.mkdir()
 
     def count() -> int:
         return sum(end for _, end in kafka.bounds(name).values())

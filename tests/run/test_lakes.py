@@ -20,7 +20,7 @@ from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured
 from penstock.core.held import held
 from penstock.core.record import Origin, Record
-from penstock.pipeline.config import Wiring, topics
+from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
 from penstock.run.lakes import Lakes
@@ -44,12 +44,12 @@ class Case:
         shapes = {one: channel.shape for one, channel in self.description.channels.items()}
         settings = SparkSettings(every="100 ms")
         self.engine = Engine(spark, settings, connector, str(folder / "checkpoints"), shapes)
-        self.wiring = Wiring.read(folder, environ={})
+        self.config = Config.read(folder, environ={})
 
     def start(self, topic: str | None = None) -> tuple[Queries, Lakes]:
         ids = {name: topic or self.channels.topic_id(name) for name in self.description.channels}
         queries = Queries(self.engine, self.description, self.channels, ids)
-        lakes = Lakes(self.engine, self.description, self.wiring, self.channels, ids)
+        lakes = Lakes(self.engine, self.description, self.config, self.channels, ids)
         lakes.require()
         queries.start()
         lakes.start(queries)

@@ -49,8 +49,8 @@ def applied(renewal: Renewal, description: Description, folder: Path, channels: 
     [
         (Begin(), 0),
         (Begin(end=True), 3),
-        (Begin(moment=150), 1),
-        (Begin(moment=1_000), 3),
+        (Begin(timestamp=150), 1),
+        (Begin(timestamp=1_000), 3),
         (Begin(offsets={"rsvps": {0: 2}}), 2),
         (Begin(offsets={"rsvps": {0: 3}}), 3),
     ],
@@ -71,12 +71,12 @@ def test_the_old_checkpoint_is_kept_and_each_life_counts(
     path.mkdir()
     (path / "metadata").write_text("{}")
     # By the name of its result it is known as well.
-    for name, life in (("by_city", 1), ("cities", 2)):
+    for name, generation in (("by_city", 1), ("cities", 2)):
         [said] = applied(Renewal((name,), Begin()), description, tmp_path, channels)
-        assert said == f"query by_city begins anew: rsvps at 0=0; its checkpoint is kept as {path}.{life}"
-        assert note_of(str(path)).life == life
+        assert said == f"query by_city begins anew: rsvps at 0=0; its checkpoint is kept as {path}.{generation}"
+        assert note_of(str(path)).generation == generation
     assert (tmp_path / "by_city.1" / "metadata").exists()
-    assert note_of(f"{path}.2").life == 1
+    assert note_of(f"{path}.2").generation == 1
 
 
 def test_a_life_is_later_than_any_that_was_told_of(
@@ -85,17 +85,17 @@ def test_a_life_is_later_than_any_that_was_told_of(
     told = Account("query:by_city", "gone", 0, {}, 1, number=6)
     channels.append(description.bookmarks, told.dumps(), told.key)
     applied(Renewal(("by_city",), Begin()), description, tmp_path, channels)
-    assert note_of(f"{tmp_path}/by_city").life == 7
+    assert note_of(f"{tmp_path}/by_city").generation == 7
 
 
 def test_what_a_rescaling_left_half_done_does_not_come_back(
     description: Description, channels: MemoryChannels, tmp_path: Path
 ) -> None:
     folder = f"{tmp_path}/by_city"
-    Note(life=3).write(f"{folder}.before-rescale")
+    Note(generation=3).write(f"{folder}.before-rescale")
     applied(Renewal(("by_city",), Begin()), description, tmp_path, channels)
     assert not recover(folder)
-    assert (note_of(folder).life, note_of(f"{folder}.1").life) == (4, 3)
+    assert (note_of(folder).generation, note_of(f"{folder}.1").generation) == (4, 3)
 
 
 def test_dead_letters_can_be_brought_anew(description: Description, channels: MemoryChannels, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_dead_letters_can_be_brought_anew(description: Description, channels: Me
 
 
 @pytest.mark.parametrize(
-    ("names", "offsets", "words"),
+    ("names", "offsets", "problem"),
     [
         (("by_contry",), {}, 'it has no query "by_contry"; did you mean "by_city"?'),
         (("by_city",), {"there": {0: 1}}, "--from: there is read by none of large, by_city; they read rsvps, venues"),
@@ -116,19 +116,19 @@ def test_dead_letters_can_be_brought_anew(description: Description, channels: Me
 def test_what_cannot_be_is_refused_before_anything_changes(
     names: tuple[str, ...],
     offsets: dict[str, dict[int, int]],
-    words: str,
+    problem: str,
     description: Description,
     channels: MemoryChannels,
     tmp_path: Path,
 ) -> None:
     with pytest.raises(Misconfigured) as refused:
         applied(Renewal(("large", *names), Begin(offsets=offsets)), description, tmp_path, channels)
-    assert words in str(refused.value)
+    assert problem in str(refused.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_lives_have_an_end(description: Description, channels: MemoryChannels, tmp_path: Path) -> None:
-    Note(life=LAST).write(f"{tmp_path}/by_city")
+    Note(generation=LAST).write(f"{tmp_path}/by_city")
     with pytest.raises(Misconfigured, match=f"it has had {LAST} lives"):
         applied(Renewal(("by_city",), Begin()), description, tmp_path, channels)
 

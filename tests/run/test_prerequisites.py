@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import Misconfigured, SeveralMisconfigured
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
 from penstock.run import prerequisites
@@ -33,9 +33,9 @@ def test_all_that_is_missing_is_told_at_once_and_nothing_is_fetched(
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
         port, redis = taken.getsockname()[1], other.getsockname()[1]
-        wiring = Wiring.read(tmp_path, environ={"PENSTOCK_LOCAL_REDIS_PORT": str(redis)})
+        config = Config.read(tmp_path, environ={"PENSTOCK_LOCAL_REDIS_PORT": str(redis)})
         with pytest.raises(SeveralMisconfigured) as error:
-            require(wiring, ALL, described(port))
+            require(config, ALL, described(port))
     places = [one.place for one in error.value.errors]
     assert places == ["Java", "Redis", f"source rsvps, address 127.0.0.1:{port}", "[local] redis_port"]
     assert not list(tmp_path.iterdir())
@@ -44,13 +44,13 @@ def test_all_that_is_missing_is_told_at_once_and_nothing_is_fetched(
 def test_too_little_space_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prerequisites, "STATE", 1 << 60)
     with pytest.raises(Misconfigured) as error:
-        require(Wiring.read(tmp_path, environ={}), Needs(kafka=False, redis=False))
+        require(Config.read(tmp_path, environ={}), Needs(kafka=False, redis=False))
     assert error.value.place == str(tmp_path / ".penstock")
 
 
 def test_where_a_pipeline_runs_already_nothing_else_is_looked_at(tmp_path: Path) -> None:
-    wiring = Wiring.read(tmp_path, environ={})
-    with StateFolder(wiring.state).held(), pytest.raises(Misconfigured) as error:
-        require(wiring, ALL)
+    config = Config.read(tmp_path, environ={})
+    with StateFolder(config.state).held(), pytest.raises(Misconfigured) as error:
+        require(config, ALL)
     assert not isinstance(error.value, SeveralMisconfigured)
     assert error.value.place == str(tmp_path / ".penstock")

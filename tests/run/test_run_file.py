@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.run.run_file import Running
 from penstock.supervise.folder import StateFolder
 
@@ -17,12 +17,12 @@ def running(pid: int) -> Running:
 
 
 def test_a_run_is_found_while_it_holds_its_folder(tmp_path: Path) -> None:
-    wiring = Wiring.read(tmp_path, environ={})
-    with StateFolder(wiring.state).held() as folder:
+    config = Config.read(tmp_path, environ={})
+    with StateFolder(config.state).held() as folder:
         running(os.getpid()).write(folder.path)
-        assert Running.find(wiring) == running(os.getpid())
+        assert Running.find(config) == running(os.getpid())
     with pytest.raises(Misconfigured, match="nothing runs here; start it: penstock run FILE"):
-        Running.find(wiring)
+        Running.find(config)
 
 
 def test_the_note_of_a_run_that_was_killed_is_not_believed(tmp_path: Path) -> None:

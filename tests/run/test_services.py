@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.run.run_file import Running
 from penstock.run.services import ROLE, Needs, Services, here
 from penstock.supervise.folder import StateFolder
@@ -23,14 +23,14 @@ url = "redis://me:secret@far:6379/2"
 """
 
 
-class Place:
+class Workplace:
     """A folder in which this process stands for a run, or for `penstock up`."""
 
     def __init__(self, folder: Path, holding: ExitStack) -> None:
         self.folder, self.state, self._holding = folder, folder / ".penstock", holding
 
-    def wiring(self, profile: str | None = None, **environ: str) -> Wiring:
-        return Wiring.read(self.folder, profile, environ)
+    def config(self, profile: str | None = None, **environ: str) -> Config:
+        return Config.read(self.folder, profile, environ)
 
     def services(self, pid: int | None = None, kafka: str | None = KAFKA, up: bool = True) -> Services:
         folder = self._holding.enter_context(StateFolder(self.state, ROLE).held())
@@ -38,38 +38,38 @@ class Place:
         found.write(folder)
         return found
 
-    def run(self, wiring: Wiring) -> None:
+    def run(self, config: Config) -> None:
         folder = self._holding.enter_context(StateFolder(self.state).held())
-        address, redis = wiring.channels.address, wiring.redis.url
-        Running(os.getpid(), "app", "status", wiring.bind().where, None, redis, "", address).write(folder.path)
+        address, redis = config.channels.address, config.redis.url
+        Running(os.getpid(), "app", "status", config.bind().where, None, redis, "", address).write(folder.path)
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Place]:
+def place(tmp_path: Path) -> Iterator[Workplace]:
     with ExitStack() as holding:
-        yield Place(tmp_path, holding)
+        yield Workplace(tmp_path, holding)
 
 
 # --- whom to believe --------------------------------------------------------------------------------------------------
 
 
-def test_services_are_found_while_somebody_holds_them(place: Place) -> None:
-    assert Services.find(place.wiring()) is None
+def test_services_are_found_while_somebody_holds_them(place: Workplace) -> None:
+    assert Services.find(place.config()) is None
     held = place.services()
-    assert Services.find(place.wiring()) == Services.at(place.state) == held
+    assert Services.find(place.config()) == Services.at(place.state) == held
     assert held.where == f"Kafka at {KAFKA}, Redis at {REDIS}"
 
 
-def test_a_note_that_somebody_else_has_left_is_not_believed(place: Place) -> None:
+def test_a_note_that_somebody_else_has_left_is_not_believed(place: Workplace) -> None:
     place.services(pid=999_999)
-    assert Services.find(place.wiring()) is None
+    assert Services.find(place.config()) is None
 
 
-def test_a_note_of_a_later_version_is_understood(place: Place) -> None:
+def test_a_note_of_a_later_version_is_understood(place: Workplace) -> None:
     held = place.services()
     note = json.loads((place.state / Services.FILE).read_text())
     (place.state / Services.FILE).write_text(json.dumps({**note, "postgres": "x"}))
-    assert Services.find(place.wiring()) == held
+    assert Services.find(place.config()) == held
 
 
 # --- what is needed ---------------------------------------------------------------------------------------------------
@@ -83,44 +83,46 @@ def test_a_note_of_a_later_version_is_understood(place: Place) -> None:
         ("file://", "redis://far", Needs(kafka=False, redis=False)),
     ],
 )
-def test_what_the_settings_place_elsewhere_is_not_needed(place: Place, address: str, url: str, needs: Needs) -> None:
-    assert Needs.all(place.wiring(PENSTOCK_CHANNELS_ADDRESS=address, PENSTOCK_REDIS_URL=url)) == needs
+def test_what_the_settings_place_elsewhere_is_not_needed(
+    place: Workplace, address: str, url: str, needs: Needs
+) -> None:
+    assert Needs.all(place.config(PENSTOCK_CHANNELS_ADDRESS=address, PENSTOCK_REDIS_URL=url)) == needs
 
 
 # --- here -------------------------------------------------------------------------------------------------------------
 
 
-def test_where_nothing_runs_that_is_said(place: Place) -> None:
+def test_where_nothing_runs_that_is_said(place: Workplace) -> None:
     with pytest.raises(Misconfigured, match=r"nothing runs here; start a pipeline .*: penstock up"):
-        here(place.wiring())
-    elsewhere = place.wiring(PENSTOCK_CHANNELS_ADDRESS="kafka://broker:9092")
+        here(place.config())
+    elsewhere = place.config(PENSTOCK_CHANNELS_ADDRESS="kafka://broker:9092")
     assert here(elsewhere) == elsewhere
 
 
-def test_the_services_of_the_folder_are_found(place: Place) -> None:
+def test_the_services_of_the_folder_are_found(place: Workplace) -> None:
     place.services()
-    assert here(place.wiring()).channels.address == f"kafka://{KAFKA}"
-    assert here(place.wiring(PENSTOCK_CHANNELS_ADDRESS="redis://")).channels.address == REDIS
-    assert here(place.wiring(PENSTOCK_CHANNELS_ADDRESS="kafka://far:1")).channels.address == "kafka://far:1"
+    assert here(place.config()).channels.address == f"kafka://{KAFKA}"
+    assert here(place.config(PENSTOCK_CHANNELS_ADDRESS="redis://")).channels.address == REDIS
+    assert here(place.config(PENSTOCK_CHANNELS_ADDRESS="kafka://far:1")).channels.address == "kafka://far:1"
 
 
-def test_services_that_are_just_being_started_are_not_waited_for(place: Place) -> None:
+def test_services_that_are_just_being_started_are_not_waited_for(place: Workplace) -> None:
     place.services(up=False)
     for address in ("kafka://", "redis://"):
         with pytest.raises(Misconfigured, match=rf"the process {os.getpid()} is just starting the services; try again"):
-            here(place.wiring(PENSTOCK_CHANNELS_ADDRESS=address))
-    elsewhere = here(place.wiring(PENSTOCK_CHANNELS_ADDRESS="kafka://far:1"))
+            here(place.config(PENSTOCK_CHANNELS_ADDRESS=address))
+    elsewhere = here(place.config(PENSTOCK_CHANNELS_ADDRESS="kafka://far:1"))
     assert elsewhere.channels.address == "kafka://far:1"
 
 
-def test_a_run_is_found_without_the_profile_that_it_was_started_with(place: Place) -> None:
+def test_a_run_is_found_without_the_profile_that_it_was_started_with(place: Workplace) -> None:
     (place.folder / "penstock.toml").write_text(FAR)
-    far = place.wiring("prod")
+    far = place.config("prod")
     place.run(far)
-    assert here(place.wiring()) == here(far) == far
+    assert here(place.config()) == here(far) == far
 
 
-def test_a_run_is_found_without_the_environment_that_it_was_started_with(place: Place) -> None:
+def test_a_run_is_found_without_the_environment_that_it_was_started_with(place: Workplace) -> None:
     place.services(kafka=None)
-    place.run(place.wiring(PENSTOCK_CHANNELS_ADDRESS="file://sub?sync=no"))
-    assert here(place.wiring()).bind().where == f"{(place.folder / 'sub').as_uri()}?sync=no"
+    place.run(place.config(PENSTOCK_CHANNELS_ADDRESS="file://sub?sync=no"))
+    assert here(place.config()).bind().where == f"{(place.folder / 'sub').as_uri()}?sync=no"

@@ -19,7 +19,7 @@ from penstock.core.contracts import Entry
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.held import held
 from penstock.core.record import Origin, Record
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
 from penstock.run.spools import bring, left
@@ -59,18 +59,18 @@ def described(name: str, port: int) -> Description:
     return app.describe()
 
 
-def wired(folder: Path, kafka: Kafka, **more: str) -> Wiring:
+def wired(folder: Path, kafka: Kafka, **more: str) -> Config:
     told: Mapping[str, str] = {f"PENSTOCK_COLLECT_{name.upper()}": value for name, value in more.items()}
-    return Wiring.read(folder, environ={"PENSTOCK_CHANNELS_ADDRESS": kafka.where, **told})
+    return Config.read(folder, environ={"PENSTOCK_CHANNELS_ADDRESS": kafka.where, **told})
 
 
-def collected(description: Description, wiring: Wiring, until: Callable[[], None]) -> None:
+def collected(description: Description, config: Config, until: Callable[[], None]) -> None:
     """Run the tier until something is so."""
     stop, failures = threading.Event(), list[BaseException]()
 
     def work() -> None:
         try:
-            run(Tier.COLLECT, description, wiring, stop, lambda: None)
+            run(Tier.COLLECT, description, config, stop, lambda: None)
         except BaseException as error:  # noqa: BLE001 (raised again below)
             failures.append(error)
 
@@ -111,8 +111,8 @@ def test_what_waits_for_one_that_is_no_more_is_brought_to_its_channel(
 ) -> None:
     name = fresh("left")
     abandoned = leave(tmp_path, spool.format(name), name)
-    wiring = wired(tmp_path, kafka, workers="2")
-    collected(described(name, free_port), wiring, lambda: eventually(lambda: not list(abandoned.waiting())))
+    config = wired(tmp_path, kafka, workers="2")
+    collected(described(name, free_port), config, lambda: eventually(lambda: not list(abandoned.waiting())))
     found = entries(kafka, name)
     assert [(Origin.read(one.headers), one.key, one.value) for one in found] == [
         (number(n), b"key", b"%d" % n) for n in (1, 2, 3)
@@ -166,15 +166,15 @@ def test_what_waits_where_spools_are_not_used_is_said(
 
 
 def test_a_spool_that_is_empty_or_of_a_worker_of_now_or_open_is_not_left(kafka: Kafka, tmp_path: Path) -> None:
-    description, wiring = described("orders", 1), wired(tmp_path, kafka, workers="2")
+    description, config = described("orders", 1), wired(tmp_path, kafka, workers="2")
     leave(tmp_path, "orders", "orders")
     leave(tmp_path, "orders.1", "orders")
     leave(tmp_path, "empty", "orders", count=0)
     other = leave(tmp_path, "other", "elsewhere")
     with other.disk.hold("other"):
-        assert left(description, wiring, kafka) == []
+        assert left(description, config, kafka) == []
     with pytest.raises(Misconfigured, match="elsewhere is no channel of this pipeline"):
-        left(description, wiring, kafka)
+        left(description, config, kafka)
 
 
 async def test_a_stop_is_heard_while_the_channel_is_away(tmp_path: Path) -> None:

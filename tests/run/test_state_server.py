@@ -92,7 +92,7 @@ def test_what_is_no_question_is_told_with_its_place(address: str, path: str, sta
     answer = httpx.get(address + path)
     assert answer.status_code == status
     assert error in answer.json()["error"]
-    assert {"place", "way_out"} <= answer.json().keys()
+    assert {"place", "fix"} <= answer.json().keys()
 
 
 def test_a_fault_of_our_own_shows_no_trace(address: str) -> None:

@@ -8,7 +8,7 @@ from cards import Cards
 from scenario import Scenario, normals
 
 from penstock.channels.memory import MemoryChannels
-from penstock.core.contracts import Arrival, Taken
+from penstock.core.contracts import Arrival, ResumeState
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin
 from penstock.simulate.documents import SLOTS
@@ -20,7 +20,7 @@ def origins(channels: MemoryChannels) -> list[Origin]:
     return [one for one in found if one is not None]
 
 
-async def heard(source: Scenario, taken: Taken, count: int) -> list[Arrival]:
+async def heard(source: Scenario, taken: ResumeState, count: int) -> list[Arrival]:
     found: list[Arrival] = []
     async with source.open(taken) as intakes:
         async for intake in intakes:
@@ -45,7 +45,7 @@ async def test_it_goes_on_after_the_last_number_and_leaves_none_out() -> None:
 
 async def test_a_record_is_its_document_at_the_time_when_it_is_due() -> None:
     source = Cards(rate=1_000, senders=4)
-    found = await heard(source, Taken(), 50)
+    found = await heard(source, ResumeState(), 50)
     start = found[0].origin
     assert start is not None
     for n, one in enumerate(found):
@@ -60,7 +60,7 @@ async def test_after_a_day_it_goes_on_at_its_rate_and_sends_nothing_that_is_safe
     safe = {"acquirer-00": (epoch, 40), "acquirer-01": (epoch, 10), "acquirer-02": (epoch - 5, 99)}
     began = time.time()
     numbers: dict[str, list[int]] = {}
-    for one in await heard(Cards(rate=1_000, senders=3), Taken(safe), 200):
+    for one in await heard(Cards(rate=1_000, senders=3), ResumeState(safe), 200):
         assert one.origin is not None
         assert one.origin.epoch == epoch
         assert one.origin.time >= began * 1e6 - 1

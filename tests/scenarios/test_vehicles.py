@@ -20,8 +20,8 @@ def trip(vehicle: int, start: int, seconds: int, every: int = 1_000_000) -> list
 
 def at(hour: float) -> list[dict[str, Any]]:
     vehicles = Vehicles(seed=7)
-    moment = MIDNIGHT + int(hour * HOUR)
-    return [orjson.loads(vehicles.document(n % 20, n // 20 + 1, moment)) for n in range(20 * VEHICLES)]
+    timestamp = MIDNIGHT + int(hour * HOUR)
+    return [orjson.loads(vehicles.document(n % 20, n // 20 + 1, timestamp)) for n in range(20 * VEHICLES)]
 
 
 def test_a_document_has_the_shape_of_a_report() -> None:

@@ -100,7 +100,7 @@ async def test_updates_that_are_given_up_leave_no_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "words"),
+    ("wrong", "description"),
     [
         ({"count": 0}, "the count is 0"),
         ({"senders": 0}, "the number of senders is 0"),
@@ -109,8 +109,8 @@ async def test_updates_that_are_given_up_leave_no_gap() -> None:
         ({"every": timedelta(0)}, "give more than 0 ms"),
     ],
 )
-def test_what_cannot_be_is_refused(wrong: dict[str, Any], words: str) -> None:
-    with pytest.raises(Misconfigured, match=words):
+def test_what_cannot_be_is_refused(wrong: dict[str, Any], description: str) -> None:
+    with pytest.raises(Misconfigured, match=description):
         Updates(**wrong)
 
 

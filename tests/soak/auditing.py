@@ -15,7 +15,7 @@ from penstock.audit.auditor import Auditor, Reduction
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.pipeline import Pipeline
 
 
@@ -48,8 +48,8 @@ def _spark(stack: ExitStack, folder: str, servers: str) -> Callable[[], Reductio
     # Imported only by those who use it: it would double the memory of the others.
     from penstock.run.spark_audit import tally
 
-    wiring = Wiring.read(Path(folder), environ={"PENSTOCK_CHANNELS_ADDRESS": f"kafka://{servers}"})
-    found = stack.enter_context(tally(Pipeline("soak").describe(), wiring, None))
+    config = Config.read(Path(folder), environ={"PENSTOCK_CHANNELS_ADDRESS": f"kafka://{servers}"})
+    found = stack.enter_context(tally(Pipeline("soak").describe(), config, None))
     return lambda: found
 
 

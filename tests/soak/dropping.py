@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.audit.account import Share
-from penstock.core.contracts import Entry, Guarantee, Positions
+from penstock.core.contracts import Entry, Guarantee, Offsets
 from penstock.stores.redis import RedisStore, RedisTable
 
 
@@ -32,19 +32,19 @@ class DroppingTable:
         return self._table.guarantee
 
     @property
-    def life(self) -> str:
-        return self._table.life
+    def generation(self) -> str:
+        return self._table.generation
 
-    def begin(self, start: Positions) -> None:
+    def begin(self, start: Offsets) -> None:
         self._table.begin(start)
 
     def share(self) -> Share:
         return self._table.share()
 
-    def positions(self) -> Positions:
+    def positions(self) -> Offsets:
         return self._table.positions()
 
-    def write(self, entries: Sequence[Entry], positions: Positions) -> int:
+    def write(self, entries: Sequence[Entry], positions: Offsets) -> int:
         return self._table.write([entry for entry in entries if not self._lost(entry)], positions)
 
     def close(self) -> None:

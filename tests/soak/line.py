@@ -28,10 +28,10 @@ from penstock.audit.hops import Hop
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
-from penstock.core.contracts import Entry, Positions
+from penstock.core.contracts import Entry, Offsets
 from penstock.operate.comparison import Report
 from penstock.operate.recompute import recompute
-from penstock.pipeline.config import Wiring, topics
+from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import reads, store_node
 from penstock.pipeline.pipeline import Pipeline
@@ -72,7 +72,7 @@ class Line:
     kafka: Kafka
     engine: Engine
     description: Description
-    wiring: Wiring
+    config: Config
     lake: LakeStore
     _books: QueryAccounting | None = field(default=None, init=False)
 
@@ -116,12 +116,12 @@ class Line:
         return [self._books.account]
 
     def content(self) -> Content:
-        with closing(Ledger(self.wiring.ledger, read_only=True)) as ledger:
+        with closing(Ledger(self.config.ledger, read_only=True)) as ledger:
             return ledger.content()
 
     def balance(self) -> Balance:
         """What is not there by now is missing."""
-        with closing(Ledger(self.wiring.ledger, read_only=True)) as ledger:
+        with closing(Ledger(self.config.ledger, read_only=True)) as ledger:
             unread = ledger.unread({self.things: self.kafka.bounds(self.things)})
             return balance(ledger.content(), SystemClock().now(), 0, unread)
 
@@ -129,7 +129,7 @@ class Line:
         [found] = [hop for hop in self.balance().hops if hop.stage == stage]
         return found
 
-    def ends(self, channel: str) -> Positions:
+    def ends(self, channel: str) -> Offsets:
         return {partition: end for partition, (_, end) in self.kafka.bounds(channel).items()}
 
     def taken(self) -> bool:
@@ -153,7 +153,7 @@ class Line:
         return stages and whole and self.balance().settled
 
     def recompute(self) -> Report:
-        return recompute(self.engine, self.kafka, self.description, self.wiring, self.query)
+        return recompute(self.engine, self.kafka, self.description, self.config, self.query)
 
 
 @contextmanager
@@ -168,22 +168,22 @@ def line(
 ) -> Iterator[Line]:
     """Everything runs, each part as its tier runs it, until the end of the body."""
     environ = {"PENSTOCK_CHANNELS_ADDRESS": kafka.where, "PENSTOCK_REDIS_URL": redis_url}
-    description, wiring = _described(name), Wiring.read(folder, environ=environ)
+    description, config = _described(name), Config.read(folder, environ=environ)
     kafka.ensure(topics(description))
     settings = SparkSettings(every="500 ms", real_time_queries=0)
     shapes = {one: channel.shape for one, channel in description.channels.items()}
     engine = Engine(spark, settings, KafkaConnector(kafka.servers), str(folder / "checkpoints"), shapes)
     things, totals = (f"things_{name}", f"totals_{name}")
     (spec,) = description.lakes
-    filling = LosingLake(engine, spec, description, wiring, kafka, kafka.topic_id(things))
+    filling = LosingLake(engine, spec, description, config, kafka, kafka.topic_id(things))
     filling.lost = lake_loses
     live = RedisStore(redis_url, totals)
     loaders = {
         store_node("redis://", totals): Loader(kafka, totals, Dropping(live, redis_loses) if redis_loses else live),
     }
-    made = Line(kafka, engine, description, wiring, LakeStore(wiring.path(spec.url), things))
+    made = Line(kafka, engine, description, config, LakeStore(config.path(spec.url), things))
     with ExitStack() as stack:
-        ledger = stack.enter_context(closing(Ledger(wiring.ledger)))
+        ledger = stack.enter_context(closing(Ledger(config.ledger)))
         auditor = Auditor(kafka, ledger, watched(description), description.heartbeats, bookmarks=description.bookmarks)
         _work(stack, auditor.run)
 

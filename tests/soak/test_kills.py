@@ -37,17 +37,17 @@ def test_an_auditor_that_is_killed_again_and_again_is_exact(
     changes = some_changes(chance)
     kafka.ensure([Topic(channel, PARTITIONS)])
     Ledger(auditing.ledger_in(tmp_path)).close()
-    lives = {"python": 0, "spark": 0}
+    generations = {"python": 0, "spark": 0}
     began = time.monotonic()
     with ThreadPoolExecutor(1) as pool:
         feeding = pool.submit(post, kafka, channel, paced(things(range(KILLED), KILLED, changes), turns))
         while not feeding.done():
-            engine = "spark" if FULL and sum(lives.values()) % 10 == 5 else "python"
+            engine = "spark" if FULL and sum(generations.values()) % 10 == 5 else "python"
             live_and_die(kafka, channel, tmp_path, engine, chance, feeding.done)
-            lives[engine] += 1
+            generations[engine] += 1
             turns.release()
         sent = feeding.result()
-    assert sum(lives.values()) >= KILLS
+    assert sum(generations.values()) >= KILLS
 
     with closing(Ledger(auditing.ledger_in(tmp_path))) as ledger:
         auditor = Auditor(kafka, ledger, auditing.watching(channel), "")
@@ -65,7 +65,8 @@ def test_an_auditor_that_is_killed_again_and_again_is_exact(
     assert content.latencies[channel].count == sum(number for _, number in content.minutes[channel]) == sent
     figure(
         f"kill -9 of the auditor while {KILLED:,} records flow",
-        f"{lives['python']} times by Python, {lives['spark']} by Spark, in {time.monotonic() - began:.0f} s: exact",
+        f"{generations['python']} times by Python, {generations['spark']} by Spark, "
+        f"in {time.monotonic() - began:.0f} s: exact",
     )
 
 

@@ -174,8 +174,8 @@ def test_a_clean_run_raises_no_alarm(clean: Told) -> None:
     # How long a backlog took is another matter.
     alarms = Alarms(AuditSettings(slow="1 day", slow_stage="1 day"))
     now = clean.balance.at
-    for moment in range(60):
-        assert alarms.look(now + moment * 1_000_000, clean.balance.to_json(), {}) == []
+    for timestamp in range(60):
+        assert alarms.look(now + timestamp * 1_000_000, clean.balance.to_json(), {}) == []
 
 
 def test_a_dropped_record_and_a_lost_tail_are_gaps_of_their_source(mutated: Told) -> None:

@@ -68,7 +68,7 @@ def test_aborted_records_at_the_end_of_a_channel_are_no_loss(made: Line, kafka: 
 
 
 def test_spark_takes_them_for_no_loss_either(made: Line, kafka: Kafka, spark: SparkSession) -> None:
-    with closing(Ledger(made.wiring.folder / "second.db")) as ledger:
+    with closing(Ledger(made.config.folder / "second.db")) as ledger:
         auditor = Auditor(
             kafka,
             ledger,

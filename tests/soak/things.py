@@ -71,6 +71,6 @@ def things(part: range, total: int, changes: Mapping[Who, Change]) -> Iterator[P
 
 
 def _thing(index: int, total: int, origin: Origin, change: Change | None) -> Record:
-    moment = BEGIN + index * SPAN // total - (DELAY if change is Change.DELAYED else 0)
-    value = json.dumps({"name": f"n{index % _NAMES}", "n": index % 5, "at": moment}).encode()
+    timestamp = BEGIN + index * SPAN // total - (DELAY if change is Change.DELAYED else 0)
+    value = json.dumps({"name": f"n{index % _NAMES}", "n": index % 5, "at": timestamp}).encode()
     return Record(value[:-1] if change is Change.CORRUPTED else value, origin)

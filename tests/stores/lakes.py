@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from deltalake import Schema
 
 from penstock.audit.account import Share
-from penstock.core.contracts import Entry, Guarantee, Positions
+from penstock.core.contracts import Entry, Guarantee, Offsets
 from penstock.core.record import Origin
 from penstock.stores.base import ahead_of, furthest, version_of
 from penstock.stores.lake import LakeStore, LakeTable
@@ -56,19 +56,19 @@ class LoadedTable:
         self.refused = 0
 
     @property
-    def life(self) -> str:
-        return self.table.life
+    def generation(self) -> str:
+        return self.table.generation
 
-    def positions(self) -> Positions:
+    def positions(self) -> Offsets:
         return self.table.positions()
 
-    def begin(self, start: Positions) -> None:
+    def begin(self, start: Offsets) -> None:
         self.table.begin(start)
 
     def share(self) -> Share:
         return self.table.share()
 
-    def write(self, entries: Sequence[Entry], positions: Positions) -> int:
+    def write(self, entries: Sequence[Entry], positions: Offsets) -> int:
         stands = self.table.totals.stands
         fresh = ahead_of(stands, entries)
         reached = furthest(stands, furthest({one.partition: one.offset + 1 for one in fresh}, positions))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from penstock.audit.account import Account, Outcome, Share
-from penstock.core.contracts import Entry, Guarantee, Positions
+from penstock.core.contracts import Entry, Guarantee, Offsets
 from penstock.stores.accounting import Figures, StoreAccounting, Totals
 from penstock.testing.clock import ManualClock
 
@@ -43,7 +43,7 @@ class Counting:
     """A store that says what it is told to, and how often it was asked."""
 
     said: Share
-    life: str = "one"
+    generation: str = "one"
     asked: int = 0
     guarantee: Guarantee = Guarantee.EXACTLY_ONCE
 
@@ -51,12 +51,12 @@ class Counting:
         self.asked += 1
         return self.said
 
-    def begin(self, start: Positions) -> None: ...
+    def begin(self, start: Offsets) -> None: ...
 
-    def positions(self) -> Positions:
+    def positions(self) -> Offsets:
         return self.said.until
 
-    def write(self, entries: Sequence[Entry], positions: Positions) -> int:
+    def write(self, entries: Sequence[Entry], positions: Offsets) -> int:
         self.said = replace(self.said, until=positions, taken=self.said.taken + len(entries))
         return len(entries)
 
@@ -68,10 +68,10 @@ class Plain:
 
     guarantee = Guarantee.AT_LEAST_ONCE
 
-    def positions(self) -> Positions:
+    def positions(self) -> Offsets:
         return {}
 
-    def write(self, entries: Sequence[Entry], positions: Positions) -> int:
+    def write(self, entries: Sequence[Entry], positions: Offsets) -> int:
         return 0
 
     def close(self) -> None: ...
@@ -100,7 +100,7 @@ def test_an_account_that_says_nothing_new_stays_as_it_is() -> None:
     clock.move(60)
     accounting.look(store)
     assert accounting.account("s") == first == Account("s", "one", ManualClock().now(), {"rsvps": store.said}, step=7)
-    store.life = "two"
+    store.generation = "two"
     accounting.look(store)
     assert accounting.account("s") == Account("s", "two", clock.now(), {"rsvps": store.said}, step=7)
 

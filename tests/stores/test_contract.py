@@ -161,9 +161,9 @@ def totals(store: Store) -> tuple[int, ...]:
     return (told.taken, *(told.outcomes[one] for one in (Outcome.PASSED, Outcome.DUPLICATE, Outcome.REFUSED)))
 
 
-def life(store: Store) -> str:
+def generation(store: Store) -> str:
     assert isinstance(store, AccountingStore)
-    return store.life
+    return store.generation
 
 
 def test_a_new_store_stands_nowhere(kin: Kin) -> None:
@@ -305,7 +305,7 @@ def test_two_loaders_by_mistake_count_once(kin: Kin) -> None:
         two = kin.describe().open()
         two.write(entries(1, 2, 2, 4), {0: 4})
     assert totals(one) == totals(two) == (4, 3, 1, 0)
-    assert life(one) == life(two)
+    assert generation(one) == generation(two)
     # What the other one wrote is known, too.
     assert one.write(entries(4, 5, start=4), {0: 6}) == 1
     assert totals(two) == (6, 4, 2, 0)
@@ -332,13 +332,13 @@ def test_counting_begins_where_reading_did(kin: Kin) -> None:
 
 def test_a_store_keeps_its_life(kin: Kin) -> None:
     store = kin.describe().open()
-    first = life(store)
+    first = generation(store)
     store.write(entries(1), {0: 1})
-    assert life(store) == first
+    assert generation(store) == first
     store.close()
     again = kin.describe().open()
     again.positions()
-    assert life(again) == first
+    assert generation(again) == first
     again.close()
 
 

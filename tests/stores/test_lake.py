@@ -127,12 +127,12 @@ def test_a_table_from_before_it_counted_counts_from_where_it_stands(lake: Loaded
 
 
 def test_a_table_that_was_moved_away_has_another_life(lake: LoadedLake) -> None:
-    first = lake.open().life
+    first = lake.open().generation
     Path(lake.path).rename(f"{lake.path}.old")
-    assert lake.open().life != first
+    assert lake.open().generation != first
 
 
-def test_other_columns_are_refused_with_the_way_out(lake: LoadedLake) -> None:
+def test_other_columns_are_refused_with_the_fix(lake: LoadedLake) -> None:
     lake.open()
     with pytest.raises(Misconfigured, match=r"its columns are not those of the schema of rsvps; move the table away"):
         replace(lake, typed=False).open()
@@ -207,7 +207,7 @@ def test_islands_found_by_arrow_are_the_runs(seed: int) -> None:
     assert found == expected
 
 
-def test_a_damaged_log_is_said_in_one_line_with_the_way_out(lake: LoadedLake) -> None:
+def test_a_damaged_log_is_said_in_one_line_with_the_fix(lake: LoadedLake) -> None:
     write_deltalake(lake.path, pa.table({"n": [1]}))
     truncated(Path(lake.path) / "_delta_log" / "00000000000000000000.json", random.Random(1))
     with pytest.raises(Unavailable) as told:

@@ -12,7 +12,7 @@ from tests.stores.lakes import LoadedLake
 
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.writers import Writer, Writers
-from penstock.core.contracts import Entry, Guarantee, Positions, Reader, Topic
+from penstock.core.contracts import Entry, Guarantee, Offsets, Reader, Topic
 from penstock.core.errors import Misconfigured, Unaccounted, Unavailable
 from penstock.core.record import Origin
 from penstock.stores.base import ahead_of, furthest
@@ -42,11 +42,11 @@ class ListStore:
         self.opened += 1
         return self
 
-    def positions(self) -> Positions:
+    def positions(self) -> Offsets:
         self._answer()
         return dict(self.stands)
 
-    def write(self, entries: Sequence[Entry], positions: Positions) -> int:
+    def write(self, entries: Sequence[Entry], positions: Offsets) -> int:
         self._answer()
         fresh = ahead_of(self.stands, entries)
         self.rows += fresh
@@ -154,7 +154,7 @@ class Followed(MemoryChannels):
     """Channels that tell how many entries were read from them."""
 
     @contextmanager
-    def reader(self, start: Mapping[str, Positions], linger: float = 0.0, only: Any = None) -> Iterator[Any]:
+    def reader(self, start: Mapping[str, Offsets], linger: float = 0.0, only: Any = None) -> Iterator[Any]:
         with super().reader(start, linger, only) as reader:
             self._last: Reader = reader
             yield reader
@@ -223,7 +223,7 @@ def test_the_account_of_a_store_adds_up(tmp_path: Path, channels: MemoryChannels
     assert account is not None
     assert account == Account(
         "store:delta/rsvps",
-        lake.open().life,
+        lake.open().generation,
         account.at,
         {"rsvps": Share(dict.fromkeys(until, 0), until, 24, outcomes)},
         step=24,
@@ -241,7 +241,7 @@ class Trimmed(MemoryChannels):
     first = 5
 
     @contextmanager
-    def reader(self, start: Mapping[str, Positions], linger: float = 0.0, only: Any = None) -> Iterator[Any]:
+    def reader(self, start: Mapping[str, Offsets], linger: float = 0.0, only: Any = None) -> Iterator[Any]:
         with super().reader({name: {0: at.get(0) or self.first} for name, at in start.items()}, linger, only) as reader:
             yield reader
 

@@ -173,18 +173,18 @@ def test_a_table_from_before_it_counted_counts_from_where_it_stands(table: Table
 
 def test_a_redis_that_was_emptied_has_another_life(table: Table) -> None:
     table.put(b"nl", b"one")
-    first = table.store.life
+    first = table.store.generation
     assert table.client.hget("penstock:live:positions", "life") == first.encode()
     table.client.flushall()
     assert table.store.share().taken == 0
-    second = table.store.life
+    second = table.store.generation
     assert second != first
     assert table.store.share().until == {}
-    assert table.store.life == second
+    assert table.store.generation == second
     table.store.positions()
     table.put(b"nl", b"two")
     assert table.store.share().taken == 1
-    assert table.store.life == second
+    assert table.store.generation == second
 
 
 def test_a_large_batch_is_one_step(table: Table) -> None:
@@ -212,7 +212,7 @@ def test_what_was_acknowledged_survives_the_death_of_the_server(own_redis: Redis
     store.close()
 
 
-def test_a_wrong_password_is_told_with_the_way_out_and_without_the_password(own_redis: RedisServer) -> None:
+def test_a_wrong_password_is_told_with_the_fix_and_without_the_password(own_redis: RedisServer) -> None:
     with own_redis.client() as client:
         client.config_set("requirepass", "right")
     store = RedisStore(own_redis.url.replace("//", "//:wrong@"), "live").open()

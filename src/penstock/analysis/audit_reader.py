@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock.analysis.frames import words
+from penstock.analysis.frames import description
 from penstock.audit.findings import (
     IN_CHANNEL,
     STRANGERS,
@@ -31,7 +31,7 @@ from penstock.audit.findings import (
     shown_key,
 )
 from penstock.audit.writers import HEADER, KnownWriters
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.core.runs import Runs
 from penstock.core.sketch import HIGHEST, STEP, Sketch
@@ -55,8 +55,8 @@ class SparkAuditReader:
 
     def reduce(
         self,
-        start: Mapping[str, Positions],
-        end: Mapping[str, Positions],
+        start: Mapping[str, Offsets],
+        end: Mapping[str, Offsets],
         kinds: Mapping[str, Kind],
         writers: KnownWriters | None = None,
     ) -> Findings:
@@ -258,7 +258,7 @@ GROUP BY GROUPING SETS (
 """
 
 
-def _ranges(start: Mapping[str, Positions], end: Mapping[str, Positions]) -> _Ranges:
+def _ranges(start: Mapping[str, Offsets], end: Mapping[str, Offsets]) -> _Ranges:
     found = {}
     for channel, ends in end.items():
         for partition, until in ends.items():
@@ -280,7 +280,7 @@ def _explained(error: Exception, ranges: _Ranges) -> Exception:
         )
         return Unaccounted(channel, (), why)
     cause = re.search(r"Caused by: [\w.]+: (.+)", text)
-    return Unavailable("the audit by Spark", cause[1] if cause else words(error))
+    return Unavailable("the audit by Spark", cause[1] if cause else description(error))
 
 
 class _Row(NamedTuple):

@@ -23,7 +23,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from penstock.analysis.connectors import told
 from penstock.analysis.frames import RAW
 from penstock.audit.retention import from_what_is_kept
-from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.held import batches
 from penstock.core.record import Record
 
@@ -53,7 +53,7 @@ class BinderConnector:
     def limited(self, most: int) -> "BinderConnector":
         return replace(self, most=most)
 
-    def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:
+    def stream(self, spark: SparkSession, channel: str, since: Offsets | None = None) -> DataFrame:
         begin = "" if since is None else json.dumps(told(channel, since))
         if (of := (channel, begin, self.most)) not in self._streams:
             _register(spark)
@@ -66,7 +66,7 @@ class BinderConnector:
         return self._streams[of]
 
     def batch(
-        self, spark: SparkSession, channel: str, since: Positions | None = None, until: Positions | None = None
+        self, spark: SparkSession, channel: str, since: Offsets | None = None, until: Offsets | None = None
     ) -> DataFrame:
         _register(spark)
         reader = spark.read.format(FORMAT).options(**self._options(channel))
@@ -224,7 +224,7 @@ class ChannelStream(DataSourceStreamReader):
         return _batches(self._channels, self._channel, partition)
 
 
-def up_to(starts: Positions, ends: Positions, most: int) -> dict[int, int]:
+def up_to(starts: Offsets, ends: Offsets, most: int) -> dict[int, int]:
     """How far to read if it is to be so many entries: of each partition by what it has, and one at least."""
     left = {partition: end - starts[partition] for partition, end in ends.items() if end > starts[partition]}
     if (total := sum(left.values())) <= most:

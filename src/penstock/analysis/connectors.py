@@ -8,7 +8,7 @@ from typing import Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 
 
 class SparkConnector(Protocol):
@@ -25,12 +25,12 @@ class SparkConnector(Protocol):
     def limited(self, most: int) -> "SparkConnector":
         """The same, but of each stream a batch takes so many records at most."""
 
-    def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:
+    def stream(self, spark: SparkSession, channel: str, since: Offsets | None = None) -> DataFrame:
         """The records of a channel, on and on. Where its query has a checkpoint, that tells the offsets; otherwise they
         begin at `since`, or at the beginning."""
 
     def batch(
-        self, spark: SparkSession, channel: str, since: Positions | None = None, until: Positions | None = None
+        self, spark: SparkSession, channel: str, since: Offsets | None = None, until: Offsets | None = None
     ) -> DataFrame:
         """The records that a channel holds, from these offsets up to those."""
 
@@ -77,7 +77,7 @@ class KafkaConnector:
     def limited(self, most: int) -> "KafkaConnector":
         return replace(self, most=most)
 
-    def stream(self, spark: SparkSession, channel: str, since: Positions | None = None) -> DataFrame:
+    def stream(self, spark: SparkSession, channel: str, since: Offsets | None = None) -> DataFrame:
         reader = spark.readStream.format("kafka").options(**self._source(channel))
         if since is not None:
             reader = reader.option("startingOffsets", json.dumps(told(channel, since)))
@@ -89,7 +89,7 @@ class KafkaConnector:
         return reader.options(**{"fetchOffset.numRetries": "60", "fetchOffset.retryIntervalMs": "1000"}).load()
 
     def batch(
-        self, spark: SparkSession, channel: str, since: Positions | None = None, until: Positions | None = None
+        self, spark: SparkSession, channel: str, since: Offsets | None = None, until: Offsets | None = None
     ) -> DataFrame:
         reader = spark.read.format("kafka").options(**self._source(channel))
         for name, offsets in (("startingOffsets", since), ("endingOffsets", until)):

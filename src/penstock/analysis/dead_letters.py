@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.audit.findings import BELATED
 from penstock.core.clock import Micros
-from penstock.core.contracts import Channels, Positions, Sender
+from penstock.core.contracts import Channels, Offsets, Sender
 from penstock.core.errors import Refused
 from penstock.core.held import held
 from penstock.core.record import Record
@@ -112,7 +112,7 @@ class LateRecords:
         )
         asyncio.run(self._send(f"{channel}.dead", fresh, lying))
 
-    def accounted(self, until: Positions) -> None:
+    def accounted(self, until: Offsets) -> None:
         """What lies before these offsets is counted now, and will not be asked for again."""
         lying = self._lying or {}
         for place in list(lying):

@@ -28,10 +28,10 @@ from penstock.analysis.plans import Cost, against, cost, of_sessions, shuffles, 
 from penstock.analysis.query import Emit, Late, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.state.keyed import keeps_state
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured
 
-Offsets = Mapping[str, list[tuple[int, int]]]
+OffsetRanges = Mapping[str, list[tuple[int, int]]]
 """Per partition (as text), runs of offsets."""
 _REHEARSALS = 2
 """So many queries are tried at a time."""
@@ -56,7 +56,7 @@ class Engine:
     _made: dict[tuple[str, Query], DataFrame] = field(default_factory=dict, init=False, compare=False)
     """Results over no records, which many questions are about: each takes Spark a good part of a second to make."""
 
-    def stream(self, channel: str, since: Positions | None = None) -> DataFrame:
+    def stream(self, channel: str, since: Offsets | None = None) -> DataFrame:
         """The raw records of a channel, from these offsets and on; from the beginning if they are not said."""
         return self.connector.stream(self.spark, channel, since)
 
@@ -139,9 +139,9 @@ class Engine:
     def recompute(
         self,
         query: Query,
-        until: Mapping[str, Positions] | None = None,
-        since: Mapping[str, Positions] | None = None,
-        without: Mapping[str, Offsets] | None = None,
+        until: Mapping[str, Offsets] | None = None,
+        since: Mapping[str, Offsets] | None = None,
+        without: Mapping[str, OffsetRanges] | None = None,
     ) -> DataFrame:
         """The query as a batch over the log, from where it began: what its live result has to be equal to.
 
@@ -202,8 +202,8 @@ class Engine:
         if query.emit is Emit.CHANGE and accepts_update(result):
             return
         if why := refused(result, "Append"):
-            way_out = 'say how late a record may be: watermark="…"' if "without watermark" in why else ""
-            raise Misconfigured(f"query {query.name}", f"Spark cannot run it over streams: {why}", way_out)
+            fix = 'say how late a record may be: watermark="…"' if "without watermark" in why else ""
+            raise Misconfigured(f"query {query.name}", f"Spark cannot run it over streams: {why}", fix)
 
     def require_told(self, query: Query) -> None:
         """Refuse a query whose late records are to be kept, when nobody can tell which these are."""

@@ -24,7 +24,7 @@ from penstock.analysis.sqltext import Spelled
 from penstock.analysis.validation import Objection, because
 from penstock.audit.writers import HEADER
 from penstock.core.errors import Misconfigured
-from penstock.core.record import LIVES
+from penstock.core.record import GENERATIONS
 
 ARROW_SETTING = "spark.sql.execution.pythonUDF.arrow.enabled"
 
@@ -108,8 +108,10 @@ def schema_of(shape: Shape) -> StructType:
     try:
         schema = columns_of(shape.ddl or "value STRING")
     except PySparkException as error:
-        way_out = "types are those of Spark: STRING, BIGINT, DOUBLE, BOOLEAN, TIMESTAMP, ARRAY<…>, STRUCT<name: …>"
-        raise Misconfigured(f"channel {shape.channel}", f"its schema cannot be read: {words(error)}", way_out) from None
+        fix = "types are those of Spark: STRING, BIGINT, DOUBLE, BOOLEAN, TIMESTAMP, ARRAY<…>, STRUCT<name: …>"
+        raise Misconfigured(
+            f"channel {shape.channel}", f"its schema cannot be read: {description(error)}", fix
+        ) from None
     for name in (*ADDED, validation.CORRUPT, *((KEY, DELETED) if shape.table else ())):
         if name in schema.names:
             raise Misconfigured(
@@ -144,7 +146,7 @@ def wanted(frame: DataFrame, query: Query) -> DataFrame:
     try:
         return frame.where(_condition(frame, query))
     except PySparkException as error:
-        raise Misconfigured(f"query {query.name}, where=", words(error)) from None
+        raise Misconfigured(f"query {query.name}, where=", description(error)) from None
 
 
 def _condition(frame: DataFrame, query: Query) -> Column:
@@ -275,8 +277,8 @@ def fits(shape: Shape) -> Column:
 def dead_letters(raw: DataFrame, shape: Shape) -> DataFrame:
     """What does not fit, as records: key, value (or none) and headers as they came, with the reason and the place."""
     reason = F.lit(None).cast("string")
-    for objection, words in reversed(_objections(shape)):
-        reason = F.when(objection, words()).otherwise(reason)
+    for objection, description in reversed(_objections(shape)):
+        reason = F.when(objection, description()).otherwise(reason)
     place = F.concat_ws(":", F.col("topic"), F.col("partition"), F.col("offset"))
     added = F.array(_header("reason", F.col("reason")), _header("place", place))
     headers = F.concat(F.coalesce(F.col("headers"), F.array().cast("array<struct<key:string,value:binary>>")), added)
@@ -299,9 +301,11 @@ def parsed(raw: DataFrame, shape: Shape) -> DataFrame:
     try:
         return frame.withColumn("event_time", _over_doc(shape.event_time, schema))
     except PySparkException as error:
-        problem = f"its event time ({shape.event_time}) cannot be computed: {words(error).partition(' Did you')[0]}"
-        way_out = f"use its columns: {', '.join(schema.names)}"
-        raise Misconfigured(f"channel {shape.channel}", problem, way_out) from None
+        problem = (
+            f"its event time ({shape.event_time}) cannot be computed: {description(error).partition(' Did you')[0]}"
+        )
+        fix = f"use its columns: {', '.join(schema.names)}"
+        raise Misconfigured(f"channel {shape.channel}", problem, fix) from None
 
 
 def _objections(shape: Shape) -> list[Objection]:
@@ -349,7 +353,7 @@ def built(query: Query, frames: Sequence[DataFrame], tables: Mapping[str, DataFr
                 frame.createOrReplaceTempView(f"`{name}`")
             return frames[0].sparkSession.sql(spelled.text)
     except PySparkException as error:
-        said = words(error)
+        said = description(error)
         raise Misconfigured(_place_in(query, spelled.place(str(error))), said, _advice(said)) from None
 
 
@@ -384,7 +388,7 @@ def _called(
         raise
     except PySparkException as error:
         # Told now: when the session has ended, Spark can no longer say what was wrong.
-        said = words(error)
+        said = description(error)
         raise Misconfigured(_line_of(error, build, query), said, _advice(said)) from None
     except Exception as error:
         raise Misconfigured(_line_of(error, build, query), f"{type(error).__name__}: {error}") from error
@@ -408,7 +412,7 @@ def _advice(said: str) -> str:
     return next((advice for part, advice in _ADVICE.items() if part in said), "")
 
 
-def words(error: Exception) -> str:
+def description(error: Exception) -> str:
     """Spark's sentence, without the class names and advice around it."""
     text = re.split(r"\n|SQLSTATE|To bypass|Please ensure|\.;", str(error).strip())[0]
     text = re.sub(r"^.*?\[[A-Z_.]+\]\s*", "", text)
@@ -418,7 +422,7 @@ def words(error: Exception) -> str:
     return re.sub(r"\b(?:[a-z0-9]+\.)+([A-Z]\w*?)(?:Exec)?\b", r"\1", text).strip().rstrip(".")
 
 
-def encoded(result: DataFrame, query: Query, life: int = 0, writer: str = "") -> DataFrame:
+def encoded(result: DataFrame, query: Query, generation: int = 0, writer: str = "") -> DataFrame:
     """A result as records: its key as a JSON array, its row as a JSON object, its identity as headers.
 
     A row whose `seen` says that it is deleted has no value. `life` counts the checkpoints that the query has had;
@@ -439,8 +443,8 @@ def encoded(result: DataFrame, query: Query, life: int = 0, writer: str = "") ->
         # A query over the result of another may hand its `seen` on, which knows less.
         known = getattr(result.schema["seen"].dataType, "names", ())
         told = {name: F.col(f"seen.{field}") for name, field in fields.items() if field in known}
-        if life and "version" in told:
-            told["version"] = told["version"] + F.lit(life * LIVES)
+        if generation and "version" in told:
+            told["version"] = told["version"] + F.lit(generation * GENERATIONS)
         headers += [_header(name, value) for name, value in told.items()]
     elif "origin" in columns:
         # In the order of a sender's own: so the next query finds them in their places.

@@ -20,7 +20,7 @@ from penstock.analysis.launch import failed
 from penstock.analysis.modes import accepts_update, plainly, refused
 from penstock.analysis.plans import analyzed, each, grouped, kind_of
 from penstock.analysis.query import Query
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 
 _LEAST, _MOST = -(2**63), 2**64 - 1
@@ -64,7 +64,7 @@ class Result:
         return self.output == "complete"
 
 
-def result(engine: Engine, query: Query, start: Mapping[str, Positions]) -> Result:
+def result(engine: Engine, query: Query, start: Mapping[str, Offsets]) -> Result:
     """A query over channels from these positions on; Misconfigured when it cannot be run."""
     frame = engine.frame(query, lambda name: engine.stream(name, start[name]))
     columns = _distinct(frame.columns)

@@ -26,7 +26,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.frames import columns_of, dead_letters, fits, parsed, schema_of
 from penstock.analysis.query import Shape
 from penstock.core.clock import Micros
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured
 
 NUMBERED = (
@@ -41,7 +41,7 @@ _FITS = "_fits"
 
 
 Frame = DataFrame
-Batch = Callable[[DataFrame, Positions], None]
+Batch = Callable[[DataFrame, Offsets], None]
 """Takes the records of a batch, and the offsets up to which it reads the channel."""
 
 
@@ -51,11 +51,11 @@ class Table(Protocol):
     @property
     def path(self) -> str: ...
 
-    def positions(self) -> Positions: ...
+    def positions(self) -> Offsets: ...
 
-    def add(self, files: Sequence[Path], reached: Positions, refused: int) -> int: ...
+    def add(self, files: Sequence[Path], reached: Offsets, refused: int) -> int: ...
 
-    def append(self, rows: pa.Table, reached: Positions, refused: int) -> int: ...
+    def append(self, rows: pa.Table, reached: Offsets, refused: int) -> int: ...
 
 
 def columns(shape: Shape, keyed: bool) -> StructType:
@@ -100,7 +100,7 @@ def records(raw: DataFrame, shape: Shape, keyed: bool, judged: bool) -> DataFram
     return frame.select(*own, *added, (fits(shape) if judged else F.lit(True)).alias(_FITS))
 
 
-def genuine(raw: DataFrame, tokens: Collection[bytes], first: Positions) -> DataFrame:
+def genuine(raw: DataFrame, tokens: Collection[bytes], first: Offsets) -> DataFrame:
     """The rows of a result that one of its writers has written, or that are older than tokens."""
     if not tokens:
         return raw
@@ -132,7 +132,7 @@ class Filling:
         self.newest: Micros | None = None
         """When the newest record of the last batch was sent."""
 
-    def __call__(self, batch: DataFrame, reached: Positions) -> None:
+    def __call__(self, batch: DataFrame, reached: Offsets) -> None:
         """Take a batch; `reached` is up to where it reads the channel."""
         raw = self._chosen(batch)
         if self._first and (stands := self._table.positions()):
@@ -169,7 +169,7 @@ class Filling:
         return files
 
 
-def fill(engine: Engine, name: str, channel: str, start: Positions, batch: Batch) -> StreamingQuery:
+def fill(engine: Engine, name: str, channel: str, start: Offsets, batch: Batch) -> StreamingQuery:
     """Start the query that hands the records of a channel to `batch`, from these offsets on.
 
     Its checkpoint is begun anew each time: the table says what is to be read next. The records that it leaves out stay
@@ -195,7 +195,7 @@ def _header(name: str) -> Column:
     return F.expr(f"get(filter(headers, h -> h.key = '{name}'), 0)")["value"].cast("string")
 
 
-def _by_partition(offsets: Positions) -> Column:
+def _by_partition(offsets: Offsets) -> Column:
     found = F.lit(0).cast("bigint")
     for partition, offset in offsets.items():
         found = F.when(F.col("partition") == partition, F.lit(offset)).otherwise(found)

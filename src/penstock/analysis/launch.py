@@ -23,13 +23,13 @@ from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, begin_an
 from penstock.analysis.checkpoints.integrity import Written
 from penstock.analysis.checkpoints.note import NAME, Fingerprint, Note, fingerprint
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import dead_letters, encoded, words
+from penstock.analysis.frames import dead_letters, description, encoded
 from penstock.analysis.modes import Verdict, accepts_update, decide, plainly, refusal
 from penstock.analysis.plans import analyzed, by_arrival
 from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.state.keyed import keeps_state, waits
 from penstock.analysis.supervision import telling
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 
 _OPERATORS = {
@@ -107,7 +107,7 @@ def explained(error: Exception) -> str:
     if operators := re.search(r"in the metadata: \[(.*?)\]; .* in current batch: \[(.*?)\]", text, re.DOTALL):
         had, has = (re.findall(r"OperatorName: (\w+)", operators[number]) for number in (1, 2))
         return f"its state is that of {_named(had)}, and would be that of {_named(has)}"
-    return f"Spark objects: {words(error)}"
+    return f"Spark objects: {description(error)}"
 
 
 def _named(operators: list[str]) -> str:
@@ -190,7 +190,7 @@ def fitting(engine: Engine, query: Query, topics: Mapping[str, str], known: Know
     return Fitting(result, before, diagnosis, against)
 
 
-def _over_streams(engine: Engine, query: Query, since: Mapping[str, Positions]) -> DataFrame:
+def _over_streams(engine: Engine, query: Query, since: Mapping[str, Offsets]) -> DataFrame:
     """The result of a query over its channels.
 
     Spark hands all records that a key has in a batch to Python at once, and the first batch is the whole log. So what
@@ -215,11 +215,11 @@ def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 
     """Start a query that was found to fit, see `launch`."""
     folder, result, diagnosis = engine.checkpoint(query.name), fits.result, fits.diagnosis
     note = diagnosis.require()
-    if not note.writer or note.life > fits.before.life:
+    if not note.writer or note.generation > fits.before.generation:
         note = replace(note, writer=token_hex(4))
     for remark in diagnosis.remarks:
         log.info("query %s: %s", query.name, remark)
-    if note.life > fits.before.life:
+    if note.generation > fits.before.generation:
         # Spark would hold the query to what it planned as it was.
         _forget_if_unused(folder)
     if not engine.gives_up(query):
@@ -247,14 +247,14 @@ def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 
 
 
 def _not_in_real_time(query: Query, against: str, diagnosis: Diagnosis) -> Misconfigured:
-    way_out = "leave mode= out" + (f", or {begin_anew(query.name)}" if diagnosis.in_batches_only else "")
-    return Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", way_out)
+    fix = "leave mode= out" + (f", or {begin_anew(query.name)}" if diagnosis.in_batches_only else "")
+    return Misconfigured(f"query {query.name}", f"it cannot run in real time: {against}", fix)
 
 
 def _start(engine: Engine, query: Query, result: DataFrame, mode: Mode, note: Note, turn: int) -> StreamingQuery:
     update = mode is Mode.REAL_TIME or (query.emit is Emit.CHANGE and accepts_update(result))
     at_once = mode is Mode.REAL_TIME
-    writer = _into(engine, encoded(result, query, note.life, note.writer), query.into, query.name, note, at_once)
+    writer = _into(engine, encoded(result, query, note.generation, note.writer), query.into, query.name, note, at_once)
     # Before its first row: whoever finds the token in a row can look up whose it is.
     engine.announce(query, note)
     writer = writer.outputMode("update" if update else "append")

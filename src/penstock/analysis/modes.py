@@ -12,7 +12,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.analysis.frames import RAW, words
+from penstock.analysis.frames import RAW, description
 from penstock.analysis.plans import analyzed
 from penstock.analysis.query import Emit, Mode, Query
 from penstock.analysis.supervision import is_transient
@@ -137,7 +137,7 @@ _SENTENCES = {
 
 def plainly(error: Exception) -> str:
     """Spark's objection in the words of who writes queries; as Spark says it, where these are not known."""
-    said = words(error)
+    said = description(error)
     if listed := re.search(r"\(s\): (.+?) (?:is|are) not in the \w+ allowlist", said):
         names = dict.fromkeys(_OPERATORS[name] for name in listed[1].split(", ") if name in _OPERATORS)
         return f"{' and '.join(names)} {_ONLY}" if names else said

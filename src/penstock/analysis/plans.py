@@ -99,7 +99,7 @@ class Cost(StrEnum):
     ROW = "row"
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """What it means for each record, by order of magnitude."""
         match self:
             case Cost.JVM:
@@ -162,7 +162,7 @@ def against(result: DataFrame, boundaries: Sequence[str]) -> str | None:
             continue
         if _of_windows(node, text):
             return "rows of a table may have no time, and are in no window then"
-        return next((words for name, words in _WORDS.items() if name in node), f"it holds a {node}")
+        return next((description for name, description in _WORDS.items() if name in node), f"it holds a {node}")
     aggregates = sum(node == "Aggregate" for node, _ in above)
     if aggregates > 1:
         return "it aggregates what is aggregated already"

@@ -34,7 +34,7 @@ from penstock.analysis.frames import RAW, dead_letters, encoded
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.supervision import TooMany, is_transient, telling
 from penstock.audit.findings import EXCLUDED
-from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.held import held
 
 Raw = Callable[[str], DataFrame]
@@ -55,7 +55,7 @@ class Work:
 def work_of(query: Query) -> Work:
     def rows(engine: Engine, raw: Raw) -> DataFrame:
         note = note_of(engine.checkpoint(query.name))
-        return encoded(engine.frame(query, raw), query, note.life, note.writer)
+        return encoded(engine.frame(query, raw), query, note.generation, note.writer)
 
     return Work(query.name, query.inputs, query.into, rows)
 
@@ -218,7 +218,7 @@ class Isolation:
 
     def _failed_batch(self, folder: str) -> Ranges:
         """What the batch that has failed was to read."""
-        starts: Mapping[str, Positions] = covered(folder) or beginning(folder, self._work.inputs, self._channels.bounds)
+        starts: Mapping[str, Offsets] = covered(folder) or beginning(folder, self._work.inputs, self._channels.bounds)
         begun = batches(folder, begun=True) if unfinished(folder) is not None else []
         found: list[Range] = []
         for channel in self._work.inputs:

@@ -72,7 +72,7 @@ def progress(query: Telling) -> dict[str, Any]:
 
 def ended(last: StreamingQueryProgress) -> int:
     """When a batch has ended, in microseconds since 1970."""
-    return _moment(last.timestamp) + int(last.durationMs.get("triggerExecution", 0)) * 1_000
+    return _timestamp(last.timestamp) + int(last.durationMs.get("triggerExecution", 0)) * 1_000
 
 
 def told(last: StreamingQueryProgress) -> dict[str, Any]:
@@ -93,8 +93,8 @@ def told(last: StreamingQueryProgress) -> dict[str, Any]:
     }
     if last.eventTime:
         newest, watermark = last.eventTime.get("max"), last.eventTime.get("watermark")
-        found["newest"] = _moment(newest) if newest else None
-        found["watermark"] = (_moment(watermark) if watermark else 0) or None
+        found["newest"] = _timestamp(newest) if newest else None
+        found["watermark"] = (_timestamp(watermark) if watermark else 0) or None
         found |= _compared(found["newest"], found["watermark"], at)
     elif (event := newest_event(last.observedMetrics)) is not None:
         # Without a watermark, Spark looks at no times.
@@ -164,5 +164,5 @@ def _offsets(text: str | None) -> dict[tuple[str, str], int] | None:
         return None
 
 
-def _moment(text: str) -> int:
+def _timestamp(text: str) -> int:
     return int(datetime.fromisoformat(text).timestamp() * 1_000_000)

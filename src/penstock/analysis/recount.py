@@ -16,7 +16,7 @@ from penstock.analysis.plans import by_time, gap_of, judges, of_sessions
 from penstock.analysis.query import Query
 from penstock.audit.account import Outcome
 from penstock.core.clock import Micros
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 
 NAMED = 100
 """So many late records are named."""
@@ -30,14 +30,14 @@ class Log(Protocol):
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]: ...
 
-    def since(self, channel: str, moment: Micros) -> Positions: ...
+    def since(self, channel: str, timestamp: Micros) -> Offsets: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
     channel: str
-    start: Positions
-    end: Positions
+    start: Offsets
+    end: Offsets
     watermark: int
     """That by which Spark judged it, in milliseconds; 0 when there was none."""
 
@@ -67,7 +67,7 @@ class Recount:
     log: Log
 
     def outcomes(
-        self, stretches: Sequence[Stretch], begin: Positions
+        self, stretches: Sequence[Stretch], begin: Offsets
     ) -> tuple[dict[Outcome, int], list[tuple[Stretch, Late]]]:
         """What became of the records of stretches that follow each other, in a log that begins there.
 
@@ -78,7 +78,7 @@ class Recount:
         old = F.lit(False)
         for turn, stretch in enumerate(stretches):
             if stretch.watermark and (self._gated or self._judges):
-                old = F.when(F.col(_TURN) == turn, F.col("event_time") <= _moment(stretch.watermark)).otherwise(old)
+                old = F.when(F.col(_TURN) == turn, F.col("event_time") <= _timestamp(stretch.watermark)).otherwise(old)
         # One job for all of them: each would take a second, while queries wait for the same cores.
         rows = frame.groupBy(_TURN).agg(*taken(), F.count_if(fits_and_wanted() & old).alias("old")).collect()
         told = {name: sum(row[name] for row in rows) for name in ("taken", "refused", "filtered")}
@@ -109,8 +109,8 @@ class Recount:
         """
         if not stretch.watermark or not (self._gated or self._judges):
             return Late(0)
-        moment = _moment(stretch.watermark)
-        old = welcome(self._frame(stretch)).where(F.col("event_time") <= moment)
+        timestamp = _timestamp(stretch.watermark)
+        old = welcome(self._frame(stretch)).where(F.col("event_time") <= timestamp)
         if not (count := old.count()):
             return Late(0)
         if self._gated or self._judges == [True]:
@@ -138,7 +138,7 @@ class Recount:
         """Spark drops a record whose own session, from its time to a gap later, is over; it merges the others then."""
         if (gap := gap_of(result)) is None or "seen" not in result.columns:
             return Late(None)
-        dropped = old.where(F.expr(f"event_time + INTERVAL '{gap}'") <= _moment(stretch.watermark))
+        dropped = old.where(F.expr(f"event_time + INTERVAL '{gap}'") <= _timestamp(stretch.watermark))
         counted = self.engine.built(self.query, [dropped.select(*names_of(self.engine.shapes[stretch.channel]))])
         # What the function itself leaves out of its rows was not dropped.
         most = counted.agg(F.coalesce(F.sum("seen.count"), F.lit(0))).head()
@@ -172,7 +172,7 @@ class Recount:
         )
         return judged(raw, self.engine.shapes[stretch.channel], self.query)
 
-    def _remembered(self, stretch: Stretch, begin: Positions) -> Positions:
+    def _remembered(self, stretch: Stretch, begin: Offsets) -> Offsets:
         """From where on the records lie whose copies Spark would know: those that the watermark had not passed."""
         if not stretch.watermark:
             return begin
@@ -192,7 +192,7 @@ def _turn(stretches: Sequence[Stretch]) -> Column:
     return turn
 
 
-def _moment(milliseconds: int) -> Column:
+def _timestamp(milliseconds: int) -> Column:
     return F.timestamp_millis(F.lit(milliseconds))
 
 

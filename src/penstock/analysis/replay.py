@@ -14,15 +14,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as F
 
 from penstock.analysis.checkpoints.note import note_of
-from penstock.analysis.engine import Engine, Offsets
-from penstock.analysis.frames import MARK, encoded, typed, words
+from penstock.analysis.engine import Engine, OffsetRanges
+from penstock.analysis.frames import MARK, description, encoded, typed
 from penstock.analysis.plans import by_arrival
 from penstock.analysis.query import Query
 from penstock.analysis.state.keyed import waits
 from penstock.core.clock import Micros
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.record import life_and_count
+from penstock.core.record import generation_and_count
 
 _TOLERANCE = 1e-9
 """Sums of fractions depend on the order of addition, and a batch adds in another order than a stream."""
@@ -125,7 +125,7 @@ class Difference:
             return 1
         due, held = ((row and row.version) or 0 for row in (self.recomputed, self.held))
         # Of an earlier life, a row holds nothing of what is due in this one.
-        return max(0, min(due - held, life_and_count(due)[1]))
+        return max(0, min(due - held, generation_and_count(due)[1]))
 
     @property
     def mark(self) -> int | None:
@@ -134,7 +134,7 @@ class Difference:
         if due is None or due.version is None or due.mark is None:
             return None
         if held is None:
-            return due.mark if life_and_count(due.version)[1] == 1 else None
+            return due.mark if generation_and_count(due.version)[1] == 1 else None
         if held.version is None or held.mark is None or abs(held.version - due.version) != 1:
             return None
         return held.mark ^ due.mark
@@ -275,7 +275,7 @@ def _whole(value: bytes | None) -> int | None:
         return None
 
 
-Until = Mapping[str, Positions]
+Until = Mapping[str, Offsets]
 """Per channel, the offsets up to which it is read."""
 
 
@@ -293,7 +293,7 @@ def recomputed(
     query: Query,
     until: Until,
     since: Until | None = None,
-    without: Mapping[str, Offsets] | None = None,
+    without: Mapping[str, OffsetRanges] | None = None,
 ) -> dict[bytes, Row]:
     """The rows that the live result has to be equal to, once it has covered these offsets from those on.
 
@@ -301,8 +301,8 @@ def recomputed(
     """
     table: dict[bytes, Row] = {}
     with _explained():
-        life = note_of(engine.checkpoint(query.name)).life
-        for row in encoded(engine.recompute(query, until, since, without), query, life).toLocalIterator():
+        generation = note_of(engine.checkpoint(query.name)).generation
+        for row in encoded(engine.recompute(query, until, since, without), query, generation).toLocalIterator():
             headers = [(header["key"], header["value"]) for header in row["headers"]]
             value = None if row["value"] is None else bytes(row["value"])
             put(table, key_of(bytes(row["key"])), Row.of(value, headers))
@@ -329,7 +329,7 @@ def comes_when_final(engine: Engine, query: Query) -> bool:
         return not engine.updates(query)
 
 
-def kept(engine: Engine, channel: str, until: Positions, since: Positions | None = None) -> int:
+def kept(engine: Engine, channel: str, until: Offsets, since: Offsets | None = None) -> int:
     """How many records the log still holds up to these offsets, from those on."""
     with _explained():
         return engine.batch(channel, until, since).count()
@@ -355,4 +355,4 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        raise Unavailable("the batch over the log", words(error) or type(error).__name__) from None
+        raise Unavailable("the batch over the log", description(error) or type(error).__name__) from None

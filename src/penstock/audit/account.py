@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 from penstock.core.clock import Micros
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Refused
 
 
@@ -35,8 +35,8 @@ class Outcome(StrEnum):
 class Share:
     """What a stage did with one of the channels that it reads: since when, how far, and what became of it."""
 
-    since: Positions
-    until: Positions
+    since: Offsets
+    until: Offsets
     taken: int
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
     late: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
@@ -58,13 +58,13 @@ class Account:
 
     stage: str
     """As in the graph of the pipeline: `query:by_country`, `store:redis/by_country`, …"""
-    life: str
+    generation: str
     at: Micros
     shares: Mapping[str, Share]
     """By channel."""
     step: int = 0
     """Grows within a life: of two accounts, the higher one is the later."""
-    wrote: Mapping[str, Positions] = field(default_factory=dict)
+    wrote: Mapping[str, Offsets] = field(default_factory=dict)
     """The ends of the channels that it writes, looked up after what is told here was written."""
     conserved: bool = False
     """Each record that passed is counted in exactly one row of the result."""
@@ -85,7 +85,7 @@ class Account:
     def dumps(self) -> bytes:
         return json.dumps(
             {
-                "life": self.life,
+                "life": self.generation,
                 "at": self.at,
                 "step": self.step,
                 "conserved": self.conserved,
@@ -144,5 +144,5 @@ def _share(told: Mapping[str, Any]) -> Share:
     return Share(_positions(told["since"]), _positions(told["until"]), int(told["taken"]), outcomes, late, late_at)
 
 
-def _positions(told: Mapping[str, Any]) -> Positions:
+def _positions(told: Mapping[str, Any]) -> Offsets:
     return {int(partition): int(offset) for partition, offset in told.items()}

@@ -12,7 +12,7 @@ from penstock.audit.ledger import Ledger
 from penstock.audit.retention import from_what_is_kept
 from penstock.audit.writers import KnownWriters, Writers
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Channels, Entry, Positions, Reader
+from penstock.core.contracts import Channels, Entry, Offsets, Reader
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.retry import retrying
 
@@ -31,8 +31,8 @@ class Reduction(Protocol):
 
     def reduce(
         self,
-        start: Mapping[str, Positions],
-        end: Mapping[str, Positions],
+        start: Mapping[str, Offsets],
+        end: Mapping[str, Offsets],
         kinds: Mapping[str, Kind],
         writers: KnownWriters | None = None,
     ) -> Findings: ...
@@ -209,7 +209,7 @@ class Auditor:
                     )
         return found
 
-    def _skipped(self, channel: str, stands: Positions, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    def _skipped(self, channel: str, stands: Offsets, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
         """Move the ledger behind what the channel has removed unread: what lay there is missing, and named so."""
         begins = from_what_is_kept(stands, bounds)
         passed = {partition: to for partition, to in begins.items() if to != stands[partition]}
@@ -247,7 +247,7 @@ class Auditor:
 
 
 def _stretch(
-    start: Mapping[str, Positions], ends: Mapping[str, Mapping[int, tuple[int, int]]]
+    start: Mapping[str, Offsets], ends: Mapping[str, Mapping[int, tuple[int, int]]]
 ) -> tuple[dict[str, dict[int, int]], int]:
     """Where the next stretch ends, the same share of each partition, and how many entries lie behind that."""
     waiting = {

@@ -21,7 +21,7 @@ from penstock.audit.judge import Discrepancy, Doubt, Report, Verdict, unique, ve
 from penstock.audit.ledger import SETTLES_AFTER
 from penstock.core.clock import Micros
 from penstock.core.errors import Unaccounted
-from penstock.core.record import LARGEST_JUMP, Blind
+from penstock.core.record import LARGEST_JUMP, OutageInterval
 
 BRIEF = 100
 """So many gaps per channel are named in brief."""
@@ -286,7 +286,7 @@ def _channel(
     kind: Kind,
     content: Content,
     claims: Claims,
-    blinds: Sequence[Blind],
+    blinds: Sequence[OutageInterval],
     settled: Micros,
     unread: int,
 ) -> ChannelBalance:
@@ -453,8 +453,8 @@ def _claims_by_channel(content: Content, sources: Sequence[str]) -> dict[str, di
     return found
 
 
-def _blinds_by_channel(content: Content, sources: Sequence[str]) -> dict[str, list[Blind]]:
-    found: dict[str, list[Blind]] = {channel: [] for channel in sources}
+def _blinds_by_channel(content: Content, sources: Sequence[str]) -> dict[str, list[OutageInterval]]:
+    found: dict[str, list[OutageInterval]] = {channel: [] for channel in sources}
     for told, blind in content.blinds:
         for channel in _homes(told, blind.source, content.runs, sources):
             found[channel].append(blind)
@@ -469,7 +469,7 @@ def _homes(told: str, name: str, runs: Iterable[Numbering], sources: Sequence[st
     return [channel for channel in sources if channel in seen] or sources[:1]
 
 
-def _length(blinds: Sequence[Blind]) -> Micros:
+def _length(blinds: Sequence[OutageInterval]) -> Micros:
     """How long at least one of the sources was not heard."""
     total, until = 0, None
     for blind in sorted(blinds, key=lambda blind: blind.since):

@@ -7,8 +7,8 @@ from penstock.audit.account import Account
 from penstock.audit.findings import Numbering, Span, Stranger, Watched
 from penstock.audit.judge import Report
 from penstock.core.clock import Micros
-from penstock.core.contracts import Positions
-from penstock.core.record import Blind
+from penstock.core.contracts import Offsets
+from penstock.core.record import OutageInterval
 from penstock.core.sketch import Sketch
 
 
@@ -63,12 +63,12 @@ class Content:
     numbered: Mapping[Numbering, Numbered]
     runs: Mapping[Numbering, Sequence[Run]]
     claims: Mapping[Numbering, Sequence[tuple[int, Micros]]]
-    blinds: Sequence[tuple[str, Blind]]
+    blinds: Sequence[tuple[str, OutageInterval]]
     latencies: Mapping[str, Sketch]
     as_of: Micros | None = None
     """When the last batch was merged; None when there was none yet."""
-    since: Mapping[str, Positions] = field(default_factory=dict)
-    until: Mapping[str, Positions] = field(default_factory=dict)
+    since: Mapping[str, Offsets] = field(default_factory=dict)
+    until: Mapping[str, Offsets] = field(default_factory=dict)
     """From where to where each channel was read."""
     steps: Mapping[str, Sketch] = field(default_factory=dict)
     disorder: Mapping[Numbering, Sequence[tuple[int, int]]] = field(default_factory=dict)

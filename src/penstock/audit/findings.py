@@ -11,9 +11,9 @@ from itertools import pairwise
 from penstock.audit.account import Account, is_account
 from penstock.audit.writers import KnownWriters
 from penstock.core.clock import Micros
-from penstock.core.contracts import Entry, Positions
+from penstock.core.contracts import Entry, Offsets
 from penstock.core.errors import Refused
-from penstock.core.record import Blind, Headers, Heartbeat, Origin
+from penstock.core.record import Headers, Heartbeat, Origin, OutageInterval
 from penstock.core.runs import Runs
 from penstock.core.sketch import Sketch
 
@@ -56,7 +56,7 @@ class Watched:
 Numbering = tuple[str, str, int]
 """One numbering: channel, sender, epoch."""
 
-Place = tuple[str, int, str, int]
+NumberingPartition = tuple[str, int, str, int]
 """A numbering within a partition: channel, partition, sender, epoch."""
 
 
@@ -85,8 +85,8 @@ class Findings:
     Claims and blind intervals come with the channel that they are about; it is empty when they do not tell.
     """
 
-    start: Mapping[str, Positions]
-    end: Mapping[str, Positions]
+    start: Mapping[str, Offsets]
+    end: Mapping[str, Offsets]
     records: Counter[str] = field(default_factory=Counter)
     without_identity: Counter[str] = field(default_factory=Counter)
     deletions: Counter[str] = field(default_factory=Counter)
@@ -98,7 +98,7 @@ class Findings:
     runs: dict[Numbering, Runs] = field(default_factory=dict)
     disorder: dict[Numbering, Runs] = field(default_factory=dict)
     """Numbers that came after a higher one of the same sender in the same partition."""
-    tails: dict[Place, tuple[int, int]] = field(default_factory=dict)
+    tails: dict[NumberingPartition, tuple[int, int]] = field(default_factory=dict)
     """The first number that came in a partition, and the highest: to find disorder across batches."""
     spans: dict[Numbering, Span] = field(default_factory=dict)
     rows: dict[str, dict[int, int]] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class Findings:
     steps: dict[str, Sketch] = field(default_factory=dict)
     """Of results: from the place of the newest record in its channel to that of the row in this one."""
     claims: list[tuple[str, Heartbeat, Micros]] = field(default_factory=list)
-    blinds: list[tuple[str, Blind]] = field(default_factory=list)
+    blinds: list[tuple[str, OutageInterval]] = field(default_factory=list)
     accounts: list[Account] = field(default_factory=list)
     forged: Counter[str] = field(default_factory=Counter)
     """Rows per channel of results that none of its writers has written. They count nowhere else."""
@@ -133,8 +133,8 @@ class Stranger:
 
 def reduced(
     entries: Sequence[Entry],
-    start: Mapping[str, Positions],
-    end: Mapping[str, Positions],
+    start: Mapping[str, Offsets],
+    end: Mapping[str, Offsets],
     kinds: Mapping[str, Kind],
     heartbeats: str = "",
     bookmarks: str = "",
@@ -315,7 +315,7 @@ def _note(found: Findings, entry: Entry) -> None:
             # By the channel's clock: the sender's own may be wrong.
             found.claims.append((channel, heartbeat, entry.appended))
         elif told["kind"] == "blind":
-            blind = Blind(_text(told["source"]), _number(told["since"]), _number(told["until"]))
+            blind = OutageInterval(_text(told["source"]), _number(told["since"]), _number(told["until"]))
             if blind.until < blind.since:
                 raise ValueError("it ends before it begins")
             found.blinds.append((channel, blind))

@@ -11,8 +11,8 @@ from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.content import ChannelCounts, Content, Run
 from penstock.audit.findings import Kind
 from penstock.audit.judge import Discrepancy, Doubt
-from penstock.core.contracts import Positions
-from penstock.core.record import life_and_count
+from penstock.core.contracts import Offsets
+from penstock.core.record import generation_and_count
 
 ARROW = " → "
 
@@ -107,7 +107,7 @@ def without_account(content: Content) -> Iterator[Doubt]:
             yield Doubt("account", stage, f"{stage} has not accounted for its {waiting:,} records yet")
 
 
-def begun_late(content: Content, first: Mapping[str, Positions]) -> Iterator[Discrepancy]:
+def begun_late(content: Content, first: Mapping[str, Offsets]) -> Iterator[Discrepancy]:
     """Accounts that begin after the beginning of their channel, although its first records were still there.
 
     `first` is the first offset that each partition still holds: what lay before it, no stage can read. A query may be
@@ -316,8 +316,14 @@ def _folded(content: Content, account: Account, into: str) -> int | str:
     if into in content.folded:
         if (folded := content.folded[into]) is None:
             return "rows that were forgotten have changed again"
-        life, records = life_and_count(folded)
-        return records if life == account.number else 0 if life < account.number else "rows of a later life are there"
+        generation, records = generation_and_count(folded)
+        return (
+            records
+            if generation == account.number
+            else 0
+            if generation < account.number
+            else "rows of a later life are there"
+        )
     # The result keeps single records, under their own numbers.
     for channel in account.shares:
         if _compacted(content, channel) or content.counts.get(channel, ChannelCounts()).without_identity:
@@ -333,5 +339,5 @@ def _count(runs: Iterable[Run]) -> int:
     return sum(run.last - run.first + 1 for run in runs)
 
 
-def _distance(start: Positions, end: Positions) -> int:
+def _distance(start: Offsets, end: Offsets) -> int:
     return sum(max(0, offset - start.get(partition, 0)) for partition, offset in end.items())

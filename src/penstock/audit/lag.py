@@ -3,14 +3,14 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from penstock.core.contracts import Channels, Group, Place
+from penstock.core.contracts import ChannelPartition, Channels, Group
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
     """How a group stands in a partition."""
 
-    place: Place
+    place: ChannelPartition
     committed: int | None
     bounds: tuple[int, int] | None
     """None when the channel is not there any more."""
@@ -67,7 +67,7 @@ class GroupLag:
         return sum(row.lag or 0 for row in self.rows)
 
 
-def _bounds(channels: Channels, names: Collection[str]) -> Iterator[tuple[Place, tuple[int, int]]]:
+def _bounds(channels: Channels, names: Collection[str]) -> Iterator[tuple[ChannelPartition, tuple[int, int]]]:
     known = channels.names()
     for name in names:
         if name in known:

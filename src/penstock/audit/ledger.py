@@ -22,9 +22,9 @@ from penstock.audit.content import ChannelCounts, Content, Lost, Numbered, Run
 from penstock.audit.findings import MINUTE, STRANGERS, Findings, Kind, Numbering, Span, Stranger, Watched
 from penstock.audit.judge import Report
 from penstock.core.clock import Micros
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Refused, Unavailable
-from penstock.core.record import LARGEST_JUMP, LIVES, Blind, life_and_count
+from penstock.core.record import GENERATIONS, LARGEST_JUMP, OutageInterval, generation_and_count
 from penstock.core.runs import Runs
 from penstock.core.sketch import Sketch
 
@@ -282,7 +282,9 @@ class Ledger:
                 },
                 runs=dict(runs),
                 claims=dict(claims),
-                blinds=[(channel, Blind(*blind)) for channel, *blind in self._db.execute("SELECT * FROM blinds")],
+                blinds=[
+                    (channel, OutageInterval(*blind)) for channel, *blind in self._db.execute("SELECT * FROM blinds")
+                ],
                 latencies=self._sketches("whole"),
                 as_of=next((at for (at,) in self._db.execute("SELECT at FROM merged")), None),
                 drained=next((at for (at,) in self._db.execute("SELECT drained FROM merged")), None),
@@ -436,7 +438,7 @@ class Ledger:
                     f" UPDATE {_CHECKSUMS} SET sum = sum {change} WHERE name = '{table}'; END"
                 )
 
-    def _advance(self, start: Mapping[str, Positions], end: Mapping[str, Positions]) -> None:
+    def _advance(self, start: Mapping[str, Offsets], end: Mapping[str, Offsets]) -> None:
         for channel, positions in end.items():
             for partition, offset in positions.items():
                 row = self._db.execute(
@@ -525,27 +527,30 @@ class Ledger:
         """
         known = self._db.execute("SELECT records, trimmed FROM folded WHERE channel = ?", (channel,)).fetchone()
         total, trimmed = known or (0, 0)
-        (life, _), last = life_and_count(total), max((life_and_count(one)[0] for one in rows.values()), default=0)
-        if last > life:
-            life, trimmed = last, 0
+        (generation, _), last = (
+            generation_and_count(total),
+            max((generation_and_count(one)[0] for one in rows.values()), default=0),
+        )
+        if last > generation:
+            generation, trimmed = last, 0
             begun = "UPDATE folded SET records = ?, trimmed = 0, doubtful = 0 WHERE channel = ?"
-            self._db.execute(begun, (life * LIVES, channel))
+            self._db.execute(begun, (generation * GENERATIONS, channel))
         records = new = doubtful = 0
         for key, version in rows.items():
             row = self._db.execute("SELECT version FROM rows WHERE channel = ? AND key = ?", (channel, key)).fetchone()
             if row and row[0] >= version:
                 continue
             new += row is None
-            if version >= life * LIVES:
-                records += version - max(row[0] if row else 0, life * LIVES)
+            if version >= generation * GENERATIONS:
+                records += version - max(row[0] if row else 0, generation * GENERATIONS)
                 # A row that was forgotten and changes again cannot be told from a new one.
-                doubtful |= trimmed and row is None and version > life * LIVES + 1
+                doubtful |= trimmed and row is None and version > generation * GENERATIONS + 1
             self._db.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", (channel, key, version, now))
         self._db.execute(
             "INSERT INTO folded VALUES (?, ?, ?, 0, ?) ON CONFLICT DO UPDATE SET"
             " records = records + excluded.records, rows = rows + excluded.rows,"
             " doubtful = max(doubtful, excluded.doubtful)",
-            (channel, records if known else records + life * LIVES, new, doubtful),
+            (channel, records if known else records + generation * GENERATIONS, new, doubtful),
         )
         (count,) = self._db.execute("SELECT rows FROM folded WHERE channel = ?", (channel,)).fetchone()
         if count > 1.1 * self.rows_kept and self._windowed(channel):
@@ -577,14 +582,14 @@ class Ledger:
     def _take(self, account: Account) -> None:
         """Keep the later account of a stage. Of two lives that is the one that was told later, whatever its clock."""
         row = self._db.execute("SELECT document, lives FROM accounts WHERE stage = ?", (account.stage,)).fetchone()
-        lives = 1
+        generations = 1
         if row:
             known = Account.of(account.key, row[0].encode())
-            if account.life == known.life and account.step <= known.step:
+            if account.generation == known.generation and account.step <= known.step:
                 return
-            lives = row[1] + (account.life != known.life)
+            generations = row[1] + (account.generation != known.generation)
         self._db.execute(
-            "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?)", (account.stage, account.dumps().decode(), lives)
+            "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?)", (account.stage, account.dumps().decode(), generations)
         )
 
     def _add_run(self, numbering: Numbering, first: int, last: int, now: Micros) -> None:

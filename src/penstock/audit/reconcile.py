@@ -20,7 +20,7 @@ from penstock.audit.findings import shown_key
 from penstock.audit.judge import Discrepancy, Doubt
 from penstock.audit.writers import Writers
 from penstock.core.clock import Clock, Micros
-from penstock.core.contracts import Channels, Entry, Positions, Reader
+from penstock.core.contracts import Channels, Entry, Offsets, Reader
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 from penstock.core.held import held
 from penstock.core.record import Origin
@@ -56,8 +56,8 @@ Interval = tuple[int, int, int]
 class Holdings:
     """The rows of a store, as of one commit."""
 
-    since: Positions
-    stands: Positions
+    since: Offsets
+    stands: Offsets
     """From where to where it was filled."""
     passed: int
     """How many rows it has written in between, by its own count."""
@@ -285,7 +285,7 @@ class TableStore(Protocol):
     def ttl_since(self) -> Micros | None:
         """Rows that were appended before this may perish by another rule. As of the last `kept`; None: all may."""
 
-    def kept(self, keys: Sequence[bytes]) -> tuple[Positions, Sequence[Kept]]:
+    def kept(self, keys: Sequence[bytes]) -> tuple[Offsets, Sequence[Kept]]:
         """The rows of these keys, and how far the store was filled at the same moment."""
 
     def key(self, entry: Entry) -> bytes:
@@ -442,7 +442,7 @@ class TableCheck:
                 self._suspected[key] = wrong
         return True
 
-    def _reach(self, stands: Positions, most: int) -> bool:
+    def _reach(self, stands: Offsets, most: int) -> bool:
         """Apply what the channel holds up to exactly there. False when that takes longer, or was passed already."""
         reader = self._reader or self._open()
         self._take(stands)
@@ -458,7 +458,7 @@ class TableCheck:
                 return False
         return all(at == stands.get(partition, 0) for partition, at in self._applied.items())
 
-    def _take(self, stands: Positions) -> None:
+    def _take(self, stands: Offsets) -> None:
         assert self._reader is not None
         reached = self._reader.positions(self._channel)
         for partition, end in stands.items():
@@ -469,7 +469,7 @@ class TableCheck:
             self._applied[partition] = max(at, self._applied.get(partition, 0))
 
     def _open(self) -> Reader:
-        start: Positions = {}
+        start: Offsets = {}
         if self._store.ttl is not None:
             # What has perished need not be read.
             start = self._channels.since(

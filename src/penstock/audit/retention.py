@@ -7,10 +7,10 @@ from datetime import timedelta
 from typing import Any
 
 from penstock.core.clock import Clock
-from penstock.core.contracts import Channels, Group, Positions
+from penstock.core.contracts import Channels, Group, Offsets
 from penstock.core.errors import PenstockError, Unaccounted
 
-Readers = Mapping[str, Mapping[str, Positions]]
+Readers = Mapping[str, Mapping[str, Offsets]]
 """Per reader and channel, how far it has read."""
 
 log = logging.getLogger(__name__)
@@ -58,7 +58,7 @@ class Retention:
     def _look(self, readers: Readers) -> Iterator[Endangered]:
         for channel in sorted({name for read in readers.values() for name in read}):
             keep, bounds = self._channels.topic(channel).keep, self._channels.bounds(channel)
-            young: Positions = {}
+            young: Offsets = {}
             if keep is not None:
                 old = self._clock.now() - round(keep.total_seconds() * self._share * 1e6)
                 young = self._channels.since(channel, old)
@@ -70,9 +70,9 @@ class Retention:
         self,
         reader: str,
         channel: str,
-        positions: Positions,
+        positions: Offsets,
         bounds: Mapping[int, tuple[int, int]],
-        young: Positions,
+        young: Offsets,
         keep: timedelta | None,
     ) -> Iterator[Endangered]:
         lost = sum(gone(positions, bounds).values())
@@ -89,7 +89,7 @@ class Retention:
             left = self._left(channel, starts, keep)
         yield Endangered(reader, channel, sum(unread.values()), left, lost)
 
-    def _left(self, channel: str, starts: Positions, keep: timedelta) -> float | None:
+    def _left(self, channel: str, starts: Offsets, keep: timedelta) -> float | None:
         oldest = None
         for partition, offset in starts.items():
             try:
@@ -102,7 +102,7 @@ class Retention:
         return None if oldest is None else max(0.0, keep.total_seconds() - (self._clock.now() - oldest) / 1e6)
 
 
-def committed(group: Group, names: Collection[str]) -> dict[str, Positions]:
+def committed(group: Group, names: Collection[str]) -> dict[str, Offsets]:
     """How far a group has read these channels."""
     found: dict[str, dict[int, int]] = {}
     for (channel, partition), offset in group.committed.items():
@@ -111,7 +111,7 @@ def committed(group: Group, names: Collection[str]) -> dict[str, Positions]:
     return dict(found)
 
 
-def gone(positions: Positions, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+def gone(positions: Offsets, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
     """Per partition, how many offsets a reader has not read that are kept no more."""
     return {
         partition: low - positions[partition]
@@ -120,6 +120,6 @@ def gone(positions: Positions, bounds: Mapping[int, tuple[int, int]]) -> dict[in
     }
 
 
-def from_what_is_kept(positions: Positions, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+def from_what_is_kept(positions: Offsets, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
     """The positions, moved to where the channel begins where that is later."""
     return {partition: max(offset, bounds.get(partition, (0, 0))[0]) for partition, offset in positions.items()}

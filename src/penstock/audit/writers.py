@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.errors import Unavailable
 from penstock.core.held import held
 from penstock.core.record import Headers
@@ -36,7 +36,7 @@ class Writer:
     generation: int
     topic: str
     """The id of the topic."""
-    since: Positions
+    since: Offsets
     """Where the channel ended when the token was announced."""
 
     @property
@@ -85,7 +85,7 @@ class KnownWriters:
     def tokens(self, channel: str) -> Collection[bytes]:
         return self._tokens.get(channel, ())
 
-    def first(self, channel: str) -> Positions:
+    def first(self, channel: str) -> Offsets:
         """Where the rows begin that have to carry a token."""
         return self._first.get(channel, {})
 
@@ -111,7 +111,7 @@ class Writers:
     def __init__(self, channels: Channels, bookmarks: Collection[str], clock: Clock | None = None) -> None:
         self.known = KnownWriters()
         self._channels, self._clock = channels, clock or SystemClock()
-        self._read: dict[str, Positions] = {name: {} for name in bookmarks}
+        self._read: dict[str, Offsets] = {name: {} for name in bookmarks}
         self._looked: float | None = None
         self._unknown: set[bytes] = set()
 

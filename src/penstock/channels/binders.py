@@ -47,5 +47,5 @@ def _maker(address: str, scheme: str) -> Callable[[str, KafkaSettings], Channels
         return loaded
     known = sorted({*BINDERS, *(point.name for point in entry_points(group=OUTSIDE))})
     others = f"an address begins with {', '.join(f'{name}://' for name in known)}"
-    way_out = did_you_mean(scheme, known, others, '"{}://"')
-    raise Misconfigured(f"channels at {shown(address)}", "no binder knows this address", way_out)
+    fix = did_you_mean(scheme, known, others, '"{}://"')
+    raise Misconfigured(f"channels at {shown(address)}", "no binder knows this address", fix)

@@ -27,8 +27,8 @@ def beyond(channel: str, partition: int, stands: int, end: int) -> Unaccounted:
     return Unaccounted(channel, (), why)
 
 
-def differences(here: Topic, wanted: Topic, who: str, words: Collection[str] = ()) -> Iterator[str]:
-    """A sentence for each, where there is one copy of all; `words` are the settings that `who` knows."""
+def differences(here: Topic, wanted: Topic, who: str, settings: Collection[str] = ()) -> Iterator[str]:
+    """A sentence for each, where there is one copy of all; `settings` are the settings that `who` knows."""
     channel = f"channel {here.name}"
     if wanted.replicas is not None and wanted.replicas > 1:
         yield f"{channel} has 1 copy, and {wanted.replicas} replicas are declared"
@@ -39,8 +39,8 @@ def differences(here: Topic, wanted: Topic, who: str, words: Collection[str] = (
     if here.keep != wanted.keep:
         yield f"{channel} keeps its records {_kept(here)}, and {_kept(wanted)} is declared"
     for word in wanted.config:
-        if word not in words:
-            yield f"{channel} has no {word}, which is declared: {who} knows {' and '.join(words) or 'no settings'}"
+        if word not in settings:
+            yield f"{channel} has no {word}, which is declared: {who} knows {' and '.join(settings) or 'no settings'}"
 
 
 def spelled(span: timedelta) -> str:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, TypeVar
 import orjson
 
 from penstock.core.clock import Micros
-from penstock.core.contracts import Dealing, Entry, Group, Place, Positions, Reader
+from penstock.core.contracts import ChannelPartition, Entry, Group, Offsets, Reader, RebalanceListener
 from penstock.core.errors import Unavailable
 
 Answer = TypeVar("Answer")
@@ -32,7 +32,7 @@ class Share:
 
     channels: dict[str, int]
     until: Micros
-    held: set[Place] = field(default_factory=set)
+    held: set[ChannelPartition] = field(default_factory=set)
     lease: timedelta = LEASE
 
 
@@ -41,7 +41,7 @@ class Standing:
     """What a group knows."""
 
     members: dict[str, Share] = field(default_factory=dict)
-    committed: dict[Place, int] = field(default_factory=dict)
+    committed: dict[ChannelPartition, int] = field(default_factory=dict)
 
     def dumps(self) -> bytes:
         return orjson.dumps(
@@ -97,9 +97,9 @@ class Standing:
         share.held |= target - taken
         return Deal(new, frozenset(share.held & target), frozenset(share.held - target))
 
-    def release(self, name: str, places: Collection[Place]) -> None:
+    def release(self, name: str, partitions: Collection[ChannelPartition]) -> None:
         if share := self.members.get(name):
-            share.held -= set(places)
+            share.held -= set(partitions)
 
     def forget(self, channel: str) -> None:
         """A channel is gone. Another one of its name begins anew, also for those who still hold partitions of it."""
@@ -108,10 +108,10 @@ class Standing:
             name: share for name, share in self.members.items() if all(place[0] != channel for place in share.held)
         }
 
-    def commit(self, name: str, positions: Mapping[Place, int], now: Micros) -> frozenset[Place]:
+    def commit(self, name: str, positions: Mapping[ChannelPartition, int], now: Micros) -> frozenset[ChannelPartition]:
         """Write down how far a member is; the partitions that are not its own, in which case nothing is written."""
         share = self.members.get(name)
-        ours = share.held if share and share.until > now else set[Place]()
+        ours = share.held if share and share.until > now else set[ChannelPartition]()
         if strange := frozenset(positions) - ours:
             return strange
         self.committed |= positions
@@ -122,13 +122,13 @@ class Standing:
 class Deal:
     new: bool
     """The member was not known: whatever it held before is lost."""
-    held: frozenset[Place]
+    held: frozenset[ChannelPartition]
     """What is its own and should be."""
-    beyond: frozenset[Place]
+    beyond: frozenset[ChannelPartition]
     """What is its own still, and should be somebody else's."""
 
 
-def shares(members: Mapping[str, Share]) -> dict[str, set[Place]]:
+def shares(members: Mapping[str, Share]) -> dict[str, set[ChannelPartition]]:
     """What each member should hold: nobody has two more than another who asks for one of them; and little moves.
 
     All members find the same, whoever looks.
@@ -139,7 +139,7 @@ def shares(members: Mapping[str, Share]) -> dict[str, set[Place]]:
         for channel, count in share.channels.items():
             counts[channel] = max(count, counts.get(channel, 0))
     free = {(channel, partition) for channel, count in counts.items() for partition in range(count)}
-    found: dict[str, set[Place]] = {name: set() for name in names}
+    found: dict[str, set[ChannelPartition]] = {name: set() for name in names}
 
     def load(name: str, channel: str) -> tuple[int, int]:
         """How much a member has, and how much of one channel: what is even in all should be so in each."""
@@ -159,7 +159,9 @@ def shares(members: Mapping[str, Share]) -> dict[str, set[Place]]:
     return found
 
 
-def _move(members: Mapping[str, Share], found: Mapping[str, set[Place]]) -> tuple[Place, str, str] | None:
+def _move(
+    members: Mapping[str, Share], found: Mapping[str, set[ChannelPartition]]
+) -> tuple[ChannelPartition, str, str] | None:
     """A partition that somebody has who has two more than another who asks for it."""
     by_load = sorted(found, key=lambda name: len(found[name]))
     for giver in reversed(by_load):
@@ -171,15 +173,15 @@ def _move(members: Mapping[str, Share], found: Mapping[str, set[Place]]) -> tupl
     return None
 
 
-def _most(places: Sequence[Place], beside: Collection[Place]) -> Place:
+def _most(partitions: Sequence[ChannelPartition], beside: Collection[ChannelPartition]) -> ChannelPartition:
     """The last partition of the channel that the giver has most of, and the taker least."""
     excess: dict[str, int] = {}
-    for channel, _ in places:
+    for channel, _ in partitions:
         excess[channel] = excess.get(channel, 0) + 1
     for channel, _ in beside:
         if channel in excess:
             excess[channel] -= 1
-    return max(places, key=lambda place: (excess[place[0]], place))
+    return max(partitions, key=lambda place: (excess[place[0]], place))
 
 
 class Table(Protocol):
@@ -193,14 +195,14 @@ class Readable(Protocol):
     """The part of a binder that members need."""
 
     def reader(
-        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
     ) -> AbstractContextManager[Reader]: ...
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]: ...
 
 
 class Leaving(Protocol):
-    def leave(self, tell: Callable[[Sequence[Place]], object]) -> None:
+    def leave(self, tell: Callable[[Sequence[ChannelPartition]], object]) -> None:
         """Leave the group; what is still held is told to `tell`."""
 
 
@@ -208,14 +210,14 @@ OneOf = TypeVar("OneOf", bound=Leaving)
 
 
 @contextmanager
-def joined(member: OneOf, dealing: Dealing) -> Iterator[OneOf]:
+def joined(member: OneOf, listener: RebalanceListener) -> Iterator[OneOf]:
     """A member, for as long as the body runs. When that fails, nobody is asked to commit what it was at."""
     try:
         yield member
     except BaseException:
-        member.leave(dealing.lost)
+        member.leave(listener.lost)
         raise
-    member.leave(dealing.taken)
+    member.leave(listener.revoked)
 
 
 class LeasedConsumer:
@@ -225,20 +227,20 @@ class LeasedConsumer:
         table: Table,
         group: str,
         channels: Sequence[str],
-        dealing: Dealing,
+        listener: RebalanceListener,
         beginning: bool,
         elapsed: Callable[[], float],
         lease: timedelta = LEASE,
     ) -> None:
-        self._binder, self._table, self._group, self._dealing = binder, table, group, dealing
+        self._binder, self._table, self._group, self._listener = binder, table, group, listener
         self._channels, self._beginning, self._elapsed = list(channels), beginning, elapsed
         self._name = uuid.uuid4().hex
         self._lease, self._every = lease, lease.total_seconds() / 10
-        self._next: dict[Place, int] = {}
+        self._next: dict[ChannelPartition, int] = {}
         self._beaten: float | None = None
         self._opened = ExitStack()
         self._reader: Reader | None = None
-        self._read_by_it: set[Place] = set()
+        self._read_by_it: set[ChannelPartition] = set()
         self._partitions()  # A channel that is not there is told at once.
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
@@ -252,7 +254,7 @@ class LeasedConsumer:
             if found or self._elapsed() >= until:
                 return found
 
-    def held(self) -> Mapping[Place, int]:
+    def held(self) -> Mapping[ChannelPartition, int]:
         return dict(self._next)
 
     def commit(self) -> None:
@@ -264,7 +266,7 @@ class LeasedConsumer:
             gone = ", ".join(f"{channel}/{partition}" for channel, partition in sorted(strange))
             raise Unavailable(f"group {self._group}", f"{gone} is held by others by now: nothing was committed")
 
-    def leave(self, tell: Callable[[Sequence[Place]], object]) -> None:
+    def leave(self, tell: Callable[[Sequence[ChannelPartition]], object]) -> None:
         try:
             if self._next:
                 tell(sorted(self._next))
@@ -290,9 +292,9 @@ class LeasedConsumer:
         if deal.new and self._next:
             before = sorted(self._next)
             self._next.clear()
-            self._dealing.lost(before)
+            self._listener.lost(before)
         if leaving := sorted(deal.beyond & set(self._next)):
-            self._dealing.taken(leaving)
+            self._listener.revoked(leaving)
             for place in leaving:
                 self._next.pop(place, None)
         if deal.beyond:
@@ -300,7 +302,7 @@ class LeasedConsumer:
         # Not what was given now, but what we do not read yet: an earlier beat may have failed half-way.
         if given := deal.held - set(self._next):
             start = self._starts(given)
-            better = self._dealing.given(sorted(start))
+            better = self._listener.assigned(sorted(start))
             self._next |= {place: better.get(place, offset) for place, offset in start.items()}
         if given or set(self._next) != self._read_by_it:
             self._reopen()
@@ -309,12 +311,12 @@ class LeasedConsumer:
     def _partitions(self) -> dict[str, int]:
         return {channel: len(self._binder.bounds(channel)) for channel in self._channels}
 
-    def _starts(self, places: Collection[Place]) -> dict[Place, int]:
+    def _starts(self, partitions: Collection[ChannelPartition]) -> dict[ChannelPartition, int]:
         """Where the group has committed; where it has not, the beginning or the end, as it is now."""
         committed = self._table.change(self._group, lambda group, _: dict(group.committed))
-        bounds = {channel: self._binder.bounds(channel) for channel in {channel for channel, _ in places}}
+        bounds = {channel: self._binder.bounds(channel) for channel in {channel for channel, _ in partitions}}
         start = {}
-        for channel, partition in places:
+        for channel, partition in partitions:
             if partition in bounds[channel]:  # Another member may remember more than there are by now.
                 low, end = bounds[channel][partition]
                 start[channel, partition] = committed.get((channel, partition), low if self._beginning else end)
@@ -342,7 +344,7 @@ def described(name: str, standing: Standing, now: Micros) -> Group:
     return Group(name, "stable" if members else "empty", members, dict(standing.committed))
 
 
-def moved(standing: Standing, now: Micros, group: str, positions: Mapping[str, Positions]) -> None:
+def moved(standing: Standing, now: Micros, group: str, positions: Mapping[str, Offsets]) -> None:
     """Write positions down for a group that has no members."""
     standing.expire(now)
     if standing.members:

@@ -15,13 +15,22 @@ from zlib import crc32
 from penstock.channels.checks import another, beyond, differences, overtaken
 from penstock.channels.leases import LEASE, LeasedConsumer, Standing, described, joined, moved
 from penstock.core.clock import Clock, Micros, SystemClock
-from penstock.core.contracts import Brought, Dealing, Entry, Group, Place, Positions, Promise, Topic
+from penstock.core.contracts import (
+    ChannelPartition,
+    EnsureResult,
+    Entry,
+    Group,
+    Offsets,
+    Promise,
+    RebalanceListener,
+    Topic,
+)
 from penstock.core.errors import Unavailable
 from penstock.core.record import Headers, Record
 
 Answer = TypeVar("Answer")
 
-_PROMISE = Promise(durable=False, replay=True, words="a record lives as long as this process")
+_PROMISE = Promise(durable=False, replay=True, description="a record lives as long as this process")
 
 _COMPACTED_AFTER = timedelta(hours=1)
 """What is younger than this stays, whatever came after it."""
@@ -74,7 +83,7 @@ class MemoryChannels:
         with self._changed:
             return [entry for log in self.known(channel).logs for entry in log.entries]
 
-    def ensure(self, topics: Sequence[Topic]) -> Brought:
+    def ensure(self, topics: Sequence[Topic]) -> EnsureResult:
         made, extended = list[str](), list[str]()
         different: list[str] = []
         with self._changed:
@@ -87,7 +96,7 @@ class MemoryChannels:
                     extended.append(topic.name)
                 different += differences(known.topic, topic, "memory://")
             self._changed.notify_all()
-        return Brought(tuple(made), tuple(extended), tuple(different))
+        return EnsureResult(tuple(made), tuple(extended), tuple(different))
 
     def names(self) -> list[str]:
         with self._changed:
@@ -118,7 +127,7 @@ class MemoryChannels:
 
     @contextmanager
     def reader(
-        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
     ) -> Iterator["_Reader"]:
         with self._changed:
             reader = _Reader(self, self._changed, start, only)
@@ -128,19 +137,19 @@ class MemoryChannels:
         with self._changed:
             return {partition: (log.first, log.end) for partition, log in enumerate(self.known(channel).logs)}
 
-    def since(self, channel: str, moment: Micros) -> Positions:
+    def since(self, channel: str, timestamp: Micros) -> Offsets:
         with self._changed:
             return {
-                partition: next((entry.offset for entry in log.entries if entry.appended >= moment), log.end)
+                partition: next((entry.offset for entry in log.entries if entry.appended >= timestamp), log.end)
                 for partition, log in enumerate(self.known(channel).logs)
             }
 
     @contextmanager
     def join(
-        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> Iterator[LeasedConsumer]:
-        member = LeasedConsumer(self, self, group, channels, dealing, beginning, self._clock.elapsed, self._lease)
-        with joined(member, dealing):
+        member = LeasedConsumer(self, self, group, channels, listener, beginning, self._clock.elapsed, self._lease)
+        with joined(member, listener):
             yield member
 
     def groups(self) -> list[str]:
@@ -151,7 +160,7 @@ class MemoryChannels:
     def group(self, name: str) -> Group:
         return self.change(name, lambda standing, now: described(name, standing, now))
 
-    def move(self, group: str, positions: Mapping[str, Positions]) -> None:
+    def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
         self.change(group, lambda standing, now: moved(standing, now, group, positions))
 
     def change(self, group: str, change: Callable[[Standing, Micros], Answer]) -> Answer:
@@ -231,8 +240,8 @@ class _Reader:
         self,
         channels: MemoryChannels,
         changed: threading.Condition,
-        start: Mapping[str, Positions],
-        only: Collection[Place] | None,
+        start: Mapping[str, Offsets],
+        only: Collection[ChannelPartition] | None,
     ) -> None:
         self._channels, self._changed, self._only = channels, changed, only
         self._next = {
@@ -251,7 +260,7 @@ class _Reader:
                 self._changed.wait(left)
         return found
 
-    def positions(self, channel: str) -> Positions:
+    def positions(self, channel: str) -> Offsets:
         return dict(self._next[channel])
 
     def age(self) -> float:

@@ -21,7 +21,7 @@ from penstock.audit.report import parts, show, utc
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.core.clock import Micros, SystemClock
 from penstock.core.errors import Misconfigured, PenstockError, Unavailable
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.run.run_file import Running
 from penstock.run.services import here
 from penstock.run.spools import waiting
@@ -64,14 +64,14 @@ def audit(
         from penstock.cli.recompute import recompute  # Spark is imported for those who want it.
 
         raise typer.Exit(
-            recompute(folder, profile, pipeline or Running.file_in(Wiring.read(folder, profile)), query, as_json)
+            recompute(folder, profile, pipeline or Running.file_in(Config.read(folder, profile)), query, as_json)
         )
-    wiring = Wiring.read(folder, profile)
-    patience = int((wiring.audit.grace.total_seconds() if grace is None else grace) * 1e6)
+    config = Config.read(folder, profile)
+    patience = int((config.audit.grace.total_seconds() if grace is None else grace) * 1e6)
     if watch:
-        _watch(wiring, patience, senders, as_json)
+        _watch(config, patience, senders, as_json)
         return
-    found = _balance(wiring, patience, wait)
+    found = _balance(config, patience, wait)
     if deep:
         found = deepened(found, folder, profile, pipeline)
     if as_json:
@@ -82,22 +82,22 @@ def audit(
     raise typer.Exit(EXIT_CODES[found.verdict] or int(doubtful))
 
 
-def _balance(wiring: Wiring, grace: int, wait: float) -> Balance:
+def _balance(config: Config, grace: int, wait: float) -> Balance:
     """The balance, with all that stands against knowing it: a ledger that cannot be read, too."""
     try:
-        return _counted(wiring, grace, wait)
+        return _counted(config, grace, wait)
     except Unreadable as error:
-        doubt = Doubt("ledger", error.place, f"{error.place}: {error.problem}; {error.way_out}")
+        doubt = Doubt("ledger", error.place, f"{error.place}: {error.problem}; {error.fix}")
         return Balance(SystemClock().now(), None, (), doubts=(doubt,))
 
 
-def _counted(wiring: Wiring, grace: int, wait: float) -> Balance:
+def _counted(config: Config, grace: int, wait: float) -> Balance:
     """The balance, once the ledger has read what the channels hold."""
     clock = SystemClock()
-    with closing(Ledger(wiring.ledger, read_only=True)) as ledger:
+    with closing(Ledger(config.ledger, read_only=True)) as ledger:
         asked, doubts = clock.now(), list[Doubt]()
         try:
-            bounds = _bounds(wiring, ledger)
+            bounds = _bounds(config, ledger)
         except Unavailable as error:
             typer.echo(f"penstock: {error}; this is what was read before", err=True)
             bounds, doubts = {}, [Doubt("channel", error.who, f"the channels cannot be read: {error}")]
@@ -106,45 +106,45 @@ def _counted(wiring: Wiring, grace: int, wait: float) -> Balance:
         content = ledger.content()
     if wait and any(unread.values()):
         doubts.append(Doubt("audit", "audit", f"the auditor has not read {sum(unread.values()):,} entries"))
-    doubts += _unwatched(content.report, clock.now(), wiring)
+    doubts += _unwatched(content.report, clock.now(), config)
     if bounds is None:
-        doubts += _spooled(wiring)
+        doubts += _spooled(config)
     report = replace(content.report or Report(0), doubts=(*doubts, *(content.report.doubts if content.report else ())))
     found = balance(content, clock.now(), grace, unread, report)
     if bounds and not any(unread.values()):
         found = replace(found, as_of=asked)
     if any(hop.missing and hop.stage.startswith("store:delta/") for hop in found.hops):
-        found = _with_names(found, content, wiring)
+        found = _with_names(found, content, config)
     return found
 
 
-def _unwatched(report: Report | None, now: Micros, wiring: Wiring) -> Iterator[Doubt]:
+def _unwatched(report: Report | None, now: Micros, config: Config) -> Iterator[Doubt]:
     """Whether an auditor watches, or has stopped in order."""
     if report is None:
         yield Doubt("audit", "audit", "the auditor has reported nothing yet")
-    elif report.silent(now, wiring.audit.away_after) or (not report.closed and Running.crashed(wiring.state)):
+    elif report.silent(now, config.audit.away_after) or (not report.closed and Running.crashed(config.state)):
         yield Doubt(
             "audit", "audit", f"the auditor has reported nothing since {utc(report.at)} and did not stop in order"
         )
 
 
-def _spooled(wiring: Wiring) -> Iterator[Doubt]:
+def _spooled(config: Config) -> Iterator[Doubt]:
     """What waits on disk for its channel while nothing runs here that would bring it there."""
     try:
-        for spool in waiting(wiring):
+        for spool in waiting(config):
             yield Doubt("spool", f"source:{spool.name}", f"records of {spool.name} wait on disk for their channel")
     except PenstockError as error:
         yield Doubt("spool", "spool", f"what waits on disk cannot be read: {error}")
 
 
-def _with_names(found: Balance, content: Content, wiring: Wiring) -> Balance:
+def _with_names(found: Balance, content: Content, config: Config) -> Balance:
     """The balance with the numbers that lakes lack, as far as the pipeline and its lakes can be looked at."""
     # What a lake holds is looked up when something is missing, and not before.
     from penstock.operate.deep_audit import named
     from penstock.pipeline.load import load
 
     try:
-        return named(found, content, load(Path(Running.find(wiring).file)), wiring)
+        return named(found, content, load(Path(Running.find(config).file)), config)
     except PenstockError as error:
         typer.echo(f"penstock: what is missing in a lake is not named: {error}", err=True)
         return found
@@ -156,10 +156,10 @@ def deepened(found: Balance, folder: Path, profile: str | None, pipeline: Path |
     from penstock.operate.deep_audit import Deep, merged
     from penstock.pipeline.load import load
 
-    wiring = Wiring.read(folder, profile)
+    config = Config.read(folder, profile)
     try:
-        description = load(pipeline or Running.file_in(wiring))
-        deep = Deep(description, here(wiring), partial(typer.echo, err=True))
+        description = load(pipeline or Running.file_in(config))
+        deep = Deep(description, here(config), partial(typer.echo, err=True))
         deep.run()
     except PenstockError as error:
         doubt = Doubt("store", "--deep", f"stores and results were not compared with their channels: {error}")
@@ -168,14 +168,14 @@ def deepened(found: Balance, folder: Path, profile: str | None, pipeline: Path |
     return replace(found, discrepancies=merged(found.discrepancies, deep), doubts=unique((*doubts, *deep.doubts)))
 
 
-def _watch(wiring: Wiring, grace: int, senders: bool, as_json: bool) -> None:
+def _watch(config: Config, grace: int, senders: bool, as_json: bool) -> None:
     """Every second, until Ctrl-C: on a terminal in place, otherwise one below the other."""
     console = Console(highlight=False)
     # On a terminal one sheet replaces the other; in a pipe or a file they follow each other.
     with Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext() as live:
         while True:
             try:
-                found = _balance(wiring, grace, 0)
+                found = _balance(config, grace, 0)
             except Unavailable as error:
                 typer.echo(f"penstock: {error}", err=True)
             else:
@@ -188,10 +188,10 @@ def _watch(wiring: Wiring, grace: int, senders: bool, as_json: bool) -> None:
             time.sleep(1)
 
 
-def _bounds(wiring: Wiring, ledger: Ledger) -> Bounds | None:
+def _bounds(config: Config, ledger: Ledger) -> Bounds | None:
     """What the source channels hold now; None when no run is up that could be asked."""
     try:
-        channels = here(wiring).bind()
+        channels = here(config).bind()
     except Misconfigured:
         return None
     return {channel: channels.bounds(channel) for channel, kind in ledger.channels().items() if kind is Kind.SOURCE}

@@ -8,7 +8,7 @@ from penstock.channels.binders import bind
 from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.text import did_you_mean, printable
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.run.services import here
 
 OURS = "penstock."
@@ -17,10 +17,10 @@ OURS = "penstock."
 
 def found(folder: Path, profile: str | None, servers: str | None) -> Channels:
     """The channels at `servers` (an address, or host:port of a Kafka), or those of the folder."""
-    wiring = Wiring.read(folder, profile)
+    config = Config.read(folder, profile)
     if servers is None:
-        return here(wiring).bind()
-    return bind(servers if "://" in servers else f"kafka://{servers}", wiring.kafka)
+        return here(config).bind()
+    return bind(servers if "://" in servers else f"kafka://{servers}", config.kafka)
 
 
 def there(channels: Channels, names: Sequence[str], *, create: bool = False, hint: str = "") -> None:

@@ -16,7 +16,7 @@ from penstock.cli.channels import found, there
 from penstock.cli.options import Folder, Profile, Servers, parse_duration, parse_time
 from penstock.cli.standard import Output
 from penstock.core.clock import Clock, Micros, SystemClock
-from penstock.core.contracts import Channels, Entry, Member, Place, Positions
+from penstock.core.contracts import ChannelPartition, Channels, Entry, Member, Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.core.text import counted, printable
@@ -189,17 +189,17 @@ class Begin:
         if self.partitions:
             given.append("--partition")
         if in_group and (refused := [name for name in given if name != "--from-beginning"]):
-            way_out = "move the group while nobody is in it: penstock groups --reset --group G --to …"
-            raise Misconfigured(refused[0], "the group says where its members begin", way_out)
+            fix = "move the group while nobody is in it: penstock groups --reset --group G --to …"
+            raise Misconfigured(refused[0], "the group says where its members begin", fix)
 
     def positions(
         self, channels: Channels, names: Sequence[str]
-    ) -> tuple[dict[str, Positions], Collection[Place] | None]:
+    ) -> tuple[dict[str, Offsets], Collection[ChannelPartition] | None]:
         """Per channel, where to begin; and the partitions that are read, if not all are."""
         start = {name: self._start(channels, name) for name in names}
         return start, {(name, one) for name in names for one in self.partitions} or None
 
-    def _start(self, channels: Channels, name: str) -> Positions:
+    def _start(self, channels: Channels, name: str) -> Offsets:
         bounds = channels.bounds(name)
         if missing := [str(one) for one in self.partitions if one not in bounds]:
             problem = f"{name} has no partition {', '.join(missing)}"
@@ -213,7 +213,7 @@ class Begin:
             raise Misconfigured(f"channel {name}", problem, "use kafka://, redis:// or file://")
         return {partition: low if self.beginning else end for partition, (low, end) in bounds.items()}
 
-    def _from(self, name: str, bounds: Mapping[int, tuple[int, int]], offset: int) -> Positions:
+    def _from(self, name: str, bounds: Mapping[int, tuple[int, int]], offset: int) -> Offsets:
         chosen = self.partitions or list(bounds)
         if len(chosen) > 1:
             problem = f"{name} has {len(bounds)} partitions, each with offsets of its own"
@@ -234,7 +234,7 @@ class Membership:
     def __init__(self, say: Callable[[str], None], clock: Clock) -> None:
         self._say, self._clock = say, clock
         self._member: Member | None = None
-        self._new: set[Place] = set()
+        self._new: set[ChannelPartition] = set()
         self._done = True
         self._open = False
         self._committed = clock.elapsed()
@@ -265,16 +265,16 @@ class Membership:
 
     # --- what the group says, from within `read`
 
-    def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
-        self._new |= set(places)
+    def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
+        self._new |= set(partitions)
         return {}
 
-    def taken(self, places: Sequence[Place]) -> None:
+    def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
         self._commit()
-        self._gone("gave back", places)
+        self._gone("gave back", partitions)
 
-    def lost(self, places: Sequence[Place]) -> None:
-        self._gone("lost", places)
+    def lost(self, partitions: Sequence[ChannelPartition]) -> None:
+        self._gone("lost", partitions)
 
     # ---
 
@@ -301,13 +301,13 @@ class Membership:
                 start[place] = entry.offset
         self._new.clear()
         if start:
-            places = sorted(start)
-            self._say(f"given {_listed(places)} from {', '.join(str(start[place]) for place in places)}")
+            partitions = sorted(start)
+            self._say(f"given {_listed(partitions)} from {', '.join(str(start[place]) for place in partitions)}")
 
-    def _gone(self, what: str, places: Sequence[Place]) -> None:
+    def _gone(self, what: str, partitions: Sequence[ChannelPartition]) -> None:
         # What came and went within one call was never ours to tell.
-        told = [place for place in places if place not in self._new]
-        self._new -= set(places)
+        told = [place for place in partitions if place not in self._new]
+        self._new -= set(partitions)
         if told:
             self._say(f"{what} {_listed(told)}")
 
@@ -315,5 +315,5 @@ class Membership:
 def _nothing(_: str) -> None: ...
 
 
-def _listed(places: Sequence[Place]) -> str:
-    return ", ".join(f"{printable(channel)}/{partition}" for channel, partition in places)
+def _listed(partitions: Sequence[ChannelPartition]) -> str:
+    return ", ".join(f"{printable(channel)}/{partition}" for channel, partition in partitions)

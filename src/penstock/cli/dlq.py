@@ -128,8 +128,8 @@ def redrive(
     selected = bool(places or reason or sender is not None or since)
     if selected == all_:
         problem = "this is everything and a selection, too" if all_ else "it is not said which letters"
-        way_out = "give PARTITION:OFFSET, --reason, --sender or --since; or --all for every letter"
-        raise Misconfigured("dlq redrive", problem, way_out)
+        fix = "give PARTITION:OFFSET, --reason, --sender or --since; or --all for every letter"
+        raise Misconfigured("dlq redrive", problem, fix)
     channels = found(folder, profile, servers)
     names = channels.names()
     dead = _dead(channel, names)
@@ -161,8 +161,8 @@ def _known(name: str, names: Collection[str]) -> str:
     if name in names:
         return name
     others = f"there are {', '.join(sorted(names))}" if names else "there is none of its kind"
-    way_out = did_you_mean(name, names, others)
-    raise Misconfigured(f"channel {printable(name)}", "there is no such channel", way_out)
+    fix = did_you_mean(name, names, others)
+    raise Misconfigured(f"channel {printable(name)}", "there is no such channel", fix)
 
 
 def _place(channel: str, text: str) -> str:
@@ -315,7 +315,7 @@ def redrive_lines(into: str, dry: bool, outcomes: Sequence[Outcome]) -> Iterator
         yield f"and {len(named) - NAMED:,} more; --json names them all"
     counts = Counter(one.verdict for one in outcomes)
     skipped = len(outcomes) - counts[Verdict.SENT]
-    why = ", ".join(f"{counts[verdict]:,} {words}" for verdict, words in _SKIPPED.items() if counts[verdict])
+    why = ", ".join(f"{counts[verdict]:,} {label}" for verdict, label in _SKIPPED.items() if counts[verdict])
     done = "would be sent" if dry else "sent"
     yield f"{into}: {counts[Verdict.SENT]:,} {done}, {skipped:,} skipped{f': {why}' if why else ''}"
 

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.core.errors import PenstockError
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.jars import kept_jars
 from penstock.supervise.java import find_java
@@ -40,7 +40,7 @@ def doctor(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
         _ask("Java", _java),
         _ask("jars", _jars),
         _ask("Redis", lambda: str(find_redis())),
-        _ask("settings", lambda: f"{Wiring.read(folder, profile).folder.absolute()} is in order"),
+        _ask("settings", lambda: f"{Config.read(folder, profile).folder.absolute()} is in order"),
         _ask("state folder", lambda: _state(folder)),
         _measure(
             "memory", psutil.virtual_memory().available, 3 << 30, "a pipeline with its services takes up to 3 GiB"
@@ -77,7 +77,7 @@ def _jars() -> str:
 
 
 def _state(folder: Path) -> str:
-    state = StateFolder(Wiring.read(folder).state)
+    state = StateFolder(Config.read(folder).state)
     pid = state.holder()
     return f"{state.path} is held by the process {pid}" if pid else f"{state.path} is free"
 

@@ -56,7 +56,9 @@ def feed(
 
 
 # Written once, in the table; a `\b` keeps the lines of a paragraph apart.
-feed.__doc__ = f"{feed.__doc__}\n    \b\n" + "\n".join(f"    {name:<13}{kind.words}" for name, kind in KINDS.items())
+feed.__doc__ = f"{feed.__doc__}\n    \b\n" + "\n".join(
+    f"    {name:<13}{kind.description}" for name, kind in KINDS.items()
+)
 
 
 async def _serve(described: Feed, host: str, port: int, name: str) -> None:

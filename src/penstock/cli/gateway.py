@@ -13,7 +13,7 @@ from penstock.core.contracts import Channels
 from penstock.gateway.app import serve
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.settings import GatewaySettings
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.supervise.signals import async_stop_event
 
 
@@ -29,7 +29,7 @@ def gateway(
     GET / tells the addresses. Whoever reaches the port may read and write: it listens on this machine alone, unless
     --host says otherwise.
     """
-    settings = Wiring.read(folder, profile).gateway
+    settings = Config.read(folder, profile).gateway
     asyncio.run(_serve(found(folder, profile, servers), settings, host, port))
 
 

@@ -14,7 +14,7 @@ from penstock.cli.channels import OURS, found, there
 from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_time
 from penstock.cli.standard import console
 from penstock.core.clock import Micros
-from penstock.core.contracts import Channels, Place, Positions
+from penstock.core.contracts import ChannelPartition, Channels, Offsets
 from penstock.core.errors import Misconfigured
 from penstock.core.text import counted, did_you_mean, printable
 
@@ -47,13 +47,13 @@ def groups(
     Exits with 0 whatever the lag is, 2 when the question was wrong.
     """
     if [list_, describe, reset].count(True) != 1:
-        way_out = "give one of --list, --describe and --reset"
-        raise Misconfigured("groups", "it is not said what to do, or more than one thing is", way_out)
+        fix = "give one of --list, --describe and --reset"
+        raise Misconfigured("groups", "it is not said what to do, or more than one thing is", fix)
     if not reset and (to is not None or since is not None or dry_run):
         raise Misconfigured("--to, --since, --dry-run", "they are for --reset", "add --reset, or leave them out")
     if list_ and (group is not None or topic):
-        way_out = "add --describe in the place of --list, or leave them out"
-        raise Misconfigured("--group, --topic", "they say nothing to --list", way_out)
+        fix = "add --describe in the place of --list, or leave them out"
+        raise Misconfigured("--group, --topic", "they say nothing to --list", fix)
     channels = found(folder, profile, servers)
     if list_:
         names = channels.groups()
@@ -73,12 +73,12 @@ def groups(
 def _known(channels: Channels, group: str) -> str:
     names = channels.groups()
     if group not in names:
-        way_out = (
+        fix = (
             did_you_mean(group, names, f"there are {', '.join(names)}")
             if names
             else f"there is no group at {channels.where}"
         )
-        raise Misconfigured(f"group {printable(group)}", "there is none of that name", way_out)
+        raise Misconfigured(f"group {printable(group)}", "there is none of that name", fix)
     return group
 
 
@@ -161,7 +161,7 @@ def _reset(channels: Channels, name: str | None, only: Sequence[str], target: Ta
     _tell_moves(name, moves, committed, dry, as_json)
 
 
-def _committed(channels: Channels, name: str, only: Sequence[str]) -> Mapping[Place, int]:
+def _committed(channels: Channels, name: str, only: Sequence[str]) -> Mapping[ChannelPartition, int]:
     """What a group has committed so far; Misconfigured while it has members. One that is not there can be begun."""
     if name not in channels.groups():
         if not only:
@@ -175,7 +175,7 @@ def _committed(channels: Channels, name: str, only: Sequence[str]) -> Mapping[Pl
     return group.committed
 
 
-def _positions(channels: Channels, channel: str, target: Target) -> Positions:
+def _positions(channels: Channels, channel: str, target: Target) -> Offsets:
     if isinstance(target, Moment):
         return channels.since(channel, target.at)
     bounds = channels.bounds(channel)
@@ -190,7 +190,7 @@ def _positions(channels: Channels, channel: str, target: Target) -> Positions:
 
 
 def _tell_moves(
-    name: str, moves: Mapping[str, Positions], before: Mapping[Place, int], dry: bool, as_json: bool
+    name: str, moves: Mapping[str, Offsets], before: Mapping[ChannelPartition, int], dry: bool, as_json: bool
 ) -> None:
     rows = [
         {"channel": channel, "partition": partition, "from": before.get((channel, partition)), "to": offset}

@@ -34,13 +34,13 @@ def parse_time(option: str, text: str, clock: Clock | None = None) -> Micros:
     try:
         return round(datetime.fromisoformat(text).timestamp() * 1_000_000)
     except (ValueError, OverflowError, OSError):
-        way_out = 'write how long ago, such as "10m" or "2 days", or a time such as 2026-11-15T10:00'
-        raise Misconfigured(option, f'"{text}" is not a valid time', way_out) from None
+        fix = 'write how long ago, such as "10m" or "2 days", or a time such as 2026-11-15T10:00'
+        raise Misconfigured(option, f'"{text}" is not a valid time', fix) from None
 
 
-def parse_duration(option: str, text: str, way_out: str = "") -> timedelta:
+def parse_duration(option: str, text: str, fix: str = "") -> timedelta:
     """A duration such as `5s` or `10 minutes`."""
     try:
         return duration(text)
     except ValueError as error:
-        raise Misconfigured(option, str(error), way_out) from error
+        raise Misconfigured(option, str(error), fix) from error

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from penstock.cli.options import AsJson, File, Profile
 from penstock.cli.standard import console
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.load import load
 from penstock.plan.checks import check, unconnected
 
@@ -26,9 +26,9 @@ def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
     """
     say = _Progress()
     description = load(file)
-    wiring = Wiring.read(file.parent, profile)
+    config = Config.read(file.parent, profile)
     with description.locating():
-        check(description, wiring)
+        check(description, config)
     say(f"{file.name}: names, addresses and settings fit")
     for finding in unconnected(description):
         say(f"{finding.level}: {finding}")
@@ -38,8 +38,8 @@ def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
     from penstock.run.analyse import engine
 
     # What a run would start is not there yet, and nobody reads from it here.
-    with description.locating(), engine(description, wiring.at("local", "redis://local"), log=None) as spark:
-        made = make(description, wiring, spark, say)
+    with description.locating(), engine(description, config.at("local", "redis://local"), log=None) as spark:
+        made = make(description, config, spark, say)
     if as_json:
         typer.echo(json.dumps(made.to_json(), indent=2, ensure_ascii=False))
     else:

@@ -67,8 +67,8 @@ def produce(
         _nothing_before(context)
         return
     if topic is None:
-        way_out = "give --topic NAME; or a generator: updates, random-walk"
-        raise Misconfigured("produce", "it is not said into which channel", way_out)
+        fix = "give --topic NAME; or a generator: updates, random-walk"
+        raise Misconfigured("produce", "it is not said into which channel", fix)
     if as_json and key_separator is not None:
         raise Misconfigured("--json", "the key has its place in the JSON", "leave --key-separator out")
     read = json_record if as_json else partial(text_record, separator=parse_separator(key_separator))
@@ -141,8 +141,8 @@ def _nothing_before(context: typer.Context) -> None:
         if source is not None and source.name == "COMMANDLINE":
             which = context.invoked_subcommand
             option = f"--{name.strip('_').replace('_', '-')}"
-            way_out = f"write penstock produce {which} {option} …, if {which} has it"
-            raise Misconfigured(option, f"it stands before {which}", way_out)
+            fix = f"write penstock produce {which} {option} …, if {which} has it"
+            raise Misconfigured(option, f"it stands before {which}", fix)
 
 
 def _numbering(sender: str, clock: Clock) -> Numbering:
@@ -205,8 +205,8 @@ def json_record(line: bytes) -> Record:
         raise Refused("a line", "it is JSON, but not an object")
     for name in document:
         if name not in _FIELDS:
-            way_out = did_you_mean(name, _FIELDS, f"there are {', '.join(_FIELDS)}")
-            raise Refused("a line", f'"{printable(name)}" is not a field; {way_out}')
+            fix = did_you_mean(name, _FIELDS, f"there are {', '.join(_FIELDS)}")
+            raise Refused("a line", f'"{printable(name)}" is not a field; {fix}')
     if "value" not in document:
         raise Refused("a line", 'there is no "value"; write null for none')
     return Record(_bytes("value", document["value"]), None, _bytes("key", document.get("key")), _headers(document))

@@ -16,11 +16,11 @@ from penstock.cli.channels import found, there
 from penstock.cli.options import AsJson, Profile, parse_duration, parse_time
 from penstock.cli.standard import Output
 from penstock.core.clock import Clock, Micros, SystemClock
-from penstock.core.contracts import Channels, Positions
+from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import Misconfigured
 from penstock.core.text import counted, printable
 from penstock.operate.adhoc_query import Asked, followed, spark
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
 from penstock.pipeline.pipeline import OPTIONS
@@ -118,9 +118,9 @@ def _asked(
     watermark: str | None,
 ) -> Asked:
     home = folder or (Path() if file is None else file.parent)
-    wiring = Wiring.read(home, profile)
+    config = Config.read(home, profile)
     channels = found(home, profile, servers)
-    plain = Asked(sql, channels, wiring, _described(file, wiring, servers))
+    plain = Asked(sql, channels, config, _described(file, config, servers))
     if is_file(sql):
         # What such a file declares beyond these is for a query that goes on and keeps its rows.
         own = read_file(Path(sql), sql, OPTIONS)
@@ -130,9 +130,9 @@ def _asked(
     return replace(plain, schemas=_schemas(schema, plain.names), watermark=late).checked()
 
 
-def _described(file: Path | None, wiring: Wiring, servers: str | None) -> Description | None:
+def _described(file: Path | None, config: Config, servers: str | None) -> Description | None:
     """What is declared: by the file, or by that of the pipeline that runs here."""
-    if file is None and servers is None and (running := Running.at(wiring.state)) is not None and running.file:
+    if file is None and servers is None and (running := Running.at(config.state)) is not None and running.file:
         file = Path(running.file)
     return None if file is None else load(file)
 
@@ -150,7 +150,7 @@ def _schemas(told: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _positions(channels: Channels, name: str, begin: str | Micros) -> Positions:
+def _positions(channels: Channels, name: str, begin: str | Micros) -> Offsets:
     if isinstance(begin, int):
         return channels.since(name, begin)
     bounds = channels.bounds(name)
@@ -219,15 +219,15 @@ def row_text(row: Mapping[str, object], keys: Sequence[str]) -> str:
 def _value(value: object) -> str:
     match value:
         case str():
-            return printable(_moment(value))
+            return printable(_timestamp(value))
         case {"start": str(start), "end": str(end), **more} if not more:
-            return f"{printable(_moment(start))} – {printable(_moment(end))}"
+            return f"{printable(_timestamp(start))} – {printable(_timestamp(end))}"
         case None | bool() | dict() | list():
             return printable(orjson.dumps(value).decode())
     return str(value)
 
 
-def _moment(text: str) -> str:
+def _timestamp(text: str) -> str:
     """Times end in whole seconds more often than not."""
     return text.replace(".000Z", "Z")
 

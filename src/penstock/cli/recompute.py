@@ -9,7 +9,7 @@ import typer
 from penstock.analysis.replay import Difference, Verdict
 from penstock.operate.comparison import Report
 from penstock.operate.recompute import recompute as compared
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.load import load
 from penstock.plan.checks import check
 from penstock.run.analyse import engine
@@ -34,12 +34,12 @@ def recompute(folder: Path, profile: str | None, pipeline: Path, query: str, as_
     0: equal, 1: rows differ, 2: it cannot be told; an error is raised when it cannot be done at all.
     """
     description = load(pipeline)
-    wiring = here(Wiring.read(folder, profile))
-    check(description, wiring)
+    config = here(Config.read(folder, profile))
+    check(description, config)
     chosen = description.query(query)
     _say("starting Spark")
-    with engine(description, wiring, log=None) as spark:
-        report = compared(spark, wiring.bind(), description, wiring, chosen, _say, wait)
+    with engine(description, config, log=None) as spark:
+        report = compared(spark, config.bind(), description, config, chosen, _say, wait)
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
     else:
@@ -62,7 +62,7 @@ def show(report: Report) -> None:
             f"{one.channel}: partition {one.partition} has lost its offsets {one.first:,}–{one.last:,}: retention"
         )
     for holder in report.judged:
-        counts = [f"{holder.counts[verdict]:,} {words}" for verdict, words in _WORDS.items() if holder.counts[verdict]]
+        counts = [f"{holder.counts[verdict]:,} {label}" for verdict, label in _WORDS.items() if holder.counts[verdict]]
         typer.echo(f"{holder.holder}: {', '.join(counts) or 'no rows'}")
     differing = _grouped(report)
     for names, difference in list(differing)[:_SHOWN]:

@@ -9,7 +9,7 @@ import typer
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.core.errors import Misconfigured
 from penstock.operate.repair import damages
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.run.services import ROLE
 from penstock.supervise.folder import StateFolder
 
@@ -27,22 +27,22 @@ def repair(
     Names each with what follows from it and what can be done; --apply does it. Exits with 1 when something is damaged,
     and was not repaired.
     """
-    wiring = Wiring.read(folder, profile)
-    if not wiring.state.is_dir():
-        raise Misconfigured(str(wiring.state), "there is no state folder", "name the folder of the pipeline: --folder")
+    config = Config.read(folder, profile)
+    if not config.state.is_dir():
+        raise Misconfigured(str(config.state), "there is no state folder", "name the folder of the pipeline: --folder")
     left, told = 0, []
-    with StateFolder(wiring.state).held(), StateFolder(wiring.state, ROLE).held():
-        for one in damages(wiring):
+    with StateFolder(config.state).held(), StateFolder(config.state, ROLE).held():
+        for one in damages(config):
             done = one.repair() if apply and one.repair else None
             left += done is None
             facts = {"file": str(one.file), "problem": one.problem, "consequence": one.consequence}
-            told.append({**facts, "way_out": one.way_out, "repaired": done})
+            told.append({**facts, "fix": one.fix, "repaired": done})
             if not as_json:
                 typer.echo(f"{one.file}: {one.problem}\n  what follows: {one.consequence}")
                 typer.echo(
-                    f"  repaired: {one.way_out}; {done}"
+                    f"  repaired: {one.fix}; {done}"
                     if done
-                    else f"  what to do: {_way_out(one.way_out, one.repair is not None)}"
+                    else f"  what to do: {_fix(one.fix, one.repair is not None)}"
                 )
     if as_json:
         typer.echo(json.dumps(told, ensure_ascii=False))
@@ -51,5 +51,5 @@ def repair(
     raise typer.Exit(1 if left else 0)
 
 
-def _way_out(text: str, possible: bool) -> str:
+def _fix(text: str, possible: bool) -> str:
     return f"penstock repair --apply: {text}" if possible else text

@@ -14,7 +14,7 @@ import typer
 from penstock.cli.options import File, Profile, parse_time
 from penstock.cli.progress import Screen
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.load import load
 from penstock.plan.checks import check, unconnected
 from penstock.run.local import LocalRun
@@ -72,7 +72,7 @@ def beginning(text: str) -> Begin:
     if text in ("beginning", "end"):
         return Begin(end=text == "end")
     if "=" not in text:
-        return Begin(moment=parse_time(OPTION, text))
+        return Begin(timestamp=parse_time(OPTION, text))
     offsets: dict[str, dict[int, int]] = {}
     for part in text.split(","):
         match = re.fullmatch(r"\s*([^:=\s]+):(\d+)=(\d+)\s*", part)
@@ -91,16 +91,16 @@ def supervised(file: Path, folder: Path, profile: str | None, renewal: Renewal |
             screen.say(few, "bold yellow")
         screen.say(f"reading {file.name}")
         description = load(file)
-        wiring = Wiring.read(folder, profile)
-        if full := Space(wiring.folder, wiring.local.reserve).lacking():
+        config = Config.read(folder, profile)
+        if full := Space(config.folder, config.local.reserve).lacking():
             screen.say(full, "bold yellow")
         with description.locating():
-            check(description, wiring, os.environ)
+            check(description, config, os.environ)
         for finding in unconnected(description):
             screen.say(f"{finding.level}: {finding}", "yellow")
         if renewal is not None:
             renewal.require(description)
-        local = LocalRun(file, description, wiring, profile, renewal)
+        local = LocalRun(file, description, config, profile, renewal)
         local.require()
         machine = prepared(screen)
         with stop_on_signals() as stop, _told_if_cut_short(screen):

@@ -12,7 +12,7 @@ from penstock.analysis.checkpoints.rescale import rescale as spread_anew
 from penstock.analysis.session import session
 from penstock.cli.options import AsJson, File, Profile
 from penstock.cli.state_read import get, scan
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.load import load
 from penstock.run.warm import spark_archive
 from penstock.supervise.folder import StateFolder
@@ -48,16 +48,16 @@ def rescale(
     The next run goes on from there. Until it has succeeded a copy is kept, and put back if it does not.
     """
     description = load(file)
-    wiring = Wiring.read(folder or file.parent, profile)
+    config = Config.read(folder or file.parent, profile)
     chosen = description.query(query)
-    checkpoint = f"{wiring.checkpoints}/{chosen.name}"
-    with StateFolder(wiring.state).held():
+    checkpoint = f"{config.checkpoints}/{chosen.name}"
+    with StateFolder(config.state).held():
         ready(chosen.name, checkpoint, partitions, _say)
         _say("starting Spark")
         java = find_java()
         jars = ensure_jars(java)
         flags = spark_archive(java, jars).used()
-        with session(description.name, wiring.spark, java.path, jars.spark, _SLOTS, None, flags) as spark:
+        with session(description.name, config.spark, java.path, jars.spark, _SLOTS, None, flags) as spark:
             done = spread_anew(spark, chosen.name, checkpoint, partitions, _say)
     typer.echo(json.dumps(asdict(done)) if as_json else told(done))
 

@@ -24,7 +24,7 @@ from penstock.core.held import held
 from penstock.core.text import printable
 from penstock.deliver.feed import Feed
 from penstock.deliver.states import ADDRESS, PROCESS, row_of, spellings, together
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
 from penstock.run.run_file import Running
@@ -68,7 +68,7 @@ def get(
         for line in _told(answer, SystemClock().now()):
             typer.echo(line)
     else:
-        typer.echo(f"penstock: {printable(answer['error'])}; {printable(answer['way_out'])}", err=True)
+        typer.echo(f"penstock: {printable(answer['error'])}; {printable(answer['fix'])}", err=True)
     raise typer.Exit(0 if found else 1)
 
 
@@ -104,11 +104,11 @@ class _Asked:
 
     @classmethod
     def of(cls, pipeline: Path | None, folder: Path | None, profile: str | None, query: str) -> Self:
-        wiring = Wiring.read(folder or (pipeline.parent if pipeline else Path()), profile)
-        return cls(load(pipeline or Running.file_in(wiring)), wiring, query)
+        config = Config.read(folder or (pipeline.parent if pipeline else Path()), profile)
+        return cls(load(pipeline or Running.file_in(config)), config, query)
 
-    def __init__(self, description: Description, wiring: Wiring, query: str) -> None:
-        self._description, self._wiring = description, wiring
+    def __init__(self, description: Description, config: Config, query: str) -> None:
+        self._description, self._wiring = description, config
         self._query = description.query(query)
 
     def get(self, key: str) -> tuple[bool, dict[str, Any]]:
@@ -163,10 +163,10 @@ class _Asked:
 
         typer.echo("the pipeline does not run; starting Spark to read its checkpoint …", err=True)
         try:
-            wiring = here(self._wiring)
+            config = here(self._wiring)
         except Misconfigured:
-            wiring = self._wiring.at(*_NOWHERE)
-        with engine(self._description, wiring, log=None) as spark:
+            config = self._wiring.at(*_NOWHERE)
+        with engine(self._description, config, log=None) as spark:
             answer: dict[str, Any] = ask(spark, lookup)
         return answer
 
@@ -201,7 +201,7 @@ def _raised(status: int, document: Mapping[str, Any]) -> PenstockError:
         return Unavailable(place, error.removeprefix(f"{place} is "))
     if status == 400:
         return Refused(place, error)
-    return Misconfigured(place, error, str(document.get("way_out", "")))
+    return Misconfigured(place, error, str(document.get("fix", "")))
 
 
 def _newest_row(channels: Channels, query: Query, key: object) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from penstock.cli.standard import console
 from penstock.core.clock import SystemClock
 from penstock.core.errors import Unavailable
 from penstock.core.text import printable
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.run.run_file import Running
 from penstock.run.services import Services, here
 from penstock.run.status import Status
@@ -32,15 +32,15 @@ def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
 
     Exits with 0 when all is whole, 1 when something is missing, 3 when that is not known. Other alarms are shown.
     """
-    wiring = Wiring.read(folder, profile)
-    if StateFolder(wiring.state).holder() is None and (services := Services.find(wiring)) is not None:
+    config = Config.read(folder, profile)
+    if StateFolder(config.state).holder() is None and (services := Services.find(config)) is not None:
         show_services(services, as_json)
         return
-    running = Running.find(wiring)
+    running = Running.find(config)
     try:
-        found = Status.read(here(wiring).bind(), running.status)
+        found = Status.read(here(config).bind(), running.status)
     except Unavailable as error:
-        _unanswered(wiring, error)
+        _unanswered(config, error)
         raise typer.Exit(EXIT_CODES[Verdict.NOT_KNOWN]) from error
     verdict = found.verdict(SystemClock().now())
     if as_json:
@@ -50,12 +50,12 @@ def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
     raise typer.Exit(EXIT_CODES[verdict])
 
 
-def _unanswered(wiring: Wiring, error: Unavailable) -> None:
+def _unanswered(config: Config, error: Unavailable) -> None:
     """The channels do not answer: what this machine tells all the same."""
     typer.echo(f"penstock: {error}", err=True)
-    if full := Space(wiring.state, wiring.local.reserve).lacking():
+    if full := Space(config.state, config.local.reserve).lacking():
         typer.echo(f"penstock: {full}", err=True)
-    for log in sorted((wiring.state / "logs").glob("kafka-*.log")):
+    for log in sorted((config.state / "logs").glob("kafka-*.log")):
         if said := last_line(lines := tail(log, 20)):
             typer.echo(f"penstock: {log} ends with: {printable(said)}{repair_of(lines)}", err=True)
 

@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.options import File, Profile
 from penstock.core.addresses import Redacting
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.load import load
 from penstock.run.tier import Tier, run
 from penstock.supervise.signals import stop_on_signals
@@ -41,6 +41,6 @@ def tier(
 
     if ready is not None:
         ready.unlink(missing_ok=True)
-    description, wiring = load(file), Wiring.read(folder or file.parent, profile)
+    description, config = load(file), Config.read(folder or file.parent, profile)
     with stop_on_signals() as stop, description.locating():
-        run(which, description, wiring, stop, tell)
+        run(which, description, config, stop, tell)

@@ -133,8 +133,8 @@ def _check(action: Action, wish: Wish) -> None:
     if action in (Action.CREATE, Action.ALTER, Action.DELETE) and wish.topic is None:
         raise Misconfigured(f"topics {action}", "it is not said which topic", "name it: --topic NAME")
     if wish.topic is not None and not _NAME.fullmatch(wish.topic):
-        way_out = "use letters, digits, dots, hyphens and underscores, at most 249 of them"
-        raise Misconfigured("--topic", f'"{printable(wish.topic)}" is not a name', way_out)
+        fix = "use letters, digits, dots, hyphens and underscores, at most 249 of them"
+        raise Misconfigured("--topic", f'"{printable(wish.topic)}" is not a name', fix)
     if action is Action.ALTER and not (wish.partitions or wish.config or wish.keep):
         raise Misconfigured("topics --alter", "it is not said what to change", "give --partitions, --config or --keep")
 
@@ -162,12 +162,12 @@ def _known(channels: Channels, wish: Wish, as_json: bool) -> str | None:
     if name in names:
         return name
     if not wish.if_exists:
-        way_out = (
+        fix = (
             did_you_mean(name, names, f"there are {', '.join(names)}")
             if names
             else f"there are none yet; make it: topics --create --topic {name}"
         )
-        raise Misconfigured(f"topic {name}", f"there is none of that name at {channels.where}", way_out)
+        raise Misconfigured(f"topic {name}", f"there is none of that name at {channels.where}", fix)
     _tell(as_json, {"topic": name, "there": False}, f"{name} is not there; nothing was done")
     return None
 
@@ -180,8 +180,8 @@ def _create(channels: Channels, wish: Wish, as_json: bool) -> None:
     wanted = Topic(name, wish.partitions or 1, wish.replication_factor, wish.compacted, _keep(wish), _config(wish))
     if name in channels.names():
         if not wish.if_not_exists:
-            way_out = "leave it as it is: --if-not-exists; change it: --alter; or choose another name"
-            raise Misconfigured(f"topic {name}", f"it is there already, at {channels.where}", way_out)
+            fix = "leave it as it is: --if-not-exists; change it: --alter; or choose another name"
+            raise Misconfigured(f"topic {name}", f"it is there already, at {channels.where}", fix)
         described = Described.of(channels, name)
         _tell(as_json, {"made": False, **described.to_json()}, f"it is there already: {described.sentence}")
         return

@@ -18,7 +18,7 @@ from penstock.cli.options import Folder, Profile
 from penstock.cli.progress import Screen, folder_option
 from penstock.core.addresses import shown
 from penstock.core.errors import Misconfigured, PenstockError, Unavailable
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.run.prerequisites import require
 from penstock.run.services import ROLE, Machine, Needs, Services, prepared, serving, starting
 from penstock.supervise.events import Event
@@ -52,16 +52,16 @@ def up(
     """
     if not folder.is_dir():
         raise Misconfigured("--folder", f"there is no folder {folder}", "make it first")
-    wiring = _with(Wiring.read(folder, profile), brokers)
-    needs = Needs.all(wiring)
-    if tell is None and (needs.kafka or needs.redis) and (found := Services.find(wiring)) is not None:
-        typer.echo(_already(wiring, found, brokers))
+    config = _with(Config.read(folder, profile), brokers)
+    needs = Needs.all(config)
+    if tell is None and (needs.kafka or needs.redis) and (found := Services.find(config)) is not None:
+        typer.echo(_already(config, found, brokers))
         return
     if tell is None and brokers is not None and not needs.kafka:
-        elsewhere = f"{brokers} asked for, and the settings place the channels at {shown(wiring.channels.address)}"
+        elsewhere = f"{brokers} asked for, and the settings place the channels at {shown(config.channels.address)}"
         raise Misconfigured("--brokers", elsewhere, "leave it out: no Kafka is started here")
     if not (needs.kafka or needs.redis):
-        channels, redis = shown(wiring.channels.address), shown(wiring.redis.url)
+        channels, redis = shown(config.channels.address), shown(config.redis.url)
         typer.echo(f"nothing has to be started: the settings place the channels at {channels} and Redis at {redis}")
         return
     # Until something was started there is nothing to stop in order: a signal ends this at once.
@@ -70,28 +70,28 @@ def up(
         if few := too_few(raise_files()):
             screen.say(few, "bold yellow")
         if tell is None:
-            require(wiring, needs)
+            require(config, needs)
         machine = prepared(screen) if needs.kafka else None
         if foreground:
-            _serve(wiring, needs, machine, screen, waiting)
+            _serve(config, needs, machine, screen, waiting)
         else:
-            _detach(wiring, profile, screen)
+            _detach(config, profile, screen)
 
 
-def _with(wiring: Wiring, brokers: int | None) -> Wiring:
+def _with(config: Config, brokers: int | None) -> Config:
     if brokers is None:
-        return wiring
+        return config
     if brokers not in _SIZES:
         problem = f"{brokers} asked for; 2F + 1 brokers go on when F of them are lost"
         raise Misconfigured("--brokers", problem, "use 1, 3 or 5")
-    return replace(wiring, local=wiring.local.model_copy(update={"brokers": brokers}))
+    return replace(config, local=config.local.model_copy(update={"brokers": brokers}))
 
 
-def _already(wiring: Wiring, found: Services, brokers: int | None) -> str:
-    if found.pid == (run := StateFolder(wiring.state).holder()):
+def _already(config: Config, found: Services, brokers: int | None) -> str:
+    if found.pid == (run := StateFolder(config.state).holder()):
         return f"up already: {found.where}; the pipeline that runs here (process {run}) has them, and they end with it"
     if not found.up:
-        raise starting(wiring, found)
+        raise starting(config, found)
     have = len(found.kafka.split(",")) if found.kafka else 0
     if brokers not in (None, have):
         raise Misconfigured("--brokers", f"{brokers} asked for, and {have} of them run here already")
@@ -101,13 +101,13 @@ def _already(wiring: Wiring, found: Services, brokers: int | None) -> str:
 # --- the one that stays -----------------------------------------------------------------------------------------------
 
 
-def _serve(wiring: Wiring, needs: Needs, machine: Machine | None, screen: Screen, waiting: Connection | None) -> None:
+def _serve(config: Config, needs: Needs, machine: Machine | None, screen: Screen, waiting: Connection | None) -> None:
     def told(event: Event) -> None:
         screen.event(event)
         _tell(waiting, event)
 
     with stop_on_signals() as stop:
-        with serving(wiring, needs, machine, stop, told) as (supervisor, found):
+        with serving(config, needs, machine, stop, told) as (supervisor, found):
             if not stop.is_set():
                 screen.say(f"up: {found.where}", "bold green")
                 _tell(waiting, found)
@@ -140,14 +140,14 @@ def _tell(waiting: Connection | None, what: Event | Services | PenstockError) ->
 # --- the one that goes ------------------------------------------------------------------------------------------------
 
 
-def _detach(wiring: Wiring, profile: str | None, screen: Screen) -> None:
+def _detach(config: Config, profile: str | None, screen: Screen) -> None:
     """Start the process that stays, wait until it says that all are ready, and leave it alone."""
     # Whoever cannot hold the folder learns it here, before anything is started.
-    with StateFolder(wiring.state, ROLE).held() as folder:
+    with StateFolder(config.state, ROLE).held() as folder:
         log = folder.log(ROLE)
         rotate(log)
     with stop_on_signals() as stop:
-        process, heard = _started(wiring, profile, log)
+        process, heard = _started(config, profile, log)
         try:
             found = _ready(heard, stop, screen)
         except EOFError:
@@ -165,18 +165,18 @@ def _detach(wiring: Wiring, profile: str | None, screen: Screen) -> None:
             _end(process)
             screen.say("stopped; nothing is up")
             raise typer.Exit(130)
-    there = folder_option(wiring.folder)
+    there = folder_option(config.folder)
     screen.say(f"up: {found.where}", "bold green")
     screen.say(f"penstock topics --list{there} shows what is there; penstock down{there} stops them")
 
 
-def _started(wiring: Wiring, profile: str | None, log: Path) -> tuple["subprocess.Popen[bytes]", Connection]:
+def _started(config: Config, profile: str | None, log: Path) -> tuple["subprocess.Popen[bytes]", Connection]:
     """A process in a session of its own: neither the end of this one nor that of the terminal concerns it."""
     heard, said = Pipe(duplex=False)
     command = [sys.executable, "-m", "penstock", "up", "--foreground", "--tell", str(said.fileno())]
-    command += ["--folder", str(wiring.folder.absolute())]
+    command += ["--folder", str(config.folder.absolute())]
     command += ["--profile", profile] if profile else []
-    command += ["--brokers", str(wiring.local.brokers)] if wiring.local.brokers else []
+    command += ["--brokers", str(config.local.brokers)] if config.local.brokers else []
     with said, log.open("ab") as out:
         process = subprocess.Popen(
             command,

@@ -23,7 +23,7 @@ from penstock.cli.channels import found
 from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_duration
 from penstock.cli.standard import Input, console
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Channels, Entry, Positions, Reader
+from penstock.core.contracts import Channels, Entry, Offsets, Reader
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
 from penstock.core.held import withheld
 from penstock.core.record import Origin
@@ -149,8 +149,8 @@ def _channels(channel: str, folder: Path, profile: str | None, servers: str | No
         channels = found(folder, profile, servers)
         channels.bounds(channel)
     except Misconfigured as error:
-        way_out = f"{error.way_out}, or tell where it is: --servers ADDRESS; {files}"
-        raise Misconfigured(f"channel {channel}", f"{error.place}: {error.problem}", way_out) from error
+        fix = f"{error.fix}, or tell where it is: --servers ADDRESS; {files}"
+        raise Misconfigured(f"channel {channel}", f"{error.place}: {error.problem}", fix) from error
     except Unavailable as error:
         raise Misconfigured(f"channel {channel}", str(error), files) from error
     return channels
@@ -224,7 +224,7 @@ class Log:
                 _pass(reader, ends, fields, verifier)
                 yield
 
-    def _to(self, ends: Positions, reader: Reader, verifier: Verifier, fields: Fields, stop: Event) -> Iterator[None]:
+    def _to(self, ends: Offsets, reader: Reader, verifier: Verifier, fields: Fields, stop: Event) -> Iterator[None]:
         heard = self.clock.elapsed()
         while left := sum(max(0, end - reader.positions(self.channel)[part]) for part, end in ends.items()):
             if stop.is_set():
@@ -239,7 +239,7 @@ class Log:
             yield
 
 
-def _pass(reader: Reader, ends: Positions, fields: Fields, verifier: Verifier) -> int:
+def _pass(reader: Reader, ends: Offsets, fields: Fields, verifier: Verifier) -> int:
     """Read some; what lies behind the ends can fill a gap, and no more."""
     entries = reader.read(_MOST, _PAUSE)
     for entry in entries:
@@ -294,8 +294,8 @@ def _say(screen: Console, text: str, style: str = "") -> None:
 
 
 def _lapse(report: IntegrityReport) -> str:
-    lapse, moment = report.lapse, datetime.fromtimestamp(report.at // 1_000_000, UTC)
-    told = [f"{moment:%H:%M:%S} UTC: {_arrived(lapse)}"]
+    lapse, timestamp = report.lapse, datetime.fromtimestamp(report.at // 1_000_000, UTC)
+    told = [f"{timestamp:%H:%M:%S} UTC: {_arrived(lapse)}"]
     if lapse.missing or lapse.healed or report.missing:
         told.append(f"{lapse.missing:,} newly missing, {lapse.healed:,} came late, {report.missing:,} missing now")
     if lapse.unreadable:

@@ -152,8 +152,8 @@ def _names(given: Sequence[str] | None) -> dict[str, str]:
     for one in given or ():
         name, equals, theirs = one.partition("=")
         if name not in _FIELDS or not equals or not all(theirs.split(".")):
-            way_out = f"write one of {', '.join(_FIELDS)}, =, and what the provider calls it"
-            raise Misconfigured(f"--field {printable(one)}", "this names no field", way_out)
+            fix = f"write one of {', '.join(_FIELDS)}, =, and what the provider calls it"
+            raise Misconfigured(f"--field {printable(one)}", "this names no field", fix)
         found[name] = theirs
     return found
 
@@ -215,9 +215,9 @@ def _said(answer: httpx.Response) -> str:
         return ""
     for name in ("error", "message", "detail"):
         if isinstance(told, dict) and isinstance(said := told.get(name), str):
-            place, way_out = (told.get(fact) for fact in ("place", "way_out"))
+            place, fix = (told.get(name) for name in ("place", "fix"))
             said = f"{place}: {said}" if isinstance(place, str) else said
-            return printable(f"{said}; {way_out}"[:300] if isinstance(way_out, str) else said[:300])
+            return printable(f"{said}; {fix}"[:300] if isinstance(fix, str) else said[:300])
     return ""
 
 

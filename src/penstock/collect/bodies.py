@@ -27,8 +27,8 @@ def lines(body: bytes, most: int, count: int) -> list[bytes]:
 
 def too_large(place: str, most: int, lines: bool = False) -> Problem:
     """The answer to a record beyond `max_size`. `lines`: whether a body may hold one record on each line."""
-    way_out = "a larger one needs a larger max_size= of the source, and on Kafka max.message.bytes of its channel"
+    fix = "a larger one needs a larger max_size= of the source, and on Kafka max.message.bytes of its channel"
     if lines:
-        way_out = f"if it holds one record on each line, post it to ?lines; {way_out}"
+        fix = f"if it holds one record on each line, post it to ?lines; {fix}"
     why = f"it is larger than the {most:,} bytes that a record may have; nothing was taken"
-    return Problem(413, place, why, way_out, {"limit": most, "option": "max_size"})
+    return Problem(413, place, why, fix, {"limit": most, "option": "max_size"})

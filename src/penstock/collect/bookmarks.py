@@ -18,7 +18,7 @@ from penstock.collect.numbers import Numbers
 from penstock.collect.sorting import shed_by
 from penstock.collect.sought import Sought
 from penstock.core.clock import Micros
-from penstock.core.contracts import Channels, Positions
+from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import Refused
 from penstock.core.held import Bounds, held
 from penstock.core.record import Origin, Record
@@ -36,7 +36,7 @@ class Bookmark:
     """
 
     numbers: Numbers = field(default_factory=Numbers)
-    positions: Mapping[str, Positions] = field(default_factory=dict)
+    positions: Mapping[str, Offsets] = field(default_factory=dict)
     incarnation: int = 0
     heard: Micros | None = None
     duplicates: int = 0
@@ -202,7 +202,7 @@ def _last(channels: Channels, bookmarks: str, source: str) -> Bookmark:
         return Bookmark()
 
 
-def _fits(positions: Mapping[str, Positions], bounds: Mapping[str, Bounds]) -> bool:
+def _fits(positions: Mapping[str, Offsets], bounds: Mapping[str, Bounds]) -> bool:
     return all(
         offset <= bounds[channel].get(partition, (0, 0))[1]
         for channel, offsets in positions.items()

@@ -167,9 +167,9 @@ class Finding:
 
     def end(self) -> None:
         """All was read."""
-        for _, life in sorted(self._lives.items()):
-            self._trail.add(life.whole)
-            for mark in life.waiting.values():
+        for _, generation in sorted(self._lives.items()):
+            self._trail.add(generation.whole)
+            for mark in generation.waiting.values():
                 if mark is not None:
                     short, checksum = mark.known_by
                     self._trail.beyond[short] = checksum

@@ -39,16 +39,16 @@ def door(address: str, name: str, path: bool = True) -> Door:
 
     `path`: whether it may have one.
     """
-    way_out = f"write {address.partition('://')[0]}://host:port{'/path' if path else ''}, such as 127.0.0.1:8700"
+    fix = f"write {address.partition('://')[0]}://host:port{'/path' if path else ''}, such as 127.0.0.1:8700"
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise Misconfigured(f"source {name}", str(error), way_out) from error
+        raise Misconfigured(f"source {name}", str(error), fix) from error
     if not host or not port:
-        raise Misconfigured(f"source {name}", f"its address tells no {'port' if host else 'host'}", way_out)
+        raise Misconfigured(f"source {name}", f"its address tells no {'port' if host else 'host'}", fix)
     if parts.username is not None or parts.query or parts.fragment or (parts.path.strip("/") and not path):
-        raise Misconfigured(f"source {name}", "its address tells more than where to listen", way_out)
+        raise Misconfigured(f"source {name}", "its address tells more than where to listen", fix)
     return Door(host, port, parts.path or "/")
 
 

@@ -30,25 +30,25 @@ logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True)
-class Place:
+class Target:
     """Where a source asks. `who` is what people are shown of it: without a user, a password or a query."""
 
     url: httpx.URL
     who: str
 
 
-def place(address: str, name: str, prefix: str) -> Place:
+def place(address: str, name: str, prefix: str) -> Target:
     """Of `sse+https://host/path`; Misconfigured when it is none."""
-    way_out = f"write {prefix}http://host:port/path or {prefix}https://…"
+    fix = f"write {prefix}http://host:port/path or {prefix}https://…"
     try:
         url = httpx.URL(address.removeprefix(prefix))
     except (httpx.InvalidURL, ValueError) as error:
-        raise Misconfigured(f"source {name}", str(error), way_out) from error
+        raise Misconfigured(f"source {name}", str(error), fix) from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise Misconfigured(f"source {name}", "its address is none of HTTP", way_out)
+        raise Misconfigured(f"source {name}", "its address is none of HTTP", fix)
     if url.port is not None and not 0 < url.port < 1 << 16:
-        raise Misconfigured(f"source {name}", f"{url.port} is no port", way_out)
-    return Place(url, f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}{url.path}")
+        raise Misconfigured(f"source {name}", f"{url.port} is no port", fix)
+    return Target(url, f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}{url.path}")
 
 
 def check_headers(name: str, headers: Mapping[str, str]) -> None:
@@ -56,11 +56,11 @@ def check_headers(name: str, headers: Mapping[str, str]) -> None:
     for header, value in headers.items():
         if not _NAME.fullmatch(header) or not isinstance(value, str) or not _VALUE.fullmatch(value):
             # The value may be a secret.
-            way_out = "a name has no spaces or colons, a value is ASCII without line feeds"
-            raise Misconfigured(f"source {name}, headers", f"{header!r} cannot be sent", way_out)
+            fix = "a name has no spaces or colons, a value is ASCII without line feeds"
+            raise Misconfigured(f"source {name}, headers", f"{header!r} cannot be sent", fix)
 
 
-def client(to: Place, connect_within: float, silent_for: float, proxy: str | None) -> httpx.AsyncClient:
+def client(to: Target, connect_within: float, silent_for: float, proxy: str | None) -> httpx.AsyncClient:
     """Knows no settings of the machine but its certificates, and follows nobody by itself."""
     verify = ssl.create_default_context() if to.url.scheme == "https" else True
     timeout = httpx.Timeout(silent_for, connect=connect_within)
@@ -69,15 +69,15 @@ def client(to: Place, connect_within: float, silent_for: float, proxy: str | Non
 
 @asynccontextmanager
 async def asked(
-    by: httpx.AsyncClient, to: Place, url: httpx.URL, secrets: Mapping[str, str], headers: Mapping[bytes, bytes]
+    by: httpx.AsyncClient, to: Target, url: httpx.URL, secrets: Mapping[str, str], headers: Mapping[bytes, bytes]
 ) -> AsyncIterator[httpx.Response]:
     """The answer, its body not read yet. Redirects are followed; `secrets` are told to the server of `to` alone.
 
     Nothing is ever compressed: a little of it could become very much.
     """
     for _ in range(REDIRECTS + 1):
-        at_home = _server(url) == _server(to.url)
-        sent = httpx.Headers(dict(secrets) if at_home else {})
+        with_context = _server(url) == _server(to.url)
+        sent = httpx.Headers(dict(secrets) if with_context else {})
         sent.update(headers)
         sent["accept-encoding"] = "identity"
         async with by.stream("GET", url, headers=sent) as response:
@@ -94,7 +94,7 @@ def _server(url: httpx.URL) -> tuple[str, str, int | None]:
     return url.scheme, url.host, url.port
 
 
-def _next(to: Place, url: httpx.URL, location: str) -> httpx.URL:
+def _next(to: Target, url: httpx.URL, location: str) -> httpx.URL:
     try:
         following = url.join(location)
     except (httpx.InvalidURL, ValueError) as error:
@@ -107,7 +107,7 @@ def _next(to: Place, url: httpx.URL, location: str) -> httpx.URL:
 
 
 @contextmanager
-def telling(to: Place, silent_for: float) -> Iterator[None]:
+def telling(to: Target, silent_for: float) -> Iterator[None]:
     """Whatever goes wrong while asking is an Unavailable, with the reason."""
     try:
         yield
@@ -121,7 +121,7 @@ def telling(to: Place, silent_for: float) -> Iterator[None]:
         raise Unavailable(to.who, why or type(error).__name__) from error
 
 
-def refusal(to: Place, response: httpx.Response, clock: Clock) -> Unavailable:
+def refusal(to: Target, response: httpx.Response, clock: Clock) -> Unavailable:
     """What an answer that is none says, and when to come back if it says that too."""
     pause = retry_after(response.headers.get("retry-after"), clock) if response.status_code in LATER else None
     return Unavailable(to.who, f"it answers {response.status_code}", pause)

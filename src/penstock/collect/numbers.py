@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 
-from penstock.core.contracts import Arrival, Places
+from penstock.core.contracts import Arrival, SenderNumbers
 from penstock.core.record import Origin
 from penstock.core.runs import Runs
 
@@ -32,8 +32,8 @@ class Numbers:
 
     def add(self, sender: str, epoch: int, first: int, last: int | None = None) -> int:
         """Add first–last (or the one number); how many of them were new."""
-        before, life, runs = self._latest
-        if sender != before or epoch != life:
+        before, generation, runs = self._latest
+        if sender != before or epoch != generation:
             runs = self._found(sender, epoch)
             self._latest = sender, epoch, runs
         new = runs.add(first, last)
@@ -71,14 +71,14 @@ class Numbers:
             for epoch, runs in epochs.items():
                 yield sender, epoch, runs
 
-    def places(self) -> Places:
+    def places(self) -> SenderNumbers:
         """Where each sender's newest epoch has to go on: after the last number before the first gap.
 
         Numbers begin with 1. If a later one is the first that we hold, those before it may still be on their way.
         """
         return {sender: (epoch, _whole_until(runs)) for sender, epoch, runs in self._newest()}
 
-    def highest(self) -> Places:
+    def highest(self) -> SenderNumbers:
         """The highest number of each sender's newest epoch."""
         return {sender: (epoch, runs.last or 0) for sender, epoch, runs in self._newest()}
 

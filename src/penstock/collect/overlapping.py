@@ -11,9 +11,9 @@ from penstock.collect.keys import key_of
 from penstock.collect.reconnecting import backoff
 from penstock.collect.wrapping import Wrapping
 from penstock.core.clock import Clock, Micros, SystemClock
-from penstock.core.contracts import Arrival, Guarantee, Intake, Source, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.record import Blind
+from penstock.core.record import OutageInterval
 
 MOST_CONNECTIONS = 10
 WAITING = 2
@@ -50,12 +50,12 @@ class Overlapping(Wrapping):
             raise Misconfigured(place, "nothing is remembered", "then each record would be taken from each connection")
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         same = "records that tell the same" if self.by else "payloads that are the same"
         return f"{self.connections} connections hear it at once; what none of them heard is unknown; {same} are one"
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         """Once one connection is made. Unavailable when none can be made, and again once all are lost."""
         news: asyncio.Queue[_News] = asyncio.Queue(WAITING * self.connections)
         holding = [asyncio.create_task(self._hold(line, taken, news)) for line in range(self.connections)]
@@ -82,7 +82,7 @@ class Overlapping(Wrapping):
                 if isinstance(one := news.get_nowait(), Intake):
                     await one.settle(Unavailable(self.name, "it is being closed"))
 
-    async def _hold(self, line: int, taken: Taken, news: "asyncio.Queue[_News]") -> None:
+    async def _hold(self, line: int, taken: ResumeState, news: "asyncio.Queue[_News]") -> None:
         """Keep one connection, and tell all that happens to it, in order."""
         delays = self.delays()
         while True:
@@ -159,13 +159,13 @@ class Lines:
     def add(self, up: Up) -> None:
         self.up[up.line] = up.at
 
-    def remove(self, down: Down) -> Blind | None:
+    def remove(self, down: Down) -> OutageInterval | None:
         """A blind time, if none of the others listened when this one was last heard: it may have been half open."""
         self.ended = self.ended or down.why is None
         if self.up.pop(down.line, None) is None or not self.up or self.ended:
             return None
         back = min(self.up.values())
-        return Blind(self._name, down.heard, back) if back > down.heard else None
+        return OutageInterval(self._name, down.heard, back) if back > down.heard else None
 
 
 class Known:

@@ -14,7 +14,7 @@ from penstock.collect.sorting import Sorting, notice
 from penstock.collect.sought import Sought
 from penstock.collect.spooling import Spool, Spooling
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Arrival, Channels, Intake, Positions, Sender, Source, Taken
+from penstock.core.contracts import Arrival, Channels, Intake, Offsets, ResumeState, Sender, Source
 from penstock.core.errors import Unavailable
 from penstock.core.rate import Rate
 from penstock.core.record import Heartbeat, Record
@@ -121,7 +121,7 @@ class Pump:
         seen, known = safe.numbers.copy(), safe.trail.known()
         sorting = Sorting(self._names.into, numbering, seen, self._key, self._limit, known, self._others)
         source = reconnecting(self._source, self._clock, safe.heard, self._watch, self._delays)
-        taken = Taken(safe.numbers.places(), safe.trail.cursor, safe.numbers.highest())
+        taken = ResumeState(safe.numbers.places(), safe.trail.cursor, safe.numbers.highest())
         async with self._sender(sought) as sender, source.open(taken) as intakes:
             crossing = self._crossing = Crossing(sender, self._names, safe)
             try:
@@ -254,7 +254,7 @@ class Pump:
             await sender.send(self._names.heartbeats, [notice(self._names.into, beat)])
         self._marked = (record.value, safe.last)
 
-    def _ends(self) -> Mapping[str, Positions]:
+    def _ends(self) -> Mapping[str, Offsets]:
         watched = (self._names.into, self._names.dead, self._names.heartbeats)
         return {
             channel: {partition: end for partition, (_, end) in self._channels.bounds(channel).items()}

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from penstock.collect.numbers import Numbers, in_runs
 from penstock.collect.wrapping import Wrapping
 from penstock.core.clock import Clock, Micros
-from penstock.core.contracts import Arrival, Guarantee, Intake, Source, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Unavailable
-from penstock.core.record import Blind
+from penstock.core.record import OutageInterval
 
 SHORTEST = 0.1
 LONGEST = 5.0
@@ -49,11 +49,11 @@ class Reconnecting(Wrapping):
     delays: Callable[[], Iterator[float]]
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         async with aclosing(self._intakes(taken)) as intakes:
             yield intakes
 
-    async def _intakes(self, taken: Taken) -> AsyncGenerator[Intake, None]:
+    async def _intakes(self, taken: ResumeState) -> AsyncGenerator[Intake, None]:
         settled = _Settled(taken)
         heard = self.heard
         # Whether its last connection gave numbers after which it can be asked to go on.
@@ -65,7 +65,7 @@ class Reconnecting(Wrapping):
                     self.watch(None)
                     now = self.clock.now()
                     if heard is not None and (self.guarantee is Guarantee.BEST_EFFORT or not numbered):
-                        yield Intake([Blind(self.name, heard, now)], _nothing)
+                        yield Intake([OutageInterval(self.name, heard, now)], _nothing)
                     heard = now
                     arrivals = origins = 0
                     async for intake in intakes:
@@ -88,7 +88,7 @@ class Reconnecting(Wrapping):
 class _Settled:
     """What was safe when the source was opened, and what became safe since."""
 
-    def __init__(self, taken: Taken) -> None:
+    def __init__(self, taken: ResumeState) -> None:
         self._numbers = Numbers()
         for sender, (epoch, seq) in taken.places.items():
             self._numbers.add(sender, epoch, 0, seq)
@@ -96,8 +96,8 @@ class _Settled:
             self._numbers.add(sender, epoch, seq)
         self._cursor = taken.cursor
 
-    def taken(self) -> Taken:
-        return Taken(self._numbers.places(), self._cursor, self._numbers.highest())
+    def taken(self) -> ResumeState:
+        return ResumeState(self._numbers.places(), self._cursor, self._numbers.highest())
 
     def noting(self, intake: Intake) -> Intake:
         async def settle(error: Exception | None) -> None:

@@ -3,7 +3,7 @@
 from typing import NamedTuple, TypeVar
 
 from penstock.collect.numbers import SENDERS
-from penstock.core.contracts import Guarantee, Taken
+from penstock.core.contracts import Guarantee, ResumeState
 from penstock.core.errors import Refused
 from penstock.core.record import LARGEST_JUMP
 
@@ -22,8 +22,8 @@ def promise(named: bool, shared: bool) -> tuple[Guarantee, str]:
     if not named:
         return Guarantee.AT_LEAST_ONCE, f"{_KEEPS}; one without a name sends some of it again"
     if shared:
-        words = f"{_KEEPS}; one that comes back to another process behind this port gives some of it again, "
-        return Guarantee.AT_LEAST_ONCE, words + "with the same number"
+        description = f"{_KEEPS}; one that comes back to another process behind this port gives some of it again, "
+        return Guarantee.AT_LEAST_ONCE, description + "with the same number"
     return Guarantee.EXACTLY_ONCE, f"{_KEEPS}, and is told where to go on"
 
 
@@ -50,7 +50,7 @@ class Senders:
     0: it is not.
     """
 
-    def __init__(self, taken: Taken, largest_jump: int = LARGEST_JUMP) -> None:
+    def __init__(self, taken: ResumeState, largest_jump: int = LARGEST_JUMP) -> None:
         self._largest_jump = largest_jump
         self._safe = {sender: _Run(epoch, 1, last) for sender, (epoch, last) in taken.places.items()}
         self._highest = dict(taken.highest)

@@ -17,9 +17,9 @@ from penstock.collect.gathering import OVERHEAD
 from penstock.collect.keys import key_of
 from penstock.collect.wrapping import Wrapping
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Arrival, Intake, Source, Taken
+from penstock.core.contracts import Arrival, Intake, ResumeState, Source
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.record import Blind, Heartbeat
+from penstock.core.record import Heartbeat, OutageInterval
 
 MOST_BYTES = 64 << 20
 """So much may wait here; beyond it the source has to, and nothing is dropped for that."""
@@ -80,7 +80,9 @@ class Deciding:
         self._at = clock.elapsed()
         self._classes = {value: n for n, value in enumerate(shed.order)}
 
-    def decide(self, arrivals: Sequence[Arrival | Heartbeat | Blind], lag: int) -> list[Arrival | Heartbeat | Blind]:
+    def decide(
+        self, arrivals: Sequence[Arrival | Heartbeat | OutageInterval], lag: int
+    ) -> list[Arrival | Heartbeat | OutageInterval]:
         """The same, in the same order; those that are dropped are marked, and have lost their payload."""
         return [
             self._decided(one, lag) if isinstance(one, Arrival) and one.refused is None else one for one in arrivals
@@ -141,7 +143,7 @@ def shedding(
 @dataclass(eq=False)
 class _Held:
     intake: Intake
-    arrivals: list[Arrival | Heartbeat | Blind]
+    arrivals: list[Arrival | Heartbeat | OutageInterval]
     count: int
     size: int
 
@@ -153,11 +155,11 @@ class Shedding(Wrapping):
     clock: Clock
 
     @property
-    def words(self) -> str:
-        return f"{self.source.words}; when there is too much, some are dropped and counted ({self.shed.by})"
+    def description(self) -> str:
+        return f"{self.source.description}; when there is too much, some are dropped and counted ({self.shed.by})"
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         async with self.source.open(taken) as intakes:
             waiting = _Waiting(self)
             reading = asyncio.create_task(waiting.read(intakes))
@@ -235,7 +237,7 @@ class _Waiting:
         return Intake(held.arrivals, settle)
 
 
-def _measured(arrivals: Sequence[Arrival | Heartbeat | Blind]) -> tuple[int, int]:
+def _measured(arrivals: Sequence[Arrival | Heartbeat | OutageInterval]) -> tuple[int, int]:
     """How many pass, and how many bytes all of them take: one that is dropped is still to be counted, and waits."""
     size = sum(len(one.value) if isinstance(one, Arrival) else 0 for one in arrivals)
     kept = sum(isinstance(one, Arrival) and not one.shed for one in arrivals)

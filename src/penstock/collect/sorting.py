@@ -11,7 +11,7 @@ from penstock.collect.numbering import Numbering, nobody
 from penstock.collect.numbers import Numbers, in_runs
 from penstock.core.clock import Micros
 from penstock.core.contracts import Arrival, Intake
-from penstock.core.record import Blind, Headers, Heartbeat, Origin, Record
+from penstock.core.record import Headers, Heartbeat, Origin, OutageInterval, Record
 from penstock.core.runs import Runs
 
 DEAD_BYTES = 64 << 10
@@ -117,7 +117,7 @@ class Sorting:
         found.dead.append(Record(value[:DEAD_BYTES], origin, extra=extra))
 
 
-def notice(channel: str, said: Heartbeat | Blind) -> Record:
+def notice(channel: str, said: Heartbeat | OutageInterval) -> Record:
     """A heartbeat or a blind interval, as it lies in the heartbeats channel."""
     match said:
         case Heartbeat(sender, epoch, seq, time):
@@ -130,7 +130,7 @@ def notice(channel: str, said: Heartbeat | Blind) -> Record:
                 "seq": seq,
                 "time": time,
             }
-        case Blind(source, since, until):
+        case OutageInterval(source, since, until):
             who = source
             facts = {"kind": "blind", "channel": channel, "source": source, "since": since, "until": until}
     return Record(orjson.dumps(facts), key=who.encode())

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from penstock.collect.reconnecting import backoff
 from penstock.core.clock import Micros
-from penstock.core.contracts import Channels, Entry, Positions, Sender, Topic
+from penstock.core.contracts import Channels, Entry, Offsets, Sender, Topic
 from penstock.core.errors import Unavailable
 from penstock.core.held import held
 from penstock.core.record import Origin, Record
@@ -56,7 +56,7 @@ def _nothing(channel: str, origin: Origin) -> bool:
 class Disk(Channels, Protocol):
     """Channels that can forget what was read, and that one can have for oneself."""
 
-    def forget(self, channel: str, before: Positions) -> None:
+    def forget(self, channel: str, before: Offsets) -> None:
         """What lies before these positions need not stay."""
 
     def hold(self, channel: str) -> AbstractContextManager[None]:
@@ -118,13 +118,13 @@ class Spool:
             depth.add([record])
         return depth
 
-    def drained(self) -> Positions:
+    def drained(self) -> Offsets:
         """Up to where the records that lay here are in their channels."""
         if _GROUP not in self.disk.groups():
             return {}
         return {part: at for (name, part), at in self.disk.group(_GROUP).committed.items() if name == self.name}
 
-    def done(self, positions: Positions) -> None:
+    def done(self, positions: Offsets) -> None:
         self.disk.move(_GROUP, {self.name: positions})
         self.disk.forget(self.name, positions)
 

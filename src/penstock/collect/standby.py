@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.core.contracts import Channels, Member, Place
+from penstock.core.contracts import ChannelPartition, Channels, Member
 from penstock.core.errors import Misconfigured, Unavailable
 
 LEAVE_WITHIN = 10.0
@@ -137,18 +137,18 @@ class _Sitting:
 
     # --- the dealing, called from within `read`
 
-    def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
-        if (self._seat.channel, 0) in places and not self._ours:
+    def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
+        if (self._seat.channel, 0) in partitions and not self._ours:
             self._ours, self._renewed = True, time.monotonic()
             self._tell(self.decided)
         return {}
 
-    def taken(self, places: Sequence[Place]) -> None:
+    def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
         """It goes to somebody else as soon as this returns: not before the body has ended, if that is soon."""
-        if (self._seat.channel, 0) in places:
+        if (self._seat.channel, 0) in partitions:
             self._tell(self.gone)
             self.over.wait(self._silence)
 
-    def lost(self, places: Sequence[Place]) -> None:
-        if (self._seat.channel, 0) in places:
+    def lost(self, partitions: Sequence[ChannelPartition]) -> None:
+        if (self._seat.channel, 0) in partitions:
             self._tell(self.gone)

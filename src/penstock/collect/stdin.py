@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from penstock.collect.framing import Found, Lines
 from penstock.collect.gathering import TOGETHER
-from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 
 CHUNK = 64 << 10
@@ -39,19 +39,19 @@ class StdinSource:
         return Guarantee.BEST_EFFORT
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return "what was read from it cannot be read again: what was not taken at a crash is lost"
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         stream = self.stream if self.stream is not None else getattr(sys.stdin, "buffer", None)
         try:
             descriptor = None if stream is None else stream.fileno()
         except (OSError, ValueError):
             descriptor = None
         if descriptor is None:
-            way_out = "start it where there is one, or choose another way in"
-            raise Misconfigured(f"source {self.name}", "there is no standard input here", way_out)
+            fix = "start it where there is one, or choose another way in"
+            raise Misconfigured(f"source {self.name}", "there is no standard input here", fix)
         async with aclosing(self._intakes(descriptor)) as intakes:
             yield intakes
 

@@ -71,8 +71,8 @@ def _maker(name: str, address: str, scheme: str) -> Callable[..., Source]:
     said = begins[0] if begins else ""
     # Of a protocol alone it is not known in which of its ways it is meant.
     alike = " or ".join(f'"{one}://"' for one in known if one.endswith(f"+{said}"))
-    way_out = f"did you mean {alike}?" if alike else did_you_mean(said, known, others, '"{}://"')
-    raise Misconfigured(f"source {name}", f"{shown(address)} is no address that is known here", way_out)
+    fix = f"did you mean {alike}?" if alike else did_you_mean(said, known, others, '"{}://"')
+    raise Misconfigured(f"source {name}", f"{shown(address)} is no address that is known here", fix)
 
 
 def _fitting(name: str, maker: Callable[..., Source], options: Mapping[str, object]) -> dict[str, object]:
@@ -81,8 +81,8 @@ def _fitting(name: str, maker: Callable[..., Source], options: Mapping[str, obje
     for option, value in options.items():
         if option not in parameters:
             known = ", ".join(sorted({*parameters, *_OF_ALL} - _INNER))
-            way_out = did_you_mean(option, [*parameters, *_OF_ALL], f"it knows {known}")
-            raise Misconfigured(f"source {name}", f'"{option}" is not among its options', way_out)
+            fix = did_you_mean(option, [*parameters, *_OF_ALL], f"it knows {known}")
+            raise Misconfigured(f"source {name}", f'"{option}" is not among its options', fix)
         if isinstance(value, str) and parameters[option].annotation is timedelta:
             try:
                 value = duration(value)

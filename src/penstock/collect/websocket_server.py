@@ -29,7 +29,7 @@ from penstock.collect.holding import Held, Holding
 from penstock.collect.senders import LARGEST, Senders, counted, promise, same_name
 from penstock.collect.websocket import received
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Refused, Unavailable
 from penstock.core.record import LARGEST_JUMP, Origin
 from penstock.web.origin_check import OriginCheck
@@ -78,11 +78,11 @@ class WebSocketServer:
         return promise(self.named, self.shared)[0]
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return promise(self.named, self.shared)[1]
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         at = door(self.url, self.name)
         with at.opened(self.name, self.shared) as listener:
             serving = _Serving(self, at, taken, OriginCheck(listener, at.host, origins=self.origins))
@@ -141,7 +141,7 @@ class _Visit:
 class _Serving:
     """The connections of one opening, and how far each sender is."""
 
-    def __init__(self, source: WebSocketServer, at: Door, taken: Taken, origin_check: OriginCheck) -> None:
+    def __init__(self, source: WebSocketServer, at: Door, taken: ResumeState, origin_check: OriginCheck) -> None:
         self.gathering = Gathering(source.name)
         self._source, self._door, self._origin_check = source, at, origin_check
         self._senders = Senders(taken, 0 if source.shared else source.largest_jump)
@@ -200,11 +200,11 @@ class _Serving:
             if who is not None and self._connected.get(who) is visit:
                 del self._connected[who]
 
-    def _warn(self, words: str) -> None:
+    def _warn(self, description: str) -> None:
         """Once for each kind of trouble: any visitor could fill the log."""
-        if words not in self._logged and len(self._logged) < 100:
-            self._logged.add(words)
-            log.warning("%s: %s", self._source.name, words)
+        if description not in self._logged and len(self._logged) < 100:
+            self._logged.add(description)
+            log.warning("%s: %s", self._source.name, description)
 
     def _after(self, who: _Who | None) -> int:
         if who is None:

@@ -20,8 +20,8 @@ class Wrapping:
         return self.source.guarantee
 
     @property
-    def words(self) -> str:
-        return self.source.words
+    def description(self) -> str:
+        return self.source.description
 
     @property
     def numbered(self) -> object:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from penstock.core.clock import Micros
-from penstock.core.record import Blind, Headers, Heartbeat, Origin, Record, fact
+from penstock.core.record import Headers, Heartbeat, Origin, OutageInterval, Record, light_dataclass
 
 
 class Guarantee(StrEnum):
@@ -27,7 +27,7 @@ class Guarantee(StrEnum):
 # --- collection -------------------------------------------------------------------------------------------------------
 
 
-@fact
+@light_dataclass
 class Arrival:
     """One payload from outside.
 
@@ -54,22 +54,22 @@ class Intake:
     taken. Only then may the source acknowledge to the outside or move its cursor.
     """
 
-    arrivals: Sequence[Arrival | Heartbeat | Blind]
+    arrivals: Sequence[Arrival | Heartbeat | OutageInterval]
     settle: Callable[[Exception | None], Awaitable[None]]
 
 
-Places = Mapping[str, tuple[int, int]]
+SenderNumbers = Mapping[str, tuple[int, int]]
 """Per sender, the (epoch, seq) up to which everything is safe."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ResumeState:
     """What is safe already: where a source that can resume has to go on."""
 
-    places: Places = field(default_factory=dict)
+    places: SenderNumbers = field(default_factory=dict)
     cursor: str | None = None
     """That of the last record before which all are safe, for a source whose records have one."""
-    highest: Places = field(default_factory=dict)
+    highest: SenderNumbers = field(default_factory=dict)
     """The highest numbers that were taken: there may be gaps before them."""
 
 
@@ -84,10 +84,10 @@ class Source(Protocol):
     def guarantee(self) -> Guarantee: ...
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         """Why it can promise that, and what it cannot promise, for people: half a sentence."""
 
-    def open(self, taken: Taken) -> AbstractAsyncContextManager[AsyncIterator[Intake]]:
+    def open(self, taken: ResumeState) -> AbstractAsyncContextManager[AsyncIterator[Intake]]:
         """Connect and go on after `taken`. Raises Unavailable when the other side is away; ends when it is done.
 
         Nothing may be acknowledged before it is settled, and what was not settled is given again at the next opening,
@@ -96,7 +96,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Home:
+class SourceContext:
     """What a source may know of the pipeline that it belongs to."""
 
     channels: "Channels"
@@ -108,19 +108,19 @@ class Home:
 
 
 @runtime_checkable
-class Homely(Protocol):
+class NeedsContext(Protocol):
     """A source that has to know its home."""
 
-    def at_home(self, home: Home) -> Source: ...
+    def with_context(self, home: SourceContext) -> Source: ...
 
 
 # --- channels ---------------------------------------------------------------------------------------------------------
 
-Positions = Mapping[int, int]
+Offsets = Mapping[int, int]
 """Per partition, the offset of the next record to read."""
 
 
-@fact
+@light_dataclass
 class Entry:
     """A record as it lies in a channel."""
 
@@ -150,7 +150,7 @@ class Topic:
 
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class EnsureResult:
     """What was done so that channels are as they are declared, and what was not: nothing is ever destroyed."""
 
     made: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ class Promise:
     """It survives a kill -9 of every process."""
     replay: bool
     """It can be read again, from any position that is kept; otherwise each record is read once, by one reader."""
-    words: str
+    description: str
     """Both, and their limits, for people."""
 
 
@@ -187,27 +187,27 @@ class Reader(Protocol):
     def read(self, most: int, wait: float) -> Sequence[Entry]:
         """Up to `most` entries, in order within each partition; as soon as there is one, none after `wait` seconds."""
 
-    def positions(self, channel: str) -> Positions:
+    def positions(self, channel: str) -> Offsets:
         """Where reading goes on. It may move without an entry, over offsets that hold none."""
 
     def age(self) -> float:
         """How many seconds ago all that the channels held then had been read; infinite before that was so."""
 
 
-Place = tuple[str, int]
+ChannelPartition = tuple[str, int]
 """A partition of a channel."""
 
 
-class Dealing(Protocol):
+class RebalanceListener(Protocol):
     """Who is told when partitions are dealt to a member of a group. Called from within its `read`."""
 
-    def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
+    def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
         """These are ours now; where to begin, for those of which we know better than the group."""
 
-    def taken(self, places: Sequence[Place]) -> None:
+    def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
         """These are somebody else's as soon as this returns: the last moment to commit."""
 
-    def lost(self, places: Sequence[Place]) -> None:
+    def lost(self, partitions: Sequence[ChannelPartition]) -> None:
         """These are somebody else's already: we were silent for too long. Nothing can be committed any more."""
 
 
@@ -220,7 +220,7 @@ class Member(Protocol):
         To read none, `read(0, 0)`, takes nothing, and keeps them.
         """
 
-    def held(self) -> Mapping[Place, int]:
+    def held(self) -> Mapping[ChannelPartition, int]:
         """The partitions that are ours, and where reading goes on in each."""
 
     def commit(self) -> None:
@@ -236,8 +236,8 @@ class Group:
 
     name: str
     state: str
-    members: Mapping[str, Sequence[Place]]
-    committed: Mapping[Place, int]
+    members: Mapping[str, Sequence[ChannelPartition]]
+    committed: Mapping[ChannelPartition, int]
 
 
 class Channels(Protocol):
@@ -250,7 +250,7 @@ class Channels(Protocol):
     def where(self) -> str:
         """Its address, for people: without passwords."""
 
-    def ensure(self, topics: Sequence[Topic]) -> Brought:
+    def ensure(self, topics: Sequence[Topic]) -> EnsureResult:
         """Bring the channels about. What is there already is never made smaller, and never forgets."""
 
     def names(self) -> list[str]:
@@ -271,7 +271,7 @@ class Channels(Protocol):
         """For what need not be durable one by one, such as figures: `post(channel, key, value)` and go on."""
 
     def reader(
-        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
     ) -> AbstractContextManager[Reader]:
         """Read these channels from these positions; a partition without one is read from its beginning.
 
@@ -286,11 +286,11 @@ class Channels(Protocol):
         Unavailable when there is no such channel.
         """
 
-    def since(self, channel: str, moment: Micros) -> Positions:
+    def since(self, channel: str, timestamp: Micros) -> Offsets:
         """Where the entries begin that were appended at this moment or later; the end where there is none."""
 
     def join(
-        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> AbstractContextManager[Member]:
         """Become a member of a group, and leave it at the end.
 
@@ -304,7 +304,7 @@ class Channels(Protocol):
     def group(self, name: str) -> Group:
         """How a group stands; Unavailable when there is none of that name."""
 
-    def move(self, group: str, positions: Mapping[str, Positions]) -> None:
+    def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
         """Write positions down as those that a group has committed. Only for a group that has no members."""
 
 
@@ -317,10 +317,10 @@ class Store(Protocol):
     @property
     def guarantee(self) -> Guarantee: ...
 
-    def positions(self) -> Positions:
+    def positions(self) -> Offsets:
         """Where loading goes on, as the store itself remembers it."""
 
-    def write(self, entries: Sequence[Entry], positions: Positions) -> int:
+    def write(self, entries: Sequence[Entry], positions: Offsets) -> int:
         """Apply the entries and remember the positions, in one transaction; the number of rows that were new.
 
         Writing the same entries again changes nothing.

@@ -21,13 +21,13 @@ class PenstockError(Exception):
 class Misconfigured(PenstockError):
     """Raised when a setting, a pipeline or a machine is not as it has to be: `place`, what is wrong, the way out."""
 
-    def __init__(self, place: str, problem: str, way_out: str = "") -> None:
-        place, problem, way_out = redacted(place), redacted(problem), redacted(way_out)
-        super().__init__(place, problem, way_out)
-        self.place, self.problem, self.way_out = place, problem, way_out
+    def __init__(self, place: str, problem: str, fix: str = "") -> None:
+        place, problem, fix = redacted(place), redacted(problem), redacted(fix)
+        super().__init__(place, problem, fix)
+        self.place, self.problem, self.fix = place, problem, fix
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.problem}" + (f"; {self.way_out}" if self.way_out else "")
+        return f"{self.place}: {self.problem}" + (f"; {self.fix}" if self.fix else "")
 
 
 class SeveralMisconfigured(Misconfigured):
@@ -56,7 +56,7 @@ def located(error: Misconfigured, lines: Mapping[str, str]) -> Misconfigured:
         return SeveralMisconfigured(tuple(located(one, lines) for one in error.errors))
     for place, line in lines.items():
         if error.place == place or error.place.startswith((f"{place},", f"{place}.")):
-            return Misconfigured(f"{line}, {error.place}", error.problem, error.way_out)
+            return Misconfigured(f"{line}, {error.place}", error.problem, error.fix)
     return error
 
 

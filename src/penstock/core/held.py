@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.errors import Unavailable
 
 Bounds = Mapping[int, tuple[int, int]]
@@ -13,7 +13,7 @@ _QUIET_READS = 30
 
 
 def held(
-    channels: Channels, channel: str, start: Positions | None = None, bounds: Bounds | None = None
+    channels: Channels, channel: str, start: Offsets | None = None, bounds: Bounds | None = None
 ) -> Iterator[Entry]:
     """What a channel holds from a start up to its end now, or to that of the bounds.
 
@@ -24,7 +24,7 @@ def held(
 
 
 def batches(
-    channels: Channels, channel: str, start: Positions | None = None, bounds: Bounds | None = None, most: int = _MOST
+    channels: Channels, channel: str, start: Offsets | None = None, bounds: Bounds | None = None, most: int = _MOST
 ) -> Iterator[list[Entry]]:
     """The same, some at a time."""
     bounds = channels.bounds(channel) if bounds is None else bounds

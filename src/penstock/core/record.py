@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 @dataclass_transform(frozen_default=True)
-def fact(cls: type[T]) -> type[T]:
+def light_dataclass(cls: type[T]) -> type[T]:
     """A dataclass that nobody changes: whoever checks types is told. To enforce it takes a microsecond for each record.
 
     That is too much where several are made of each.
@@ -30,16 +30,16 @@ LONGEST_SENDER = 200
 LARGEST_JUMP = 1_000_000
 """Numbers of a sender that are further apart than this are no gap: they are not counted as missing records one by one.
 Anybody can write down a number such as 2^62."""
-LIVES = 2**44
+GENERATIONS = 2**44
 """A version is a life of its query times this, and the count of `seen()`: after a new start every row is newer."""
 
 
-def life_and_count(version: int) -> tuple[int, int]:
+def generation_and_count(version: int) -> tuple[int, int]:
     """In which life of its query a row was written, and how many records it held."""
-    return divmod(version, LIVES)
+    return divmod(version, GENERATIONS)
 
 
-@fact
+@light_dataclass
 class Origin:
     """Who sent a record, in which of its lives, as which number, and when."""
 
@@ -101,7 +101,7 @@ def _number(text: str) -> int:
     return number
 
 
-@fact
+@light_dataclass
 class Record:
     """What a channel carries. The value is the payload as it came, untouched; None deletes its key."""
 
@@ -128,7 +128,7 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True)
-class Blind:
+class OutageInterval:
     """A time during which a source that cannot be replayed was not heard: what it sent then is unknown, not absent."""
 
     source: str

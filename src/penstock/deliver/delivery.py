@@ -12,7 +12,7 @@ import orjson
 from penstock.audit.account import Account
 from penstock.audit.writers import Writers
 from penstock.core.clock import Clock
-from penstock.core.contracts import Channels, Entry, Positions, Reader
+from penstock.core.contracts import Channels, Entry, Offsets, Reader
 from penstock.core.errors import Unavailable
 from penstock.core.sketch import Sketch
 from penstock.deliver.outlet import FeedSpec, Outlet
@@ -40,7 +40,7 @@ class Delivery:
         self._writers = Writers(channels, [bookmarks], clock) if bookmarks else None
         self._processes: dict[str, dict[str, object]] = {}
         self._read_status: dict[int, int] = {}
-        self._live: dict[str, Positions] = {}
+        self._live: dict[str, Offsets] = {}
         self._stop = threading.Event()
 
     @asynccontextmanager
@@ -76,7 +76,7 @@ class Delivery:
                 self._stop.wait(away.retry_after or _RETRY)
 
     def _follow(self, in_loop: Callable[..., object]) -> None:
-        start: dict[str, Positions] = {
+        start: dict[str, Offsets] = {
             outlet.spec.channel: {**outlet.spec.start, **outlet.feed.positions()} for outlet in self.outlets.values()
         }
         start[self._status] = dict(self._read_status)
@@ -111,7 +111,7 @@ class Delivery:
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, start: Mapping[str, Positions]) -> None:
+    def _begin(self, start: Mapping[str, Offsets]) -> None:
         for outlet in self.outlets.values():
             outlet.begin(start[outlet.spec.channel])
 

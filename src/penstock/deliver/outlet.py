@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from penstock.audit.account import Account, Outcome, Share
 from penstock.core.clock import Clock
-from penstock.core.contracts import Entry, Positions
+from penstock.core.contracts import Entry, Offsets
 from penstock.core.rate import Rate
 from penstock.core.sketch import Recent
 from penstock.deliver.feed import Feed
@@ -26,7 +26,7 @@ class FeedSpec:
     channel: str
     topic_id: str = ""
     keep: timedelta | None = None
-    start: Positions = field(default_factory=dict)
+    start: Offsets = field(default_factory=dict)
 
 
 class Outlet:
@@ -46,13 +46,13 @@ class Outlet:
         self._account: Account | None = None
         self._wakers: set[asyncio.Event] = set()
 
-    def begin(self, start: Positions) -> None:
+    def begin(self, start: Offsets) -> None:
         """Where reading starts, or starts again: what a partition brings is counted from its first start on."""
         read = self.feed.positions()
         self._since.update({number: offset for number, offset in start.items() if number not in read})
         self._tell()
 
-    def take(self, entries: Sequence[Entry], live: Positions) -> None:
+    def take(self, entries: Sequence[Entry], live: Offsets) -> None:
         """Apply entries and wake those who follow. What lies before `live` was there at the start: no latency."""
         now = self._clock.now()
         for entry in entries:

@@ -74,8 +74,10 @@ class Site:
         self._graph = graph
         self._cache = cache
         self._vega: asyncio.Future[_File] | None = None
-        words = {"{{title}}": html.escape(title), "{{vega}}": VEGA_VERSION}
-        self._files = {file.name: _page_file(file, words) for file in (files("penstock.deliver") / "page").iterdir()}
+        replacements = {"{{title}}": html.escape(title), "{{vega}}": VEGA_VERSION}
+        self._files = {
+            file.name: _page_file(file, replacements) for file in (files("penstock.deliver") / "page").iterdir()
+        }
 
     @asynccontextmanager
     async def making(self) -> AsyncIterator[None]:
@@ -117,10 +119,10 @@ class Site:
         return _File.of(vega_script(self._cache), "text/javascript", "public, max-age=31536000, immutable")
 
 
-def _page_file(file: Traversable, words: Mapping[str, str]) -> _File:
+def _page_file(file: Traversable, replacements: Mapping[str, str]) -> _File:
     text = file.read_text(encoding="utf-8")
     if file.name.endswith(".html"):
-        for word, meaning in words.items():
+        for word, meaning in replacements.items():
             text = text.replace(word, meaning)
     return _File.of(text.encode(), _TYPES[Path(file.name).suffix])
 

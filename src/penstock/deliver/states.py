@@ -78,9 +78,9 @@ def together(answer: Mapping[str, Any], row: Mapping[str, Any] | None) -> tuple[
         return 200, {**found, "row": row}
     key = orjson.dumps(found["key"]).decode()
     known = [orjson.dumps(one).decode() for one in answer.get("keys", ())]
-    way_out = f"its keys look like {', '.join(known)}" if known else found["note"] or "it has no keys yet"
+    fix = f"its keys look like {', '.join(known)}" if known else found["note"] or "it has no keys yet"
     error = f"{found['query']} has nothing under {key}"
-    return 404, {"error": error, "place": "the key", "way_out": way_out, "keys": answer.get("keys", [])}
+    return 404, {"error": error, "place": "the key", "fix": fix, "keys": answer.get("keys", [])}
 
 
 def row_of(feed: Feed, key: object) -> dict[str, Any] | None:
@@ -125,5 +125,5 @@ async def _fetched(address: str, path: str, patience: float) -> tuple[int, dict[
 
 
 def _away(why: str) -> Response:
-    facts = {"place": "the analysis", "way_out": "ask again later; the newest rows are at /feeds/NAME"}
+    facts = {"place": "the analysis", "fix": "ask again later; the newest rows are at /feeds/NAME"}
     return problem(503, f"the analysis is away: {why}", facts)

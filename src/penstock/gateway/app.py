@@ -19,7 +19,7 @@ from penstock.web.responses import SecurityHeaders
 from penstock.web.server import listen, run_server, url_of, wait_first
 
 OVERVIEW = """\
-Penstock's gateway: channels over HTTP. Errors are JSON: error, place, way_out.
+Penstock's gateway: channels over HTTP. Errors are JSON: error, place, fix.
 
 GET    /channels                          the channels
 GET    /channels/NAME                     one: its partitions and settings

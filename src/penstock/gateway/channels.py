@@ -7,7 +7,7 @@ from urllib.parse import quote, urlencode
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.core.contracts import Channels, Positions
+from penstock.core.contracts import Channels, Offsets
 from penstock.core.record import Record
 from penstock.gateway.decode import Format
 from penstock.gateway.encode import entry_json
@@ -45,7 +45,7 @@ class ChannelRoutes:
         return reply(
             {
                 "channels": names,
-                "promise": {"durable": promise.durable, "replay": promise.replay, "words": promise.words},
+                "promise": {"durable": promise.durable, "replay": promise.replay, "words": promise.description},
             }
         )
 
@@ -93,7 +93,7 @@ class ChannelRoutes:
             answer = partial(_answer, self._gateway.channels, name, start, limits, told, query)
             return await (self._gateway.wait(answer) if limits.wait else self._gateway.ask(answer))
 
-    def _start(self, query: Query, name: str) -> Callable[[Bounds], Positions]:
+    def _start(self, query: Query, name: str) -> Callable[[Bounds], Offsets]:
         if len(given := [start for start in _STARTS if start in query]) > 1:
             raise Problem(400, f"?{given[1]}", f"it contradicts ?{given[0]}", "give one of them")
         if "positions" in query:
@@ -133,14 +133,14 @@ def _partition(only: int | None, bounds: Bounds) -> int:
     return only or 0
 
 
-def _chosen(positions: Positions, only: int | None, name: str) -> Positions:
+def _chosen(positions: Offsets, only: int | None, name: str) -> Offsets:
     if only is not None and only not in positions:
         raise Problem(404, f"channel {name}", f"it has no partition {only}", f"there are 0 to {len(positions) - 1}")
     return positions if only is None else {only: positions[only]}
 
 
 def _answer(
-    channels: Channels, name: str, start: Callable[[Bounds], Positions], limits: ReadLimits, told: Format, query: Query
+    channels: Channels, name: str, start: Callable[[Bounds], Offsets], limits: ReadLimits, told: Format, query: Query
 ) -> Response:
     fetched = fetch(channels, name, start, limits)
     return reply(

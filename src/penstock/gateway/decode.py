@@ -195,8 +195,8 @@ class Decoder:
         parts: dict[str, Part] = {}
         for name in scan.members():
             if name not in FIELDS:
-                way_out = did_you_mean(name, FIELDS, f"the fields are {', '.join(FIELDS)}")
-                raise Problem(400, place, f'"{name}" is not a field of a record', way_out)
+                fix = did_you_mean(name, FIELDS, f"the fields are {', '.join(FIELDS)}")
+                raise Problem(400, place, f'"{name}" is not a field of a record', fix)
             parts[name] = scan.part()
         if "value" not in parts:
             raise Problem(400, place, 'it has no "value"', 'write {"value": …}; null deletes its key')
@@ -228,8 +228,8 @@ class Decoder:
         if not any(name in parts for name in IDENTITY):
             return None
         if missing := [name for name in ("sender", "epoch", "seq") if name not in parts]:
-            way_out = "give sender, epoch and seq, or none of them: then the gateway numbers the record"
-            raise Problem(400, place, f"its identity lacks {' and '.join(missing)}", way_out)
+            fix = "give sender, epoch and seq, or none of them: then the gateway numbers the record"
+            raise Problem(400, place, f"its identity lacks {' and '.join(missing)}", fix)
         sender = parts["sender"].value
         if not isinstance(sender, str) or not sender.isprintable() or not 0 < len(sender) <= _LONGEST_SENDER:
             why = f"a sender is a text of 1 to {_LONGEST_SENDER} characters that can be printed"

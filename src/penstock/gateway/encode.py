@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 
 import orjson
 
-from penstock.core.contracts import Entry, Place
+from penstock.core.contracts import ChannelPartition, Entry
 from penstock.core.record import Headers, Origin
 from penstock.gateway.decode import IDENTITY, Format
 
@@ -35,7 +35,7 @@ def size(entry: Entry) -> int:
     return len(entry.key or b"") + len(entry.value or b"") + sum(len(name) + len(told) for name, told in entry.headers)
 
 
-def places(given: Iterable[Place]) -> list[dict[str, object]]:
+def partitions(given: Iterable[ChannelPartition]) -> list[dict[str, object]]:
     return [{"channel": channel, "partition": partition} for channel, partition in given]
 
 

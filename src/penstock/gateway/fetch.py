@@ -10,7 +10,7 @@ from typing import Protocol
 
 from starlette.requests import Request
 
-from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.gateway.encode import size
 from penstock.gateway.settings import GatewaySettings
@@ -43,14 +43,14 @@ class ReadLimits:
 @dataclass(frozen=True)
 class Fetched:
     entries: Sequence[Entry]
-    positions: Positions
+    positions: Offsets
 
 
 class Reader(Protocol):
     def read(self, most: int, wait: float) -> Sequence[Entry]: ...
 
 
-Start = Callable[[Mapping[int, tuple[int, int]]], Positions]
+Start = Callable[[Mapping[int, tuple[int, int]]], Offsets]
 """Where to begin, given the bounds of a channel."""
 
 
@@ -106,11 +106,11 @@ def read_some(source: Reader, into: list[Entry], limits: ReadLimits, owed: Calla
         into += more
 
 
-def _check(channel: str, positions: Positions, bounds: Mapping[int, tuple[int, int]]) -> None:
+def _check(channel: str, positions: Offsets, bounds: Mapping[int, tuple[int, int]]) -> None:
     for partition, offset in positions.items():
         if partition not in bounds:
-            way_out = f"there are 0 to {len(bounds) - 1}"
-            raise Problem(404, f"channel {channel}", f"it has no partition {partition}", way_out)
+            fix = f"there are 0 to {len(bounds) - 1}"
+            raise Problem(404, f"channel {channel}", f"it has no partition {partition}", fix)
         first, end = bounds[partition]
         place, facts = f"channel {channel}, partition {partition}", {"partition": partition, "first": first, "end": end}
         if offset < first:

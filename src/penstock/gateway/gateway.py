@@ -89,8 +89,8 @@ class Gateway:
         if channel in self._names and self.clock.elapsed() - self._named < _KNOWN_FOR:
             return
         if channel not in (names := await self.names()):
-            way_out = did_you_mean(channel, names, "GET /channels tells which there are")
-            raise Problem(404, f"channel {channel}", "there is none of that name", way_out)
+            fix = did_you_mean(channel, names, "GET /channels tells which there are")
+            raise Problem(404, f"channel {channel}", "there is none of that name", fix)
 
     async def readable(self, channel: str) -> None:
         """Conflict where to read is to take away: what this answer has no room for would be lost to everybody."""

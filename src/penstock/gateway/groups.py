@@ -17,7 +17,7 @@ from penstock.core.contracts import Channels, Group
 from penstock.core.errors import Unavailable
 from penstock.core.text import did_you_mean
 from penstock.gateway.decode import Format
-from penstock.gateway.encode import entry_json, places
+from penstock.gateway.encode import entry_json, partitions
 from penstock.gateway.fetch import READ_PARAMETERS, read_limits, watch_disconnect
 from penstock.gateway.gateway import LEAVING, Gateway
 from penstock.gateway.sessions import ConsumerSession, Polled
@@ -45,8 +45,8 @@ class GroupRoutes:
         Query(request)
         name, channels = _group(request), self._gateway.channels
         if name not in (names := await self._gateway.ask(channels.groups)):
-            way_out = did_you_mean(name, names, "GET /groups tells which there are")
-            raise Problem(404, f"group {name}", "there is none of that name", way_out)
+            fix = did_you_mean(name, names, "GET /groups tells which there are")
+            raise Problem(404, f"group {name}", "there is none of that name", fix)
         return reply(await self._gateway.ask(lambda: _described(channels, channels.group(name))))
 
     async def join(self, request: Request) -> Response:
@@ -134,8 +134,8 @@ def _polled(polled: Polled, told: Format, session: ConsumerSession) -> Response:
                 {"channel": channel, "partition": partition, "next": offset}
                 for (channel, partition), offset in sorted(polled.held.items())
             ],
-            "given": places(polled.given),
-            "lost": places(polled.lost),
+            "given": partitions(polled.given),
+            "lost": partitions(polled.lost),
             "commit": f"{_address(session)}/commit?answer={polled.number}",
         }
     )
@@ -147,7 +147,7 @@ def _described(channels: Channels, group: Group) -> dict[str, object]:
     return {
         "name": group.name,
         "state": group.state,
-        "members": [{"member": name, "partitions": places(own)} for name, own in sorted(group.members.items())],
+        "members": [{"member": name, "partitions": partitions(own)} for name, own in sorted(group.members.items())],
         "partitions": [row.to_json() for row in standing.rows],
         "lag": standing.lag,
     }

@@ -16,9 +16,9 @@ from functools import partial
 from typing import TypeVar
 
 from penstock.core.clock import Clock
-from penstock.core.contracts import Channels, Entry, Member, Place
+from penstock.core.contracts import ChannelPartition, Channels, Entry, Member
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
-from penstock.gateway.encode import places
+from penstock.gateway.encode import partitions
 from penstock.gateway.fetch import ReadLimits, read_some
 from penstock.gateway.settings import GatewaySettings
 from penstock.web.problems import Problem
@@ -32,10 +32,10 @@ _BEAT = 0.5
 @dataclass(frozen=True)
 class Polled:
     entries: Sequence[Entry]
-    held: Mapping[Place, int]
-    given: Sequence[Place]
+    held: Mapping[ChannelPartition, int]
+    given: Sequence[ChannelPartition]
     """Since the last answer, as are those that were lost."""
-    lost: Sequence[Place]
+    lost: Sequence[ChannelPartition]
     number: int
     """By which it is committed."""
 
@@ -56,9 +56,9 @@ class ConsumerSession:
         self._leaving = threading.Event()
         self._pending: list[Entry] = []
         self._number = 0
-        self._given: set[Place] = set()
-        self._lost: set[Place] = set()
-        self._gone: set[Place] = set()
+        self._given: set[ChannelPartition] = set()
+        self._lost: set[ChannelPartition] = set()
+        self._gone: set[ChannelPartition] = set()
         """Partitions that went to others with records that we gave and that were not committed."""
         self._thread = threading.Thread(target=self._run, name=f"gateway-member-{group}", daemon=True)
         self._thread.start()
@@ -185,7 +185,7 @@ class ConsumerSession:
 
     def _unless_gone(self) -> None:
         if self._gone:
-            gone = places(sorted(self._gone))
+            gone = partitions(sorted(self._gone))
             self._gone.clear()
             raise Problem(
                 409,
@@ -197,20 +197,20 @@ class ConsumerSession:
 
     # --- the dealing, called from within `read`
 
-    def given(self, places: Sequence[Place]) -> Mapping[Place, int]:
-        self._given |= set(places)
+    def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
+        self._given |= set(partitions)
         return {}
 
-    def taken(self, places: Sequence[Place]) -> None:
+    def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
         """What was given and not committed is for others to do again: it is not ours to commit."""
-        moved = set(places)
+        moved = set(partitions)
         self._gone |= {(entry.channel, entry.partition) for entry in self._pending} & moved
         self._pending[:] = [entry for entry in self._pending if (entry.channel, entry.partition) not in moved]
         self._lost |= moved
         self._given -= moved
 
-    def lost(self, places: Sequence[Place]) -> None:
-        self.taken(places)
+    def lost(self, partitions: Sequence[ChannelPartition]) -> None:
+        self.revoked(partitions)
 
 
 def _started() -> "Future[Answer]":
@@ -241,7 +241,7 @@ class _Ended:
     def read(self, most: int, wait: float) -> Sequence[Entry]:
         raise self._why
 
-    def held(self) -> Mapping[Place, int]:
+    def held(self) -> Mapping[ChannelPartition, int]:
         raise self._why
 
     def commit(self) -> None:
@@ -282,8 +282,8 @@ class Sessions:
             return session
         if session is None and member in self._ended:
             raise self._ended[member]
-        way_out = f"POST /groups/{group}/members makes one"
-        raise Problem(404, f"group {group}", f'no member "{member}" is here', way_out)
+        fix = f"POST /groups/{group}/members makes one"
+        raise Problem(404, f"group {group}", f'no member "{member}" is here', fix)
 
     async def leave(self, session: ConsumerSession, patience: float) -> None:
         session.leave()

@@ -18,10 +18,10 @@ from penstock.analysis.operators.statics import table
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.session import session
 from penstock.channels.kafka import Kafka
-from penstock.core.contracts import Channels, Positions
+from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import Misconfigured
 from penstock.core.held import held
-from penstock.pipeline.config import LOCAL, Wiring
+from penstock.pipeline.config import LOCAL, Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.sql import tables
 from penstock.run.analyse import spark_words
@@ -46,7 +46,7 @@ class Asked:
 
     sql: str
     channels: Channels
-    wiring: Wiring
+    config: Config
     description: Description | None = None
     schemas: Mapping[str, str] = field(default_factory=dict)
     """By channel, columns as DDL that go before all that is declared or can be seen."""
@@ -60,7 +60,7 @@ class Asked:
         if not self.names:
             raise Misconfigured(_PLACE, "it reads no channel", "name one after FROM")
         if not self.channels.promise.replay:
-            problem = f"what is read at {self.channels.where} is gone for others: {self.channels.promise.words}"
+            problem = f"what is read at {self.channels.where} is gone for others: {self.channels.promise.description}"
             raise Misconfigured(_PLACE, problem, "query channels at kafka://, redis:// or file://")
         for name in self.names:
             if "." in name and f"`{name}`" not in self.sql:
@@ -103,7 +103,7 @@ def spark(asked: Asked, say: Callable[[str], None], stop: threading.Event) -> It
     usual, tempfile.tempdir = tempfile.tempdir, str(place)
     threading.Thread(target=_leave_at_once, args=(stop, started, place), daemon=True).start()
     # It reads from here, wherever the pipeline's own Spark runs.
-    settings = asked.wiring.spark.model_copy(update={"master": LOCAL})
+    settings = asked.config.spark.model_copy(update={"master": LOCAL})
     flags = [*spark_archive(java, jars).used(), f"-Djava.io.tmpdir={place}"]
     try:
         with session(NAME, settings, java.path, jars.spark, _SLOTS, None, flags) as running:
@@ -121,7 +121,7 @@ def spark(asked: Asked, say: Callable[[str], None], stop: threading.Event) -> It
 def followed(
     engine: Engine,
     asked: Asked,
-    start: Mapping[str, Positions],
+    start: Mapping[str, Offsets],
     place: Path,
     take: Callable[[Result, Iterator[str]], None],
 ) -> Iterator[InteractiveQuery]:
@@ -194,9 +194,9 @@ def newest(channels: Channels, name: str) -> list[bytes | None]:
 
 
 def _connector(asked: Asked) -> SparkConnector:
-    skip_lost = asked.wiring.channels.lost == "skip"
+    skip_lost = asked.config.channels.lost == "skip"
     if isinstance(asked.channels, Kafka):
-        return KafkaConnector(asked.channels.servers, spark_words(asked.wiring.kafka.conf), skip_lost, _MOST)
+        return KafkaConnector(asked.channels.servers, spark_words(asked.config.kafka.conf), skip_lost, _MOST)
     return BinderConnector(asked.channels, skip_lost)
 
 

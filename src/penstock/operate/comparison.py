@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.analysis.replay import Difference, Found, How, Verdict, read
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,8 @@ class Judged:
 class Report:
     query: str
     result: str
-    covered: Mapping[str, Positions]
-    ends: Mapping[str, Positions]
+    covered: Mapping[str, Offsets]
+    ends: Mapping[str, Offsets]
     gone: tuple[Gone, ...]
     judged: tuple[Judged, ...]
     records: Mapping[int, Found] = field(default_factory=dict)

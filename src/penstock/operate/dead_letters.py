@@ -12,7 +12,7 @@ from itertools import islice
 
 from penstock.audit.findings import BELATED, EXCLUDED
 from penstock.core.clock import Micros
-from penstock.core.contracts import Channels, Entry, Positions, Sender
+from penstock.core.contracts import Channels, Entry, Offsets, Sender
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.held import Bounds, held
 from penstock.core.record import Headers, Origin, Record
@@ -152,7 +152,7 @@ def tallied(found: Iterable[Letter]) -> list[Tally]:
 
 def letter_at(channels: Channels, channel: str, place: str) -> Letter:
     """The letter at a place, its own or that of its record; Misconfigured when there is none."""
-    start: Positions = {}
+    start: Offsets = {}
     if place.startswith(f"{channel}:"):
         _, partition, offset = place.rsplit(":", 2)
         ends = {number: end for number, (_, end) in channels.bounds(channel).items()}
@@ -170,10 +170,8 @@ def absent(channels: Channels, channel: str, place: str) -> Misconfigured:
         for partition, (low, end) in sorted(channels.bounds(channel).items())
         if low < end
     ]
-    way_out = f"it holds {' and '.join(kept)}" if kept else "it holds none"
-    return Misconfigured(
-        f"channel {channel}", f"there is no dead letter at {place.removeprefix(f'{channel}:')}", way_out
-    )
+    fix = f"it holds {' and '.join(kept)}" if kept else "it holds none"
+    return Misconfigured(f"channel {channel}", f"there is no dead letter at {place.removeprefix(f'{channel}:')}", fix)
 
 
 _SKEW = 3_600_000_000
@@ -210,7 +208,7 @@ def redrive(
     chosen: Selection,
     into: str,
     dry: bool = False,
-    since: Callable[[str, Micros], Positions] | None = None,
+    since: Callable[[str, Micros], Offsets] | None = None,
 ) -> list[Outcome]:
     """Send the records of the chosen letters into a channel, in their order; what became of each.
 

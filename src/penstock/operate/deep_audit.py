@@ -24,7 +24,7 @@ from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import PenstockError
 from penstock.core.held import batches, held
 from penstock.core.runs import Runs
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.stores import check_of, store_of
@@ -46,7 +46,7 @@ class Deep:
     """One comparison of all that a pipeline has written. `checked` are the stages that were compared."""
 
     description: Description
-    wiring: Wiring
+    config: Config
     say: Say = lambda _: None
     clock: Clock = field(default_factory=SystemClock)
     start: Callable[[], AbstractContextManager[Engine]] | None = None
@@ -57,9 +57,9 @@ class Deep:
 
     def run(self) -> None:
         """What cannot be compared is a doubt, and does not keep the rest from being compared."""
-        channels = self.wiring.bind()
+        channels = self.config.bind()
         with ExitStack() as stack:
-            start = self.start or partial(engine, self.description, self.wiring, None)
+            start = self.start or partial(engine, self.description, self.config, None)
             spark = _Spark(start, self.say, stack)
             for channel in self.description.channels.values():
                 if channel.result_of:
@@ -98,7 +98,7 @@ class Deep:
 
     def _store(self, channels: Channels, spec: StoreSpec, spark: "_Spark") -> None:
         stage = store_node(spec.url, spec.channel)
-        check = check_of(spec, self.description, self.wiring, channels, self.clock, most=None)
+        check = check_of(spec, self.description, self.config, channels, self.clock, most=None)
         try:
             tell = _Telling(self.say, stage.replace(":", " "))
             since, reached = time.monotonic(), -1
@@ -130,7 +130,7 @@ class Deep:
         if not (keep is None and whole if spec.ttl is None else keep is None or keep >= spec.ttl):
             self.say(f"{stage.replace(':', ' ')}: rows that {spec.channel} holds no longer are not compared")
             return
-        described = store_of(spec, self.description, self.wiring)
+        described = store_of(spec, self.description, self.config)
         assert not isinstance(described, LakeStore)
         store = described.open()
         try:
@@ -146,7 +146,7 @@ class Deep:
 
     def _values(self, stage: str, spec: StoreSpec, channels: Channels, spark: "_Spark") -> None:
         """The values of a lake's rows, beside those of the records."""
-        store = store_of(spec, self.description, self.wiring)
+        store = store_of(spec, self.description, self.config)
         assert isinstance(store, LakeStore)
         holdings = LakeRows(store.path, spec.channel).holdings()
         if holdings is None:
@@ -267,9 +267,9 @@ def merged(discrepancies: Sequence[Discrepancy], found: Deep) -> tuple[Discrepan
     return (*kept, *found.discrepancies)
 
 
-def named(found: Balance, content: Content, description: Description, wiring: Wiring) -> Balance:
+def named(found: Balance, content: Content, description: Description, config: Config) -> Balance:
     """The balance, with the numbers of what lakes lack. What is still on its way to one is not accused."""
-    stores = {store_node(spec.url, spec.channel): store_of(spec, description, wiring) for spec in description.stores}
+    stores = {store_node(spec.url, spec.channel): store_of(spec, description, config) for spec in description.stores}
 
     def hop(one: Hop) -> Hop:
         store = stores.get(one.stage)

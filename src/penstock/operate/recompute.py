@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from penstock.analysis.checkpoints.batches import covered
 from penstock.analysis.checkpoints.doctor import begin_anew
 from penstock.analysis.checkpoints.note import Note, note_of
-from penstock.analysis.engine import Engine, Offsets
+from penstock.analysis.engine import Engine, OffsetRanges
 from penstock.analysis.query import Query
 from penstock.analysis.replay import (
     Comparison,
@@ -31,12 +31,12 @@ from penstock.analysis.replay import (
 )
 from penstock.audit.account import Account, Outcome
 from penstock.core.clock import Clock, Micros, SystemClock
-from penstock.core.contracts import Channels, Positions
+from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import Misconfigured
-from penstock.core.record import life_and_count
+from penstock.core.record import generation_and_count
 from penstock.operate.comparison import Gone, Judged, Report
 from penstock.operate.result_copies import Holder, Written, holders
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.run.accounts import last_accounts
 
@@ -57,7 +57,7 @@ def recompute(
     engine: Engine,
     channels: Channels,
     description: Description,
-    wiring: Wiring,
+    config: Config,
     query: Query,
     say: Say = lambda _: None,
     wait: float = 70.0,
@@ -67,7 +67,7 @@ def recompute(
     require_repeatable(engine, query)
     until = _covered(channels, engine, description, query, say, wait)
     say(f"reading {query.into}, and what is made of it")
-    found, written = holders(channels, description, wiring, query, min(wait, _LOADING))
+    found, written = holders(channels, description, config, query, min(wait, _LOADING))
     account = _account_of(channels, description, query, until, min(wait, _LOADING))
     bounds = {name: channels.bounds(name) for name in query.inputs}
     ends = {name: {one: end for one, (_, end) in bounds[name].items()} for name in query.inputs}
@@ -103,7 +103,7 @@ def recompute(
     for holder in found:
         # The channel is the first of them: only what it lacks can have come too late.
         lacking = {one.key: one.short for one in judged[0].differences} if judged else None
-        judged.append(_judged(holder, expected, _excuse(holder, written, final, now, note.life), late, lacking))
+        judged.append(_judged(holder, expected, _excuse(holder, written, final, now, note.generation), late, lacking))
     marks = _marks(judged)
     if marks:
         say("looking for the records that make the difference")
@@ -194,7 +194,7 @@ def _gone(query: Query, begins: Until, note: Note, account: Account | None) -> t
     return tuple(found)
 
 
-def _thinned(engine: Engine, query: Query, channel: str, since: Positions, until: Positions) -> bool:
+def _thinned(engine: Engine, query: Query, channel: str, since: Offsets, until: Offsets) -> bool:
     """Whether some of what the query has read of a compacted channel is there no more.
 
     A table made of tables is still right then: only rows that were outdated are gone. Of anything else it is refused.
@@ -229,7 +229,7 @@ class _Late:
     conserved: bool
     runs: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
     """Those that are named, by sender and epoch."""
-    left_out: Mapping[str, Offsets] | None = None
+    left_out: Mapping[str, OffsetRanges] | None = None
     """Where all of them lie: they are not recomputed. None when that is not known."""
     guessed: bool = False
     """Some may have come too late without being counted."""
@@ -265,19 +265,24 @@ class _Late:
         return sum(short) == self.records or (elsewhere and sum(short) < self.records)
 
 
-def _excuse(holder: Holder, written: Mapping[bytes, Written], final: bool, now: Micros, life: int) -> Excuse:
+def _excuse(holder: Holder, written: Mapping[bytes, Written], final: bool, now: Micros, generation: int) -> Excuse:
     def excuse(key: bytes, row: Row | None, due: Row | None) -> Verdict | None:
         last = written.get(key)
         if holder.filled is not None and last and last.offset >= holder.filled.get(last.partition, 0):
             return Verdict.WAITING
-        if due is None and last and last.row.version is not None and life_and_count(last.row.version)[0] < life:
+        if (
+            due is None
+            and last
+            and last.row.version is not None
+            and generation_and_count(last.row.version)[0] < generation
+        ):
             return Verdict.EARLIER
         if row is not None and row.value is not None:
             return None
         if final and last is None:
             return Verdict.WAITING
         at = last.appended if last else due.time if due else None
-        if holder.life is not None and (at is None or at + holder.life.total_seconds() * 1e6 < now + _MARGIN):
+        if holder.ttl is not None and (at is None or at + holder.ttl.total_seconds() * 1e6 < now + _MARGIN):
             return Verdict.PERISHED
         return None
 

@@ -18,7 +18,7 @@ from penstock.analysis.checkpoints.note import note_of
 from penstock.audit.ledger import Ledger, Unreadable, set_aside
 from penstock.channels.files.repairing import DamagedLog, damaged_logs
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.supervise.redis import find_redis
 from penstock.supervise.segments import DamagedSegment, damaged_segments
 
@@ -33,22 +33,22 @@ class Damage:
     file: Path
     problem: str
     consequence: str
-    way_out: str
+    fix: str
     """What `repair` does; what to do by hand, when there is none."""
     repair: Callable[[], str] | None = None
     """Do it; what was done."""
 
 
-def damages(wiring: Wiring) -> Iterator[Damage]:
+def damages(config: Config) -> Iterator[Damage]:
     """All that can be found; the folder has to be held, for nothing may write there meanwhile."""
-    state, aside = wiring.state, wiring.state / ASIDE
+    state, aside = config.state, config.state / ASIDE
     for segment in damaged_segments(state / "kafka"):
         yield _of_kafka(segment, aside)
-    for log in _logs(wiring):
+    for log in _logs(config):
         yield _of_log(log, aside)
     yield from _of_redis(state / "redis", aside)
-    yield from _of_ledger(wiring.ledger)
-    yield from _of_checkpoints(Path(wiring.checkpoints))
+    yield from _of_ledger(config.ledger)
+    yield from _of_checkpoints(Path(config.checkpoints))
     for entries in sorted((state / "lake").glob("*/_delta_log")):
         yield from _of_lake(entries.parent)
 
@@ -64,16 +64,16 @@ def _of_kafka(segment: DamagedSegment, aside: Path) -> Damage:
         return f"the original is {segment.repair(aside)}"
 
     if segment.copies > 1:
-        way_out = "this copy of the partition is put aside; its broker fetches another from the others"
-        return Damage(segment.file, problem, "readers of this copy stop there", way_out, repair)
-    way_out = "the damaged batches are taken out of the log; the audit then names the records as missing"
-    return Damage(segment.file, problem, "every reader stops there: queries, stores, the audit", way_out, repair)
+        fix = "this copy of the partition is put aside; its broker fetches another from the others"
+        return Damage(segment.file, problem, "readers of this copy stop there", fix, repair)
+    fix = "the damaged batches are taken out of the log; the audit then names the records as missing"
+    return Damage(segment.file, problem, "every reader stops there: queries, stores, the audit", fix, repair)
 
 
-def _logs(wiring: Wiring) -> Iterator[DamagedLog]:
-    yield from damaged_logs(wiring.state / "spool")
-    if wiring.channels.address.startswith("file://"):
-        yield from damaged_logs(wiring.folder / wiring.channels.address.removeprefix("file://"))
+def _logs(config: Config) -> Iterator[DamagedLog]:
+    yield from damaged_logs(config.state / "spool")
+    if config.channels.address.startswith("file://"):
+        yield from damaged_logs(config.folder / config.channels.address.removeprefix("file://"))
 
 
 def _of_log(log: DamagedLog, aside: Path) -> Damage:
@@ -83,8 +83,8 @@ def _of_log(log: DamagedLog, aside: Path) -> Damage:
 
     problem = f"it is damaged at byte {log.position}: {log.why}"
     consequence = f"every reader of {log.channel} stops there; if this is a spool, its source does not start"
-    way_out = "what cannot be read is taken out; the audit then names the records as missing"
-    return Damage(log.file, problem, consequence, way_out, repair)
+    fix = "what cannot be read is taken out; the audit then names the records as missing"
+    return Damage(log.file, problem, consequence, fix, repair)
 
 
 def _of_redis(folder: Path, aside: Path) -> Iterator[Damage]:
@@ -102,9 +102,9 @@ def _of_redis(folder: Path, aside: Path) -> Iterator[Damage]:
             return f"the original is {kept}"
 
         lines = told.stdout.strip().splitlines()
-        way_out = "it is put aside, and the loaders fill Redis again from what the channels hold"
+        fix = "it is put aside, and the loaders fill Redis again from what the channels hold"
         problem = lines[0] if lines else "redis-check-aof refuses it"
-        yield Damage(file, problem, "Redis does not start", way_out, repair)
+        yield Damage(file, problem, "Redis does not start", fix, repair)
 
 
 def _redis_check(file: Path) -> "subprocess.CompletedProcess[str]":
@@ -127,9 +127,9 @@ def _of_ledger(path: Path) -> Iterator[Damage]:
         with closing(Ledger(path, read_only=True)) as ledger:
             ledger.verify()
     except Unreadable as error:
-        way_out = "it is kept as a copy, and the auditor makes a new one from what the channels hold"
+        fix = "it is kept as a copy, and the auditor makes a new one from what the channels hold"
         yield Damage(
-            path, error.problem, "what was counted is not known", way_out, lambda: f"the original is {set_aside(path)}"
+            path, error.problem, "what was counted is not known", fix, lambda: f"the original is {set_aside(path)}"
         )
 
 
@@ -141,19 +141,19 @@ def _of_checkpoints(folder: Path) -> Iterator[Damage]:
             note_of(str(checkpoint))
             written(checkpoint)
         except Misconfigured as error:
-            way_out = f"bring the file back from a copy, or {begin_anew(checkpoint.name)}"
-            yield Damage(checkpoint, error.problem, f"the query {checkpoint.name} does not start", way_out)
+            fix = f"bring the file back from a copy, or {begin_anew(checkpoint.name)}"
+            yield Damage(checkpoint, error.problem, f"the query {checkpoint.name} does not start", fix)
 
 
 def _of_lake(table: Path) -> Iterator[Damage]:
-    way_out = f"move {table} away; it is filled again from what its channel holds"
+    fix = f"move {table} away; it is filled again from what its channel holds"
     unreadable = [file for file in sorted((table / "_delta_log").glob("*.json")) if not _is_json(file)]
     try:
         files = DeltaTable(table).file_uris()
     except (DeltaError, OSError) as error:
         problem = str(error).partition("\n")[0]
         for file in unreadable or [table]:
-            yield Damage(file, problem, f"the lake {table} cannot be opened", way_out)
+            yield Damage(file, problem, f"the lake {table} cannot be opened", fix)
         return
     for file in map(Path, files):
         try:
@@ -162,7 +162,7 @@ def _of_lake(table: Path) -> Iterator[Damage]:
                     pass
         except (ArrowException, OSError) as error:
             problem = str(error).partition("\n")[0]
-            yield Damage(file, problem, f"its rows cannot be read, and so not the whole of {table}", way_out)
+            yield Damage(file, problem, f"its rows cannot be read, and so not the whole of {table}", fix)
 
 
 def _is_json(file: Path) -> bool:

@@ -8,10 +8,10 @@ from datetime import timedelta
 from penstock.analysis.query import Query
 from penstock.analysis.replay import Row, Table, key_of
 from penstock.core.clock import Micros
-from penstock.core.contracts import Channels, Entry, Positions
+from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.held import held
 from penstock.deliver.feed import Feed
-from penstock.pipeline.config import Wiring, topics
+from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.stores import store_of
@@ -33,14 +33,14 @@ class Holder:
     name: str
     """As in the graph: `channel:by_country`, `feed:by_country`, `store:redis/by_country`."""
     rows: Table
-    life: timedelta | None = None
+    ttl: timedelta | None = None
     """How long a row is kept after its last entry; None: forever."""
-    filled: Positions | None = None
+    filled: Offsets | None = None
     """How far a store was filled; None for who has read it all."""
 
 
 def holders(
-    channels: Channels, description: Description, wiring: Wiring, query: Query, patience: float
+    channels: Channels, description: Description, config: Config, query: Query, patience: float
 ) -> tuple[list[Holder], Mapping[bytes, Written]]:
     """Everybody who holds rows of a query's result, and the rows as they were written.
 
@@ -67,7 +67,7 @@ def holders(
     until = time.monotonic() + patience
     for spec in description.stores:
         if spec.channel == channel.name:
-            store = store_of(spec, description, wiring)
+            store = store_of(spec, description, config)
             filled = _filled(store, ends, until)
             rows = _with_deletions(_stored(store, written), written)
             found.append(Holder(store_node(spec.url, channel.name), rows, spec.ttl, filled))
@@ -96,7 +96,7 @@ def _row(written: Mapping[bytes, Written], key: bytes, value: bytes, version: in
     return Row(value, version, known.row.mark if known and same else None)
 
 
-def _filled(store: Contents, ends: Positions, until: float) -> Positions:
+def _filled(store: Contents, ends: Offsets, until: float) -> Offsets:
     """How far a store was filled: up to these ends, if it comes there in time."""
     filled = store.stands()
     while any(filled.get(one, 0) < end for one, end in ends.items()) and time.monotonic() < until:

@@ -75,7 +75,7 @@ SECTIONS: dict[str, type[Section]] = {
 
 
 @dataclass(frozen=True)
-class Wiring:
+class Config:
     folder: Path
     """Where the pipeline lives; relative paths begin here."""
     channels: ChannelSettings
@@ -90,7 +90,7 @@ class Wiring:
     local: LocalSettings
 
     @classmethod
-    def read(cls, folder: Path, profile: str | None = None, environ: Mapping[str, str] | None = None) -> "Wiring":
+    def read(cls, folder: Path, profile: str | None = None, environ: Mapping[str, str] | None = None) -> "Config":
         return cls(folder, **cast(dict[str, Any], load(SECTIONS, folder, profile, environ)))
 
     @property
@@ -105,7 +105,7 @@ class Wiring:
     def ledger(self) -> Path:
         return self.state / "audit" / "ledger.db"
 
-    def at(self, kafka: str | None, redis: str | None) -> "Wiring":
+    def at(self, kafka: str | None, redis: str | None) -> "Config":
         """The same wiring on services of this machine: Kafka's brokers, and the address of Redis."""
         url, address = self.redis.url, self.channels.address
         if url == LOCAL and redis is not None:
@@ -116,7 +116,7 @@ class Wiring:
             address = url
         return self.placed(address, url)
 
-    def placed(self, address: str, redis: str) -> "Wiring":
+    def placed(self, address: str, redis: str) -> "Config":
         """The same wiring, with its channels and Redis at these addresses."""
         return replace(
             self,

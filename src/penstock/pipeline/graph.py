@@ -3,7 +3,7 @@
 from typing import Any
 
 from penstock.core.addresses import shown
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 
 
@@ -11,7 +11,7 @@ def store_node(url: str, channel: str) -> str:
     return f"store:{url.split(':', 1)[0]}/{channel}"
 
 
-def graph(description: Description, wiring: Wiring) -> dict[str, Any]:
+def graph(description: Description, config: Config) -> dict[str, Any]:
     """Nodes with kind, label and note; edges from node to node."""
     nodes: list[dict[str, str]] = []
     edges: list[list[str]] = []
@@ -20,7 +20,7 @@ def graph(description: Description, wiring: Wiring) -> dict[str, Any]:
         nodes.append({"id": node, "kind": kind, "label": label, "note": note})
 
     for source in description.sources:
-        add(f"source:{source.name}", "source", source.name, shown(wiring.address(source)))
+        add(f"source:{source.name}", "source", source.name, shown(config.address(source)))
         edges.append([f"source:{source.name}", f"channel:{source.into}"])
     for channel in description.channels.values():
         note = f"the result of {channel.result_of}" if channel.result_of else "a channel of records"

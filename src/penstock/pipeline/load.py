@@ -46,7 +46,7 @@ def load(path: Path) -> Description:
     except Misconfigured as error:
         if error.place.startswith(f"{path.name}:"):
             raise
-        raise Misconfigured(f"{path.name}, {error.place}", error.problem, error.way_out) from error
+        raise Misconfigured(f"{path.name}, {error.place}", error.problem, error.fix) from error
 
 
 def _unknown_option(error: TypeError, path: Path) -> Misconfigured | None:
@@ -56,8 +56,8 @@ def _unknown_option(error: TypeError, path: Path) -> Misconfigured | None:
         return None
     method, option = match.groups()
     known = [name for name in inspect.signature(getattr(Pipeline, method)).parameters if name != "self"]
-    way_out = did_you_mean(option, known, f"it knows {', '.join(known)}")
-    return Misconfigured(_place(error, path), f'app.{method}() has no option "{option}"', way_out)
+    fix = did_you_mean(option, known, f"it knows {', '.join(known)}")
+    return Misconfigured(_place(error, path), f'app.{method}() has no option "{option}"', fix)
 
 
 def _place(error: Exception, path: Path) -> str:

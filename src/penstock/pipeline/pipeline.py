@@ -351,7 +351,7 @@ class Pipeline:
         try:
             self._add_sql(name, file.text, {**options, **_parsed(file)}, file.doc, shown)
         except Misconfigured as error:
-            raise Misconfigured(file.place(error.problem), error.problem, error.way_out) from error
+            raise Misconfigured(file.place(error.problem), error.problem, error.fix) from error
 
 
 OPTIONS = tuple(QueryOptions.__annotations__)

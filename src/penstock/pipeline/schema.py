@@ -29,8 +29,8 @@ def ddl(schema: str | type) -> str:
     if isinstance(schema, str):
         return schema
     if not isinstance(schema, type):
-        way_out = 'write DDL, such as "city STRING, guests BIGINT", or give a class with annotated fields'
-        raise Misconfigured("schema", f"it is {type(schema).__name__}", way_out)
+        fix = 'write DDL, such as "city STRING, guests BIGINT", or give a class with annotated fields'
+        raise Misconfigured("schema", f"it is {type(schema).__name__}", fix)
     columns = [f"`{name}` {kind}" + ("" if optional else " NOT NULL") for name, kind, optional in _fields(schema)]
     if not columns:
         raise Misconfigured(

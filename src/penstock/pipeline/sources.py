@@ -4,9 +4,9 @@ from collections.abc import Mapping
 
 from penstock.collect.overlapping import overlapping
 from penstock.collect.ways import source_at, takes
-from penstock.core.contracts import Home, Homely, Source
+from penstock.core.contracts import NeedsContext, Source, SourceContext
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Delivery, SourceSpec
 
 SECRET = "$"
@@ -15,10 +15,10 @@ SECRET = "$"
 
 def made(
     spec: SourceSpec,
-    wiring: Wiring,
+    config: Config,
     delivery: Delivery,
     environ: Mapping[str, str] | None = None,
-    home: Home | None = None,
+    home: SourceContext | None = None,
     name: str | None = None,
 ) -> Source:
     """The source; Misconfigured when its address or one of its options is wrong.
@@ -26,7 +26,7 @@ def made(
     Without `environ` secrets are left as they are said, and without `home` it belongs to nothing, which is enough to
     look at it. `name`: by which this process calls it, where several listen.
     """
-    address = wiring.address(spec)
+    address = config.address(spec)
     if spec.custom is not None and address == spec.url:
         source = spec.custom
     else:
@@ -34,19 +34,19 @@ def made(
         if delivery is Delivery.AT_MOST_ONCE and takes(address, "resume"):
             # Who wants nothing twice asks for nothing again.
             options["resume"] = False
-        if wiring.collect.workers > 1 and takes(address, "shared"):
+        if config.collect.workers > 1 and takes(address, "shared"):
             options["shared"] = True
         if environ is not None:
             options = {option: _told(spec, option, value, environ) for option, value in options.items()}
         source = source_at(address, name or spec.name, options)
-    if home is not None and isinstance(source, Homely):
-        source = source.at_home(home)
+    if home is not None and isinstance(source, NeedsContext):
+        source = source.with_context(home)
     return source if spec.overlap == 1 else overlapping(source, spec.overlap_by, spec.overlap)
 
 
-def shareable(spec: SourceSpec, wiring: Wiring) -> bool:
+def shareable(spec: SourceSpec, config: Config) -> bool:
     """Whether several processes can listen for it."""
-    return spec.custom is None and takes(wiring.address(spec), "shared")
+    return spec.custom is None and takes(config.address(spec), "shared")
 
 
 def of_worker(name: str, worker: int) -> str:

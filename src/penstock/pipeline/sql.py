@@ -17,8 +17,8 @@ def tables(place: str, sql: str) -> tuple[str, ...]:
     try:
         statement = _parsed(sql)
     except SqlglotError as error:
-        way_out = "correct it; if Spark does read it, write it in another way, or as a function of DataFrames"
-        raise Misconfigured(place, f"its SQL cannot be parsed: {_reason(error)}", way_out) from error
+        fix = "correct it; if Spark does read it, write it in another way, or as a function of DataFrames"
+        raise Misconfigured(place, f"its SQL cannot be parsed: {_reason(error)}", fix) from error
     if not isinstance(statement, exp.Query | exp.Values):
         raise Misconfigured(place, "its SQL is not a query", "begin with SELECT, WITH or FROM")
     found = sorted((table.this.meta.get("start", 0), _name(table)) for table in _read(statement))

@@ -12,7 +12,7 @@ from penstock.core.addresses import shown
 from penstock.core.contracts import Channels, Source
 from penstock.core.errors import Misconfigured
 from penstock.core.text import did_you_mean
-from penstock.pipeline.config import Wiring, simulated
+from penstock.pipeline.config import Config, simulated
 from penstock.pipeline.description import ROWS, Description, SourceSpec
 from penstock.pipeline.sources import made
 from penstock.simulate.documents import check_options, kind_of
@@ -34,10 +34,10 @@ class Finding:
     level: Level
     place: str
     problem: str
-    way_out: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.problem}" + (f"; {self.way_out}" if self.way_out else "")
+        return f"{self.place}: {self.problem}" + (f"; {self.fix}" if self.fix else "")
 
 
 def unconnected(description: Description) -> list[Finding]:
@@ -59,11 +59,11 @@ def unconnected(description: Description) -> list[Finding]:
 
 def _unread(unread: Iterable[SourceSpec], unfilled: list[str], level: Level) -> Iterator[Finding]:
     for source in unread:
-        way_out = f'read it: name a parameter of a query "{source.into}", or store it: app.store("{source.into}", …)'
+        fix = f'read it: name a parameter of a query "{source.into}", or store it: app.store("{source.into}", …)'
         if unfilled:
-            way_out = did_you_mean(source.into, unfilled, way_out, 'into="{}"', cutoff=0)
+            fix = did_you_mean(source.into, unfilled, fix, 'into="{}"', cutoff=0)
         problem = f'it fills the channel "{source.into}", which no query and no store reads'
-        yield Finding(level, f"source {source.name}", problem, way_out)
+        yield Finding(level, f"source {source.name}", problem, fix)
 
 
 def _unfilled(
@@ -78,8 +78,8 @@ def _unfilled(
             yield Finding(level, f"channel {name}", problem, f'app.source(…, into="{name}")')
         else:
             problem = f"{readers[name]} reads it, and nothing in this pipeline fills it"
-            way_out = f'add app.source(…, into="{name}"), or fill it from outside: penstock produce --topic {name}'
-            yield Finding(level, f"channel {name}", problem, way_out)
+            fix = f'add app.source(…, into="{name}"), or fill it from outside: penstock produce --topic {name}'
+            yield Finding(level, f"channel {name}", problem, fix)
 
 
 _UNFORESEEN = {"pivot", "flatten", "fold", "lookup", "regression", "loess", "density", "quantile", "impute"}
@@ -108,40 +108,40 @@ def unknown_fields(spec: Mapping[str, Any], columns: Collection[str]) -> set[str
     return named - made - {*columns} if visit(spec) else set()
 
 
-def check(description: Description, wiring: Wiring, environ: Mapping[str, str] | None = None) -> None:
+def check(description: Description, config: Config, environ: Mapping[str, str] | None = None) -> None:
     """Misconfigured when an address is none of ours or not for a pipeline, or a setting is about nobody.
 
     With `environ`, also when a secret is not there that a source needs.
     """
     names = [source.name for source in description.sources]
-    for name in wiring.sources.model_extra or {}:
+    for name in config.sources.model_extra or {}:
         if name.lower() not in {known.lower() for known in names}:
-            way_out = did_you_mean(name, names, f"its sources are {', '.join(names) or 'none'}")
-            raise Misconfigured("[sources]", f'{description.name} has no source "{name}"', way_out)
-    sources = [made(source, wiring, description.delivery, environ) for source in description.sources]
+            fix = did_you_mean(name, names, f"its sources are {', '.join(names) or 'none'}")
+            raise Misconfigured("[sources]", f'{description.name} has no source "{name}"', fix)
+    sources = [made(source, config, description.delivery, environ) for source in description.sources]
     _apart(sources)
     for source in description.sources:
-        url = wiring.address(source)
+        url = config.address(source)
         if (simulation := simulated(url)) is not None:
             name, options = simulation
             kind_of(name, f"source {source.name}")
             check_options(options, f"source {source.name}")
-    if wiring.channels.address.startswith("memory://"):
+    if config.channels.address.startswith("memory://"):
         raise Misconfigured(
             "[channels] address = memory://",
             "each tier of a pipeline is a process of its own, and sees nothing of the memory of another",
             "use kafka://, redis:// or file://",
         )
-    channels = wiring.at("local", "redis://local").bind()
+    channels = config.at("local", "redis://local").bind()
     _replayable(description, channels)
-    if wiring.audit.engine == "spark" and not isinstance(channels, Kafka):
+    if config.audit.engine == "spark" and not isinstance(channels, Kafka):
         raise Misconfigured(
             "[audit] engine", f"Spark audits Kafka, and the channels are at {channels.where}", "use auto or python"
         )
     for static in description.statics:
         if isinstance(static.rows, str) and not (path := static.folder / static.rows).is_file():
-            way_out = f"put it beside the pipeline: {path.absolute()}"
-            raise Misconfigured(f"table {static.name}", f"there is no file {static.rows}", way_out)
+            fix = f"put it beside the pipeline: {path.absolute()}"
+            raise Misconfigured(f"table {static.name}", f"there is no file {static.rows}", fix)
     for store in description.stores:
         _known(f"store {store.url}", store.url, STORES)
         if store.url.startswith("delta:") and store.ttl is not None:
@@ -166,7 +166,7 @@ def _replayable(description: Description, channels: Channels) -> None:
         reader = f"query {description.queries[0].name}" if description.queries else "the audit"
         raise Misconfigured(
             f"[channels] address = {channels.where}",
-            f"{reader} has to read records again after a crash, and they cannot be: {channels.promise.words}",
+            f"{reader} has to read records again after a crash, and they cannot be: {channels.promise.description}",
             "use kafka://, redis:// or file://",
         )
 

@@ -23,7 +23,7 @@ class Given:
     wanted: Delivery
     guarantee: str
     why: str
-    way_out: str = ""
+    fix: str = ""
 
     @property
     def weaker(self) -> bool:
@@ -35,7 +35,7 @@ def of_source(source: Source, wanted: Delivery) -> Given:
     if wanted is Delivery.AT_MOST_ONCE and source.guarantee is not Guarantee.AT_LEAST_ONCE:
         why = "it begins with what is new at each connection, and is asked for nothing again"
         return Given(wanted, Delivery.AT_MOST_ONCE, why)
-    return Given(wanted, source.guarantee, source.words, _WAYS_OUT.get(source.guarantee, ""))
+    return Given(wanted, source.guarantee, source.description, _WAYS_OUT.get(source.guarantee, ""))
 
 
 _WAYS_OUT = {

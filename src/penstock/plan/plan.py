@@ -17,7 +17,7 @@ from penstock.collect.ways import kind_of
 from penstock.core.addresses import shown
 from penstock.core.errors import Misconfigured, raise_all
 from penstock.core.text import did_you_mean
-from penstock.pipeline.config import LOCAL, LOCALS, Wiring
+from penstock.pipeline.config import LOCAL, LOCALS, Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.sources import made
 from penstock.plan.checks import Finding, Level, unconnected, unknown_fields
@@ -35,7 +35,7 @@ class Hop:
     why: str
     wanted: str = ""
     """The delivery that the pipeline asks for; empty where nothing flows."""
-    way_out: str = ""
+    fix: str = ""
     """Where the guarantee is weaker than that: how there would be more."""
 
 
@@ -78,7 +78,7 @@ class Plan:
 
 
 def slots_needed(
-    description: Description, wiring: Wiring, there: Mapping[str, int], real_time: Mapping[str, int] | None = None
+    description: Description, config: Config, there: Mapping[str, int], real_time: Mapping[str, int] | None = None
 ) -> Need:
     """What the queries need, by the partitions that channels have, or should have as long as nobody knows.
 
@@ -87,10 +87,10 @@ def slots_needed(
     partitions = {name: there.get(name, channel.partitions) for name, channel in description.channels.items()}
     sifted = [*(channel.name for channel in description.validated), *(store.channel for store in description.lakes)]
     if real_time is None:
-        real_time = guessed(description.queries, wiring.spark.real_time_queries, partitions)
-    kept = {query.name: spread(f"{wiring.checkpoints}/{query.name}") for query in description.queries}
+        real_time = guessed(description.queries, config.spark.real_time_queries, partitions)
+    kept = {query.name: spread(f"{config.checkpoints}/{query.name}") for query in description.queries}
     settled = {name: number for name, number in kept.items() if number is not None}
-    return need(description.queries, real_time, partitions, sifted, wiring.spark.shuffle_partitions, settled)
+    return need(description.queries, real_time, partitions, sifted, config.spark.shuffle_partitions, settled)
 
 
 def standing_in(
@@ -102,7 +102,7 @@ def standing_in(
     return {query.name: engine.shuffles(query) for query in in_real_time}
 
 
-def plan(description: Description, wiring: Wiring, engine: Engine, say: Callable[[str], None] = lambda _: None) -> Plan:
+def plan(description: Description, config: Config, engine: Engine, say: Callable[[str], None] = lambda _: None) -> Plan:
     """Analyse every query with Spark and say what follows; Misconfigured when queries cannot work: all of them.
 
     `say` is told how far it is.
@@ -128,11 +128,11 @@ def plan(description: Description, wiring: Wiring, engine: Engine, say: Callable
         remarks += _remarks(query, identity, engine, given[query.name])
         verdict, cost, diagnosis = verdicts[query.name], engine.cost(query), examined(engine, query)
         if diagnosis.fit is Fit.REFUSED:
-            findings.append(Finding(Level.ERROR, diagnosis.place, diagnosis.problem, diagnosis.way_out))
+            findings.append(Finding(Level.ERROR, diagnosis.place, diagnosis.problem, diagnosis.fix))
         queries.append(
             QueryPlan(
                 query.name, verdict.mode, verdict.why, query.inputs, query.into, query.key, identity, query.doc,
-                cost, cost.words, str(diagnosis),
+                cost, cost.description, str(diagnosis),
             )
         )  # fmt: skip
     remarks += [
@@ -140,20 +140,20 @@ def plan(description: Description, wiring: Wiring, engine: Engine, say: Callable
         for channel in description.channels.values()
         if not channel.schema and not channel.result_of
     ]
-    slots = slots_needed(description, wiring, {}, standing_in(description, engine, verdicts))
+    slots = slots_needed(description, config, {}, standing_in(description, engine, verdicts))
     # Of our own Spark we make as large a one as is needed.
-    if wiring.spark.master != LOCAL and (
-        remark := slots.check(wait_for_slots(engine.spark, slots.least), wiring.spark.master)
+    if config.spark.master != LOCAL and (
+        remark := slots.check(wait_for_slots(engine.spark, slots.least), config.spark.master)
     ):
         remarks.append(remark)
-    hops = tuple(_hops(description, wiring, given))
+    hops = tuple(_hops(description, config, given))
     filled = {source.into for source in description.sources}
     remarks += [
-        f"{hop.start}: {hop.guarantee} is weaker than {hop.wanted}, which is asked for; {hop.way_out}."
+        f"{hop.start}: {hop.guarantee} is weaker than {hop.wanted}, which is asked for; {hop.fix}."
         for hop in hops
-        if hop.way_out and hop.end in filled and not hop.by.startswith(_QUERY)
+        if hop.fix and hop.end in filled and not hop.by.startswith(_QUERY)
     ]
-    return Plan(description.name, _channels(wiring), hops, tuple(queries), tuple(remarks), slots, tuple(findings))
+    return Plan(description.name, _channels(config), hops, tuple(queries), tuple(remarks), slots, tuple(findings))
 
 
 def _analysed(description: Description, engine: Engine, say: Callable[[str], None]) -> None:
@@ -189,8 +189,8 @@ def _charts(description: Description, engine: Engine) -> Iterator[Finding]:
         }
         for name in sorted(unknown_fields(page.spec() or {}, columns)):
             problem = f'its chart names "{name}", which is not a column of {page.channel}'
-            way_out = did_you_mean(name, columns, f"the columns are {', '.join(sorted(columns))}")
-            yield Finding(Level.WARNING, f"page {page.title}", problem, way_out)
+            fix = did_you_mean(name, columns, f"the columns are {', '.join(sorted(columns))}")
+            yield Finding(Level.WARNING, f"page {page.title}", problem, fix)
 
 
 _QUERY = "query "
@@ -206,13 +206,13 @@ def _remarks(query: Query, identity: str, engine: Engine, given: Given) -> Itera
             yield (
                 f"query {query.name}: its rows carry neither seen() nor origin; after a crash an older row may win, "
                 "and the audit cannot tell how many records they hold. "
-                f"{given.guarantee.capitalize()} is weaker than {given.wanted}, which is asked for: {given.way_out}."
+                f"{given.guarantee.capitalize()} is weaker than {given.wanted}, which is asked for: {given.fix}."
             )
     else:
         if given.weaker:
             yield (
                 f"query {query.name}: {given.why}. "
-                f"{given.guarantee.capitalize()} is weaker than {given.wanted}, which is asked for: {given.way_out}."
+                f"{given.guarantee.capitalize()} is weaker than {given.wanted}, which is asked for: {given.fix}."
             )
         if (why := engine.uncounted(query)) is not None:
             yield f"query {query.name}: the audit cannot check that each record is in its rows: {why}."
@@ -229,20 +229,20 @@ def _identity(columns: list[str]) -> str:
     return _ORIGIN if "origin" in columns else _NONE
 
 
-def _channels(wiring: Wiring) -> str:
-    address = wiring.channels.address
+def _channels(config: Config) -> str:
+    address = config.channels.address
     local = ", started here" if address in LOCALS else ""
-    return f"{shown(address)}{local}: {wiring.at('local', 'redis://local').bind().promise.words}"
+    return f"{shown(address)}{local}: {config.at('local', 'redis://local').bind().promise.description}"
 
 
-def _hops(description: Description, wiring: Wiring, given: Mapping[str, Given]) -> list[Hop]:
+def _hops(description: Description, config: Config, given: Mapping[str, Given]) -> list[Hop]:
     """`given`: what each query gives."""
     wanted = description.delivery
     hops = []
     for spec in description.sources:
-        source = made(spec, wiring, wanted)
+        source = made(spec, config, wanted)
         told = source if spec.shed is None else shedding(source, spec.shed)
-        hops.append(_hop(shown(wiring.address(spec)), kind_of(source), spec.into, of_source(told, wanted)))
+        hops.append(_hop(shown(config.address(spec)), kind_of(source), spec.into, of_source(told, wanted)))
     for query in description.queries:
         hops += [_hop(name, f"{_QUERY}{query.name}", query.into, given[query.name]) for name in query.inputs]
         named = (static for static in description.statics if static.name in query.statics)
@@ -256,7 +256,7 @@ def _hops(description: Description, wiring: Wiring, given: Mapping[str, Given]) 
 
 
 def _hop(start: str, by: str, end: str, given: Given) -> Hop:
-    return Hop(start, by, end, given.guarantee, given.why, given.wanted, given.way_out if given.weaker else "")
+    return Hop(start, by, end, given.guarantee, given.why, given.wanted, given.fix if given.weaker else "")
 
 
 def _static(static: Static, end: str) -> Hop:

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from penstock.channels.files import Files
 from penstock.collect.wrapping import Wrapping
-from penstock.core.contracts import Arrival, Entry, Intake, Taken, Topic
+from penstock.core.contracts import Arrival, Entry, Intake, ResumeState, Topic
 
 CHANNEL = "events"
 DEAD = "events.dead"
@@ -36,7 +36,7 @@ class Shelf:
 
     def __init__(self, disk: Files, most: int) -> None:
         self.disk, self.most = disk, most
-        self.life = ""
+        self.generation = ""
         self.acknowledged = self.sent = self.end = 0
         self.bytes = 0
         self.connected = False
@@ -59,7 +59,7 @@ class Shelf:
     def _prepare(self) -> None:
         self.disk.ensure(TOPICS)
         # Who comes back after the folder was made anew has positions of another log.
-        self.life = self.disk.topic_id(CHANNEL)[:8]
+        self.generation = self.disk.topic_id(CHANNEL)[:8]
         first, self.end = self.disk.bounds(CHANNEL)[0]
         committed = 0
         if _DEVICE in self.disk.groups():
@@ -76,13 +76,18 @@ class Shelf:
 
     def position(self, token: str | None) -> int | None:
         """Behind the event with this id; None when it is none of ours."""
-        life, mark, offset = (token or "").partition("-")
-        if life != self.life or not mark or not (offset.isascii() and offset.isdecimal()) or len(offset) > 18:
+        generation, mark, offset = (token or "").partition("-")
+        if (
+            generation != self.generation
+            or not mark
+            or not (offset.isascii() and offset.isdecimal())
+            or len(offset) > 18
+        ):
             return None
         return int(offset) + 1 if int(offset) < self.end else None
 
     def token(self, offset: int) -> str:
-        return f"{self.life}-{offset}"
+        return f"{self.generation}-{offset}"
 
     async def acknowledge(self, position: int) -> None:
         """The device has all that lies before. It need not stay."""
@@ -149,7 +154,7 @@ class Shelved(Wrapping):
     shelf: Shelf
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         await self.shelf.room()
         async with self.source.open(taken) as intakes, aclosing(self._intakes(intakes)) as noted:
             yield noted

@@ -54,7 +54,7 @@ class _Visits:
         said = request.headers.get("authorization", "").encode("latin-1", "replace")
         if not self._token or hmac.compare_digest(said, b"Bearer " + self._token):
             return None
-        facts = {"place": "the header authorization", "way_out": "send Bearer and the token of this proxy"}
+        facts = {"place": "the header authorization", "fix": "send Bearer and the token of this proxy"}
         return problem(401, "who asks here has to say the token", facts, {"www-authenticate": "Bearer"})
 
 

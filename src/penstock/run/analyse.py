@@ -23,7 +23,7 @@ from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.pipeline.config import LOCAL, Wiring, topics
+from penstock.pipeline.config import LOCAL, Config, topics
 from penstock.pipeline.description import Description
 from penstock.plan.plan import slots_needed, standing_in
 from penstock.run.accounts import accounting, announce
@@ -46,42 +46,42 @@ _PATIENCE = 120.0
 _ALL_OF_THEM = 20.0
 
 
-def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
+def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
     """Run the queries until `stop`, each restarted alone when it fails; Unavailable when Spark itself has ended."""
     for query in description.queries:
-        if recover(f"{wiring.checkpoints}/{query.name}"):
+        if recover(f"{config.checkpoints}/{query.name}"):
             log.warning("query %s: its rescaling was cut short; its state is as it was before", query.name)
     try:
-        _run(description, wiring, stop, ready, None)
+        _run(description, config, stop, ready, None)
     except _Short as short:
         log.info("channels have more partitions than declared: Spark starts again, with %d slots", short.needed)
-        _run(description, wiring, stop, ready, short.needed)
+        _run(description, config, stop, ready, short.needed)
 
 
-def _run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready, slots: int | None) -> None:
+def _run(description: Description, config: Config, stop: threading.Event, ready: Ready, slots: int | None) -> None:
     _require_letters(description)
-    channels = wiring.bind()
+    channels = config.bind()
     started = threading.Event()
     threading.Thread(target=_leave_at_once, args=(stop, started), daemon=True).start()
-    with engine(description, wiring, sys.stderr.buffer, slots) as spark:
+    with engine(description, config, sys.stderr.buffer, slots) as spark:
         # Spark comes up while the broker does.
         log.info("Spark is up")
-        there = wait_for_slots(spark.spark, slots_needed(description, wiring, {}).least)
+        there = wait_for_slots(spark.spark, slots_needed(description, config, {}).least)
         _arrived(channels)
         bring_about(channels, description, log.info)
         ids = {topic.name: channels.topic_id(topic.name) for topic in topics(description)}
         started.set()
 
         def announced(query: Query, note: Note) -> None:
-            announce(channels, description.bookmarks, query.name, query.into, note.writer, note.life)
+            announce(channels, description.bookmarks, query.name, query.into, note.writer, note.generation)
 
         spark = replace(spark, announce=announced)
         partitions = {name: len(channels.bounds(name)) for name in description.channels}
-        _require_slots(description, wiring, partitions, spark, there)
+        _require_slots(description, config, partitions, spark, there)
         # An address that is taken ends all this before a query has begun.
-        with answering(StateAnswers(spark, description), wiring.spark.answers) as address:
+        with answering(StateAnswers(spark, description), config.spark.answers) as address:
             queries = Queries(spark, description, channels, ids)
-            lakes = Lakes(spark, description, wiring, channels, ids)
+            lakes = Lakes(spark, description, config, channels, ids)
             watch = Watch(description.statics, spark.tables, partial(table, spark.spark), SystemClock())
             refreshing = Refreshing(watch, spark, description.queries, queries, SystemClock())
             with (
@@ -116,7 +116,7 @@ def _look_after(queries: Queries, refreshing: Refreshing, watch: Watch, stop: th
 
 @contextmanager
 def engine(
-    description: Description, wiring: Wiring, log: IO[bytes] | None, slots: int | None = None
+    description: Description, config: Config, log: IO[bytes] | None, slots: int | None = None
 ) -> Iterator[Engine]:
     """Spark, ready for the queries of a pipeline; what its JVM says goes to the log, or nowhere.
 
@@ -125,11 +125,11 @@ def engine(
     java = find_java()
     jars = ensure_jars(java)
     flags = spark_archive(java, jars).used()
-    needed = slots or slots_needed(description, wiring, {}).most
+    needed = slots or slots_needed(description, config, {}).most
     # Who asks for the state of a query takes none of the slots that the queries need.
-    with session(description.name, wiring.spark, java.path, jars.spark, needed + SLOTS, log, flags) as spark:
+    with session(description.name, config.spark, java.path, jars.spark, needed + SLOTS, log, flags) as spark:
         shapes = {name: channel.shape for name, channel in description.channels.items()}
-        own = Engine(spark, wiring.spark, connector(wiring), wiring.checkpoints, shapes)
+        own = Engine(spark, config.spark, connector(config), config.checkpoints, shapes)
         tables = {static.name: table(spark, static) for static in description.statics}
         yield replace(own, tables=tables).knowing(description.queries)
 
@@ -151,25 +151,25 @@ class _Short(Exception):
 
 
 def _require_slots(
-    description: Description, wiring: Wiring, partitions: Mapping[str, int], spark: Engine, there: int
+    description: Description, config: Config, partitions: Mapping[str, int], spark: Engine, there: int
 ) -> None:
     """Refuse to start queries of which some tasks would never get a slot, and nobody would notice."""
-    if slots_needed(description, wiring, partitions).most <= there:
+    if slots_needed(description, config, partitions).most <= there:
         return
     # What was guessed does not fit; Spark knows which of them really run in real time.
-    needed = slots_needed(description, wiring, partitions, standing_in(description, spark))
-    if needed.least > there and wiring.spark.master == LOCAL:
+    needed = slots_needed(description, config, partitions, standing_in(description, spark))
+    if needed.least > there and config.spark.master == LOCAL:
         raise _Short(needed.most)
-    if remark := needed.check(there, wiring.spark.master):
+    if remark := needed.check(there, config.spark.master):
         log.warning(remark)
 
 
-def connector(wiring: Wiring) -> SparkConnector:
+def connector(config: Config) -> SparkConnector:
     """Spark's own way where it has one, the binder's otherwise."""
-    channels, skip_lost = wiring.bind(), wiring.channels.lost == "skip"
+    channels, skip_lost = config.bind(), config.channels.lost == "skip"
     if isinstance(channels, Kafka):
         return KafkaConnector(
-            channels.servers, spark_words(wiring.kafka.conf), skip_lost, ahead=wiring.spark.reads_ahead
+            channels.servers, spark_words(config.kafka.conf), skip_lost, ahead=config.spark.reads_ahead
         )
     return BinderConnector(channels, skip_lost)
 

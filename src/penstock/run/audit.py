@@ -26,11 +26,11 @@ from penstock.audit.rules.stages import RETENTION
 from penstock.audit.tampering import Losses
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Channels, Positions
+from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 from penstock.core.rate import Rate
 from penstock.core.sketch import Lately, Sketch
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import reads, store_node
 from penstock.pipeline.sources import of_worker
@@ -55,7 +55,7 @@ REMADE_FOR = 60.0
 log = logging.getLogger(__name__)
 
 
-def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
+def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
     """The ledger of all channels of the pipeline, its balance told every two seconds, and the alarms.
 
     A ledger that cannot be read is kept as a copy, and a new one is made from what the channels hold.
@@ -63,27 +63,27 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
     clock, last, remade = SystemClock(), -math.inf, ""
     while not stop.is_set():
         try:
-            _audit(description, wiring, stop, ready, remade)
+            _audit(description, config, stop, ready, remade)
         except Unreadable as error:
             if clock.elapsed() - last < REMADE_FOR:
                 # It is not the file: a new one would not last either.
                 raise
-            last, copy = clock.elapsed(), set_aside(wiring.ledger)
+            last, copy = clock.elapsed(), set_aside(config.ledger)
             kept = f"; it is kept as {copy}" if copy else ""
             remade = f"{error.problem}{kept}; a new one is made from what the channels hold"
             log.error("%s: %s", error.place, remade)
 
 
-def _audit(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready, remade: str) -> None:
-    channels, clock, watching = wiring.bind(), SystemClock(), watched(description, wiring.collect.workers)
+def _audit(description: Description, config: Config, stop: threading.Event, ready: Ready, remade: str) -> None:
+    channels, clock, watching = config.bind(), SystemClock(), watched(description, config.collect.workers)
     with ExitStack() as stack:
-        ledger = stack.enter_context(closing(Ledger(wiring.ledger)))
+        ledger = stack.enter_context(closing(Ledger(config.ledger)))
         ledger.verify()
         ledger.tie({one.channel: channels.topic_id(one.channel) for one in watching})
-        sight = _Sight(wiring, description, clock, watching, channels, ledger, remade)
+        sight = _Sight(config, description, clock, watching, channels, ledger, remade)
         stack.callback(sight.close)
         said = stack.enter_context(listening(channels, description.status))
-        send_alarms = stack.enter_context(sending_alarms(wiring.audit, description.name))
+        send_alarms = stack.enter_context(sending_alarms(config.audit, description.name))
 
         leave = stack.enter_context(_either(stop))
         unreadable: list[Unreadable] = []
@@ -102,9 +102,9 @@ def _audit(description: Description, wiring: Wiring, stop: threading.Event, read
         stack.enter_context(_mirroring(channels, description.name, sight))
         stack.enter_context(_watching_losses(sight))
         stack.enter_context(_reconciling(sight.stores))
-        reduction = stack.enter_context(_reduction(description, wiring))
-        spark_only = wiring.audit.engine == "spark"
-        by_spark = spark_only or (wiring.audit.engine == "auto" and isinstance(channels, Kafka))
+        reduction = stack.enter_context(_reduction(description, config))
+        spark_only = config.audit.engine == "spark"
+        by_spark = spark_only or (config.audit.engine == "auto" and isinstance(channels, Kafka))
         auditor = Auditor(
             channels,
             ledger,
@@ -116,14 +116,14 @@ def _audit(description: Description, wiring: Wiring, stop: threading.Event, read
                 **reads(description),
             },
             catch_up_only=spark_only,
-            skip_lost=wiring.channels.lost == "skip",
+            skip_lost=config.channels.lost == "skip",
         )
         sight.trouble = auditor.trouble
         ready()
         auditor.run(
             leave,
             reduction=reduction if by_spark else None,
-            behind=0 if spark_only else wiring.audit.behind,
+            behind=0 if spark_only else config.audit.behind,
         )
         if unreadable:
             raise unreadable[0]
@@ -163,7 +163,7 @@ def watched(description: Description, workers: int = 1) -> list[Watched]:
 class _Sight:
     """What the audit sees every two seconds: the balance, the figures of each channel, and the alarms that stand."""
 
-    wiring: Wiring
+    config: Config
     description: Description
     clock: Clock
     watching: list[Watched]
@@ -174,19 +174,19 @@ class _Sight:
     standing: list[Alarm] = field(default_factory=list)
     trouble: Callable[[], Unavailable | None] = lambda: None
     """What stood in the way of the auditor lately."""
-    positions: Mapping[str, Mapping[str, Positions]] = field(default_factory=dict)
+    positions: Mapping[str, Mapping[str, Offsets]] = field(default_factory=dict)
     """How far each stage has read its channels."""
 
     def __post_init__(self) -> None:
-        self._alarms = Alarms(self.wiring.audit, self.wiring.spark.real_time_batch, reads(self.description))
+        self._alarms = Alarms(self.config.audit, self.config.spark.real_time_batch, reads(self.description))
         self._doubts = Doubts(
-            {f"query:{query.name}": _interval(query, self.wiring) for query in self.description.queries},
-            self.wiring.spark.real_time_batch.total_seconds(),
+            {f"query:{query.name}": _interval(query, self.config) for query in self.description.queries},
+            self.config.spark.real_time_batch.total_seconds(),
         )
         self._elapsed = Elapsed()
         specs = self.description.stores
         self.stores = Reconciler(
-            [partial(check_of, one, self.description, self.wiring, self.channels, self.clock) for one in specs],
+            [partial(check_of, one, self.description, self.config, self.channels, self.clock) for one in specs],
             [store_node(one.url, one.channel) for one in specs],
         )
         self._report = Report(self.clock.now())
@@ -195,7 +195,7 @@ class _Sight:
         self._bounds: Mapping[str, Mapping[int, tuple[int, int]]] = {}
         self._expiring: list[Endangered] = []
         self._verify_at, self._away = self.clock.elapsed() + VERIFY_EVERY, False
-        self._retention = Retention(self.channels, self.clock, self.wiring.audit.expiring_share)
+        self._retention = Retention(self.channels, self.clock, self.config.audit.expiring_share)
 
     def look(self, said: Mapping[str, Mapping[str, Any]]) -> Figures:
         now, away = self.clock.now(), list[Doubt]()
@@ -209,7 +209,7 @@ class _Sight:
             away = [Doubt("channel", error.who, f"the auditor cannot read the channels: {error}")]
         self._away = bool(away)
         # Opened anew each time: a reader that stays open would keep the ledger's log from being folded in.
-        with closing(Ledger(self.wiring.ledger, read_only=True)) as reader:
+        with closing(Ledger(self.config.ledger, read_only=True)) as reader:
             if (began := self.clock.elapsed()) >= self._verify_at:
                 reader.verify()
                 ended = self.clock.elapsed()
@@ -221,8 +221,8 @@ class _Sight:
             stage: {channel: share.until for channel, share in account.shares.items()}
             for stage, account in content.accounts.items()
         }
-        found = balance(content, now, _micros(self.wiring), unread)
-        snapshot = Snapshot(now, self._elapsed.at(now), self.wiring.audit, found.to_json(), said)
+        found = balance(content, now, _micros(self.config), unread)
+        snapshot = Snapshot(now, self._elapsed.at(now), self.config.audit, found.to_json(), said)
         first = {channel: {at: low for at, (low, _) in one.items()} for channel, one in self._bounds.items()}
         self._report = Report(
             now,
@@ -233,7 +233,7 @@ class _Sight:
             self.ledger.report(self._report)
         except Unavailable as error:
             # Such as a full disk: what is known is told all the same.
-            doubt = Doubt("ledger", str(self.wiring.ledger), f"the ledger cannot be written: {error}")
+            doubt = Doubt("ledger", str(self.config.ledger), f"the ledger cannot be written: {error}")
             self._report = replace(self._report, doubts=(*self._report.doubts, doubt))
         found = found.with_report(self._report)
         brief = found.to_json(brief=True)
@@ -255,17 +255,17 @@ class _Sight:
     def _remade(self, snapshot: Snapshot) -> Iterator[Doubt]:
         """Told for a while, so that nobody misses it: what the channels no longer hold is not in the new ledger."""
         if self.remade and snapshot.elapsed < REMADE_FOR:
-            yield Doubt("ledger", str(self.wiring.ledger), self.remade)
+            yield Doubt("ledger", str(self.config.ledger), self.remade)
 
     def _unread(self) -> Iterator[Doubt]:
         """What the auditor cannot read, such as a damaged partition; the rest is read on."""
         if (trouble := self.trouble()) is not None:
             yield Doubt("channel", trouble.who, f"the auditor cannot read on: {trouble}")
 
-    def _readers(self, ledger: Mapping[str, Positions]) -> Readers:
+    def _readers(self, ledger: Mapping[str, Offsets]) -> Readers:
         """Whoever reads a channel of ours: the stages, the audit itself, and the groups of others."""
         names = {one.channel for one in self.watching}
-        found: dict[str, Mapping[str, Positions]] = {"audit": {name: ledger[name] for name in names if name in ledger}}
+        found: dict[str, Mapping[str, Offsets]] = {"audit": {name: ledger[name] for name in names if name in ledger}}
         for stage, read in self.positions.items():
             found[stage] = {channel: positions for channel, positions in read.items() if channel in names}
         for name in self.channels.groups():
@@ -290,12 +290,12 @@ class _Sight:
         }
 
 
-def _interval(query: Query, wiring: Wiring) -> float:
-    return (query.every or wiring.spark.every).total_seconds()
+def _interval(query: Query, config: Config) -> float:
+    return (query.every or config.spark.every).total_seconds()
 
 
-def _micros(wiring: Wiring) -> int:
-    return int(wiring.audit.grace.total_seconds() * 1_000_000)
+def _micros(config: Config) -> int:
+    return int(config.audit.grace.total_seconds() * 1_000_000)
 
 
 @contextmanager
@@ -303,7 +303,7 @@ def _mirroring(channels: Channels, pipeline: str, sight: _Sight) -> Iterator[Non
     """Keep a consumer group for each stage, so that `penstock groups` and Kafka's own tools show its lag."""
 
     def mirror(stop: threading.Event) -> None:
-        told: dict[str, Mapping[str, Positions]] = {}
+        told: dict[str, Mapping[str, Offsets]] = {}
         while not stop.wait(MIRROR_EVERY):
             for stage, positions in dict(sight.positions).items():
                 if told.get(stage) == positions or not any(positions.values()):
@@ -351,7 +351,7 @@ def _reconciling(stores: Reconciler) -> Iterator[None]:
 
 
 @contextmanager
-def _reduction(description: Description, wiring: Wiring) -> Iterator[Callable[[], Reduction]]:
+def _reduction(description: Description, config: Config) -> Iterator[Callable[[], Reduction]]:
     """Spark for the audit, started when it is first needed; a JVM of its own, for the queries' may be in trouble."""
     with ExitStack() as stack:
         started: list[Reduction] = []
@@ -362,7 +362,7 @@ def _reduction(description: Description, wiring: Wiring) -> Iterator[Callable[[]
                 from penstock.run.spark_audit import tally as start
 
                 log.info("the audit takes Spark")
-                started.append(stack.enter_context(start(description, wiring, sys.stderr.buffer)))
+                started.append(stack.enter_context(start(description, config, sys.stderr.buffer)))
             return started[0]
 
         yield tally

@@ -16,9 +16,9 @@ from penstock.collect.pump import USUAL_BYTES, Pump
 from penstock.collect.shedding import shedding
 from penstock.collect.standby import GroupSeat, seated
 from penstock.core.clock import SystemClock
-from penstock.core.contracts import Channels, Home, Source, Topic
+from penstock.core.contracts import Channels, Source, SourceContext, Topic
 from penstock.core.errors import Misconfigured, PenstockError
-from penstock.pipeline.config import Wiring, simulated
+from penstock.pipeline.config import Config, simulated
 from penstock.pipeline.description import Description, SourceSpec
 from penstock.pipeline.sources import made, of_worker, shareable
 from penstock.run.accounts import accounting
@@ -31,20 +31,20 @@ _TRY_FOR = 60.0
 """Seconds that sources have at the start, until the tier is ready without them."""
 
 
-def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
+def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
     """Every source of the pipeline, each with a pump into its channel; another worker, those that listen."""
     # Records come and go by the thousand and refer to nothing: to look for cycles among them so often is in vain.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    channels, clock, worker = wiring.bind(), SystemClock(), wiring.collect.worker
-    specs = [source for source in description.sources if not worker or shareable(source, wiring)]
-    space = Space(wiring.state, wiring.local.reserve)
-    abandoned = [] if worker else left(description, wiring, channels)
+    channels, clock, worker = config.bind(), SystemClock(), config.collect.worker
+    specs = [source for source in description.sources if not worker or shareable(source, config)]
+    space = Space(config.state, config.local.reserve)
+    abandoned = [] if worker else left(description, config, channels)
     with ExitStack() as stack:
         lags = stack.enter_context(_lags(description, channels))
         pumps = {
             name: Pump(
-                _shed(source, _source(source, name, description, wiring, channels), lags),
+                _shed(source, _source(source, name, description, config, channels), lags),
                 source.into,
                 channels,
                 heartbeats=description.heartbeats,
@@ -53,7 +53,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
                 key=source.partition_by[0] if len(source.partition_by) == 1 else source.partition_by or None,
                 limit_bytes=limit(channels, source.into),
                 mark_bytes=limit(channels, description.bookmarks),
-                spool=spool_of(name, wiring, channels),
+                spool=spool_of(name, config, channels),
                 others=others(name, [one.name for one in description.sources if one.into == source.into]),
                 lacking=space.lacking,
             )
@@ -91,7 +91,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
                         tasks.create_task(pump.run(asked))
 
             async with asyncio.TaskGroup() as tasks:
-                seat = _seat(description, wiring, channels)
+                seat = _seat(description, config, channels)
                 pumping = tasks.create_task(pump_all() if seat is None else seated(seat, pump_all))
                 if seat is None:
                     # Who cannot listen where it is told to is not ready, and says why.
@@ -111,11 +111,11 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         _unwrapped(lambda: asyncio.run(collect()))
 
 
-def _seat(description: Description, wiring: Wiring, channels: Channels) -> GroupSeat | None:
+def _seat(description: Description, config: Config, channels: Channels) -> GroupSeat | None:
     """What a collector has to hold that has others standing by."""
-    if not wiring.collect.standby:
+    if not config.collect.standby:
         return None
-    name = of_worker(f"penstock.{description.name}.seat", wiring.collect.worker)
+    name = of_worker(f"penstock.{description.name}.seat", config.collect.worker)
     channels.ensure([Topic(name)])
     return GroupSeat(channels, name, name)
 
@@ -145,16 +145,16 @@ def _shed(spec: SourceSpec, source: Source, lags: Lags) -> Source:
     return source if spec.shed is None else shedding(source, spec.shed, partial(lags, spec.into))
 
 
-def _source(spec: SourceSpec, name: str, description: Description, wiring: Wiring, channels: Channels) -> Source:
-    if simulated(wiring.address(spec)) is not None:
+def _source(spec: SourceSpec, name: str, description: Description, config: Config, channels: Channels) -> Source:
+    if simulated(config.address(spec)) is not None:
         raise Misconfigured(
             f"source {spec.name}",
             "it is simulated, and nobody started the simulation here",
             f'use "penstock run", or give the address of a feed: [sources] {spec.name} = "ws://…"',
         )
     dead = description.channels[spec.into].dead
-    home = Home(channels, spec.into, dead, description.bookmarks, wiring.state)
-    return made(spec, wiring, description.delivery, os.environ, home, name)
+    home = SourceContext(channels, spec.into, dead, description.bookmarks, config.state)
+    return made(spec, config, description.delivery, os.environ, home, name)
 
 
 def limit(channels: Channels, channel: str) -> int:

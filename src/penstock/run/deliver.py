@@ -5,12 +5,12 @@ import threading
 from datetime import timedelta
 
 from penstock.core.clock import SystemClock
-from penstock.core.contracts import Channels, Positions
+from penstock.core.contracts import Channels, Offsets
 from penstock.deliver.app import build, serve
 from penstock.deliver.feed import AWAY
 from penstock.deliver.outlet import FeedSpec
 from penstock.deliver.site import ChartSpec
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import ROWS, Channel, Description, PageSpec
 from penstock.pipeline.graph import graph
 from penstock.run.accounts import accounting
@@ -19,9 +19,9 @@ from penstock.run.tier import Ready, Tier, until_set
 from penstock.supervise.jars import cache_folder
 
 
-def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
+def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
     """The page, and a feed for each result."""
-    channels = wiring.bind()
+    channels = config.bind()
     feeds = [
         FeedSpec(
             channel.name, channel.name, channels.topic_id(channel.name), channel.retention, _start(channels, channel)
@@ -33,17 +33,17 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         channels,
         feeds,
         [chart_of(page) for page in description.pages],
-        graph(description, wiring),
+        graph(description, config),
         description.status,
         description.name,
-        settings=wiring.page,
+        settings=config.page,
         cache=cache_folder().parent / "page",
         bookmarks=description.bookmarks,
     )
 
     async def serve_all() -> None:
         asked = asyncio.Event()
-        server = asyncio.create_task(serve(app, wiring.page.host, wiring.page.port or 0, asked, lambda _: ready()))
+        server = asyncio.create_task(serve(app, config.page.host, config.page.port or 0, asked, lambda _: ready()))
         stopping = asyncio.create_task(until_set(stop))
         await asyncio.wait((server, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
@@ -57,7 +57,7 @@ def run(description: Description, wiring: Wiring, stop: threading.Event, ready: 
         asyncio.run(serve_all())
 
 
-def _start(channels: Channels, channel: Channel) -> Positions:
+def _start(channels: Channels, channel: Channel) -> Offsets:
     """What perished long ago need not be read again: only what a client that comes back may still have to be told."""
     if channel.retention is None:
         return {}

@@ -13,9 +13,9 @@ from penstock.audit.account import Account
 from penstock.audit.retention import from_what_is_kept
 from penstock.audit.writers import Writers
 from penstock.core.clock import SystemClock
-from penstock.core.contracts import Channels, Positions
+from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.stores import store_of
@@ -29,11 +29,11 @@ class Lake:
     """One channel into its lake."""
 
     def __init__(
-        self, engine: Engine, spec: StoreSpec, description: Description, wiring: Wiring, channels: Channels, topic: str
+        self, engine: Engine, spec: StoreSpec, description: Description, config: Config, channels: Channels, topic: str
     ) -> None:
         self._engine, self._channels = engine, channels
         self._channel = description.channels[spec.channel]
-        store = store_of(spec, description, wiring, topic)
+        store = store_of(spec, description, config, topic)
         assert isinstance(store, LakeStore)
         self._store = store
         self._judged = self._channel in description.with_dead_letters
@@ -82,7 +82,7 @@ class Lake:
     def _open(self) -> LakeTable:
         return self._store.open(columns(self._shape, self._store.keyed).json())
 
-    def _fill(self, table: LakeTable, filling: Filling, batch: Frame, reached: Positions) -> None:
+    def _fill(self, table: LakeTable, filling: Filling, batch: Frame, reached: Offsets) -> None:
         before = filling.taken, filling.rows, filling.refused
         try:
             filling(batch, reached)
@@ -97,7 +97,7 @@ class Lake:
         self._figures.says("loading")
         self._accounting.look(table)
 
-    def _begins(self, stands: Positions) -> Positions:
+    def _begins(self, stands: Offsets) -> Offsets:
         """Where to read on, of each partition."""
         bounds = self._channels.bounds(self._channel.name)
         for partition, (_, end) in bounds.items():
@@ -128,10 +128,10 @@ class Lake:
 
 class Lakes:
     def __init__(
-        self, engine: Engine, description: Description, wiring: Wiring, channels: Channels, ids: dict[str, str]
+        self, engine: Engine, description: Description, config: Config, channels: Channels, ids: dict[str, str]
     ) -> None:
         self._lakes = [
-            Lake(engine, spec, description, wiring, channels, ids[spec.channel]) for spec in description.lakes
+            Lake(engine, spec, description, config, channels, ids[spec.channel]) for spec in description.lakes
         ]
 
     def require(self) -> None:

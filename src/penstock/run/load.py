@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from penstock.audit.account import Account
 from penstock.audit.writers import Writers
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.stores import store_of
@@ -16,12 +16,12 @@ from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
 
 
-def run(description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
+def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
     """Every store of the pipeline that is no lake, each with a loader from its channel."""
-    channels, skip_lost = wiring.bind(), wiring.channels.lost == "skip"
+    channels, skip_lost = config.bind(), config.channels.lost == "skip"
 
     def loader(store: StoreSpec) -> Loader:
-        opened = store_of(store, description, wiring, channels.topic_id(store.channel))
+        opened = store_of(store, description, config, channels.topic_id(store.channel))
         assert not isinstance(opened, LakeStore)
         result = description.channels[store.channel].result_of is not None
         writers = Writers(channels, [description.bookmarks]) if result else None

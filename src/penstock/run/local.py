@@ -14,7 +14,7 @@ from urllib.error import URLError
 import psutil
 
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.config import LOCAL, Wiring, simulated
+from penstock.pipeline.config import LOCAL, Config, simulated
 from penstock.pipeline.description import Description
 from penstock.pipeline.sources import shareable
 from penstock.run.new_checkpoint import Renewal
@@ -40,12 +40,12 @@ class LocalRun:
         self,
         file: Path,
         description: Description,
-        wiring: Wiring,
+        config: Config,
         profile: str | None,
         renewal: Renewal | None = None,
     ) -> None:
         """`renewal`: which queries get a new checkpoint, before they are started."""
-        self._file, self._description, self._wiring, self._profile = file, description, wiring, profile
+        self._file, self._description, self._wiring, self._profile = file, description, config, profile
         self._renewal = renewal
 
     def require(self) -> None:
@@ -55,21 +55,21 @@ class LocalRun:
     @contextmanager
     def started(self, machine: Machine, stop: threading.Event, screen: Screen) -> Iterator[tuple[Supervisor, Running]]:
         """Start all and yield once everything is ready, or `stop` is set; stop all afterwards."""
-        wiring = self._wiring
+        config = self._wiring
         with (
-            StateFolder(wiring.state).held() as folder,
-            provided(wiring, self._needs(), machine) as (services, found),
+            StateFolder(config.state).held() as folder,
+            provided(config, self._needs(), machine) as (services, found),
         ):
-            wiring = wiring.at(found.kafka, found.redis)
-            tiers, running = self._services(wiring, folder, services)
+            config = config.at(found.kafka, found.redis)
+            tiers, running = self._services(config, folder, services)
             running.write(folder.path)
 
             def answered() -> None:
                 if found.pid == os.getpid():
                     replace(found, up=True).write(folder)
-                bring_about(wiring.bind(), self._description, screen.say)
+                bring_about(config.bind(), self._description, screen.say)
                 if self._renewal is not None:
-                    for done in self._renewal.apply(self._description, wiring.checkpoints, wiring.bind()):
+                    for done in self._renewal.apply(self._description, config.checkpoints, config.bind()):
                         screen.say(done)
 
             arriving = _Arriving(services, screen, answered)
@@ -77,8 +77,8 @@ class LocalRun:
             try:
                 arriving.look()
                 supervisor.start(stop)
-                space = Space(wiring.state, wiring.local.reserve)
-                with pulse(wiring.bind(), running.status, "run", _Usage(supervisor, space)):
+                space = Space(config.state, config.local.reserve)
+                with pulse(config.bind(), running.status, "run", _Usage(supervisor, space)):
                     yield supervisor, running
             finally:
                 supervisor.stop()
@@ -90,25 +90,25 @@ class LocalRun:
         stored = any(store.url == "redis://" for store in self._description.stores)
         return Needs(usual.kafka, usual.redis and (stored or address == "redis://"))
 
-    def _services(self, wiring: Wiring, folder: StateFolder, below: list[Service]) -> tuple[list[Service], Running]:
+    def _services(self, config: Config, folder: StateFolder, below: list[Service]) -> tuple[list[Service], Running]:
         """The tiers, and the feeds that they read; `below` are the services that are started for them."""
         description = self._description
         services: list[Service] = []
         env: dict[str, str] = {
             "PYTHONUNBUFFERED": "1",
-            "PENSTOCK_CHANNELS_ADDRESS": wiring.channels.address,
-            "PENSTOCK_REDIS_URL": wiring.redis.url,
+            "PENSTOCK_CHANNELS_ADDRESS": config.channels.address,
+            "PENSTOCK_REDIS_URL": config.redis.url,
         }
         feeds = []
         for source in description.sources:
-            if (simulation := simulated(wiring.address(source))) is not None:
+            if (simulation := simulated(config.address(source))) is not None:
                 service, url = _simulation(source.name, *simulation, folder)
                 feeds.append(service)
                 env[f"PENSTOCK_SOURCES_{source.name.upper()}"] = url
         services += feeds
         page = None
         if description.pages:
-            host, port = wiring.page.host, self._page_port(folder)
+            host, port = config.page.host, self._page_port(folder)
             env["PENSTOCK_PAGE_PORT"] = str(port)
             page = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
         for tier in self._tiers():
@@ -122,11 +122,11 @@ class LocalRun:
             os.getpid(),
             description.name,
             description.status,
-            wiring.bind().where,
+            config.bind().where,
             page,
-            None if wiring.redis.url == LOCAL else wiring.redis.url,
+            None if config.redis.url == LOCAL else config.redis.url,
             str(self._file.absolute()),
-            wiring.channels.address,
+            config.channels.address,
         )
         return services, found
 

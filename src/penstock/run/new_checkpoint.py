@@ -7,7 +7,7 @@ from penstock.analysis.checkpoints.batches import on_disk, told
 from penstock.analysis.checkpoints.note import Note, last_life, next_life, set_aside
 from penstock.analysis.checkpoints.rescale import recover
 from penstock.core.clock import Micros
-from penstock.core.contracts import Channels, Positions
+from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.run.accounts import last_accounts
@@ -22,16 +22,16 @@ class Begin:
     Partitions without one are read from their beginning, and so is all when nothing is said.
     """
 
-    moment: Micros | None = None
-    offsets: Mapping[str, Positions] = field(default_factory=dict)
+    timestamp: Micros | None = None
+    offsets: Mapping[str, Offsets] = field(default_factory=dict)
     end: bool = False
     """Behind all that is there."""
 
-    def positions(self, channels: Channels, channel: str) -> Positions:
+    def positions(self, channels: Channels, channel: str) -> Offsets:
         """The offsets of a channel; Misconfigured when it does not have these."""
         bounds = channels.bounds(channel)
-        if self.moment is not None:
-            return channels.since(channel, self.moment)
+        if self.timestamp is not None:
+            return channels.since(channel, self.timestamp)
         found = {partition: end if self.end else low for partition, (low, end) in bounds.items()}
         for partition, offset in self.offsets.get(channel, {}).items():
             if partition not in bounds:
@@ -70,9 +70,9 @@ class Renewal:
             # What a rescaling has left half done would be put back over the new checkpoint.
             recover(f"{checkpoints}/{name}")
             account = accounts.get(f"query:{name}")
-            life = next_life(name, max(last_life(f"{checkpoints}/{name}"), account.number if account else 0))
+            generation = next_life(name, max(last_life(f"{checkpoints}/{name}"), account.number if account else 0))
             since = {channel: self.begin.positions(channels, channel) for channel in inputs}
-            notes[name] = Note({channel: channels.topic_id(channel) for channel in inputs}, life, since)
+            notes[name] = Note({channel: channels.topic_id(channel) for channel in inputs}, generation, since)
         for name, note in notes.items():
             yield _begun(name, f"{checkpoints}/{name}", note)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.collect.door import Door, door
 from penstock.core.errors import Misconfigured, raise_all
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.run.services import ROLE, Needs, Services
 from penstock.supervise.folder import StateFolder, require_free
@@ -21,11 +21,11 @@ STATE, JARS = 256 << 20, 1 << 30
 Check = Callable[[], object]
 
 
-def require(wiring: Wiring, needs: Needs, description: Description | None = None) -> None:
+def require(config: Config, needs: Needs, description: Description | None = None) -> None:
     """Misconfigured when something is missing that a run needs, or the services alone where no pipeline is given."""
-    _end_leftovers(wiring)
+    _end_leftovers(config)
     missing: list[Misconfigured] = []
-    for one in _checks(wiring, needs, description):
+    for one in _checks(config, needs, description):
         try:
             one()
         except Misconfigured as error:
@@ -33,35 +33,35 @@ def require(wiring: Wiring, needs: Needs, description: Description | None = None
     raise_all(missing)
 
 
-def _end_leftovers(wiring: Wiring) -> None:
+def _end_leftovers(config: Config) -> None:
     """End what a killed run has left behind, which may hold ports; Misconfigured when one runs here."""
-    if not wiring.state.is_dir():
+    if not config.state.is_dir():
         return
-    with StateFolder(wiring.state).held():
-        if Services.find(wiring) is None:
-            with StateFolder(wiring.state, ROLE).held():
+    with StateFolder(config.state).held():
+        if Services.find(config) is None:
+            with StateFolder(config.state, ROLE).held():
                 pass
 
 
-def _checks(wiring: Wiring, needs: Needs, description: Description | None) -> Iterator[Check]:
+def _checks(config: Config, needs: Needs, description: Description | None) -> Iterator[Check]:
     if needs.kafka or description is not None:
         yield find_java
         if kept_jars() is None:
             yield partial(_space, cache_folder(), JARS, "the jars and archives of Kafka and Spark")
-    yield partial(_space, wiring.state, STATE, "records, checkpoints and logs")
+    yield partial(_space, config.state, STATE, "records, checkpoints and logs")
     ports: dict[str, int | None] = {}
-    if Services.find(wiring) is None:
+    if Services.find(config) is None:
         if needs.redis:
             yield find_redis
-            ports["[local] redis_port"] = wiring.local.redis_port
+            ports["[local] redis_port"] = config.local.redis_port
         if needs.kafka:
-            ports["[local] kafka_port"] = wiring.local.kafka_port
+            ports["[local] kafka_port"] = config.local.kafka_port
     if description is not None:
         if description.pages:
-            ports["[page] port"] = wiring.page.port
+            ports["[page] port"] = config.page.port
         for source in description.sources:
-            if (url := wiring.address(source)).startswith("listen+"):
-                yield partial(_listen, source.name, door(url, source.name), wiring.collect.workers > 1)
+            if (url := config.address(source)).startswith("listen+"):
+                yield partial(_listen, source.name, door(url, source.name), config.collect.workers > 1)
     for setting, port in ports.items():
         if port is not None:
             yield partial(require_free, port, setting)

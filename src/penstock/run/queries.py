@@ -190,7 +190,7 @@ class Queries:
         late_records = None
         if query.late is Late.DEAD:
             # A query that begins anew finds the same records late: what an earlier life has written is looked through.
-            at = before.at if before is not None and before.life == str(running.id) else 0
+            at = before.at if before is not None and before.generation == str(running.id) else 0
             late_records = LateRecords(query.name, self._channels, at)
         books = QueryAccounting(self._engine, query, running, before, self._channels, SystemClock(), late_records)
         self._supervised[query.name].adopt(running)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.core.addresses import shown
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.supervise.folder import StateFolder, fitting, write_note
 
 
@@ -36,21 +36,21 @@ class Running:
         return (state / cls.FILE).exists() and StateFolder(state).holder() is None
 
     @classmethod
-    def find(cls, wiring: Wiring) -> "Running":
+    def find(cls, config: Config) -> "Running":
         """The run in this folder; Misconfigured when there is none."""
-        if (found := cls.at(wiring.state)) is None:
+        if (found := cls.at(config.state)) is None:
             raise Misconfigured(
-                str(wiring.folder.absolute()), "nothing runs here", "start it: penstock run FILE, or penstock demo"
+                str(config.folder.absolute()), "nothing runs here", "start it: penstock run FILE, or penstock demo"
             )
         return found
 
     @classmethod
-    def file_in(cls, wiring: Wiring) -> Path:
+    def file_in(cls, config: Config) -> Path:
         """The file of the pipeline that runs in this folder; Misconfigured when there is none."""
-        if (found := cls.at(wiring.state)) is not None and found.file:
+        if (found := cls.at(config.state)) is not None and found.file:
             return Path(found.file)
         problem = "nothing runs here" if found is None else "the run does not tell its file"
-        raise Misconfigured(str(wiring.folder.absolute()), problem, "name the file of the pipeline: --pipeline FILE")
+        raise Misconfigured(str(config.folder.absolute()), problem, "name the file of the pipeline: --pipeline FILE")
 
     def write(self, state: Path) -> None:
         """Addresses may hold passwords: nobody else can read it."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.config import LOCAL, LOCALS, Wiring
+from penstock.pipeline.config import LOCAL, LOCALS, Config
 from penstock.run.run_file import Running
 from penstock.run.warm import is_warm, kafka_archive
 from penstock.supervise.events import Event
@@ -74,9 +74,9 @@ class Services:
     FILE = "services.json"
 
     @classmethod
-    def find(cls, wiring: Wiring) -> "Services | None":
+    def find(cls, config: Config) -> "Services | None":
         """Those that run in this folder, whoever has started them."""
-        return cls.at(wiring.state)
+        return cls.at(config.state)
 
     @classmethod
     def at(cls, state: Path) -> "Services | None":
@@ -104,35 +104,35 @@ class Needs:
     redis: bool
 
     @classmethod
-    def all(cls, wiring: Wiring) -> "Needs":
-        return cls(wiring.channels.address == "kafka://", wiring.redis.url == LOCAL)
+    def all(cls, config: Config) -> "Needs":
+        return cls(config.channels.address == "kafka://", config.redis.url == LOCAL)
 
 
 @contextmanager
-def provided(wiring: Wiring, needs: Needs, machine: Machine) -> Iterator[tuple[list[Service], Services]]:
+def provided(config: Config, needs: Needs, machine: Machine) -> Iterator[tuple[list[Service], Services]]:
     """What has to be started for these needs, and where all will be found; the folder's services are held meanwhile.
 
     Nothing has to be started when `penstock up` has done so; Misconfigured when that lacks something.
     """
-    if (found := Services.find(wiring)) is None:
-        with _held(wiring, needs, machine) as (_, services, found):
+    if (found := Services.find(config)) is None:
+        with _held(config, needs, machine) as (_, services, found):
             yield services, found
         return
     if not found.up:
-        raise starting(wiring, found)
+        raise starting(config, found)
     missing = [name for name in ("kafka", "redis") if getattr(needs, name) and getattr(found, name) is None]
     if missing:
         raise Misconfigured(
-            str(wiring.folder.absolute()),
+            str(config.folder.absolute()),
             f"{' and '.join(missing)} is needed, and not among the services that are up",
             "start them again: penstock down, then penstock up",
         )
     yield [], found
 
 
-def starting(wiring: Wiring, found: Services) -> Misconfigured:
+def starting(config: Config, found: Services) -> Misconfigured:
     return Misconfigured(
-        str(wiring.folder.absolute()),
+        str(config.folder.absolute()),
         f"the process {found.pid} is just starting the services",
         "try again once they are up",
     )
@@ -140,10 +140,10 @@ def starting(wiring: Wiring, found: Services) -> Misconfigured:
 
 @contextmanager
 def serving(
-    wiring: Wiring, needs: Needs, machine: Machine | None, stop: threading.Event, on_event: Callable[[Event], None]
+    config: Config, needs: Needs, machine: Machine | None, stop: threading.Event, on_event: Callable[[Event], None]
 ) -> Iterator[tuple[Supervisor, Services]]:
     """Start the services alone and yield once they are ready, or `stop` is set; stop them afterwards."""
-    with _held(wiring, needs, machine) as (folder, services, found):
+    with _held(config, needs, machine) as (folder, services, found):
         supervisor = Supervisor(services, folder, on_event)
         try:
             supervisor.start(stop)
@@ -157,20 +157,20 @@ def serving(
 
 @contextmanager
 def _held(
-    wiring: Wiring, needs: Needs, machine: Machine | None
+    config: Config, needs: Needs, machine: Machine | None
 ) -> Iterator[tuple[StateFolder, list[Service], Services]]:
     """The services of a folder, which is held for them. `machine` may be None where no Kafka is needed."""
-    with StateFolder(wiring.state, ROLE).held() as folder:
+    with StateFolder(config.state, ROLE).held() as folder:
         services: list[Service] = []
         found = Services(os.getpid())
         if needs.kafka:
             assert machine is not None
             archive = kafka_archive(machine.java, machine.jars)
-            brokers, servers = kafka_services(machine.java, machine.jars, folder, wiring.local, archive.used())
+            brokers, servers = kafka_services(machine.java, machine.jars, folder, config.local, archive.used())
             services += brokers
             found = replace(found, kafka=servers)
         if needs.redis:
-            service, url = redis_service(folder, wiring.local)
+            service, url = redis_service(folder, config.local)
             services.append(service)
             found = replace(found, redis=url)
         found.write(folder)
@@ -180,22 +180,22 @@ def _held(
             (folder.path / Services.FILE).unlink(missing_ok=True)
 
 
-def here(wiring: Wiring) -> Wiring:
+def here(config: Config) -> Config:
     """The wiring with the addresses of what runs in its folder, whatever settings a run there was started with.
 
     Misconfigured when that is needed, and nothing does; or what is needed is just being started.
     """
-    found, running = Services.find(wiring), Running.at(wiring.state)
+    found, running = Services.find(config), Running.at(config.state)
     if running is not None and running.address:
-        wiring = wiring.placed(running.address, running.redis or wiring.redis.url)
+        config = config.placed(running.address, running.redis or config.redis.url)
     elif found is not None:
-        wiring = wiring.at(found.kafka, found.redis)
-    elif wiring.at(None, None).channels.address in LOCALS:
+        config = config.at(found.kafka, found.redis)
+    elif config.at(None, None).channels.address in LOCALS:
         raise Misconfigured(
-            str(wiring.folder.absolute()),
+            str(config.folder.absolute()),
             "nothing runs here",
             "start a pipeline (penstock run FILE, penstock demo), or the services alone: penstock up",
         )
-    if found is not None and not found.up and found.has(wiring.channels.address):
-        raise starting(wiring, found)
-    return wiring
+    if found is not None and not found.up and found.has(config.channels.address):
+        raise starting(config, found)
+    return config

@@ -8,7 +8,7 @@ from penstock.analysis.audit_reader import SparkAuditReader
 from penstock.analysis.session import session
 from penstock.channels.kafka import Kafka
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.run.analyse import spark_words
 from penstock.run.warm import spark_archive
@@ -19,9 +19,9 @@ SLOTS = 2
 
 
 @contextmanager
-def tally(description: Description, wiring: Wiring, log: IO[bytes] | None) -> Iterator[SparkAuditReader]:
+def tally(description: Description, config: Config, log: IO[bytes] | None) -> Iterator[SparkAuditReader]:
     """A reduction by Spark, on the master that the queries have."""
-    channels = wiring.bind()
+    channels = config.bind()
     if not isinstance(channels, Kafka):
         raise Misconfigured(
             "[audit] engine", f"Spark audits Kafka, and the channels are at {channels.where}", "use auto"
@@ -30,5 +30,5 @@ def tally(description: Description, wiring: Wiring, log: IO[bytes] | None) -> It
     jars = ensure_jars(java)
     flags = spark_archive(java, jars).used()
     name = f"{description.name} audit"
-    with session(name, wiring.spark, java.path, jars.spark, SLOTS, log, flags) as spark:
-        yield SparkAuditReader(spark, channels.servers, spark_words(wiring.kafka.conf))
+    with session(name, config.spark, java.path, jars.spark, SLOTS, log, flags) as spark:
+        yield SparkAuditReader(spark, channels.servers, spark_words(config.kafka.conf))

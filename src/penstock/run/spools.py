@@ -17,7 +17,7 @@ from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.held import held
 from penstock.core.record import Origin
-from penstock.pipeline.config import Wiring, topics
+from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.pipeline.sources import of_worker, shareable
 
@@ -32,55 +32,55 @@ _LONG_BEFORE = 300 * 1_000_000
 """Microseconds: clocks differ, too."""
 
 
-def spool_of(name: str, wiring: Wiring, channels: Channels) -> Spool | None:
+def spool_of(name: str, config: Config, channels: Channels) -> Spool | None:
     """Where its records wait while the channels are away, which those in files of this machine never are.
 
     Not beside a standby: what waits on the disk of one machine the other does not know, and would take once more.
     """
     # A tier that was started alone has no folder yet.
-    wiring.state.mkdir(exist_ok=True)
-    spool = _spool(name, wiring)
-    if _used(wiring, channels):
+    config.state.mkdir(exist_ok=True)
+    spool = _spool(name, config)
+    if _used(config, channels):
         return spool
     if next(spool.waiting(), None):
-        why, way_out = _UNSET
-        raise Misconfigured(f"source {name}", f"records that were acknowledged wait on disk, and {why}", way_out)
+        why, fix = _UNSET
+        raise Misconfigured(f"source {name}", f"records that were acknowledged wait on disk, and {why}", fix)
     return None
 
 
-def left(description: Description, wiring: Wiring, channels: Channels) -> list[Spool]:
+def left(description: Description, config: Config, channels: Channels) -> list[Spool]:
     """Spools whose source or worker is no more, and in which records wait all the same.
 
     Misconfigured when they are for a channel that is not of this pipeline, or spools are not used now.
     """
     workers = {
-        source.name: wiring.collect.workers if shareable(source, wiring) else 1 for source in description.sources
+        source.name: config.collect.workers if shareable(source, config) else 1 for source in description.sources
     }
     names = {of_worker(name, worker) for name, count in workers.items() for worker in range(count)}
     ours = {topic.name for topic in topics(description)}
     found = []
-    for spool in waiting(wiring):
+    for spool in waiting(config):
         if spool.name in names or _held(spool):
             continue
         into = Counter(channel for channel, _ in spool.waiting())
-        why, way_out = "", ""
-        if not _used(wiring, channels):
-            why, way_out = _UNSET
+        why, fix = "", ""
+        if not _used(config, channels):
+            why, fix = _UNSET
         elif foreign := sorted(into.keys() - ours):
             why = f"{', '.join(foreign)} is no channel of this pipeline"
-            way_out = "declare it, or run the pipeline that has it, until none waits"
+            fix = "declare it, or run the pipeline that has it, until none waits"
         if why:
             problem = f"{into.total():,} records that were acknowledged wait there, and {why}"
-            raise Misconfigured(str(_folder(wiring) / spool.name), problem, way_out)
+            raise Misconfigured(str(_folder(config) / spool.name), problem, fix)
         found.append(spool)
     return found
 
 
-def waiting(wiring: Wiring) -> Iterator[Spool]:
+def waiting(config: Config) -> Iterator[Spool]:
     """Those in which records wait, whoever they belong to."""
-    folder = _folder(wiring)
+    folder = _folder(config)
     for name in Files(folder).names() if folder.exists() else ():
-        spool = _spool(name, wiring)
+        spool = _spool(name, config)
         if next(spool.waiting(), None):
             yield spool
 
@@ -120,9 +120,9 @@ def _sought(spool: Spool, channels: Channels) -> Sought:
     return sought
 
 
-def _used(wiring: Wiring, channels: Channels) -> bool:
-    alone = not wiring.collect.standby
-    return alone and wiring.collect.spool > 0 and channels.promise.durable and not isinstance(channels, Files)
+def _used(config: Config, channels: Channels) -> bool:
+    alone = not config.collect.standby
+    return alone and config.collect.spool > 0 and channels.promise.durable and not isinstance(channels, Files)
 
 
 def _held(spool: Spool) -> bool:
@@ -132,12 +132,12 @@ def _held(spool: Spool) -> bool:
     return True
 
 
-def _spool(name: str, wiring: Wiring) -> Spool:
-    return Spool(Files(_folder(wiring)), name, wiring.collect.spool, free=partial(_free, wiring.state))
+def _spool(name: str, config: Config) -> Spool:
+    return Spool(Files(_folder(config)), name, config.collect.spool, free=partial(_free, config.state))
 
 
-def _folder(wiring: Wiring) -> Path:
-    return wiring.state / "spool"
+def _folder(config: Config) -> Path:
+    return config.state / "spool"
 
 
 def _free(folder: Path) -> int:

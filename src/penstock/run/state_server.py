@@ -174,4 +174,4 @@ def _reached_by(host: str) -> str:
 
 async def _on_unknown(_: Request, error: Exception) -> Response:
     assert isinstance(error, Misconfigured)
-    return problem(404, error.problem, {"place": error.place, "way_out": error.way_out})
+    return problem(404, error.problem, {"place": error.place, "fix": error.fix})

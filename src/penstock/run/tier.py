@@ -8,7 +8,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from penstock.core.contracts import Channels
-from penstock.pipeline.config import Wiring, topics
+from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.plan.checks import check
 
@@ -28,14 +28,14 @@ class Tier(StrEnum):
 Ready = Callable[[], None]
 
 
-def run(tier: Tier, description: Description, wiring: Wiring, stop: threading.Event, ready: Ready) -> None:
+def run(tier: Tier, description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
     """Run a tier until `stop`; `ready` is called once it does its work."""
-    check(description, wiring)
+    check(description, config)
     # Imported here: each tier has libraries of its own, and a process needs only one of them.
     module = importlib.import_module(f"penstock.run.{tier}")
     if tier is not Tier.ANALYSE:
-        bring_about(wiring.bind(), description, log.info)
-    module.run(description, wiring, stop, ready)
+        bring_about(config.bind(), description, log.info)
+    module.run(description, config, stop, ready)
 
 
 def bring_about(channels: Channels, description: Description, say: Callable[[str], None]) -> None:

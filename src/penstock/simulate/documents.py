@@ -29,7 +29,7 @@ class Kind:
 
     made: str
     sender: str
-    words: str
+    description: str
 
     def documents(self, seed: int) -> Documents:
         """The same documents for the same seed."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import orjson
 
 from penstock.core.clock import Micros
-from penstock.core.contracts import Places
+from penstock.core.contracts import SenderNumbers
 from penstock.core.errors import Misconfigured, Refused
 from penstock.simulate.documents import Documents
 
@@ -97,7 +97,7 @@ class Feed:
             }
         )
 
-    def following(self, after: Places, now: Micros) -> "Following":
+    def following(self, after: SenderNumbers, now: Micros) -> "Following":
         """What a client is owed that holds these numbers already.
 
         Numbers of another epoch are none of this one. Nobody can hold what was not sent yet: such a claim counts as all
@@ -136,7 +136,7 @@ class Following:
         return self._feed.ended(self.n)
 
 
-def asked(message: bytes) -> Places:
+def asked(message: bytes) -> SenderNumbers:
     """What a client holds, from its first message: `{"after": {"meetup-07": [epoch, number]}}`. Refused otherwise."""
     try:
         document = orjson.loads(message)

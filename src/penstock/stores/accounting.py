@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.findings import time_of
 from penstock.core.clock import Clock, Micros
-from penstock.core.contracts import Entry, Positions, Store
+from penstock.core.contracts import Entry, Offsets, Store
 from penstock.core.rate import Rate
 from penstock.core.sketch import Recent
 
@@ -21,10 +21,10 @@ class AccountingStore(Protocol):
     """An opened store that keeps its totals in the same transaction as its positions."""
 
     @property
-    def life(self) -> str:
+    def generation(self) -> str:
         """Another one when the store was emptied."""
 
-    def begin(self, start: Positions) -> None:
+    def begin(self, start: Offsets) -> None:
         """Where reading starts: a partition of which nothing was loaded yet is counted from there."""
 
     def share(self) -> Share:
@@ -35,17 +35,17 @@ class AccountingStore(Protocol):
 class Totals:
     """The totals beside the positions. A store that was filled before it counted counts from where it stood."""
 
-    stands: Positions = field(default_factory=dict)
-    since: Positions = field(default_factory=dict)
+    stands: Offsets = field(default_factory=dict)
+    since: Offsets = field(default_factory=dict)
     taken: int = 0
     outcomes: Mapping[Outcome, int] = field(default_factory=lambda: dict.fromkeys(OUTCOMES, 0))
 
-    def share(self, start: Positions) -> Share:
+    def share(self, start: Offsets) -> Share:
         until = {number: self.stands.get(number) or start.get(number, 0) for number in self.stands.keys() | start}
         since = {number: self.since.get(number, at) if self.stands.get(number) else at for number, at in until.items()}
         return Share(since, until, self.taken, self.outcomes)
 
-    def after(self, reached: Positions, start: Positions, outcomes: Mapping[Outcome, int]) -> "Totals":
+    def after(self, reached: Offsets, start: Offsets, outcomes: Mapping[Outcome, int]) -> "Totals":
         """With one more batch, after which the store stands at `reached`."""
         since = self.share({**dict.fromkeys(reached, 0), **start}).since
         return Totals(
@@ -73,9 +73,9 @@ class StoreAccounting:
     def look(self, store: Store | AccountingStore) -> None:
         """Ask the store now. What it said before keeps its time."""
         if isinstance(store, AccountingStore):
-            share, life = store.share(), store.life
-            if self._last is None or (self._last[0], self._last[2]) != (life, share):
-                self._last = life, self._clock.now(), share
+            share, generation = store.share(), store.generation
+            if self._last is None or (self._last[0], self._last[2]) != (generation, share):
+                self._last = generation, self._clock.now(), share
         self._behind = False
         self._due = self._clock.elapsed() + _EVERY
 
@@ -91,8 +91,8 @@ class StoreAccounting:
         """None until the store was asked, and for one that keeps no totals."""
         if (last := self._last) is None:
             return None
-        life, at, share = last
-        return Account(stage, life, at, {self._channel: share}, step=share.taken)
+        generation, at, share = last
+        return Account(stage, generation, at, {self._channel: share}, step=share.taken)
 
 
 class Figures:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Protocol
 
-from penstock.core.contracts import Entry, Positions, Store
+from penstock.core.contracts import Entry, Offsets, Store
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Headers
 
@@ -20,12 +20,12 @@ class Loadable(Protocol):
     def open(self) -> Store: ...
 
 
-def ahead_of(stands: Positions, entries: Sequence[Entry]) -> list[Entry]:
+def ahead_of(stands: Offsets, entries: Sequence[Entry]) -> list[Entry]:
     """The entries that a store standing there has not applied."""
     return [entry for entry in entries if entry.offset >= stands.get(entry.partition, 0)]
 
 
-def furthest(stands: Positions, positions: Positions) -> dict[int, int]:
+def furthest(stands: Offsets, positions: Offsets) -> dict[int, int]:
     """Positions never go back."""
     return {**stands, **{partition: max(offset, stands.get(partition, 0)) for partition, offset in positions.items()}}
 
@@ -40,18 +40,18 @@ def version_of(headers: Headers) -> int | None:
     return version if version is not None and -(2**63) <= version < 2**63 else None
 
 
-def require_kept(who: str, known: Positions, stands: Positions) -> None:
+def require_kept(who: str, known: Offsets, stands: Offsets) -> None:
     """Raise Unavailable when a store forgot what it had acknowledged: it must be filled again from where it stands."""
     for partition, offset in known.items():
         if stands.get(partition, 0) < offset:
             raise Unavailable(who, f"it went back from {offset} to {stands.get(partition, 0)} in partition {partition}")
 
 
-def require_topic(who: str, channel: str, remembered: str | None, topic_id: str, way_out: str) -> None:
+def require_topic(who: str, channel: str, remembered: str | None, topic_id: str, fix: str) -> None:
     """Raise Misconfigured when a store was filled from another topic that had the same name."""
     if topic_id and remembered and remembered != topic_id:
         raise Misconfigured(
-            who, f"it was filled from another topic named {channel} ({remembered}, now {topic_id})", way_out
+            who, f"it was filled from another topic named {channel} ({remembered}, now {topic_id})", fix
         )
 
 
@@ -67,7 +67,7 @@ class Stored:
 class Contents(Protocol):
     """A store that can be read back, by its description: one that is not there is not made by looking."""
 
-    def stands(self) -> Positions:
+    def stands(self) -> Offsets:
         """How far it was filled; nowhere when it is not there."""
 
     def rows(self) -> Iterator[Stored]:

@@ -22,7 +22,7 @@ from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchE
 from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.audit.account import Outcome, Share
-from penstock.core.contracts import Guarantee, Positions
+from penstock.core.contracts import Guarantee, Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.runs import Runs
 from penstock.stores.accounting import OUTCOMES, Totals
@@ -71,7 +71,7 @@ class LakeStore:
         """Open the table, made if it is not there. `columns` are those that it has to have, as JSON in Delta's form."""
         return LakeTable(self, columns)
 
-    def stands(self) -> Positions:
+    def stands(self) -> Offsets:
         if (there := self._there()) is None:
             return {}
         with _explained(self.who):
@@ -114,10 +114,10 @@ class LakeTable:
             self.totals = _totals_in(self._table, store.channel)
             """As they were read or committed last."""
         self._known: dict[Numbering, Runs] | None = None
-        self._start: Positions = {}
+        self._start: Offsets = {}
 
     @property
-    def life(self) -> str:
+    def generation(self) -> str:
         return str(self._table.metadata().id)
 
     @property
@@ -130,7 +130,7 @@ class LakeTable:
         with _explained(self._who):
             return int(self._table.history(1)[0]["timestamp"]) * 1_000 if self.totals.stands else 0
 
-    def positions(self) -> Positions:
+    def positions(self) -> Offsets:
         with _explained(self._who):
             self._table.update_incremental()
             totals = _totals_in(self._table, self._store.channel)
@@ -140,14 +140,14 @@ class LakeTable:
             self.totals = totals
         return totals.stands
 
-    def begin(self, start: Positions) -> None:
+    def begin(self, start: Offsets) -> None:
         self._start = start
 
     def share(self) -> Share:
         self.positions()
         return self.totals.share(self._start)
 
-    def add(self, files: Sequence[Path], reached: Positions, refused: int) -> int:
+    def add(self, files: Sequence[Path], reached: Offsets, refused: int) -> int:
         """Commit the rows of Parquet files that lie in the table's folder; how many of them are new.
 
         `reached` is where the table stands with them, `refused` how many records up to there did not fit. Rows whose
@@ -176,12 +176,12 @@ class LakeTable:
         self._committed()
         return count
 
-    def append(self, rows: pa.Table, reached: Positions, refused: int) -> int:
+    def append(self, rows: pa.Table, reached: Offsets, refused: int) -> int:
         """Write and commit rows, as `add` does those of files."""
         new = self._new(rows.select([*_NUMBER, *_PLACE]))
         return self._append(rows if new is None else rows.filter(new), len(rows), reached, refused)
 
-    def _append(self, rows: pa.Table, count: int, reached: Positions, refused: int) -> int:
+    def _append(self, rows: pa.Table, count: int, reached: Offsets, refused: int) -> int:
         arrow = pa.schema(self._table.schema())
         with _explained(self._who), self._counted(len(rows), count, reached, refused) as commit:
             write_deltalake(self._table, rows.select(arrow.names).cast(arrow), mode="append", commit_properties=commit)
@@ -189,7 +189,7 @@ class LakeTable:
         return len(rows)
 
     @contextmanager
-    def _counted(self, new: int, count: int, reached: Positions, refused: int) -> Iterator[CommitProperties]:
+    def _counted(self, new: int, count: int, reached: Offsets, refused: int) -> Iterator[CommitProperties]:
         """What a commit says beside its rows. It is known afterwards only if the commit is there."""
         outcomes = {Outcome.PASSED: new, Outcome.DUPLICATE: count - new, Outcome.REFUSED: refused}
         totals = self.totals.after(furthest(self.totals.stands, reached), self._start, outcomes)
@@ -262,11 +262,11 @@ class LakeTable:
                 description=f"topic {store.topic_id}" if store.topic_id else None,
                 configuration=_SETTINGS,
             )
-        way_out = "move the table away; it is filled again from what the channel holds"
+        fix = "move the table away; it is filled again from what the channel holds"
         remembered = re.fullmatch(r"topic (\S+)", table.metadata().description or "")
-        require_topic(self._who, store.channel, remembered and remembered[1], store.topic_id, way_out)
+        require_topic(self._who, store.channel, remembered and remembered[1], store.topic_id, fix)
         if table.schema() != self._columns:
-            raise Misconfigured(self._who, f"its columns are not those of the schema of {store.channel}", way_out)
+            raise Misconfigured(self._who, f"its columns are not those of the schema of {store.channel}", fix)
         return table
 
 

@@ -11,7 +11,7 @@ from penstock.audit.account import Account
 from penstock.audit.retention import from_what_is_kept
 from penstock.audit.writers import Writers
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Channels, Entry, Positions, Reader, Store
+from penstock.core.contracts import Channels, Entry, Offsets, Reader, Store
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.retry import retrying
 from penstock.stores.accounting import AccountingStore, Figures, StoreAccounting
@@ -89,7 +89,7 @@ class Loader:
                 batch = _Batch(self._channel, store, reader, dict(stands), self._figures, self._writers)
                 self._fill(batch, store, stop, well)
 
-    def _begins(self, stands: Positions) -> Positions:
+    def _begins(self, stands: Offsets) -> Offsets:
         if not self._skip_lost:
             return stands
         begins = from_what_is_kept(stands, self._channels.bounds(self._channel))

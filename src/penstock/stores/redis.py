@@ -16,7 +16,7 @@ from penstock.audit.account import Outcome, Share
 from penstock.audit.reconcile import Kept
 from penstock.core.addresses import shown
 from penstock.core.clock import Micros
-from penstock.core.contracts import Entry, Guarantee, Positions
+from penstock.core.contracts import Entry, Guarantee, Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Headers
 from penstock.stores.accounting import Totals
@@ -137,7 +137,7 @@ class RedisStore:
     def open(self) -> "RedisTable":
         return RedisTable(self)
 
-    def stands(self) -> Positions:
+    def stands(self) -> Offsets:
         with closing(self.open()) as table:
             return table.positions()
 
@@ -164,21 +164,21 @@ class RedisTable:
             self._apply = self._redis.register_script(_APPLY)
         self.ttl_since: Micros | None = None
         self._known: dict[int, int] = {}
-        self._start: Positions = {}
+        self._start: Offsets = {}
         # One that was never written to, or was emptied, takes the life that is proposed with the first rows.
         self._lives = ""
         self._proposed = uuid4().hex
 
     @property
-    def life(self) -> str:
+    def generation(self) -> str:
         return self._lives or self._proposed
 
-    def positions(self) -> Positions:
+    def positions(self) -> Offsets:
         stands = dict(self._totals().stands)
         self._known = stands
         return stands
 
-    def begin(self, start: Positions) -> None:
+    def begin(self, start: Offsets) -> None:
         self._start = start
 
     def share(self) -> Share:
@@ -214,7 +214,7 @@ class RedisTable:
             )
             raise Unavailable(self._who, problem) from error
 
-    def write(self, entries: Sequence[Entry], positions: Positions) -> int:
+    def write(self, entries: Sequence[Entry], positions: Offsets) -> int:
         store = self._store
         ttl = _milliseconds(store.ttl) if store.ttl else 0
         arguments: list[bytes | str | int] = [
@@ -222,7 +222,7 @@ class RedisTable:
             ttl,
             ttl or _milliseconds(_TOMBSTONES),
             store.topic_id,
-            self.life,
+            self.generation,
         ]
         reached = furthest({entry.partition: entry.offset + 1 for entry in entries}, positions)
         arguments.append(len(reached))
@@ -246,7 +246,7 @@ class RedisTable:
     def ttl(self) -> timedelta | None:
         return self._store.ttl
 
-    def kept(self, keys: Sequence[bytes]) -> tuple[Positions, list[Kept]]:
+    def kept(self, keys: Sequence[bytes]) -> tuple[Offsets, list[Kept]]:
         """The rows of these keys, and how far the table was filled at the same moment."""
         with self._explained(), self._redis.pipeline(transaction=True) as asked:
             asked.hgetall(self._positions)
@@ -288,10 +288,10 @@ class RedisTable:
     def close(self) -> None:
         self._redis.close()
 
-    def _remember(self, life: str) -> None:
-        if self._lives and not life:
+    def _remember(self, generation: str) -> None:
+        if self._lives and not generation:
             self._proposed = uuid4().hex
-        self._lives = life
+        self._lives = generation
 
     @contextmanager
     def _explained(self) -> Iterator[None]:

@@ -91,8 +91,8 @@ def require_free(port: int, setting: str) -> None:
 
 
 def _taken(port: int, setting: str) -> Misconfigured:
-    way_out = f"stop what listens there, set another, or leave {setting} out to get a free one"
-    return Misconfigured(setting, f"port {port} is taken", way_out)
+    fix = f"stop what listens there, set another, or leave {setting} out to get a free one"
+    return Misconfigured(setting, f"port {port} is taken", fix)
 
 
 def _free(port: int) -> bool:

@@ -60,8 +60,8 @@ def answer(
         raise Misconfigured(f"pipeline {pipeline.name}", f'it has no query "{query}"', f"it has {', '.join(known)}")
     meant = known[query]
     if unknown := [name for name in tables if name not in meant.statics]:
-        way_out = f"those that it names: {', '.join(meant.statics) or 'none'}"
-        raise Misconfigured(f"query {query}", f'it names no static table "{unknown[0]}"', way_out)
+        fix = f"those that it names: {', '.join(meant.statics) or 'none'}"
+        raise Misconfigured(f"query {query}", f'it names no static table "{unknown[0]}"', fix)
     spark = frames[0].sparkSession
     statics = {one.name: one for one in description.statics if one.name in meant.statics}
     static = {name: _table(spark, one, tables.get(name)) for name, one in statics.items()}

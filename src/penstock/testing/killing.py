@@ -29,7 +29,7 @@ from penstock.channels.files import Files
 from penstock.collect.pump import Pump
 from penstock.collect.spooling import Spool
 from penstock.collect.wrapping import Wrapping
-from penstock.core.contracts import Arrival, Guarantee, Intake, Sender, Source, Taken, Topic
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Sender, Source, Topic
 from penstock.core.errors import Unavailable
 from penstock.core.held import held
 from penstock.core.record import Origin, Record
@@ -237,7 +237,7 @@ class _DyingSource(Wrapping):
     fate: _Fate
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         async with self.source.open(taken) as intakes:
             yield self._intakes(intakes)
 

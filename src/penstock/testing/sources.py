@@ -18,7 +18,7 @@ from unittest import SkipTest
 
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.pump import Pump
-from penstock.core.contracts import Arrival, Guarantee, Intake, Source, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Unavailable
 from penstock.testing.documents import DOCUMENTS
 
@@ -60,7 +60,7 @@ class SourceContract:
         if not (given := [one.payload for one in DOCUMENTS if self.carries(one.payload)]):
             raise SkipTest("its payloads have a form of their own")
         found: list[bytes] = []
-        async with world.source.open(Taken()) as intakes:
+        async with world.source.open(ResumeState()) as intakes:
             await world.give(given)
             async with asyncio.timeout(PATIENCE):
                 async for intake in intakes:
@@ -71,7 +71,7 @@ class SourceContract:
         assert Counter(found) == Counter(given)
 
     async def test_what_is_given_arrives_in_its_order(self, world: World) -> None:
-        async with world.source.open(Taken()) as intakes:
+        async with world.source.open(ResumeState()) as intakes:
             await world.give(given := world.payloads(50))
             found: list[bytes] = []
             async with asyncio.timeout(PATIENCE):
@@ -83,7 +83,7 @@ class SourceContract:
         assert found == given
 
     async def test_nothing_is_acknowledged_before_it_is_safe(self, world: World) -> None:
-        async with world.source.open(Taken()) as intakes:
+        async with world.source.open(ResumeState()) as intakes:
             await world.give(given := world.payloads(5))
             async with asyncio.timeout(PATIENCE):
                 intake = await anext(intakes)
@@ -99,7 +99,7 @@ class SourceContract:
         if world.source.guarantee is Guarantee.BEST_EFFORT:
             return
         await world.give(given := world.payloads(5))
-        async with world.source.open(Taken()) as intakes:
+        async with world.source.open(ResumeState()) as intakes:
             async with asyncio.timeout(PATIENCE):
                 intake = await anext(intakes)
             await intake.settle(Unavailable("the channel", "it is away"))
@@ -129,10 +129,10 @@ class SourceContract:
         if world.source.guarantee is Guarantee.BEST_EFFORT:
             return
         channels, given = MemoryChannels(2), world.payloads(120)
-        for life in range(6):
-            await world.give(given[20 * life : 20 * life + 20])
+        for generation in range(6):
+            await world.give(given[20 * generation : 20 * generation + 20])
             async with Running(world.source, channels) as running:
-                await running.until(lambda: running.count() >= 15 * (life + 1))  # noqa: B023 - it is over then
+                await running.until(lambda: running.count() >= 15 * (generation + 1))  # noqa: B023 - it is over then
         async with Running(world.source, channels) as running:
             await running.until(lambda: running.values() >= Counter(given))
         self.judge(world, running.values(), given)
@@ -141,19 +141,19 @@ class SourceContract:
         if world.source.guarantee is Guarantee.BEST_EFFORT:
             return
         channels, given = MemoryChannels(2), world.payloads(40)
-        for life in range(2):
-            await world.give(given[20 * life : 20 * life + 20])
+        for generation in range(2):
+            await world.give(given[20 * generation : 20 * generation + 20])
             async with Running(world.source, channels) as running:
-                await running.until(lambda: running.values() >= Counter(given[: 20 * (life + 1)]))  # noqa: B023
+                await running.until(lambda: running.values() >= Counter(given[: 20 * (generation + 1)]))  # noqa: B023
                 if world.acknowledged() is not None:
-                    await running.until(lambda: world.acknowledged() == 20 * (life + 1))  # noqa: B023
+                    await running.until(lambda: world.acknowledged() == 20 * (generation + 1))  # noqa: B023
                 await running.stop()
         assert running.values() == Counter(given)
 
     async def test_closing_it_leaves_nothing_behind(self, world: World) -> None:
         before = asyncio.all_tasks()
         for _ in range(2):
-            async with world.source.open(Taken()):
+            async with world.source.open(ResumeState()):
                 await asyncio.sleep(0)
         await until(lambda: not _beside(before))
 
@@ -167,8 +167,8 @@ class SourceContract:
         source = world.source
         assert source.name
         assert source.guarantee in Guarantee
-        assert source.words
-        assert not source.words.endswith(".")
+        assert source.description
+        assert not source.description.endswith(".")
 
 
 class Running:

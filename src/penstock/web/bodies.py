@@ -59,8 +59,8 @@ class BodyReader:
             return None
         if self._gzip and coding in ("gzip", "x-gzip"):
             return _Gunzip()
-        way_out = "send it as gzip, or as it is" if self._gzip else "send it as it is"
-        raise Problem(415, "the header content-encoding", f'"{coding[:40]}" is not taken', way_out)
+        fix = "send it as gzip, or as it is" if self._gzip else "send it as it is"
+        raise Problem(415, "the header content-encoding", f'"{coding[:40]}" is not taken', fix)
 
     async def _fill(
         self, taken: bytearray, request: Request, gunzip: "_Gunzip | None", refusal: Problem, most: int
@@ -76,8 +76,8 @@ class BodyReader:
                             raise refusal
                         self._add(taken, part)
         except TimeoutError:
-            way_out = "send it faster, or less at a time"
-            raise Problem(408, "the body", f"it did not arrive within {self._upload:g} s", way_out) from None
+            fix = "send it faster, or less at a time"
+            raise Problem(408, "the body", f"it did not arrive within {self._upload:g} s", fix) from None
         if gunzip is not None and not gunzip.whole:
             raise _broken_gzip("it ends too early")
 
@@ -88,8 +88,8 @@ class BodyReader:
         self._held += len(part)
 
     def _too_large(self) -> Problem:
-        why, way_out = f"it has more than {self._most:,} bytes", "send fewer records in a request, or raise body"
-        return Problem(413, "the body", why, way_out, {"limit": self._most, "option": "body"})
+        why, fix = f"it has more than {self._most:,} bytes", "send fewer records in a request, or raise body"
+        return Problem(413, "the body", why, fix, {"limit": self._most, "option": "body"})
 
 
 class _Gunzip:

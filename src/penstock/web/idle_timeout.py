@@ -75,6 +75,6 @@ class IdleTimeoutProtocol(H11Protocol):
         if self._limit is None or len(self.connections) <= self._limit:
             await self._inner_app(scope, receive, send)
             return
-        facts = {"place": "the server", "way_out": "come back later"}
+        facts = {"place": "the server", "fix": "come back later"}
         full = problem(503, f"{self._limit} connections are open already", facts, {"connection": "close"})
         await full(scope, receive, send)

@@ -19,7 +19,7 @@ class Refusal:
 
     header: str
     why: str
-    way_out: str = ""
+    fix: str = ""
 
 
 class OriginCheck:
@@ -77,7 +77,7 @@ class OriginCheckMiddleware:
             headers = HTTPConnection(scope).headers
             refusal = self._origin_check.refusal(headers.getlist("host"), headers.getlist("origin"))
             if refusal is not None:
-                facts = {"place": f"the header {refusal.header}", "way_out": refusal.way_out}
+                facts = {"place": f"the header {refusal.header}", "fix": refusal.fix}
                 await problem(403, refusal.why, facts)(scope, receive, send)
                 return
         await self._app(scope, receive, send)

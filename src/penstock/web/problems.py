@@ -1,4 +1,4 @@
-"""Errors of requests, answered as JSON: error, place, way_out."""
+"""Errors of requests, answered as JSON: error, place, fix."""
 
 import logging
 import math
@@ -20,13 +20,13 @@ class Problem(PenstockError):
     """Raised when a request is rejected: the status, the place, the problem, the fix."""
 
     def __init__(
-        self, status: int, place: str, error: str, way_out: str = "", facts: Mapping[str, object] | None = None
+        self, status: int, place: str, error: str, fix: str = "", facts: Mapping[str, object] | None = None
     ) -> None:
-        super().__init__(status, place, error, way_out, facts)
-        self.status, self.place, self.error, self.way_out, self.facts = status, place, error, way_out, facts or {}
+        super().__init__(status, place, error, fix, facts)
+        self.status, self.place, self.error, self.fix, self.facts = status, place, error, fix, facts or {}
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.error}" + (f"; {self.way_out}" if self.way_out else "")
+        return f"{self.place}: {self.error}" + (f"; {self.fix}" if self.fix else "")
 
 
 def handlers(server: str, not_found: str) -> Mapping[type[Exception], Handler]:
@@ -81,9 +81,9 @@ def _translated(error: PenstockError, server: str) -> Problem:
         case Refused():
             return Problem(400, error.what, error.reason)
         case Misconfigured():
-            return Problem(409, error.place, error.problem, error.way_out)
+            return Problem(409, error.place, error.problem, error.fix)
     return Problem(500, server, str(error))
 
 
 def _response(error: Problem, headers: Mapping[str, str] | None = None) -> Response:
-    return problem(error.status, error.error, {"place": error.place, "way_out": error.way_out, **error.facts}, headers)
+    return problem(error.status, error.error, {"place": error.place, "fix": error.fix, **error.facts}, headers)

@@ -55,8 +55,8 @@ class Query:
         try:
             found = duration(self._given[name])
         except ValueError as error:
-            why, _, way_out = str(error).rpartition("; ")
-            raise Problem(400, f"?{name}", why, way_out) from error
+            why, _, fix = str(error).rpartition("; ")
+            raise Problem(400, f"?{name}", why, fix) from error
         if most is not None and found > most:
             longest = f"{most.total_seconds():g}s"
             raise Problem(400, f"?{name}", f"{self._given[name]} is too long", f"at most {longest}, and ask again")

@@ -71,8 +71,8 @@ def listen(whose: str, host: str, port: int, timeout: float, shared: bool = Fals
         # Its own text repeats the address. An error of a name lookup has a negative number, which is no errno.
         why = os.strerror(number) if number and number > 0 else str(error)
         of_the_port = number in (errno.EADDRINUSE, errno.EACCES)
-        way_out = "choose another port" if of_the_port else "choose a host that is this machine"
-        raise Misconfigured(f"{whose} address {authority(host, port)}", why, way_out) from error
+        fix = "choose another port" if of_the_port else "choose a host that is this machine"
+        raise Misconfigured(f"{whose} address {authority(host, port)}", why, fix) from error
     with listener:
         # Connections inherit both. asyncio sets TCP_NODELAY only on sockets that it has made itself.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -30,19 +30,19 @@ def kept(path: Path, note: Note | None = None, **facts: object) -> Path:
     return made
 
 
-def account(until: int, life: str = "an-id", number: int = 0, step: int = 2) -> Known:
+def account(until: int, generation: str = "an-id", number: int = 0, step: int = 2) -> Known:
     share = Share({0: 0}, {0: until}, until)
-    return Known(account=Account("query:q", life, 0, {"things": share}, step, number=number))
+    return Known(account=Account("query:q", generation, 0, {"things": share}, step, number=number))
 
 
-def refused(found: Diagnosis, words: str) -> str:
+def refused(found: Diagnosis, description: str) -> str:
     """Its way out."""
-    assert (found.fit, found.problem) == (Fit.REFUSED, words)
+    assert (found.fit, found.problem) == (Fit.REFUSED, description)
     with pytest.raises(Misconfigured) as error:
         found.require()
     assert str(error.value).startswith("query q, checkpoint ")
-    assert str(found) == f"does not fit: {words}; {found.way_out}"
-    return found.way_out
+    assert str(found) == f"does not fit: {description}; {found.fix}"
+    return found.fix
 
 
 def test_a_query_without_a_checkpoint_is_new(tmp_path: Path) -> None:
@@ -65,15 +65,15 @@ def test_what_lies_elsewhere_is_left_to_spark() -> None:
 
 
 def test_another_topic_of_the_same_name_is_refused_even_before_its_first_batch(tmp_path: Path) -> None:
-    words = "it belongs to another topic things than the one that is there now"
+    description = "it belongs to another topic things than the one that is there now"
     other = Known({"things": "two"})
-    assert refused(examined(kept(tmp_path / "q"), known=other), words) == ANEW
+    assert refused(examined(kept(tmp_path / "q"), known=other), description) == ANEW
     Note({"things": "one"}).write(str(tmp_path / "begun"))
-    assert refused(examined(tmp_path / "begun", known=other), words) == ANEW
+    assert refused(examined(tmp_path / "begun", known=other), description) == ANEW
 
 
 @pytest.mark.parametrize(
-    ("now", "words"),
+    ("now", "description"),
     [
         (replace(QUERY, into="others"), "it wrote into totals; others would hold only what changes from now on"),
         (
@@ -107,8 +107,8 @@ def test_another_topic_of_the_same_name_is_refused_even_before_its_first_batch(t
         ),
     ],
 )
-def test_what_its_state_depends_on_may_not_change(now: Fingerprint, words: str, tmp_path: Path) -> None:
-    assert refused(examined(kept(tmp_path / "q"), now), words).startswith(KEEP)
+def test_what_its_state_depends_on_may_not_change(now: Fingerprint, description: str, tmp_path: Path) -> None:
+    assert refused(examined(kept(tmp_path / "q"), now), description).startswith(KEEP)
 
 
 def test_values_may_not_change_places(tmp_path: Path) -> None:
@@ -116,15 +116,15 @@ def test_values_may_not_change_places(tmp_path: Path) -> None:
         return replace(QUERY, operators=(replace(SUMS, values=values),))
 
     path = kept(tmp_path / "q", Note(query=of("sum(a) bigint", "sum(b) bigint")))
-    words = "its state (Aggregate) holds sum(a) bigint, sum(b) bigint in another order than it would"
-    refused(examined(path, of("sum(b) bigint", "sum(a) bigint")), words)
+    description = "its state (Aggregate) holds sum(a) bigint, sum(b) bigint in another order than it would"
+    refused(examined(path, of("sum(b) bigint", "sum(a) bigint")), description)
 
 
 def test_sources_may_not_change_places(tmp_path: Path) -> None:
     before = replace(QUERY, sources=("a", "b"))
     path = kept(tmp_path / "q", Note(query=before), sources=["a", "b"])
-    words = "it has read a, b, and is to read b, a now: their order may not change"
-    refused(examined(path, replace(QUERY, sources=("b", "a"))), words)
+    description = "it has read a, b, and is to read b, a now: their order may not change"
+    refused(examined(path, replace(QUERY, sources=("b", "a"))), description)
     assert examined(path, before).fit is Fit.FITS
 
 
@@ -135,8 +135,8 @@ def test_a_source_that_was_not_read_yet_is_known_from_the_note(tmp_path: Path) -
         file = path / "offsets" / str(number)
         file.write_text("\n".join([*file.read_text().splitlines()[:-1], "-"]))
     assert examined(path, before).fit is Fit.FITS
-    words = "it has read a, b, and is to read a, c now: what they are may not change"
-    refused(examined(path, replace(QUERY, sources=("a", "c"))), words)
+    description = "it has read a, b, and is to read a, c now: what they are may not change"
+    refused(examined(path, replace(QUERY, sources=("a", "c"))), description)
 
 
 def test_the_word_of_spark_counts_as_well(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_a_note_of_before_leaves_state_to_spark(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bounds", "words"),
+    ("bounds", "description"),
     [
         ({1: (0, 30)}, "it has read partition 0 of things, which has 1 now"),
         (
@@ -164,41 +164,43 @@ def test_a_note_of_before_leaves_state_to_spark(tmp_path: Path) -> None:
     ],
 )
 def test_channels_have_to_hold_the_places_where_it_stands(
-    bounds: dict[int, tuple[int, int]], words: str, tmp_path: Path
+    bounds: dict[int, tuple[int, int]], description: str, tmp_path: Path
 ) -> None:
     path = kept(tmp_path / "q")
-    refused(examined(path, known=Known(bounds={"things": bounds})), words)
+    refused(examined(path, known=Known(bounds={"things": bounds})), description)
     lenient = examined(path, known=Known(bounds={"things": {0: (25, 30)}}, skip_lost=True))
     assert lenient.fit is Fit.FITS
     assert examined(path, known=Known(bounds={"things": {0: (20, 20), 1: (0, 5)}})).fit is Fit.FITS
 
 
 def test_an_older_checkpoint_is_refused(tmp_path: Path) -> None:
-    words = "it is an older one: it stands at 0=20 in things, and the query has covered things up to 0=30 (partition 0)"
-    ways = refused(examined(kept(tmp_path / "q"), known=account(30)), words)
+    description = (
+        "it is an older one: it stands at 0=20 in things, and the query has covered things up to 0=30 (partition 0)"
+    )
+    ways = refused(examined(kept(tmp_path / "q"), known=account(30)), description)
     assert ways == f"bring the one that it had back from a copy, or {ANEW}"
 
 
 def test_a_checkpoint_of_which_no_batch_is_finished_is_older_than_any_account(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "q", batches=0, begun=1)
-    words = (
+    description = (
         "it is an older one: nothing of it is committed in things, and the query has covered things up to 0=5 "
         "(partition 0)"
     )
-    refused(examined(path, known=account(5)), words)
+    refused(examined(path, known=account(5)), description)
 
 
 def test_a_checkpoint_that_is_gone_is_missed(tmp_path: Path) -> None:
-    words = "its checkpoint is gone, and it has covered things up to 0=30: all would be counted again"
-    refused(examined(tmp_path / "q", known=account(30)), words)
+    description = "its checkpoint is gone, and it has covered things up to 0=30: all would be counted again"
+    refused(examined(tmp_path / "q", known=account(30)), description)
     # Unless nothing was covered.
     assert examined(tmp_path / "q", known=account(0, step=0)).fit is Fit.NEW
 
 
 def test_one_that_was_set_aside_does_not_come_back_unnoticed(tmp_path: Path) -> None:
     path = kept(tmp_path / "q")
-    words = "the query has had another one since, and has covered things up to 0=30 with that"
-    refused(examined(path, known=account(30, "another-id")), words)
+    description = "the query has had another one since, and has covered things up to 0=30 with that"
+    refused(examined(path, known=account(30, "another-id")), description)
     # Rows of a life may be there before it has told of a batch.
     older = "its rows would pass for older than those of life 1, for ever"
     for step in (0, 2):
@@ -215,9 +217,9 @@ def test_a_checkpoint_that_has_lost_its_note_is_not_taken_for_a_first_life(tmp_p
 
 def test_a_new_life_need_not_have_told_of_itself_yet(tmp_path: Path) -> None:
     known = account(30, "another-id", number=1)
-    Note(life=2, since={"things": {0: 3}}).write(str(tmp_path / "begun"))
+    Note(generation=2, since={"things": {0: 3}}).write(str(tmp_path / "begun"))
     assert examined(tmp_path / "begun", known=known).fit is Fit.NEW
-    path = kept(tmp_path / "q", Note(life=2, since={"things": {0: 3}}, query=QUERY))
+    path = kept(tmp_path / "q", Note(generation=2, since={"things": {0: 3}}, query=QUERY))
     assert examined(path, known=known).fit is Fit.FITS
 
 
@@ -226,7 +228,7 @@ def test_damage_is_told_with_the_ways_out(tmp_path: Path) -> None:
     (path / "offsets" / "1").write_text("")
     found = examined(path)
     assert found.problem.startswith("it is damaged: offsets/1 cannot be read")
-    assert found.way_out == f"bring the file back from a copy, or {ANEW}"
+    assert found.fix == f"bring the file back from a copy, or {ANEW}"
     (path / "penstock.json").write_text("{")
     assert examined(path).problem.startswith("its note penstock.json cannot be read")
     with pytest.raises(Misconfigured, match=f"query q, checkpoint {path}: its note .*, or begin anew: "):
@@ -265,10 +267,10 @@ def test_a_checkpoint_of_the_first_format_goes_on_in_batches(tmp_path: Path) -> 
 def test_a_query_that_changed_before_its_first_batch_ended_begins_another_life(tmp_path: Path) -> None:
     """Its rows may be there already, and would pass for those of the query as it is now."""
     Note({"things": "one"}, 2, {"things": {0: 3}}, QUERY).write(str(tmp_path))
-    assert examined(tmp_path).require().life == 2
+    assert examined(tmp_path).require().generation == 2
     now = replace(QUERY, plan="cd")
     found = examined(tmp_path, now)
     assert str(found) == "new; it has changed before it had finished a batch: its rows begin another life"
     assert found.require() == Note({"things": "one"}, 3, {"things": {0: 3}}, now)
-    Note(life=LAST, query=QUERY).write(str(tmp_path))
+    Note(generation=LAST, query=QUERY).write(str(tmp_path))
     assert refused(examined(tmp_path, now), f"it has had {LAST} lives, and versions tell no more").startswith("give it")

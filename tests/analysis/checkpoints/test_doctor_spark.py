@@ -18,7 +18,7 @@ from tests.channels.traffic import send
 from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import encoded, seen, words
+from penstock.analysis.frames import description, encoded, seen
 from penstock.analysis.launch import examined
 from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
@@ -77,7 +77,7 @@ def started_anyway(engine: Engine, query: Query) -> str | None:
         running = writer.start()
         assert running.awaitTermination(90)
     except (StreamingQueryException, PySparkException) as error:
-        return words(error)
+        return description(error)
     return None
 
 

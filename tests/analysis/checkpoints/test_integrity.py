@@ -44,7 +44,7 @@ def said(name: str, text: str) -> Harm:
 
 
 @pytest.mark.parametrize(
-    ("harm", "words"),
+    ("harm", "description"),
     [
         (gone("metadata"), "its file metadata is gone"),
         (emptied("metadata"), "its file metadata cannot be read"),
@@ -65,12 +65,12 @@ def said(name: str, text: str) -> Harm:
         (gone("state/0/0/left/4.changelog"), "state/0/0/left lacks the step to version 4"),
     ],
 )
-def test_what_is_missing_or_broken_is_named(harm: Harm, words: str, tmp_path: Path) -> None:
+def test_what_is_missing_or_broken_is_named(harm: Harm, description: str, tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "q", batches=4)
     harm(path)
     with pytest.raises(Misconfigured) as refused:
         written(path)
-    assert f"checkpoint {path}: it is damaged: {words}" in str(refused.value)
+    assert f"checkpoint {path}: it is damaged: {description}" in str(refused.value)
 
 
 def test_steps_before_a_snapshot_are_not_needed(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.held import held
-from penstock.core.record import LIVES, Origin, Record
+from penstock.core.record import GENERATIONS, Origin, Record
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]
@@ -42,10 +42,10 @@ def some(first: int, last: int) -> list[Record]:
     return [Record(value(n), Origin("s", 1, n, n), b"%d" % n) for n in range(first, last + 1)]
 
 
-def due(first: int, last: int, life: int = 0) -> dict[str, tuple[int, int]]:
+def due(first: int, last: int, generation: int = 0) -> dict[str, tuple[int, int]]:
     """Per name: the version, and the total."""
     folded = {f"n{rest}": [n for n in range(first, last + 1) if n % 3 == rest] for rest in range(3)}
-    return {name: (life * LIVES + len(numbers), sum(numbers)) for name, numbers in folded.items()}
+    return {name: (generation * GENERATIONS + len(numbers), sum(numbers)) for name, numbers in folded.items()}
 
 
 def newest(kafka: Kafka, channel: str) -> dict[str, tuple[int, int]]:
@@ -110,12 +110,12 @@ def test_a_query_goes_on_in_either_mode_and_begins_anew_where_it_is_told(
     with pytest.raises(Misconfigured, match="its checkpoint is gone, and it has covered"):
         launched(Mode.MICRO_BATCH)
     note = note_of(f"{folder}.1")
-    assert (note.topics, note.life, note.since) == (ids, 0, None)
+    assert (note.topics, note.generation, note.since) == (ids, 0, None)
 
     # Its second life begins at the 200th record, in real time; its rows count less, and win.
     type(note)(ids, 1, {things: {0: 199}}).write(folder)
     accounting = launched(Mode.REAL_TIME)
-    eventually(lambda: newest(kafka, into) == due(200, 300, life=1))
+    eventually(lambda: newest(kafka, into) == due(200, 300, generation=1))
     account = until_covered(accounting, 300)
     share = account.shares[things]
     assert (account.number, share.since, share.taken, account.conserved) == (1, {0: 199}, 101, True)
@@ -126,5 +126,5 @@ def test_a_query_goes_on_in_either_mode_and_begins_anew_where_it_is_told(
     # It goes on from there, though its note still tells where it began.
     send(kafka, things, some(301, 310))
     account = until_covered(launched(Mode.MICRO_BATCH), 310)
-    assert newest(kafka, into) == due(200, 310, life=1)
+    assert newest(kafka, into) == due(200, 310, generation=1)
     assert account.shares[things].taken == 111

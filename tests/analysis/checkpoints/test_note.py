@@ -66,10 +66,10 @@ def test_a_checkpoint_is_set_aside_under_a_number_of_its_own(tmp_path: Path) -> 
     path = tmp_path / "q"
     assert set_aside(path) is None
     (tmp_path / "q.7x").mkdir()
-    for life in range(3):
-        Note(life=life).write(str(path))
-        assert last_life(str(path)) == life
-        assert set_aside(path) == tmp_path / f"q.{life + 1}"
+    for generation in range(3):
+        Note(generation=generation).write(str(path))
+        assert last_life(str(path)) == generation
+        assert set_aside(path) == tmp_path / f"q.{generation + 1}"
     assert last_life(str(path)) == 2
     assert not path.exists()
 

@@ -20,7 +20,7 @@ from penstock.analysis.checkpoints.batches import Batch, batches, covered, numbe
 from penstock.analysis.checkpoints.rescale import Rescaled, rescale
 from penstock.audit.account import Account
 from penstock.channels.kafka import Kafka
-from penstock.core.contracts import Entry, Positions
+from penstock.core.contracts import Entry, Offsets
 from penstock.core.held import held
 from penstock.run.accounts import last_accounts
 
@@ -39,7 +39,7 @@ SOON = 3
 class Moment:
     """Something that a query does, and how to tell that it has."""
 
-    words: str
+    description: str
     query: str
     come: Callable[[], bool]
 
@@ -48,7 +48,7 @@ class Moment:
 class Kill:
     """When a driver was killed: what was waited for, and which queries had a batch then that was not finished."""
 
-    moment: Moment
+    timestamp: Moment
     unfinished: list[str]
 
 
@@ -66,7 +66,7 @@ class Spread:
 
     done: Rescaled
     said: list[str]
-    reads: Mapping[str, Positions]
+    reads: Mapping[str, Offsets]
     """Up to where the state knew the channels."""
 
 
@@ -104,8 +104,8 @@ class Run:
         with self._driver(self._order(chance)) as driver:
             self._rest(driver, feeding)
             self._wait(driver, self._all_know_the_time)
-            come = self._moment(chance.choice((BEGUN, WRITTEN)), chance.choice(self._telling(self.trials)))
-            begun = [self._moment(BEGUN, name) for name, trial in self.trials.items() if not trial.live]
+            come = self._timestamp(chance.choice((BEGUN, WRITTEN)), chance.choice(self._telling(self.trials)))
+            begun = [self._timestamp(BEGUN, name) for name, trial in self.trials.items() if not trial.live]
             feeding.step()
             self._kill(driver, *begun, come)
         feeding.step()
@@ -113,8 +113,8 @@ class Run:
             self._spread(spark, name, number)
         order = self._order(chance)
         with self._driver(order) as driver:
-            moment = chance.choice((BEGUN, WRITTEN, COMMITTED))
-            self._kill(driver, self._moment(moment, self._telling(order)[chance.randrange(SOON)]))
+            timestamp = chance.choice((BEGUN, WRITTEN, COMMITTED))
+            self._kill(driver, self._timestamp(timestamp, self._telling(order)[chance.randrange(SOON)]))
         order = self._order(chance)
         accounted = [name for name in order if self.trials[name].accounted]
         with self._driver([*accounted, *(name for name in order if name not in accounted)]) as driver:
@@ -206,18 +206,18 @@ class Run:
             if trial.accounted
         )
 
-    def _moment(self, moment: str, name: str) -> Moment:
+    def _timestamp(self, timestamp: str, name: str) -> Moment:
         """A moment of one of the queries from now on."""
         folder, into = Path(self.checkpoint(name)), self.trials[name].query.into
         (begun, finished), size = _noted(folder), self._size(into)
 
         def come() -> bool:
-            if moment == WRITTEN:
+            if timestamp == WRITTEN:
                 return self._size(into) > size
             now = _noted(folder)
-            return now[1] > finished if moment == COMMITTED else now[0] > begun
+            return now[1] > finished if timestamp == COMMITTED else now[0] > begun
 
-        return Moment(moment, name, come)
+        return Moment(timestamp, name, come)
 
     def _sizes(self) -> dict[str, int]:
         return {name: self._size(trial.query.into) for name, trial in self.trials.items()}
@@ -260,7 +260,7 @@ class Run:
 
     def _kill(self, driver: "subprocess.Popen[bytes]", *moments: Moment) -> None:
         """When all of these have come."""
-        self._wait(driver, lambda: all(moment.come() for moment in moments), pause=0.002)
+        self._wait(driver, lambda: all(timestamp.come() for timestamp in moments), pause=0.002)
         driver.send_signal(signal.SIGKILL)
         driver.wait()
         left = [name for name in self.trials if unfinished(self.checkpoint(name)) is not None]

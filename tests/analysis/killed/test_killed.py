@@ -20,7 +20,7 @@ from tests.analysis.killed import queries
 from tests.analysis.killed.queries import IDLE, JOINS, LABELS, LATENESS, TABLES, channel, engine_for
 from tests.analysis.killed.running import SPREAD, Run
 from tests.analysis.operators import join_oracles, oracles, table_oracles
-from tests.analysis.operators.oracles import Event, Placed, Taken, in_batches, placed, portions
+from tests.analysis.operators.oracles import Event, Placed, Snapshot, in_batches, placed, portions
 from tests.analysis.operators.table_oracles import Change, flat
 from tests.analysis.state import cards
 from tests.stores.lakes import LoadedLake
@@ -117,7 +117,7 @@ def events(run: Run) -> list[Placed]:
     return placed(run.lying("events"))
 
 
-def taken(run: Run, name: str) -> list[Taken]:
+def taken(run: Run, name: str) -> list[Snapshot]:
     """What each batch of a query took of the events."""
     return in_batches(channel(run.name, "events"), events(run), run.batches(name))
 
@@ -190,7 +190,7 @@ def test_gates_let_a_record_through_once_by_what_is_said_to_be_unique(run: Run) 
     assert counts(run, "patient") == counted(oracles.tumbling(passed, 10_000).rows)
     # With less patience, more of them would be late.
     lateness = round(LATENESS.total_seconds() * 1_000)
-    hasty = [Taken(one.late_by and one.late_by + lateness, one.closed_by, one.events) for one in batches]
+    hasty = [Snapshot(one.late_by and one.late_by + lateness, one.closed_by, one.events) for one in batches]
     assert len(late) < len(oracles.deduplicated(hasty, by_payload)[2])
     passed, doubled, late = oracles.deduplicated(taken(run, "final-of-all"), by_column)
     assert doubled
@@ -201,14 +201,14 @@ def test_gates_let_a_record_through_once_by_what_is_said_to_be_unique(run: Run) 
 
 def test_a_gate_behind_a_filter_and_before_a_join_with_a_table_works_in_real_time(run: Run) -> None:
     chosen = [
-        Taken(batch.late_by, batch.closed_by, [event for event in batch.events if event.n % 4])
+        Snapshot(batch.late_by, batch.closed_by, [event for event in batch.events if event.n % 4])
         for batch in taken(run, "live-sliding")
     ]
     passed, doubled, late = oracles.deduplicated(chosen)
     assert doubled
     assert late
     known = [
-        Taken(batch.late_by, batch.closed_by, [event for event in batch.events if event.name in LABELS])
+        Snapshot(batch.late_by, batch.closed_by, [event for event in batch.events if event.name in LABELS])
         for batch in passed
     ]
     due = oracles.sliding(known, 10_000, 5_000, per=lambda event: LABELS[event.name])

@@ -52,7 +52,7 @@ Lying = TypeVar("Lying", Placed, Entry)
 
 
 @dataclass(frozen=True)
-class Taken:
+class Snapshot:
     """What Spark took in one batch, with the watermark by which it found records late, and that by which it closed."""
 
     late_by: int
@@ -108,12 +108,12 @@ def placed(entries: Iterable[Entry]) -> list[Placed]:
     return found
 
 
-def in_batches(channel: str, lying: Iterable[Placed], batches: Sequence[Batch]) -> list[Taken]:
+def in_batches(channel: str, lying: Iterable[Placed], batches: Sequence[Batch]) -> list[Snapshot]:
     """What each of the batches took. They have to be all that there were, from the first."""
     assert [batch.number for batch in batches] == list(range(len(batches))), "the checkpoint has forgotten some"
     taken, late_by = [], 0
     for batch, some in zip(batches, portions(channel, lying, batches), strict=True):
-        taken.append(Taken(late_by, batch.watermark, [one.event for one in some]))
+        taken.append(Snapshot(late_by, batch.watermark, [one.event for one in some]))
         late_by = batch.watermark
     return taken
 
@@ -129,13 +129,13 @@ def portions(channel: str, lying: Iterable[Lying], batches: Sequence[Batch]) -> 
     return found
 
 
-def tumbling(taken: Iterable[Taken], size: int, per: Callable[[Event], str] = lambda event: event.name) -> Folded:
+def tumbling(taken: Iterable[Snapshot], size: int, per: Callable[[Event], str] = lambda event: event.name) -> Folded:
     """`F.window` of `size` milliseconds. `per=lambda _: ""` is the global one."""
     return sliding(taken, size, size, per)
 
 
 def sliding(
-    taken: Iterable[Taken], size: int, slide: int, per: Callable[[Event], str] = lambda event: event.name
+    taken: Iterable[Snapshot], size: int, slide: int, per: Callable[[Event], str] = lambda event: event.name
 ) -> Folded:
     """`F.window` of `size` every `slide` milliseconds: an event is late when all its windows were closed."""
     found = Folded()
@@ -155,7 +155,7 @@ def sliding(
     return found
 
 
-def sessions(taken: Iterable[Taken], gap: int, per: Callable[[Event], str] = lambda event: event.name) -> Folded:
+def sessions(taken: Iterable[Snapshot], gap: int, per: Callable[[Event], str] = lambda event: event.name) -> Folded:
     """`F.session_window` with a gap in milliseconds: what touches grows together, until the watermark passes it."""
     found = Folded()
     growing: defaultdict[str, list[tuple[int, int, int, int]]] = defaultdict(list)
@@ -188,13 +188,13 @@ def by_number(event: Event) -> object:
 
 
 def deduplicated(
-    taken: Iterable[Taken], same: Callable[[Event], object] = by_number
-) -> tuple[list[Taken], list[Event], list[Event]]:
+    taken: Iterable[Snapshot], same: Callable[[Event], object] = by_number
+) -> tuple[list[Snapshot], list[Event], list[Event]]:
     """What a gate lets through, batch by batch; what came twice; and what came too late.
 
     `same` gives what two copies have in common; with it, they have to have the time.
     """
-    passed: list[Taken] = []
+    passed: list[Snapshot] = []
     doubled: list[Event] = []
     late: list[Event] = []
     known: set[object] = set()
@@ -208,7 +208,7 @@ def deduplicated(
             else:
                 known.add(same(event))
                 through.append(event)
-        passed.append(Taken(batch.late_by, batch.closed_by, through))
+        passed.append(Snapshot(batch.late_by, batch.closed_by, through))
     return passed, doubled, late
 
 
@@ -251,7 +251,7 @@ def _windows(events: Sequence[Event], size: int, slide: int, partial: bool) -> I
             yield number, list(events[first : first + size])
 
 
-def idle(taken: Iterable[Taken], gap: int) -> dict[tuple[str, int], int]:
+def idle(taken: Iterable[Snapshot], gap: int) -> dict[tuple[str, int], int]:
     """What a timer tells that every record of a key sets anew, by key and time: how many had come before."""
     times: Counter[str] = Counter()
     due: dict[str, int] = {}

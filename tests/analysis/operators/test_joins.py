@@ -73,7 +73,7 @@ def test_a_stream_is_joined_with_itself(spark: SparkSession) -> None:
     assert rows(found, "one.banner", "other.banner", "seen.count") == [(0, 0, 2), (1, 1, 2), (2, 2, 2)]
 
 
-def test_what_cannot_be_joined_is_told_with_the_way_out(spark: SparkSession, tmp_path: Path) -> None:
+def test_what_cannot_be_joined_is_told_with_the_fix(spark: SparkSession, tmp_path: Path) -> None:
     shown, clicks = ads(spark)
     wrong: list[tuple[dict[str, Any], str]] = [
         ({"shown": shown}, r"joined\(shown=…\): it joins 1 streams"),

@@ -25,7 +25,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.record import Origin, Record
 from penstock.operate.dead_letters import Letter, Selection, Verdict, redrive
-from penstock.pipeline.config import Wiring
+from penstock.pipeline.config import Config
 from penstock.run.analyse import run
 from penstock.testing.channels import MemoryChannels
 
@@ -198,13 +198,13 @@ def test_a_result_has_no_dead_letters_for_late_records(tmp_path: Path) -> None:
     app.query("counted", key="name")(lambda events: anyhow(events))
     app.query("again", key="window", watermark="1 second", late="dead letters")(lambda counted: tumbling(counted))
     with pytest.raises(Misconfigured, match=r"query again: .* it reads a result, which has none; leave late= out"):
-        run(app.describe(), Wiring.read(tmp_path), threading.Event(), lambda: None)
+        run(app.describe(), Config.read(tmp_path), threading.Event(), lambda: None)
 
 
 def test_the_oracles_agree_with_themselves() -> None:
     """In one batch nothing is late: the windows hold every record, and those by time add up."""
     events = generate(seed=1, n=300)
-    one = [oracles.Taken(0, 0, events)]
+    one = [oracles.Snapshot(0, 0, events)]
     whole = sum(event.n for event in events), len(events)
     for found in (oracles.tumbling(one, 10_000), oracles.sessions(one, 3_000)):
         assert (sum(n for n, _ in found.rows.values()), sum(n for _, n in found.rows.values())) == whole

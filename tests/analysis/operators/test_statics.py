@@ -321,7 +321,7 @@ def test_a_query_goes_on_with_new_rows_and_so_does_its_account(
         eventually(lambda number=number: taken(number))
     assert [json.loads(entry.value or b"")["campaign"] for entry in read(kafka, into, 2)] == ["shoes", "hats"]
     account = accounting.account
-    assert account.life == str(running[0].id) == str(running[-1].id)
+    assert account.generation == str(running[0].id) == str(running[-1].id)
     assert account.shares[clicks].outcomes == {**dict.fromkeys(Outcome, 0), Outcome.PASSED: 3}
     assert not account.guessed
     file.unlink()

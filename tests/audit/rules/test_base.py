@@ -68,8 +68,8 @@ def snapshot(balance: dict[str, Any] | None = None, processes: dict[str, Any] | 
 
 
 def test_the_nodes_of_all_processes_are_seen_together() -> None:
-    words = {"load": {"nodes": {"store:redis/a": {"count": 1}}}, "audit": {"nodes": {"channel:a": {"count": 2}}}}
-    assert snapshot(processes=words).nodes == {"store:redis/a": {"count": 1}, "channel:a": {"count": 2}}
+    description = {"load": {"nodes": {"store:redis/a": {"count": 1}}}, "audit": {"nodes": {"channel:a": {"count": 2}}}}
+    assert snapshot(processes=description).nodes == {"store:redis/a": {"count": 1}, "channel:a": {"count": 2}}
 
 
 @pytest.mark.parametrize("word", [None, [], "x", {}, {"nodes": None}, {"nodes": []}, {"nodes": {"a": 1}}])
@@ -78,8 +78,8 @@ def test_a_word_of_another_kind_tells_of_no_node(word: object) -> None:
 
 
 def test_the_newest_record_of_a_channel_is_that_of_its_senders_or_of_its_last_minute() -> None:
-    lives = [{"sender": "a", "newest": 61_000_000}, {"sender": "b", "newest": None}]
-    channel = {"channel": "rsvps", "by_sender": lives}
+    generations = [{"sender": "a", "newest": 61_000_000}, {"sender": "b", "newest": None}]
+    channel = {"channel": "rsvps", "by_sender": generations}
     assert snapshot({"channels": [channel]}).newest("rsvps") == 61_000_000
     assert snapshot({"channels": [channel], "minutes": {"rsvps": [[1, 5], [2, 9]]}}).newest("rsvps") == 120_000_000
     assert snapshot({"channels": [{"channel": "rsvps"}]}).newest("rsvps") == 0

@@ -64,8 +64,8 @@ def test_a_sender_that_began_a_new_life_is_not_silent() -> None:
     watch = Watch()
     before = watch.now
     for _ in range(200):
-        lives = [sender("a", before), sender("a", watch.now, epoch=2)]
-        assert watch.names(hop(), channel(by_sender=lives)) == []
+        generations = [sender("a", before), sender("a", watch.now, epoch=2)]
+        assert watch.names(hop(), channel(by_sender=generations)) == []
 
 
 def test_a_sender_of_few_records_has_no_habit_to_break() -> None:
@@ -91,8 +91,8 @@ def test_an_audit_that_is_behind_takes_nobody_for_silent() -> None:
     watch = Watch()
     for step in range(200):
         then = watch.now - (3_600 - 10 * step) * SECOND
-        lives = [sender(name, then, 100 + step) for name in "ab"]
-        assert watch.names(hop(), channel(by_sender=lives)) == []
+        generations = [sender(name, then, 100 + step) for name in "ab"]
+        assert watch.names(hop(), channel(by_sender=generations)) == []
 
 
 def test_twenty_silent_senders_are_named_and_the_rest_is_counted() -> None:

@@ -26,8 +26,8 @@ def test_a_stage_is_stalled_even_when_its_lag_looks_fine() -> None:
     watch = Watch()
     names: list[str] = []
     for second in range(160):
-        words = {"analyse": {"at": second, "nodes": {"query:by_country": {"lag": 0, "count": None}}}}
-        names = watch.names(query(taken=500), channel(records=500 + second), processes=words)
+        description = {"analyse": {"at": second, "nodes": {"query:by_country": {"lag": 0, "count": None}}}}
+        names = watch.names(query(taken=500), channel(records=500 + second), processes=description)
     assert names == ["stalled"]
 
 
@@ -59,26 +59,26 @@ def test_a_process_that_counts_and_dies_again_and_again_is_stalled() -> None:
     names: list[str] = []
     for second in range(200):
         count = 40_000 if second < 5 else second % 10
-        words = {"load": {"at": second, "nodes": {"store:redis/by_country": {"count": count, "lag": 9}}}}
-        names = watch.names(hop("store:redis/by_country", "by_country", "", taken=40_000), processes=words)
+        description = {"load": {"at": second, "nodes": {"store:redis/by_country": {"count": count, "lag": 9}}}}
+        names = watch.names(hop("store:redis/by_country", "by_country", "", taken=40_000), processes=description)
     assert names == ["stalled"]
 
 
 def test_what_a_process_counts_is_progress_before_it_is_accounted_for() -> None:
     watch = Watch()
     for second in range(400):
-        words = {"load": {"at": second, "nodes": {"store:redis/by_country": {"count": second, "lag": 9}}}}
-        assert watch.names(hop("store:redis/by_country", "by_country", "", taken=0), processes=words) == []
+        description = {"load": {"at": second, "nodes": {"store:redis/by_country": {"count": second, "lag": 9}}}}
+        assert watch.names(hop("store:redis/by_country", "by_country", "", taken=0), processes=description) == []
 
 
 def test_a_stage_that_no_account_tells_of_is_watched_by_its_lag() -> None:
     watch = Watch()
     names: list[str] = []
     for second in range(125):
-        words = {
+        description = {
             "load": {"at": second, "nodes": {"store:delta/rsvps": {"count": 5, "lag": 9}, "channel:x": {"lag": 1}}}
         }
-        names = watch.names(processes=words)
+        names = watch.names(processes=description)
     assert names == ["stalled"]
 
 
@@ -93,8 +93,8 @@ def test_a_stage_that_never_accounted_for_anything_is_stalled() -> None:
 def test_markers_of_transactions_are_no_input() -> None:
     watch, names = Watch(), list[str]()
     for second in range(300):
-        words = {"analyse": {"at": second, "nodes": {"query:by_country": {"lag": 2}}}}
-        names += watch.names(query(taken=500, in_flight=2), channel(records=500), processes=words)
+        description = {"analyse": {"at": second, "nodes": {"query:by_country": {"lag": 2}}}}
+        names += watch.names(query(taken=500, in_flight=2), channel(records=500), processes=description)
     assert names == []
 
 
@@ -144,8 +144,8 @@ def test_a_slow_stage_is_told_apart_from_those_before_it() -> None:
 
 def test_a_slow_browser_makes_no_slow_stage() -> None:
     feed = {"latency": {"p99": 90_000.0}, "door": {"p99": 40.0}, "browser": {"p99": 90_000.0}}
-    words = {**nodes(by_country=20), "deliver": {"nodes": {"feed:by_country": feed}}}
-    assert Watch().names(hop("feed:by_country", "by_country", ""), processes=words) == []
+    description = {**nodes(by_country=20), "deliver": {"nodes": {"feed:by_country": feed}}}
+    assert Watch().names(hop("feed:by_country", "by_country", ""), processes=description) == []
 
 
 def test_a_slow_source_is_named_and_history_is_not_slow() -> None:
@@ -161,16 +161,16 @@ def test_where_no_node_tells_the_step_of_the_hop_counts() -> None:
 
 def test_a_process_that_says_nothing_is_away_until_it_speaks() -> None:
     watch = Watch()
-    words = {"load": {"at": watch.now}, "collect": {"at": watch.now}}
+    description = {"load": {"at": watch.now}, "collect": {"at": watch.now}}
     names: list[str] = []
     for _ in range(12):
-        words["collect"] = {"at": watch.now}
-        alarms = watch.look(processes=words)
+        description["collect"] = {"at": watch.now}
+        alarms = watch.look(processes=description)
         names = [f"{alarm.name} {alarm.stage}" for alarm in alarms]
     assert names == ["away load"]
     for _ in range(12):
-        words = {name: {"at": watch.now} for name in words}
-        names = watch.names(processes=words)
+        description = {name: {"at": watch.now} for name in description}
+        names = watch.names(processes=description)
     assert names == []
 
 
@@ -184,8 +184,8 @@ def test_a_process_whose_clock_is_wrong_is_not_away() -> None:
 def test_a_process_of_an_earlier_run_is_not_away(usage: dict[str, Any]) -> None:
     watch = Watch()
     for _ in range(60):
-        words = {"run": {"at": watch.now, "usage": usage}, "load": {"at": watch.now}, "deliver": {"at": 0}}
-        assert watch.names(processes=words) == []
+        description = {"run": {"at": watch.now, "usage": usage}, "load": {"at": watch.now}, "deliver": {"at": 0}}
+        assert watch.names(processes=description) == []
 
 
 def test_a_process_that_left_long_ago_is_not_away() -> None:

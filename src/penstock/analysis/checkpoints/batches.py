@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured
 
 
@@ -20,7 +20,7 @@ class Batch:
     number: int
     watermark: int
     """In milliseconds since 1970; 0 when there is none yet."""
-    ends: Mapping[str, Positions]
+    ends: Mapping[str, Offsets]
     """Per channel, up to where it has read."""
 
 
@@ -34,7 +34,7 @@ def numbers(log: Path) -> list[int]:
     return sorted(int(file.name) for file in log.glob("[0-9]*") if file.name.isdigit())
 
 
-def told(positions: Positions) -> str:
+def told(positions: Offsets) -> str:
     """Positions in words."""
     return ", ".join(f"{partition}={offset}" for partition, offset in sorted(positions.items()))
 
@@ -49,7 +49,7 @@ def unfinished(folder: str) -> int | None:
     return begun[-1] if not finished or finished[-1] < begun[-1] else None
 
 
-def covered(folder: str) -> Mapping[str, Positions] | None:
+def covered(folder: str) -> Mapping[str, Offsets] | None:
     """Per channel, the offsets up to which the last finished batch has read; None when there is none to be found."""
     path = on_disk(folder)
     if path is None or not (finished := numbers(path / "commits")):
@@ -77,7 +77,7 @@ def batches(folder: str, begun: bool = False) -> list[Batch]:
     return found
 
 
-def ends_of(folder: str, number: int, channel: str) -> Positions:
+def ends_of(folder: str, number: int, channel: str) -> Offsets:
     """Up to where a batch reads a channel, from when it has begun."""
     return _batch(Path(folder), number).ends[channel]
 
@@ -165,8 +165,8 @@ def excluded(folder: str) -> list[Excluded]:
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"its list of excluded records, {EXCLUDED_FILE}, cannot be read: {error!r}"
-        way_out = "bring it back from a copy, or remove it: the records in it are then found again"
-        raise Misconfigured(f"checkpoint {folder}", problem, way_out) from error
+        fix = "bring it back from a copy, or remove it: the records in it are then found again"
+        raise Misconfigured(f"checkpoint {folder}", problem, fix) from error
 
 
 def exclude(folder: str, records: Iterable[Excluded]) -> None:

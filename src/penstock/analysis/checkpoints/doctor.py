@@ -15,7 +15,7 @@ from penstock.analysis.checkpoints.batches import covered, on_disk, told
 from penstock.analysis.checkpoints.integrity import Written, written
 from penstock.analysis.checkpoints.note import Fingerprint, Note, Operator, next_life, note_of
 from penstock.audit.account import Account
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured
 
 _SHUFFLE = "spark.sql.shuffle.partitions"
@@ -56,7 +56,7 @@ class Diagnosis:
     place: str
     note: Note
     problem: str = ""
-    way_out: str = ""
+    fix: str = ""
     remarks: tuple[str, ...] = ()
     in_batches_only: str | None = None
     """Why the query cannot go on in real time."""
@@ -64,13 +64,13 @@ class Diagnosis:
     def __str__(self) -> str:
         """As `penstock plan` shows it."""
         if self.fit is Fit.REFUSED:
-            return f"{self.fit}: {self.problem}; {self.way_out}"
+            return f"{self.fit}: {self.problem}; {self.fix}"
         return "; ".join([str(self.fit), *self.remarks])
 
     def require(self) -> Note:
         """The note to be left with the checkpoint when the query starts; Misconfigured when it must not."""
         if self.fit is Fit.REFUSED:
-            raise Misconfigured(self.place, self.problem, self.way_out)
+            raise Misconfigured(self.place, self.problem, self.fix)
         return self.note
 
 
@@ -97,9 +97,11 @@ def examine(name: str, folder: str, now: Fingerprint, known: Known, planned: Pla
         # In real time, rows are written before the first batch has ended: those of the query as it was are there.
         remark = "it has changed before it had finished a batch: its rows begin another life"
         try:
-            return Diagnosis(Fit.NEW, place, replace(kept, life=next_life(name, note.life)), remarks=(remark,))
+            return Diagnosis(
+                Fit.NEW, place, replace(kept, generation=next_life(name, note.generation)), remarks=(remark,)
+            )
         except Misconfigured as ended:
-            return Diagnosis(Fit.REFUSED, place, note, ended.problem, ended.way_out)
+            return Diagnosis(Fit.REFUSED, place, note, ended.problem, ended.fix)
     remarks = tuple(_remarks(note.query, now, found, known.setting))
     why = "its checkpoint was begun in a format that Spark takes in micro-batches only" if found.numbered else None
     return Diagnosis(Fit.FITS, place, kept, remarks=remarks, in_batches_only=why)
@@ -132,7 +134,7 @@ class _Case:
     known: Known
 
     @cached_property
-    def ends(self) -> Mapping[str, Positions]:
+    def ends(self) -> Mapping[str, Offsets]:
         """How far the last committed batch has read."""
         return covered(self.folder) or {}
 
@@ -160,10 +162,10 @@ class _Case:
     def _of_lives(self, found: Written | None) -> Iterator[Fault]:
         """Whether this is the checkpoint that the query has last told of, and whether it is as far."""
         account = self.known.account
-        if account is None or self.note.life > account.number:
+        if account is None or self.note.generation > account.number:
             return
         ways = _back_or_anew(self.name, "the one that it had")
-        if self.note.life < account.number:
+        if self.note.generation < account.number:
             # In real time, rows of that one are there before it has told of a batch.
             what = "its checkpoint is gone" if found is None else "the query has had another one since"
             yield f"{what}: its rows would pass for older than those of life {account.number}, for ever", ways
@@ -171,7 +173,7 @@ class _Case:
             return
         elif found is None:
             yield f"its checkpoint is gone, and it has covered {_told(account)}: all would be counted again", ways
-        elif found.id == account.life:
+        elif found.id == account.generation:
             for channel, share in account.shares.items():
                 stands = self.ends.get(channel, {})
                 if behind := [at for at, until in share.until.items() if stands.get(at, 0) < until]:

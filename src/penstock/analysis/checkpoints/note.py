@@ -18,7 +18,7 @@ from zlib import crc32
 
 from penstock.analysis.checkpoints.batches import on_disk
 from penstock.analysis.plans import analyzed, bare, each, kind_of, nodes
-from penstock.core.contracts import Positions
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured
 
 if TYPE_CHECKING:
@@ -133,15 +133,15 @@ LAST = 2**9 - 1
 class Note:
     topics: Mapping[str, str] = field(default_factory=dict)
     """The ids of the topics that the query touches."""
-    life: int = 0
+    generation: int = 0
     """How many checkpoints it had before this one."""
-    since: Mapping[str, Positions] | None = None
+    since: Mapping[str, Offsets] | None = None
     """Per channel, where this life began; None: where the channels began."""
     query: Fingerprint | None = None
     """The query as it was when it last started; None in notes that are older than this."""
     writer: str = ""
     """The token that its rows carry; empty before it has started with one."""
-    began: Mapping[str, Positions] | None = None
+    began: Mapping[str, Offsets] | None = None
     """Per channel, the first offsets that it held when this life began; None in notes that are older than this."""
 
     @classmethod
@@ -198,19 +198,19 @@ def note_of(folder: str) -> Note:
 
 def last_life(folder: str) -> int:
     """The highest life that a checkpoint, or one that was set aside for it, tells of; 0 when none does."""
-    path, lives = on_disk(folder), [0]
+    path, generations = on_disk(folder), [0]
     for one in [] if path is None else [path, *_aside(path).values()]:
         with suppress(Misconfigured):
-            lives.append(note_of(str(one)).life)
-    return max(lives)
+            generations.append(note_of(str(one)).generation)
+    return max(generations)
 
 
-def next_life(name: str, life: int) -> int:
+def next_life(name: str, generation: int) -> int:
     """The life of a query after this one; Misconfigured when there is none."""
-    if life >= LAST:
+    if generation >= LAST:
         problem = f"it has had {LAST} lives, and versions tell no more"
         raise Misconfigured(f"query {name}", problem, "give it another name, and its result another channel")
-    return life + 1
+    return generation + 1
 
 
 def set_aside(path: Path) -> Path | None:
@@ -233,9 +233,9 @@ def _topics(told: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(topic) for name, topic in told.items()}
 
 
-def _by_channel(told: Mapping[str, Any] | None) -> dict[str, Positions] | None:
+def _by_channel(told: Mapping[str, Any] | None) -> dict[str, Offsets] | None:
     return None if told is None else {str(name): _positions(at) for name, at in told.items()}
 
 
-def _positions(told: Mapping[str, Any]) -> Positions:
+def _positions(told: Mapping[str, Any]) -> Offsets:
     return {int(partition): int(offset) for partition, offset in told.items()}

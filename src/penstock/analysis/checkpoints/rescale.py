@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from penstock.analysis.checkpoints.batches import numbers, on_disk
-from penstock.analysis.frames import words
+from penstock.analysis.frames import description
 from penstock.core.errors import Misconfigured, Unaccounted, Unavailable
 
 Say = Callable[[str], None]
@@ -138,8 +138,8 @@ def _kept(query: str, path: Path, size: int) -> Iterator[None]:
         shutil.rmtree(copying, ignore_errors=True)
         # Of the files that could not be copied, each with its reason.
         why = error.args[0][0][2] if isinstance(error, shutil.Error) else error
-        way_out = f"it takes {size / 2**20:,.1f} MiB beside {path}"
-        raise Misconfigured(f"query {query}", f"no copy of its checkpoint can be kept: {why}", way_out) from error
+        fix = f"it takes {size / 2**20:,.1f} MiB beside {path}"
+        raise Misconfigured(f"query {query}", f"no copy of its checkpoint can be kept: {why}", fix) from error
     try:
         yield
     except BaseException:
@@ -187,7 +187,7 @@ def _explained(query: str) -> Iterator[None]:
             if f".{condition}]" in told:
                 raise Misconfigured(f"query {query}", problem) from None
         said = next((line for line in told.splitlines() if re.search(r"\[[A-Z_.]+\]", line)), told)
-        raise Unavailable(f"the state of {query}", words(Exception(said)) or type(error).__name__) from None
+        raise Unavailable(f"the state of {query}", description(Exception(said)) or type(error).__name__) from None
 
 
 def _told(rows: Mapping[str, int]) -> str:

@@ -96,8 +96,8 @@ def _bounds(place: str, within: str | tuple[str, str]) -> tuple[Column, Column]:
         before, after = ("0 seconds", within) if isinstance(within, str) else within
         return _interval(duration(before)), _interval(duration(after))
     except ValueError as error:
-        way_out = 'write within="1 hour", or within=("5 minutes", "1 hour") for before and after'
-        raise Misconfigured(place, f"within is {within!r}: {error}", way_out) from error
+        fix = 'write within="1 hour", or within=("5 minutes", "1 hour") for before and after'
+        raise Misconfigured(place, f"within is {within!r}: {error}", fix) from error
 
 
 def _interval(span: timedelta) -> Column:
@@ -107,8 +107,8 @@ def _interval(span: timedelta) -> Column:
 
 def _check(place: str, keys: Sequence[str], how: str, sides: dict[str, DataFrame]) -> None:
     if len(sides) != 2:
-        way_out = "give each of two a name: joined(impression=impressions, click=clicks, …)"
-        raise Misconfigured(place, f"it joins {len(sides)} streams", way_out)
+        fix = "give each of two a name: joined(impression=impressions, click=clicks, …)"
+        raise Misconfigured(place, f"it joins {len(sides)} streams", fix)
     if how not in _HOWS:
         raise Misconfigured(place, f'how is "{how}"', f"the choices are {', '.join(_HOWS)}")
     if not keys:

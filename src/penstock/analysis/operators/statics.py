@@ -35,7 +35,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.analysis import validation
-from penstock.analysis.frames import columns_of, words
+from penstock.analysis.frames import columns_of, description
 from penstock.analysis.query import Static
 from penstock.core.clock import Clock
 from penstock.core.errors import Misconfigured
@@ -103,7 +103,9 @@ class Watch:
             try:
                 self._found(static.name, self._read(static, self._tables[static.name]))
             except Exception as error:  # noqa: BLE001 - whatever it is, the other tables are still to be read
-                said = str(error) if isinstance(error, Misconfigured) else f"{type(error).__name__}: {words(error)}"
+                said = (
+                    str(error) if isinstance(error, Misconfigured) else f"{type(error).__name__}: {description(error)}"
+                )
                 if said != self._said.get(static.name):
                     log.warning("the table %s stays as it was: %s", static.name, said)
                 self._said[static.name] = said
@@ -128,7 +130,7 @@ def _columns(static: Static) -> StructType:
     try:
         columns = columns_of(static.ddl)
     except PySparkException as error:
-        raise Misconfigured(f"table {static.name}", f"its schema cannot be read: {words(error)}") from None
+        raise Misconfigured(f"table {static.name}", f"its schema cannot be read: {description(error)}") from None
     if validation.CORRUPT in columns.names:
         raise Misconfigured(
             f"table {static.name}", f'"{validation.CORRUPT}" is a name of our own', "name the column otherwise"
@@ -217,8 +219,8 @@ def _file(static: Static, columns: StructType, path: Path) -> Iterator[Told]:
     try:
         yield from reading(path, columns)
     except FileNotFoundError:
-        way_out = f"put it beside the pipeline: {path.absolute()}"
-        raise Misconfigured(f"table {static.name}", f"there is no file {static.rows}", way_out) from None
+        fix = f"put it beside the pipeline: {path.absolute()}"
+        raise Misconfigured(f"table {static.name}", f"there is no file {static.rows}", fix) from None
     except (OSError, UnicodeDecodeError, pa.ArrowException, csv.Error) as error:
         raise Misconfigured(f"table {static.name}", f"{static.rows} cannot be read: {error}") from error
 

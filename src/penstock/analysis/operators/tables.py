@@ -354,8 +354,8 @@ def _payload(place: str, table: DataFrame) -> list[str]:
     columns = table.columns
     if not {KEY, DELETED, "origin"} <= set(columns):
         problem = f"one of its frames has no {KEY}, {DELETED} and origin"
-        way_out = "declare the channel with table=True, and keep these columns"
-        raise Misconfigured(f"tables, {place}", problem, way_out)
+        fix = "declare the channel with table=True, and keep these columns"
+        raise Misconfigured(f"tables, {place}", problem, fix)
     said = _OWN if "seen" in columns and _fields(table, "seen") == ["count", "newest"] else ()
     return [name for name in columns if name not in (*ADDED, KEY, DELETED, *said)]
 

@@ -181,11 +181,11 @@ def _check(frame: DataFrame, size: int, slide: int, per: Sequence[str]) -> None:
         raise Misconfigured(place, problem, f"let slide be from 1 to {size}, so that each record is in a window")
     columns = frame.columns
     if lacking := [name for name in ADDED if name not in columns]:
-        way_out = "give it the frame of a channel, or keep these columns in what you select"
-        raise Misconfigured(place, f"its frame lacks {' and '.join(lacking)}", way_out)
+        fix = "give it the frame of a channel, or keep these columns in what you select"
+        raise Misconfigured(place, f"its frame lacks {' and '.join(lacking)}", fix)
     if DELETED in columns:
-        way_out = "ask for what it holds by tables.latest, join or foreign"
-        raise Misconfigured(place, "its frame is a table, whose rows change and may have no time", way_out)
+        fix = "ask for what it holds by tables.latest, join or foreign"
+        raise Misconfigured(place, "its frame is a table, whose rows change and may have no time", fix)
     if unknown := [name for name in per if name not in columns or name == "origin"]:
         others = ", ".join(name for name in columns if name != "origin")
         raise Misconfigured(place, f"per= names {' and '.join(unknown)}", f"name columns of its frame: {others}")

@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from penstock.analysis.frames import words
+from penstock.analysis.frames import description
 from penstock.analysis.plans import (
     CLOCK,
     EVENT_TIME,
@@ -69,7 +69,7 @@ class Keyed:
     @property
     def now(self) -> datetime:
         """The time by which timers go, as of this batch: the watermark, or the clock."""
-        return _moment(_timers(self).now)
+        return _timestamp(_timers(self).now)
 
     def wake(self, at: datetime) -> None:
         """Have `timer` called for this key at this time, or as soon after it as there is a batch."""
@@ -91,15 +91,13 @@ class Keyed:
         for name in (*names, _ORIGIN):
             if name not in frame.columns:
                 problem = f'the frame has no column "{name}", only {", ".join(frame.columns)}'
-                way_out = "keep origin: it tells the order of records" if name == _ORIGIN else "group by columns of it"
-                raise Misconfigured(cls.__name__, problem, way_out)
+                fix = "keep origin: it tells the order of records" if name == _ORIGIN else "group by columns of it"
+                raise Misconfigured(cls.__name__, problem, fix)
         # Of all that keeps state in Python, a class alone gives origins.
         if _ORIGIN in from_state(frame):
             problem = "its frame has rows from another Keyed, and nothing tells the order of those without a record"
-            way_out = (
-                "do both in one class; or, if each row is that of a record, let a query read the result of the first"
-            )
-            raise Misconfigured(cls.__name__, problem, way_out)
+            fix = "do both in one class; or, if each row is that of a record, let a query read the result of the first"
+            raise Misconfigured(cls.__name__, problem, fix)
         mode = _time(cls, any(map(watermarked, frame.schema.fields)))
         if has_timers(cls) and not cls.clock and mode != EVENT_TIME and "EventTimeWatermark" in text(frame):
             problem = "its timers go by event time, because the query has a watermark, and the frame has lost it"
@@ -231,7 +229,7 @@ class Processor(StatefulProcessor):
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         self._set_time(timerValues)
         key = tuple(map(plain, key))
-        for made in self._called("timer", key, _moment(expiredTimerInfo.getExpiryTimeInMs())):
+        for made in self._called("timer", key, _timestamp(expiredTimerInfo.getExpiryTimeInMs())):
             yield self._made(key, made, None)
 
     def close(self) -> None:
@@ -305,7 +303,7 @@ def _place(record: Any) -> tuple[int, int]:
     return origin["partition"], origin["offset"]
 
 
-def _moment(milliseconds: int) -> datetime:
+def _timestamp(milliseconds: int) -> datetime:
     return datetime.fromtimestamp(milliseconds / 1_000, UTC)
 
 
@@ -325,5 +323,5 @@ def _read(ddl: str) -> Schema:
     try:
         schema = StructType.fromDDL(ddl)
     except PySparkException as error:
-        raise ValueError(f'"{ddl}" cannot be read as columns: {words(error)}') from None
+        raise ValueError(f'"{ddl}" cannot be read as columns: {description(error)}') from None
     return schema if isinstance(schema, StructType) else StructType().add("value", schema)

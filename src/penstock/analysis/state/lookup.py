@@ -19,7 +19,7 @@ from pyspark.sql.types import DataType, DecimalType, StringType, StructField, St
 
 from penstock.analysis.checkpoints.batches import Batch, batches, on_disk
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import words
+from penstock.analysis.frames import description
 from penstock.analysis.interactive import exactly
 from penstock.analysis.plans import analyzed, grouped, kind_of, nodes
 from penstock.analysis.query import Query
@@ -196,7 +196,7 @@ def told_by_spark(query: Query) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        raise Unavailable(f"the state of {query.name}", words(error)) from None
+        raise Unavailable(f"the state of {query.name}", description(error)) from None
 
 
 MOST = 10_000

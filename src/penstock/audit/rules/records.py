@@ -116,7 +116,7 @@ class Disorder:
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         for channel, one in snapshot.channels.items():
-            found = sum(int(number(life.get("reordered")) or 0) for life in senders(one))
+            found = sum(int(number(generation.get("reordered")) or 0) for generation in senders(one))
             # The senders that are told in brief are not always the same.
             most = self._most[channel] = max(found, self._most.get(channel, 0))
             if most:

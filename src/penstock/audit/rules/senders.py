@@ -39,11 +39,11 @@ class _Sender:
 def _told(snapshot: Snapshot) -> Iterator[tuple[str, Json, dict[str, _Sender]]]:
     for channel, one in snapshot.channels.items():
         found: dict[str, _Sender] = {}
-        for life in senders(one):
-            sender = found.setdefault(str(life["sender"]), _Sender())
-            sender.records += int(number(life.get("records")) or 0)
-            sender.newest = max(sender.newest, int(number(life.get("newest")) or 0))
-            latency = life.get("latency") or {}
+        for generation in senders(one):
+            sender = found.setdefault(str(generation["sender"]), _Sender())
+            sender.records += int(number(generation.get("records")) or 0)
+            sender.newest = max(sender.newest, int(number(generation.get("newest")) or 0))
+            latency = generation.get("latency") or {}
             count = number(latency.get("count")) or 0
             sender.count += count
             sender.total += count * (number(latency.get("mean")) or 0)

@@ -138,8 +138,8 @@ class EventTime:
                 yield Alarm("event-time", stage, f"{text}: {why}", snapshot.now, Level.NOTICE)
 
 
-def _day(moment: float) -> str:
-    return f"{EPOCH + timedelta(microseconds=moment):%Y-%m-%d}"
+def _day(timestamp: float) -> str:
+    return f"{EPOCH + timedelta(microseconds=timestamp):%Y-%m-%d}"
 
 
 class SlowStage:
@@ -223,7 +223,7 @@ class Overtaken:
                 if lost := number(one.get("lost")):
                     text = (
                         f"{reader} had not read {lost:,.0f} offsets of {channel} when they were removed: their time "
-                        f"was too short. {_way_out(reader)}"
+                        f"was too short. {_fix(reader)}"
                     )
                     yield Alarm("overtaken", reader, text, snapshot.now)
                 if unread := number(one.get("unread")):
@@ -236,7 +236,7 @@ class Overtaken:
                     yield Alarm("expiring", reader, text, snapshot.now)
 
 
-def _way_out(reader: str) -> str:
+def _fix(reader: str) -> str:
     if reader.startswith("group:"):
         group = reader.removeprefix("group:")
         return f"To begin where the channel does: penstock groups --reset --group {group} --to beginning."

@@ -21,14 +21,14 @@ from penstock.channels.files.sending import FilesSender, Poster, Writers
 from penstock.channels.files.topics import Known
 from penstock.channels.leases import LEASE, LeasedConsumer, described, joined, moved
 from penstock.core.clock import Micros, SystemClock
-from penstock.core.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
+from penstock.core.contracts import ChannelPartition, EnsureResult, Group, Offsets, Promise, RebalanceListener, Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.text import did_you_mean
 
 _SYNCED = Promise(
     durable=True,
     replay=True,
-    words=(
+    description=(
         "a record is acknowledged once it is synced to disk: it survives kill -9, and a power cut as far as the disk "
         "keeps its word; one machine, one copy"
     ),
@@ -36,7 +36,7 @@ _SYNCED = Promise(
 _CACHED = Promise(
     durable=True,
     replay=True,
-    words=(
+    description=(
         "a record is acknowledged from the memory of the operating system (sync=no): it survives kill -9 of every "
         "process, and no power cut; one machine, one copy"
     ),
@@ -55,8 +55,8 @@ def at(address: str, _: object = None) -> "Files":
     options = dict(parse_qsl(told.query, keep_blank_values=True))
     for name in options:
         if name not in _OPTIONS:
-            way_out = did_you_mean(name, _OPTIONS, f"the options are {' and '.join(_OPTIONS)}")
-            raise Misconfigured(place, f'"{name}" is not an option', way_out)
+            fix = did_you_mean(name, _OPTIONS, f"the options are {' and '.join(_OPTIONS)}")
+            raise Misconfigured(place, f'"{name}" is not an option', fix)
     if (sync := options.get("sync", "yes")) not in ("yes", "no"):
         raise Misconfigured(place, f'sync is "{sync}"', "write sync=yes or sync=no")
     return Files(path, sync == "yes", _size(place, options.get("segment", "64MB")))
@@ -94,7 +94,7 @@ class Files:
 
     # --- topics
 
-    def ensure(self, topics_: Sequence[Topic]) -> Brought:
+    def ensure(self, topics_: Sequence[Topic]) -> EnsureResult:
         with answering(self.folder):
             return topics.ensure(self.folder, topics_)
 
@@ -141,7 +141,7 @@ class Files:
 
     @contextmanager
     def reader(
-        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
     ) -> Iterator[FilesReader]:
         with answering(self.folder):
             reader = FilesReader(self.folder, start, linger, only)
@@ -154,15 +154,15 @@ class Files:
         with answering(self.folder):
             return {partition: bounds_of(folder) for partition, folder in self._partitions(channel)}
 
-    def forget(self, channel: str, before: Positions) -> None:
+    def forget(self, channel: str, before: Offsets) -> None:
         """What lies before these positions need not stay: it goes, segment by segment."""
         with answering(self.folder):
             for partition, folder in self._partitions(channel):
                 forget(folder, before.get(partition, 0))
 
-    def since(self, channel: str, moment: Micros) -> Positions:
+    def since(self, channel: str, timestamp: Micros) -> Offsets:
         with answering(self.folder):
-            return {partition: since(folder, moment) for partition, folder in self._partitions(channel)}
+            return {partition: since(folder, timestamp) for partition, folder in self._partitions(channel)}
 
     @contextmanager
     def hold(self, channel: str) -> Iterator[None]:
@@ -175,8 +175,8 @@ class Files:
             try:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
-                way_out = "stop that one, or start this one in another folder"
-                raise Misconfigured(str(place), "it is in use by another process", way_out) from error
+                fix = "stop that one, or start this one in another folder"
+                raise Misconfigured(str(place), "it is in use by another process", fix) from error
             yield
         finally:
             # With it goes the lock; that of a process that was killed went with the process.
@@ -186,11 +186,11 @@ class Files:
 
     @contextmanager
     def join(
-        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> Iterator[LeasedConsumer]:
         clock = SystemClock()
-        member = LeasedConsumer(self, self._groups(), group, channels, dealing, beginning, clock.elapsed, self.lease)
-        with joined(member, dealing):
+        member = LeasedConsumer(self, self._groups(), group, channels, listener, beginning, clock.elapsed, self.lease)
+        with joined(member, listener):
             yield member
 
     def groups(self) -> list[str]:
@@ -199,7 +199,7 @@ class Files:
     def group(self, name: str) -> Group:
         return described(name, self._groups().standing(name), SystemClock().now())
 
-    def move(self, group: str, positions: Mapping[str, Positions]) -> None:
+    def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
         self._groups().change(group, lambda standing, now: moved(standing, now, group, positions))
 
     # --- parts

@@ -19,8 +19,8 @@ def in_words(folder: Path, error: OSError) -> PenstockError:
     if error.errno in _FULL:
         return Unavailable(place, f"there is no room: {error.strerror}")
     if error.errno in _BARRED:
-        way_out = "let this user write there, or tell another folder"
-        return Misconfigured(place, f"{error.filename or folder}: {error.strerror}", way_out)
+        fix = "let this user write there, or tell another folder"
+        return Misconfigured(place, f"{error.filename or folder}: {error.strerror}", fix)
     if error.errno == errno.ENOTDIR:
         return Misconfigured(place, "it is no folder", "tell a folder")
     return Unavailable(place, f"{error.filename or folder}: {error.strerror}")

@@ -9,7 +9,7 @@ from penstock.channels.files import segments, topics
 from penstock.channels.files.cursor import Cursor
 from penstock.channels.files.folder import answering
 from penstock.core.clock import Micros
-from penstock.core.contracts import Entry, Place, Positions
+from penstock.core.contracts import ChannelPartition, Entry, Offsets
 from penstock.core.errors import PenstockError, Unaccounted
 
 _SOON, _SELDOM = 0.001, 0.02
@@ -22,14 +22,14 @@ _PLENTY = 1 << 19
 
 class FilesReader:
     def __init__(
-        self, root: Path, start: Mapping[str, Positions], linger: float, only: Collection[Place] | None
+        self, root: Path, start: Mapping[str, Offsets], linger: float, only: Collection[ChannelPartition] | None
     ) -> None:
         self._root, self._linger, self._only = root, linger, only
         self._start = {channel: dict(positions) for channel, positions in start.items()}
         self._ids = {channel: topics.known(root, channel).id for channel in start}
         self._stamps: dict[str, tuple[int, int] | None] = {}
-        self._cursors: dict[Place, Cursor] = {}
-        self._ended: dict[Place, float] = {}
+        self._cursors: dict[ChannelPartition, Cursor] = {}
+        self._ended: dict[ChannelPartition, float] = {}
         self._turn = 0
         self._noticed = 0.0
         try:
@@ -52,7 +52,7 @@ class FilesReader:
                 time.sleep(min(left, pause))
                 pause = min(2 * pause, _SELDOM)
 
-    def positions(self, channel: str) -> Positions:
+    def positions(self, channel: str) -> Offsets:
         return {partition: cursor.offset for (name, partition), cursor in self._cursors.items() if name == channel}
 
     def age(self) -> float:
@@ -119,36 +119,36 @@ class FilesReader:
                     raise beyond(channel, partition, stands, 0)
             self._stamps[channel] = stamp
 
-    def _wanted(self, channel: str, partitions: int) -> Iterator[Place]:
+    def _wanted(self, channel: str, partitions: int) -> Iterator[ChannelPartition]:
         for partition in range(partitions):
             if self._only is None or (channel, partition) in self._only:
                 yield channel, partition
 
 
-def since(folder: Path, moment: Micros) -> int:
+def since(folder: Path, timestamp: Micros) -> int:
     """The offset of the first entry of a log that was appended at this moment or later; its end, if there is none."""
     while True:
         known = segments.bases(folder)
         try:
-            return _since(folder, known, moment)
+            return _since(folder, known, timestamp)
         except (FileNotFoundError, Unaccounted):
             if segments.bases(folder) == known:
                 raise  # Otherwise retention has taken a segment away from under us: look again.
 
 
-def _since(folder: Path, known: Sequence[int], moment: Micros) -> int:
+def _since(folder: Path, known: Sequence[int], timestamp: Micros) -> int:
     cursor = Cursor(folder, str(folder), 0, None)
     try:
         end = cursor.mark().end
         for base in reversed(known):
             first = segments.first_appended(folder, base)
-            if first is not None and first < moment:
+            if first is not None and first < timestamp:
                 with segments.opened(folder, base) as fd:
-                    cursor.offset = segments.before_moment(folder, base, fd, moment, end)
+                    cursor.offset = segments.before_moment(folder, base, fd, timestamp, end)
                 break
         while entries := cursor.take(1_000):
             for entry in entries:
-                if entry.appended >= moment:
+                if entry.appended >= timestamp:
                     return entry.offset
         return cursor.offset
     finally:

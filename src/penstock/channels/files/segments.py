@@ -154,9 +154,9 @@ def before_offset(folder: Path, base: int, fd: int, offset: int) -> int:
     return _known(fd, base, [told for told in _index(folder, base) if told[0] <= offset])[1]
 
 
-def before_moment(folder: Path, base: int, fd: int, moment: Micros, end: int) -> int:
+def before_moment(folder: Path, base: int, fd: int, timestamp: Micros, end: int) -> int:
     """An offset before the end, before which nothing was appended at this moment or later."""
-    return _known(fd, base, [told for told in _index(folder, base) if told[1] < moment and told[0] < end])[0]
+    return _known(fd, base, [told for told in _index(folder, base) if told[1] < timestamp and told[0] < end])[0]
 
 
 def _known(fd: int, base: int, entries: list[tuple[int, int, int]]) -> tuple[int, int]:

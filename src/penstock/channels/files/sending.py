@@ -63,9 +63,9 @@ class Writers:
         self._known[channel] = stamp, here
         return here
 
-    def _let_go(self, channel: str, life: str) -> None:
+    def _let_go(self, channel: str, generation: str) -> None:
         """Close the writers of a channel that had this name, and another life."""
-        for place in [place for place in self._writers if place[0] == channel and place[1] != life]:
+        for place in [place for place in self._writers if place[0] == channel and place[1] != generation]:
             self.gone(self._writers.pop(place))
 
     def writer(self, known: Known, partition: int) -> "Writer":

@@ -17,7 +17,7 @@ from penstock.channels.files import mark as marks
 from penstock.channels.files.log import Log
 from penstock.channels.files.recovery import locked
 from penstock.core.clock import duration
-from penstock.core.contracts import Brought, Topic
+from penstock.core.contracts import EnsureResult, Topic
 from penstock.core.errors import Misconfigured, Unaccounted, Unavailable
 from penstock.core.text import did_you_mean
 
@@ -61,8 +61,8 @@ class _Meta(BaseModel):
 def home(root: Path, channel: str) -> Path:
     """The folder of a channel; Misconfigured when its name could lead elsewhere."""
     if not _NAME.fullmatch(channel):
-        way_out = "a name has up to 200 letters, digits and . _ -, and does not begin with a dot"
-        raise Misconfigured(f"channel {channel!r}", "a folder cannot have this name", way_out)
+        fix = "a name has up to 200 letters, digits and . _ -, and does not begin with a dot"
+        raise Misconfigured(f"channel {channel!r}", "a folder cannot have this name", fix)
     return root / channel
 
 
@@ -104,7 +104,7 @@ def names(root: Path) -> list[str]:
     return sorted(one.name for one in root.iterdir() if _NAME.fullmatch(one.name) and (one / _META).exists())
 
 
-def ensure(root: Path, topics: Sequence[Topic]) -> Brought:
+def ensure(root: Path, topics: Sequence[Topic]) -> EnsureResult:
     made, extended = list[str](), list[str]()
     different: list[str] = []
     for topic in topics:
@@ -133,14 +133,14 @@ def ensure(root: Path, topics: Sequence[Topic]) -> Brought:
             ):
                 told = topic.config.get(COMPACT_AFTER, "nothing")
                 different.append(f"channel {topic.name} has {COMPACT_AFTER}={spelled(after)}, and {told} is declared")
-    return Brought(tuple(made), tuple(extended), tuple(different))
+    return EnsureResult(tuple(made), tuple(extended), tuple(different))
 
 
 def _check_words(topic: Topic) -> None:
     """What nobody knows may be another binder's own word, and is told as a difference; but ours is spelled right."""
     for word in topic.config:
-        if word != COMPACT_AFTER and (way_out := did_you_mean(word, [COMPACT_AFTER], "", cutoff=0.8)):
-            raise Misconfigured(f"channel {topic.name}", f'"{word}" is not a setting', way_out)
+        if word != COMPACT_AFTER and (fix := did_you_mean(word, [COMPACT_AFTER], "", cutoff=0.8)):
+            raise Misconfigured(f"channel {topic.name}", f'"{word}" is not a setting', fix)
 
 
 def remove(root: Path, channel: str) -> None:

@@ -19,13 +19,13 @@ from penstock.channels.kafka.sender import BATCH, KafkaSender
 from penstock.channels.kafka.settings import KafkaSettings
 from penstock.channels.leases import joined
 from penstock.core.clock import Micros
-from penstock.core.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
+from penstock.core.contracts import ChannelPartition, EnsureResult, Group, Offsets, Promise, RebalanceListener, Topic
 from penstock.core.errors import Misconfigured
 
 _PROMISE = Promise(
     durable=True,
     replay=True,
-    words="a record is acknowledged once all replicas in sync have it, in the memory of their machines at least",
+    description="a record is acknowledged once all replicas in sync have it, in the memory of their machines at least",
 )
 
 
@@ -38,8 +38,8 @@ def at(address: str, settings: KafkaSettings) -> "Kafka":
     """`kafka://host:port,host:port`."""
     servers = address.removeprefix("kafka://").strip("/")
     if "@" in servers:
-        way_out = "write sasl.username and sasl.password in [kafka] conf"
-        raise Misconfigured("channels at kafka://…@…", "an address is shown to people, and tells no password", way_out)
+        fix = "write sasl.username and sasl.password in [kafka] conf"
+        raise Misconfigured("channels at kafka://…@…", "an address is shown to people, and tells no password", fix)
     if not servers:
         raise Misconfigured("channels at kafka://", "it tells no broker", "write kafka://host:port")
     for server in servers.split(","):
@@ -75,7 +75,7 @@ class Kafka:
 
     # --- topics
 
-    def ensure(self, topics_: Sequence[Topic]) -> Brought:
+    def ensure(self, topics_: Sequence[Topic]) -> EnsureResult:
         with answering(self.servers), self._administering() as admin:
             return topics.ensure(admin, topics_, self._settings.replicas)
 
@@ -144,7 +144,7 @@ class Kafka:
 
     @contextmanager
     def reader(
-        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
     ) -> Iterator[KafkaReader]:
         consumer = self._consumer(
             {
@@ -165,7 +165,7 @@ class Kafka:
             consumer.close()
 
     def _wanted(
-        self, channel: str, positions: Positions, only: Collection[Place] | None
+        self, channel: str, positions: Offsets, only: Collection[ChannelPartition] | None
     ) -> Mapping[int, tuple[int, int]]:
         """The bounds of what is to be read; Unaccounted when there is a position in a partition that is not there."""
         bounds = self.bounds(channel)
@@ -188,9 +188,9 @@ class Kafka:
             for partition in sorted(topic.partitions)
         }
 
-    def since(self, channel: str, moment: Micros) -> Positions:
+    def since(self, channel: str, timestamp: Micros) -> Offsets:
         ends = self.bounds(channel)
-        begin = -(-moment // 1_000)  # Its times are milliseconds: one that has begun before the moment is over.
+        begin = -(-timestamp // 1_000)  # Its times are milliseconds: one that has begun before the moment is over.
         with self._asking, answering(self.servers):
             asker, asked = self._ask(), [TopicPartition(channel, partition, begin) for partition in ends]
             found = retrying(lambda: told(asker.offsets_for_times(asked, timeout=10)))
@@ -201,18 +201,18 @@ class Kafka:
 
     @contextmanager
     def join(
-        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> Iterator[KafkaMember]:
         for channel in channels:
             self.bounds(channel)  # A subscription to what is not there would wait in silence.
         consumer = self._consumer({"group.id": group, "enable.partition.eof": True})
         try:
             with answering(self.servers):
-                member = KafkaMember(consumer, group, channels, dealing, beginning)
+                member = KafkaMember(consumer, group, channels, listener, beginning)
         except BaseException:
             consumer.close()
             raise
-        with joined(member, dealing):
+        with joined(member, listener):
             yield member
 
     def groups(self) -> list[str]:
@@ -223,7 +223,7 @@ class Kafka:
         with answering(self.servers), self._administering() as admin:
             return groups.group(admin, name)
 
-    def move(self, group: str, positions: Mapping[str, Positions]) -> None:
+    def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
         with answering(self.servers), self._administering() as admin:
             groups.move(admin, group, positions)
 
@@ -232,9 +232,9 @@ class Kafka:
     def _lives(self, channels: Sequence[str], within: float) -> Mapping[str, tuple[str, int]]:
         if within < topics.ANSWER:
             # A short look says nothing about the client.
-            return topics.lives(self._admin(), channels, within)
+            return topics.generations(self._admin(), channels, within)
         with self._administering() as admin:
-            return topics.lives(admin, channels, within)
+            return topics.generations(admin, channels, within)
 
     def _limit(self, channel: str) -> int | None:
         with self._administering() as admin:

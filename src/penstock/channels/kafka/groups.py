@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.channels.kafka.client import retrying, told
 from penstock.channels.kafka.reader import Polled, entry_of, lost, passing, place_of
-from penstock.core.contracts import Dealing, Entry, Group, Place, Positions
+from penstock.core.contracts import ChannelPartition, Entry, Group, Offsets, RebalanceListener
 from penstock.core.errors import PenstockError, Unavailable
 
 _ANSWER = 10
@@ -27,12 +27,12 @@ _TURN = 0.1
 
 class KafkaMember:
     def __init__(
-        self, consumer: Consumer, group: str, channels: Sequence[str], dealing: Dealing, beginning: bool
+        self, consumer: Consumer, group: str, channels: Sequence[str], listener: RebalanceListener, beginning: bool
     ) -> None:
-        self._consumer, self._group, self._dealing, self._beginning = consumer, group, dealing, beginning
+        self._consumer, self._group, self._listener, self._beginning = consumer, group, listener, beginning
         self._polled = Polled(consumer, self._entry)
-        self._next: dict[Place, int] = {}
-        self._waiting: list[Place] = []
+        self._next: dict[ChannelPartition, int] = {}
+        self._waiting: list[ChannelPartition] = []
         consumer.subscribe(list(channels), on_assign=self._given, on_revoke=self._taken, on_lost=self._lost)
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
@@ -44,7 +44,7 @@ class KafkaMember:
             if found or time.monotonic() >= until:
                 return found
 
-    def held(self) -> Mapping[Place, int]:
+    def held(self) -> Mapping[ChannelPartition, int]:
         return dict(self._next)
 
     def commit(self) -> None:
@@ -56,7 +56,7 @@ class KafkaMember:
         except KafkaException as error:
             raise self._unavailable(error.args[0]) from error
 
-    def leave(self, tell: Callable[[Sequence[Place]], object]) -> None:
+    def leave(self, tell: Callable[[Sequence[ChannelPartition]], object]) -> None:
         """Leave the group; what is still held is told to `tell`."""
         try:
             if self._next:
@@ -96,7 +96,7 @@ class KafkaMember:
             start = self._starts([TopicPartition(*place) for place in self._waiting])
         except KafkaException as error:
             raise self._unavailable(error.args[0]) from error
-        better = self._dealing.given(sorted(start))
+        better = self._listener.assigned(sorted(start))
         start = {place: better.get(place, offset) for place, offset in start.items()}
         self._consumer.incremental_assign(
             [TopicPartition(channel, partition, offset) for (channel, partition), offset in start.items()]
@@ -104,7 +104,7 @@ class KafkaMember:
         self._next |= start
         self._waiting = []
 
-    def _starts(self, partitions: list[TopicPartition]) -> dict[Place, int]:
+    def _starts(self, partitions: list[TopicPartition]) -> dict[ChannelPartition, int]:
         """Where the group has committed; where it has not, the beginning or the end, as it is now."""
         start = {}
         for one in retrying(lambda: told(self._consumer.committed(partitions, timeout=_ANSWER))):
@@ -119,13 +119,13 @@ class KafkaMember:
         return self._consumer.get_watermark_offsets(partition, timeout=_ANSWER)
 
     def _taken(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._gone(consumer, partitions, self._dealing.taken)
+        self._gone(consumer, partitions, self._listener.revoked)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._gone(consumer, partitions, self._dealing.lost)
+        self._gone(consumer, partitions, self._listener.lost)
 
     def _gone(
-        self, consumer: Consumer, partitions: list[TopicPartition], tell: Callable[[Sequence[Place]], None]
+        self, consumer: Consumer, partitions: list[TopicPartition], tell: Callable[[Sequence[ChannelPartition]], None]
     ) -> None:
         places = {(one.topic, one.partition) for one in partitions}
         ours = sorted(places & set(self._next))
@@ -170,7 +170,7 @@ def group(admin: AdminClient, name: str) -> Group:
     )
 
 
-def move(admin: AdminClient, name: str, positions: Mapping[str, Positions]) -> None:
+def move(admin: AdminClient, name: str, positions: Mapping[str, Offsets]) -> None:
     if name in names(admin) and (members := group(admin, name).members):
         raise Unavailable(f"group {name}", f"it has {len(members)} members: stop them first")
     wanted = [

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from penstock.channels.checks import another
-from penstock.core.contracts import Entry, Place, Positions
+from penstock.core.contracts import ChannelPartition, Entry, Offsets
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 
 CONF = {
@@ -88,7 +88,7 @@ class Polled:
             if found := self._entries(most):
                 return found
 
-    def drop(self, places: Collection[Place]) -> None:
+    def drop(self, places: Collection[ChannelPartition]) -> None:
         """Forget what was gathered of these partitions and is not handed over: somebody else will read it."""
         self._gathered = [one for one in self._gathered if (one.topic(), one.partition()) not in places]
 
@@ -120,25 +120,25 @@ class KafkaReader:
     def __init__(
         self,
         consumer: Consumer,
-        start: Mapping[str, Positions],
+        start: Mapping[str, Offsets],
         bounds: Mapping[str, Mapping[int, tuple[int, int]]],
         grows: bool,
-        lives: Callable[[Sequence[str], float], Mapping[str, tuple[str, int]]],
+        generations: Callable[[Sequence[str], float], Mapping[str, tuple[str, int]]],
     ) -> None:
         """`lives` tells the ids of topics and how many partitions they have, within some seconds."""
-        self._consumer, self._grows, self._lives = consumer, grows, lives
-        self._ids = {name: life for name, (life, _) in lives(list(bounds), 10).items()}
+        self._consumer, self._grows, self._lives = consumer, grows, generations
+        self._ids = {name: generation for name, (generation, _) in generations(list(bounds), 10).items()}
         self._polled = Polled(consumer, self._entry)
         self._next: dict[str, dict[int, int]] = {name: {} for name in bounds}
-        self._unread: set[Place] = set()
-        self._at_end: set[Place] = set()
-        self._ended: dict[Place, float] = {}
+        self._unread: set[ChannelPartition] = set()
+        self._at_end: set[ChannelPartition] = set()
+        self._ended: dict[ChannelPartition, float] = {}
         self._heard = -math.inf
         self._looked = time.monotonic()
         for name, partitions in bounds.items():
             self._assign(name, {partition: low for partition, (low, _) in partitions.items()}, start[name])
 
-    def _assign(self, channel: str, low: Mapping[int, int], start: Positions) -> None:
+    def _assign(self, channel: str, low: Mapping[int, int], start: Offsets) -> None:
         begin = {partition: start.get(partition, first) for partition, first in low.items()}
         self._next[channel] |= begin
         self._unread |= {(channel, partition) for partition in low if partition not in start}
@@ -157,7 +157,7 @@ class KafkaReader:
             if found or time.monotonic() >= until:
                 return found
 
-    def positions(self, channel: str) -> Positions:
+    def positions(self, channel: str) -> Offsets:
         return dict(self._next[channel])
 
     def age(self) -> float:
@@ -169,8 +169,8 @@ class KafkaReader:
     def _look(self) -> None:
         """Take partitions that were added; and no other topic for ours, as the client does."""
         try:
-            for channel, (life, partitions) in self._lives(list(self._next), 1).items():
-                if life != self._ids[channel]:
+            for channel, (generation, partitions) in self._lives(list(self._next), 1).items():
+                if generation != self._ids[channel]:
                     self._polled.fails(another(channel))
                 elif self._grows and (added := set(range(partitions)) - set(self._next[channel])):
                     self._assign(channel, dict.fromkeys(sorted(added), 0), {})
@@ -199,7 +199,7 @@ class KafkaReader:
         self._unread.discard(place)
         return entry
 
-    def _begin_again(self, place: Place) -> None:
+    def _begin_again(self, place: ChannelPartition) -> None:
         """Where retention moved the beginning before we read it, go there; Unaccounted for any other position."""
         channel, partition = place
         if place not in self._unread:
@@ -209,11 +209,11 @@ class KafkaReader:
         self._consumer.incremental_assign([TopicPartition(channel, partition, OFFSET_BEGINNING)])
 
 
-def place_of(message: Message) -> Place:
+def place_of(message: Message) -> ChannelPartition:
     return message.topic() or "", message.partition() or 0
 
 
-def passing(error: KafkaError, place: Place) -> None:
+def passing(error: KafkaError, place: ChannelPartition) -> None:
     """Return if the client gets over this by itself; Unavailable otherwise."""
     if error.code() in _DAMAGED:
         channel, partition = place

@@ -17,7 +17,7 @@ from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from penstock.channels.kafka.client import retrying
-from penstock.core.contracts import Brought, Topic
+from penstock.core.contracts import EnsureResult, Topic
 from penstock.core.errors import Misconfigured
 
 ANSWER = 10
@@ -40,7 +40,7 @@ def settings_of(topic: Topic) -> dict[str, str]:
     return {**policy, **kept, "message.timestamp.type": "CreateTime", **topic.config}
 
 
-def ensure(admin: AdminClient, topics: Sequence[Topic], usual: int | None) -> Brought:
+def ensure(admin: AdminClient, topics: Sequence[Topic], usual: int | None) -> EnsureResult:
     """Bring topics about; `usual` is the number of replicas of those that ask for none."""
     cluster, configs = _there(admin, topics)
     brokers = len(cluster.brokers)
@@ -65,7 +65,7 @@ def ensure(admin: AdminClient, topics: Sequence[Topic], usual: int | None) -> Br
         for result in admin.create_partitions(more, operation_timeout=30).values():
             _unless(result, KafkaError.INVALID_PARTITIONS)
     _arrived(admin, {one.topic: one.num_partitions for one in new} | {one.topic: one.new_total_count for one in more})
-    return Brought(tuple(one.topic for one in new), tuple(one.topic for one in more), tuple(differences))
+    return EnsureResult(tuple(one.topic for one in new), tuple(one.topic for one in more), tuple(differences))
 
 
 def _there(admin: AdminClient, topics: Sequence[Topic]) -> tuple[ClusterMetadata, Mapping[str, Mapping[str, Any]]]:
@@ -132,10 +132,10 @@ _BARRED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATI
 
 
 def topic_id(admin: AdminClient, name: str) -> str:
-    return lives(admin, [name])[name][0]
+    return generations(admin, [name])[name][0]
 
 
-def lives(admin: AdminClient, names: Sequence[str], within: float = ANSWER) -> dict[str, tuple[str, int]]:
+def generations(admin: AdminClient, names: Sequence[str], within: float = ANSWER) -> dict[str, tuple[str, int]]:
     """Of each topic, its id and the number of its partitions."""
     if not names:
         return {}

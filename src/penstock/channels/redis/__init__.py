@@ -19,7 +19,7 @@ from penstock.channels.redis.codec import pack
 from penstock.channels.redis.reader import RedisReader
 from penstock.channels.redis.sender import Courier, Delivery, Parcel, RedisSender
 from penstock.core.clock import Micros
-from penstock.core.contracts import Brought, Dealing, Group, Place, Positions, Promise, Topic
+from penstock.core.contracts import ChannelPartition, EnsureResult, Group, Offsets, Promise, RebalanceListener, Topic
 from penstock.core.errors import PenstockError, Unavailable
 from penstock.core.record import Record
 
@@ -28,13 +28,13 @@ Answer = TypeVar("Answer")
 _DURABLE = Promise(
     durable=True,
     replay=True,
-    words="a record is acknowledged once it lies in the append-only file of one Redis: it survives a kill -9 of Redis, "
-    "and a power cut only with appendfsync always; all of it lies in memory",
+    description="a record is acknowledged once it lies in the append-only file of one Redis: it survives a kill -9 of "
+    "Redis, and a power cut only with appendfsync always; all of it lies in memory",
 )
 _VOLATILE = Promise(
     durable=False,
     replay=True,
-    words="a record lives as long as Redis does, unless its append-only file is on; all of it lies in memory",
+    description="a record lives as long as Redis does, unless its append-only file is on; all of it lies in memory",
 )
 
 
@@ -65,7 +65,7 @@ class RedisChannels:
 
     # --- topics
 
-    def ensure(self, topics_: Sequence[Topic]) -> Brought:
+    def ensure(self, topics_: Sequence[Topic]) -> EnsureResult:
         self._server().check()
         made, extended, differences = [], [], []
         for topic in topics_:
@@ -77,7 +77,7 @@ class RedisChannels:
             elif done == b"extended":
                 extended.append(topic.name)
             differences += codec.differences(topic, self.topic(topic.name))
-        return Brought(tuple(made), tuple(extended), tuple(differences))
+        return EnsureResult(tuple(made), tuple(extended), tuple(differences))
 
     def names(self) -> list[str]:
         return self._server().members(NAMES)
@@ -129,14 +129,14 @@ class RedisChannels:
 
     @contextmanager
     def reader(
-        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
     ) -> Iterator[RedisReader]:
         begin = {channel: self._from(channel, positions, only) for channel, positions in start.items()}
         beginning = {(channel, one) for channel, found in begin.items() for one in found if one not in start[channel]}
         with closing(Server(self._address)) as server:
             yield RedisReader(server, begin, linger, only, beginning)
 
-    def _from(self, channel: str, positions: Positions, only: Collection[Place] | None) -> dict[int, int]:
+    def _from(self, channel: str, positions: Offsets, only: Collection[ChannelPartition] | None) -> dict[int, int]:
         """A start for each partition: where none is given, the beginning as it is now."""
         starts = {partition: low for partition, (low, _) in self.bounds(channel).items()} | dict(positions)
         return {
@@ -150,8 +150,8 @@ class RedisChannels:
             for partition in range(int(held["partitions"]))
         }
 
-    def since(self, channel: str, moment: Micros) -> Positions:
-        found = self._server().one("since", [key_of(channel)], moment)
+    def since(self, channel: str, timestamp: Micros) -> Offsets:
+        found = self._server().one("since", [key_of(channel)], timestamp)
         if found is None:
             raise self._absent(channel)
         return dict(enumerate(found))
@@ -160,10 +160,10 @@ class RedisChannels:
 
     @contextmanager
     def join(
-        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> Iterator[LeasedConsumer]:
-        member = LeasedConsumer(self, self, group, channels, dealing, beginning, time.monotonic, self._lease)
-        with joined(member, dealing):
+        member = LeasedConsumer(self, self, group, channels, listener, beginning, time.monotonic, self._lease)
+        with joined(member, listener):
             yield member
 
     def groups(self) -> list[str]:
@@ -173,7 +173,7 @@ class RedisChannels:
     def group(self, name: str) -> Group:
         return self.change(name, lambda standing, now: described(name, standing, now))
 
-    def move(self, group: str, positions: Mapping[str, Positions]) -> None:
+    def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
         self.change(group, lambda standing, now: moved(standing, now, group, positions))
 
     def change(self, group: str, change: Callable[[Standing, Micros], Answer]) -> Answer:

@@ -139,13 +139,13 @@ class Server:
         """Return once Redis has written down what it had done when it told this of itself."""
         if self._address.volatile:
             return
-        life = server["run_id"]
+        generation = server["run_id"]
         while True:
             if not file.get("aof_enabled"):
                 raise self._forgetful()
             if file["aof_last_write_status"] != "ok":
                 raise Unavailable(self.who, "it cannot write its append-only file: is the disk full?")
-            if server["run_id"] != life:
+            if server["run_id"] != generation:
                 raise Unavailable(self.who, "it was started again before it had written all down")
             if written(file):
                 return

@@ -77,8 +77,8 @@ WORDS = {"compaction.lag": ("lag", "1 hour"), "deletions.keep": ("deletions", "1
 """Of a compacted channel: how long a record stays after it was replaced, and how long the deletion of a key does."""
 
 
-def fields_of(topic: Topic, life: str) -> dict[str, str]:
-    found = {"id": life}
+def fields_of(topic: Topic, generation: str) -> dict[str, str]:
+    found = {"id": generation}
     if topic.keep is not None:
         found["keep"] = _micros(topic.keep)
     if topic.compacted:

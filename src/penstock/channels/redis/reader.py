@@ -9,7 +9,7 @@ from typing import Any
 from penstock.channels.checks import beyond, overtaken
 from penstock.channels.redis.client import Arguments, Server, key_of
 from penstock.channels.redis.codec import unpack
-from penstock.core.contracts import Entry, Place, Positions
+from penstock.core.contracts import ChannelPartition, Entry, Offsets
 from penstock.core.errors import Unaccounted, Unavailable
 
 _MOST = 2_000
@@ -27,8 +27,8 @@ class RedisReader:
         server: Server,
         start: Mapping[str, dict[int, int]],
         linger: float,
-        only: Collection[Place] | None,
-        beginning: Collection[Place] = (),
+        only: Collection[ChannelPartition] | None,
+        beginning: Collection[ChannelPartition] = (),
     ) -> None:
         self._server, self._linger, self._only = server, linger, only
         self._next = {channel: dict(positions) for channel, positions in start.items()}
@@ -59,7 +59,7 @@ class RedisReader:
                 self._wait(min(left, _SLICE))
         return self._hand_out(most)
 
-    def positions(self, channel: str) -> Positions:
+    def positions(self, channel: str) -> Offsets:
         return dict(self._next[channel])
 
     def age(self) -> float:
@@ -100,8 +100,8 @@ class RedisReader:
         for channel, answer in zip(channels, self._server.run(asked), strict=True):
             if answer is None:
                 raise Unavailable(f"channel {channel}", f"{self._server.who} has none of that name")
-            life, count, *told = answer
-            if self._lives.setdefault(channel, life) != life:
+            generation, count, *told = answer
+            if self._lives.setdefault(channel, generation) != generation:
                 raise Unaccounted(channel, (), "it was removed, and is another channel now")
             for partition, low, end, reached, ids, packed in told:
                 if (channel, partition) in self._beginning and self._fetched[channel][partition] < low:
@@ -124,7 +124,7 @@ class RedisReader:
         if moved and not self._ready:
             self._fetch()
 
-    def _in_turn(self, positions: Positions) -> list[int]:
+    def _in_turn(self, positions: Offsets) -> list[int]:
         """Partitions and positions; each time another one is the first, so that none has to wait for the others."""
         flat = sorted(positions.items())
         first = self._turn % max(1, len(flat))
@@ -141,6 +141,6 @@ class RedisReader:
 def _entries(channel: str, partition: int, ids: bytes, packed: Any) -> Iterator[Entry]:
     at = 0
     for one in ids.split():
-        first, _, moment = one.partition(b"-")
+        first, _, timestamp = one.partition(b"-")
         key, value, headers, at = unpack(packed, at)
-        yield Entry(channel, partition, int(first) - 1, int(moment), key, value, headers)
+        yield Entry(channel, partition, int(first) - 1, int(timestamp), key, value, headers)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from penstock.channels.redis.client import Server, key_of
 from penstock.channels.redis.codec import pack, place_of
-from penstock.core.contracts import Place
+from penstock.core.contracts import ChannelPartition
 from penstock.core.errors import PenstockError, Unavailable
 from penstock.core.record import Record
 
@@ -172,8 +172,10 @@ class Courier:
                     left.setdefault(channel, []).extend(some)
                     self._partitions[channel] = answer[1]
 
-    def _deal(self, left: "dict[str, list[tuple[bytes, Delivery]]]") -> "dict[Place, list[tuple[bytes, Delivery]]]":
-        dealt: dict[Place, list[tuple[bytes, Delivery]]] = defaultdict(list)
+    def _deal(
+        self, left: "dict[str, list[tuple[bytes, Delivery]]]"
+    ) -> "dict[ChannelPartition, list[tuple[bytes, Delivery]]]":
+        dealt: dict[ChannelPartition, list[tuple[bytes, Delivery]]] = defaultdict(list)
         for channel, some in left.items():
             partitions = self._partitions.get(channel, 1)
             for one in some:

@@ -16,14 +16,23 @@ from penstock.channels.tcp.posting import posting
 from penstock.channels.tcp.receiving import TcpReader, listening
 from penstock.channels.tcp.sending import TcpSender, sending
 from penstock.core.clock import Micros, SystemClock
-from penstock.core.contracts import Brought, Dealing, Group, Member, Place, Positions, Promise, Topic
+from penstock.core.contracts import (
+    ChannelPartition,
+    EnsureResult,
+    Group,
+    Member,
+    Offsets,
+    Promise,
+    RebalanceListener,
+    Topic,
+)
 from penstock.core.errors import Misconfigured
 
 _PROMISE = Promise(
     durable=False,
     replay=False,
-    words="a record is acknowledged once the process that reads has it in its memory; it is read once, by that one "
-    "process, and what it has not dealt with when its reader ends, or it dies, is lost",
+    description="a record is acknowledged once the process that reads has it in its memory; it is read once, by that "
+    "one process, and what it has not dealt with when its reader ends, or it dies, is lost",
 )
 _NOTHING_KEPT = timedelta(0)
 _OTHERS = "use kafka://, redis:// or file://"
@@ -31,17 +40,17 @@ _OTHERS = "use kafka://, redis:// or file://"
 
 def at(address: str, _: object = None) -> "Tcp":
     """`tcp://host:port`; an IPv6 address in brackets."""
-    way_out = "write tcp://host:port, with a port from 1 to 65535"
+    fix = "write tcp://host:port, with a port from 1 to 65535"
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
         (host or "").encode("idna")  # As whoever looks the name up will spell it.
     except ValueError as error:
-        raise Misconfigured(f"channels at {address}", str(error), way_out) from error
+        raise Misconfigured(f"channels at {address}", str(error), fix) from error
     if parts.username is not None or parts.path.strip("/") or parts.query or parts.fragment:
-        raise Misconfigured(f"channels at tcp://{host}", "it tells more than a host and a port", way_out)
+        raise Misconfigured(f"channels at tcp://{host}", "it tells more than a host and a port", fix)
     if not host or not port:
-        raise Misconfigured(f"channels at {address}", f"it tells no {'port' if host else 'host'}", way_out)
+        raise Misconfigured(f"channels at {address}", f"it tells no {'port' if host else 'host'}", fix)
     return Tcp(host, port)
 
 
@@ -63,8 +72,8 @@ class Tcp:
 
     # --- topics: there is nothing to make, and nothing that stays
 
-    def ensure(self, topics: Sequence[Topic]) -> Brought:
-        return Brought(differences=tuple(sentence for topic in topics for sentence in _differences(topic)))
+    def ensure(self, topics: Sequence[Topic]) -> EnsureResult:
+        return EnsureResult(differences=tuple(sentence for topic in topics for sentence in _differences(topic)))
 
     def names(self) -> list[str]:
         """None: a channel is there while it is read, and only its reader and its senders know of it."""
@@ -94,7 +103,7 @@ class Tcp:
 
     @contextmanager
     def reader(
-        self, start: Mapping[str, Positions], linger: float = 0.0, only: Collection[Place] | None = None
+        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
     ) -> Iterator[TcpReader]:
         """Listen, and read what comes from now on. Misconfigured when somebody else listens there already."""
         for channel, positions in start.items():
@@ -108,13 +117,13 @@ class Tcp:
         """Nothing is kept, and the next reader counts from zero."""
         return {0: (0, 0)}
 
-    def since(self, channel: str, moment: Micros) -> Positions:
+    def since(self, channel: str, timestamp: Micros) -> Offsets:
         self._cannot(channel, "reading cannot begin in the past, only now")
 
     # --- groups
 
     def join(
-        self, group: str, channels: Sequence[str], dealing: Dealing, *, beginning: bool = True
+        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> AbstractContextManager[Member]:
         self._cannot(", ".join(channels), f"no group ({group}) can share what has one partition and one reader")
 
@@ -124,7 +133,7 @@ class Tcp:
     def group(self, name: str) -> Group:
         self._cannot(f"group {name}", "there are no groups")
 
-    def move(self, group: str, positions: Mapping[str, Positions]) -> None:
+    def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
         self._cannot(f"group {group}", "there are no groups, and no positions to write down")
 
     def _cannot(self, what: str, why: str) -> NoReturn:

@@ -59,16 +59,16 @@ class Batch:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class Acknowledged:
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    words: str
+    description: str
 
 
-Frame = Hello | Welcome | Batch | Taken | Fault
+Frame = Hello | Welcome | Batch | Acknowledged | Fault
 
 
 def hello(identity: bytes) -> bytes:
@@ -89,8 +89,8 @@ def taken(number: int) -> bytes:
     return _framed(Kind.TAKEN, _NUMBER.pack(number))
 
 
-def fault(words: str) -> bytes:
-    return _framed(Kind.FAULT, words.encode(errors="replace")[:LIMIT])
+def fault(description: str) -> bytes:
+    return _framed(Kind.FAULT, description.encode(errors="replace")[:LIMIT])
 
 
 def packed(channel: str, records: Sequence[Record]) -> Iterator[bytes]:
@@ -147,7 +147,7 @@ def _read(kind: Kind, cursor: "_Cursor") -> Frame:
         case Kind.WELCOME:
             return Welcome(cursor.number(), tuple(cursor.name() for _ in range(cursor.count())))
         case Kind.TAKEN:
-            return Taken(cursor.number())
+            return Acknowledged(cursor.number())
         case Kind.FAULT:
             return Fault(cursor.rest().decode())
         case Kind.BATCH:

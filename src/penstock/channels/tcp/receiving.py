@@ -15,7 +15,7 @@ from penstock.channels.tcp import frames
 from penstock.channels.tcp.frames import Batch, Hello
 from penstock.channels.tcp.inbox import Inbox
 from penstock.channels.tcp.sending import SILENCE, received
-from penstock.core.contracts import Entry, Positions
+from penstock.core.contracts import Entry, Offsets
 from penstock.core.errors import Misconfigured, Refused
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class TcpReader:
     def read(self, most: int, wait: float) -> Sequence[Entry]:
         return self._inbox.take(most, wait)
 
-    def positions(self, channel: str) -> Positions:
+    def positions(self, channel: str) -> Offsets:
         return {0: self._inbox.next(channel)} if channel in self._inbox.channels else {}
 
     def age(self) -> float:
@@ -71,8 +71,8 @@ def _bound(host: str, port: int, where: str) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=CONNECTIONS)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        way_out = "an address has one reader, on a machine that owns it: stop the other one, or choose another address"
-        raise Misconfigured(where, f"nobody can listen there: {why}", way_out) from error
+        fix = "an address has one reader, on a machine that owns it: stop the other one, or choose another address"
+        raise Misconfigured(where, f"nobody can listen there: {why}", fix) from error
 
 
 @dataclass
@@ -201,11 +201,11 @@ class _Server:
             await self._room.wait()
 
 
-async def _dismiss(stream: StreamReader, out: StreamWriter, words: str) -> None:
+async def _dismiss(stream: StreamReader, out: StreamWriter, description: str) -> None:
     """Say why, and go. What is still under way is read off: a reset would overtake the words."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_LAST_WORDS):
-            out.write(frames.fault(words))
+            out.write(frames.fault(description))
             await out.drain()
             out.write_eof()
             while await stream.read(1 << 16):

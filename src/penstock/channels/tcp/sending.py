@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
 from penstock.channels.tcp import frames
-from penstock.channels.tcp.frames import Fault, Frame, Taken, Welcome
+from penstock.channels.tcp.frames import Acknowledged, Fault, Frame, Welcome
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError, Refused, Unavailable
 from penstock.core.record import Record
@@ -242,7 +242,7 @@ class _Line:
     async def _listen(self, stream: StreamReader) -> None:
         while True:
             answer = await self._heard(stream)
-            if not isinstance(answer, Taken):
+            if not isinstance(answer, Acknowledged):
                 raise Refused("an answer", "it is no acknowledgement")
             self.window.taken(answer.number)
 
@@ -250,7 +250,7 @@ class _Line:
         async with asyncio.timeout(self._silence):
             answer = await received(stream, self._silence)
         if isinstance(answer, Fault):
-            raise Unavailable(self.where, answer.words)
+            raise Unavailable(self.where, answer.description)
         return answer
 
 

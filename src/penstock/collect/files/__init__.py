@@ -15,7 +15,7 @@ from penstock.collect.files.folder import Content, Folder, Spoilt
 from penstock.collect.files.progress import GONE, File, Progress, TooYoung, checksum, tail
 from penstock.collect.framing import KEPT, Found, Lines
 from penstock.collect.gathering import TOGETHER, TOGETHER_BYTES
-from penstock.core.contracts import Arrival, Guarantee, Home, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
 
 T = TypeVar("T")
@@ -65,10 +65,10 @@ class FilesSource:
         return Guarantee.EXACTLY_ONCE
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return "it goes on behind the last record that the channel holds, as long as files only grow or are new"
 
-    def at_home(self, home: Home) -> "FilesSource":
+    def with_context(self, home: SourceContext) -> "FilesSource":
         """The same source, whose relative path is one from the folder in which its pipeline lies."""
         return replace(self, url=f"file://{home.folder.absolute().parent / self._path}")
 
@@ -77,7 +77,7 @@ class FilesSource:
         return Path(self.url.partition("://")[2])
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         path = self._path
         whole = self.format == "whole"
         compared = self.max_size + 1 if whole else COMPARED

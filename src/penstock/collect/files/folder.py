@@ -122,9 +122,9 @@ class Folder:
                         if sight is not None:
                             found.append(sight)
                     if len(found) > MOST_FILES:
-                        way_out = "move away what is done, or take fewer by a pattern"
+                        fix = "move away what is done, or take fewer by a pattern"
                         raise Misconfigured(
-                            f"source {self.source}", f"{self.path} holds more than {MOST_FILES} files", way_out
+                            f"source {self.source}", f"{self.path} holds more than {MOST_FILES} files", fix
                         )
         except OSError as error:
             raise Unavailable(str(self.path), error.strerror or str(error)) from error

@@ -50,7 +50,7 @@ class File:
     sight: Sight
     home: int
     """The inode that it had when it was met."""
-    life: int = 0
+    generation: int = 0
     """Tells it from another one that had this inode before: no two records may have the same mark."""
     offset: int = 0
     """The place behind the last record that was taken."""
@@ -86,11 +86,11 @@ class File:
     def begins(self) -> list[object]:
         """How its entry begins."""
         inode = self.sight.inode
-        return [self.name, inode, self.life if self.home == inode else [self.home, self.life]]
+        return [self.name, inode, self.generation if self.home == inode else [self.home, self.generation]]
 
     def mark(self, check: int, state: str, offset: int) -> str:
         """That of its record before the offset: where it lies, whatever becomes of other files and of its name."""
-        return f"{self.home}/{self.life}/{check}/{state}/{offset}"
+        return f"{self.home}/{self.generation}/{check}/{state}/{offset}"
 
 
 class Progress:
@@ -116,13 +116,13 @@ class Progress:
             if told["done"] is not None:
                 self._done = int(told["done"][0]), str(told["done"][1])
             self._life = int(told["life"])
-            for name, inode, life, check, flag, offset in told["files"]:
+            for name, inode, generation, check, flag, offset in told["files"]:
                 if int(offset) < 0 or "/" in str(name) or "\0" in str(name):
                     raise ValueError(name)
                 sight = Sight(str(name), int(inode), 0, 0, 0)
-                home, life = life if isinstance(life, list) else (inode, life)
+                home, generation = generation if isinstance(generation, list) else (inode, generation)
                 known = None if check is None else int(check)
-                file = File(sight, int(home), int(life), int(offset), known, str(flag), recalled=True)
+                file = File(sight, int(home), int(generation), int(offset), known, str(flag), recalled=True)
                 self.files[file.sight.inode] = file
                 self._listed[file.sight.inode] = file.entry()
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
@@ -218,12 +218,12 @@ class Progress:
     def anew(self, file: File) -> None:
         """It was cut, or is another one."""
         self._outlive(file)
-        file.home, file.life = file.sight.inode, self._life
+        file.home, file.generation = file.sight.inode, self._life
         file.offset, file.check, file.flag = 0, 0, ""
 
     def _outlive(self, file: File) -> None:
         # Not simply the next number: a new start that learns of the same changes in another order has to give the same.
-        self._life = max(self._life, file.life + 1)
+        self._life = max(self._life, file.generation + 1)
 
     def begin(self, file: File, now: float) -> str:
         """The file is read now: the cursors of its records begin with this, and end with `tail`."""
@@ -232,7 +232,7 @@ class Progress:
             del self._unread[at]
         if not file.offset and not file.flag:
             # When it was met is nothing that a new start could know.
-            file.life = self._life
+            file.generation = self._life
         self._listed.pop(file.sight.inode, None)
         self._forget(now)
         others = "".join(f"{entry}," for entry in self._listed.values())
@@ -270,8 +270,8 @@ class Progress:
             if waiting:
                 raise TooYoung
             problem = f"{len(self._listed)} of its files may still grow, more than it can keep in mind"
-            way_out = 'say closed_after = "1 s" if they are complete when they come, or take fewer of them'
-            raise Misconfigured(f"source {self._source}", problem, way_out)
+            fix = 'say closed_after = "1 s" if they are complete when they come, or take fewer of them'
+            raise Misconfigured(f"source {self._source}", problem, fix)
 
 
 def _stem(name: str) -> str:

@@ -20,7 +20,7 @@ from penstock.collect.http.receipts import seals
 from penstock.collect.http.requests import Requests, app
 from penstock.collect.numbering import OF_HTTP
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Guarantee, Home, Intake, Taken
+from penstock.core.contracts import Guarantee, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured
 from penstock.core.record import LARGEST_JUMP
 from penstock.web.idle_timeout import http_config
@@ -65,7 +65,7 @@ class HttpSource:
     folder: Path | str = ".penstock/receipts"
     clock: Clock = field(default_factory=SystemClock)
     shared: bool = False
-    home: Home | None = field(default=None, repr=False)
+    home: SourceContext | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         path = unquote(door(self.url, self.name).path)
@@ -84,7 +84,7 @@ class HttpSource:
         return "by its senders" if self.named else None
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if self.named and self.shared:
             return (
                 "a sender repeats what was not answered; at another process behind this port it is taken again, "
@@ -102,12 +102,12 @@ class HttpSource:
         """In whose name the records are numbered that come without a number."""
         return f"{self.name}{OF_HTTP}"
 
-    def at_home(self, home: Home) -> "HttpSource":
+    def with_context(self, home: SourceContext) -> "HttpSource":
         """The same source, which knows the channels of its pipeline: for answers, and for receipts that tell more."""
         return replace(self, home=home, folder=home.folder / "receipts")
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         at = door(self.url, self.name)
         async with AsyncExitStack() as stack:
             sealing = await asyncio.to_thread(seals, Path(self.folder), self._family)
@@ -130,8 +130,8 @@ class HttpSource:
         if self.answers is None:
             return None
         if self.home is None:
-            way_out = "let the source be part of a pipeline, or tell it: source.at_home(…)"
-            raise Misconfigured(f"source {self.name}, answers", "it knows no channels", way_out)
+            fix = "let the source be part of a pipeline, or tell it: source.at_home(…)"
+            raise Misconfigured(f"source {self.name}, answers", "it knows no channels", fix)
         return Answers(self.home, self.answers, self._is_own, self.waiters, self.wait, self.clock)
 
     @property

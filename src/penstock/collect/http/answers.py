@@ -15,7 +15,7 @@ from datetime import timedelta
 from penstock.collect.http.receipts import Key
 from penstock.collect.http.whereabouts import reason_of
 from penstock.core.clock import Clock, Micros
-from penstock.core.contracts import Entry, Home, Positions
+from penstock.core.contracts import Entry, Offsets, SourceContext
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.core.record import Origin
 from penstock.web.problems import Problem
@@ -53,7 +53,7 @@ class Answers:
     """
 
     def __init__(
-        self, home: Home, channel: str, own: Callable[[str], bool], most: int, back: timedelta, clock: Clock
+        self, home: SourceContext, channel: str, own: Callable[[str], bool], most: int, back: timedelta, clock: Clock
     ) -> None:
         self._home, self._channel, self._own, self._most, self._clock = home, channel, own, most, clock
         self._back = round(back.total_seconds() * 1_000_000)
@@ -124,7 +124,7 @@ class Answers:
 
     def _follow(self) -> None:
         channels, followed = self._home.channels, (self._channel, self._home.dead)
-        positions: Mapping[str, Positions] | None = None
+        positions: Mapping[str, Offsets] | None = None
         since, troubled = self._opened - self._back, False
         while not self._stop.is_set():
             try:

@@ -51,8 +51,8 @@ def _identity(request: Request, query: Query, source: str, own: str) -> SenderId
         # Keys without an order would have to be kept for ever. Numbers are kept as runs.
         found = re.fullmatch(r'"?(.+)/([0-9]+)/([0-9]+)"?', key[0]) if len(key) == 1 else None
         if found is None:
-            way_out = "write SENDER/EPOCH/SEQ: your name, a number that grows with each of your lives, one that counts"
-            raise Problem(400, _KEY, "it tells no sender, epoch and number", way_out)
+            fix = "write SENDER/EPOCH/SEQ: your name, a number that grows with each of your lives, one that counts"
+            raise Problem(400, _KEY, "it tells no sender, epoch and number", fix)
         named = dict(zip(_IDENTITY, found.groups(), strict=True))
         if given and given != named:
             raise Problem(400, _KEY, "the address tells another identity", "give it once")

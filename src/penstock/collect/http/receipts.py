@@ -93,8 +93,8 @@ def seals(folder: Path, name: str) -> Seals:
                 made.unlink(missing_ok=True)
         key = path.read_bytes()
     except OSError as error:
-        way_out = "let it be written, or choose another folder"
-        raise Misconfigured(f"source {name}, folder {folder}", error.strerror or str(error), way_out) from error
+        fix = "let it be written, or choose another folder"
+        raise Misconfigured(f"source {name}, folder {folder}", error.strerror or str(error), fix) from error
     if len(key) != _KEY:
         raise Misconfigured(
             f"source {name}, {path}", "this is no key", "remove it: receipts given so far are void then"

@@ -22,7 +22,7 @@ from penstock.collect.http.options import PostOptions
 from penstock.collect.http.receipts import Key, Receipt, Seals
 from penstock.collect.http.whereabouts import Searching, Whereabouts
 from penstock.collect.senders import Senders
-from penstock.core.contracts import Arrival, Taken
+from penstock.core.contracts import Arrival, ResumeState
 from penstock.core.errors import Refused, Unavailable
 from penstock.web.bodies import BodyReader
 from penstock.web.problems import Problem, handlers
@@ -41,7 +41,7 @@ _FAILED = 10_000
 class Requests:
     """Numbers what comes, hands it over, and knows what is safe."""
 
-    def __init__(self, source: "HttpSource", seals: Seals, taken: Taken, answers: Answers | None) -> None:
+    def __init__(self, source: "HttpSource", seals: Seals, taken: ResumeState, answers: Answers | None) -> None:
         self.gathering = Gathering(source.name)
         self.answers = answers
         self._source, self._seals, self._before = source, seals, taken.places
@@ -270,7 +270,7 @@ def _told(answer: Answer, text: str) -> Response:
     """The row; or why there is none, which is the sender's to mend."""
     value = answer.row
     if answer.refused is not None:
-        facts = {"place": "the record", "way_out": "correct it, and send it as another record", "receipt": text}
+        facts = {"place": "the record", "fix": "correct it, and send it as another record", "receipt": text}
         return problem(422, answer.refused, facts, _location(text))
     try:
         orjson.loads(value)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from penstock.audit.account import Account, is_account
 from penstock.audit.findings import IN_CHANNEL
 from penstock.collect.http.receipts import Receipt
-from penstock.core.contracts import Entry, Home
+from penstock.core.contracts import Entry, SourceContext
 from penstock.core.errors import Refused, Unavailable
 from penstock.core.held import batches
 from penstock.core.record import Origin
@@ -35,7 +35,7 @@ class Whereabouts:
     whole: bool = True
     """Whether the search came to its end."""
 
-    def document(self, home: Home) -> dict[str, object]:
+    def document(self, home: SourceContext) -> dict[str, object]:
         told: dict[str, object] = {
             "channel": home.into,
             "found": len(self.into),
@@ -55,7 +55,7 @@ class Whereabouts:
 class Searching:
     """Finds what is asked for, some at a time, each within bounds."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: SourceContext) -> None:
         self._home = home
         self._accounts: dict[str, Account] = {}
         self._read: dict[int, int] = {}

@@ -9,11 +9,11 @@ from datetime import timedelta
 
 import httpx
 
-from penstock.collect.http_client import Pauses, Place, asked, check_headers, client, place, refusal, telling
+from penstock.collect.http_client import Pauses, Target, asked, check_headers, client, place, refusal, telling
 from penstock.collect.polling.pages import HEADER, Answer, Page, read
 from penstock.collect.polling.paging import FIRST_BYTES, Paging, Spot
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 
 _SOON = 1.0
@@ -72,13 +72,13 @@ class PollingSource:
         return Guarantee.BEST_EFFORT if self.cursor is None else Guarantee.EXACTLY_ONCE
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if self.cursor is None:
             return "what comes and goes between two answers is unknown, and after a restart some may be taken again"
         return "it goes on after the last cursor, if what the server gives for one keeps its order"
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         await self._pauses.over()
         to = place(self.url, self.name, "poll+")
         async with client(to, self.open_within.total_seconds(), self.within.total_seconds(), self.proxy) as asking:
@@ -108,7 +108,7 @@ class _Got:
 class _Polling:
     """One opening of the source."""
 
-    def __init__(self, source: PollingSource, to: Place, asking: httpx.AsyncClient, paging: Paging) -> None:
+    def __init__(self, source: PollingSource, to: Target, asking: httpx.AsyncClient, paging: Paging) -> None:
         self._source, self._to, self._asking, self._paging = source, to, asking, paging
 
     async def intakes(self, first: "asyncio.Task[_Got | None]") -> AsyncGenerator[Intake, None]:

@@ -11,7 +11,7 @@ import httpx
 from penstock.collect.http_client import Pauses, asked, check_headers, client, place, refusal, telling
 from penstock.collect.sse.event_stream import LONGEST_ID, Event, EventStream
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 
 _STREAM = "text/event-stream"
@@ -57,13 +57,13 @@ class SseSource:
         return Guarantee.EXACTLY_ONCE if self.resume else Guarantee.BEST_EFFORT
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if self.resume:
             return "it resumes after the last id, if the server gives ids and keeps what follows them"
         return "what it sends while nobody listens is unknown"
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         await self._pauses.over()
         to = place(self.url, self.name, "sse+")
         silent_for = self.silent_after.total_seconds()

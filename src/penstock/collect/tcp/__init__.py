@@ -23,7 +23,7 @@ from penstock.collect.gathering import LAND_WITHIN, TOGETHER, Gathering
 from penstock.collect.senders import LARGEST, Senders, counted, promise, same_name
 from penstock.collect.tcp.connection import LAST_WORDS, Connection
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.record import LARGEST_JUMP, Origin
 
@@ -65,8 +65,8 @@ class TcpSource:
     def __post_init__(self) -> None:
         door(self.url, self.name, path=False)
         if self.frames not in FRAMES:
-            way_out = f"it is one of {', '.join(FRAMES)}"
-            raise Misconfigured(f"source {self.name}, frames", f'"{self.frames}" is not known', way_out)
+            fix = f"it is one of {', '.join(FRAMES)}"
+            raise Misconfigured(f"source {self.name}, frames", f'"{self.frames}" is not known', fix)
         for option in ("max_size", "connections"):
             if getattr(self, option) < 1:
                 raise Misconfigured(f"source {self.name}, {option}", "it is less than one")
@@ -82,13 +82,13 @@ class TcpSource:
         return promise(self.named, self.shared)[0] if self.acknowledge else Guarantee.BEST_EFFORT
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if not self.acknowledge:
             return "senders are told nothing: what had left them and was not taken at a crash is lost"
         return promise(self.named, self.shared)[1]
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         serving = _Serving(self, taken)
         with door(self.url, self.name, path=False).opened(self.name, self.shared) as listener:
             listener.setblocking(False)
@@ -131,7 +131,7 @@ class _Visit:
 class _Serving:
     """The connections of one opening, and how far each sender is."""
 
-    def __init__(self, source: TcpSource, taken: Taken) -> None:
+    def __init__(self, source: TcpSource, taken: ResumeState) -> None:
         self.gathering = Gathering(source.name)
         self._source = source
         self._senders = Senders(taken, 0 if source.shared else source.largest_jump)
@@ -309,31 +309,31 @@ class _Serving:
         if visit.telling is not None:
             await asyncio.wait([visit.telling])
 
-    async def _dismiss(self, visit: _Visit, words: str) -> None:
+    async def _dismiss(self, visit: _Visit, description: str) -> None:
         """Let it know what is safe, and why it has to go."""
-        await self._end(visit, words)
+        await self._end(visit, description)
         visit.framing = self._framing()
         self._weigh(visit)
         if not self._source.acknowledge:
             if visit.connection.why is None:
-                self._warn(words)
+                self._warn(description)
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(LAND_WITHIN):
                 await self._landed(visit)
         # There are no words for one that does not even take what it is told of its records.
         if visit.telling is None:
-            await visit.connection.dismiss(self._framed({"error": words}))
+            await visit.connection.dismiss(self._framed({"error": description}))
 
     def _framed(self, said: dict[str, object]) -> bytes:
         text = orjson.dumps(said)
         return text + b"\n" if self._source.frames == "lines" else len(text).to_bytes(4, "big") + text
 
-    def _warn(self, words: str) -> None:
+    def _warn(self, description: str) -> None:
         """Once for each kind of trouble: any visitor could fill the log."""
-        if words not in self._logged and len(self._logged) < 100:
-            self._logged.add(words)
-            log.warning("%s: %s", self._source.name, words)
+        if description not in self._logged and len(self._logged) < 100:
+            self._logged.add(description)
+            log.warning("%s: %s", self._source.name, description)
 
     async def close(self) -> None:
         """Let all know that it is over, those who can be told."""

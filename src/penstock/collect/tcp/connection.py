@@ -56,15 +56,15 @@ class Connection:
         except BlockingIOError:
             return None
 
-    async def say(self, words: bytes) -> None:
-        await asyncio.get_running_loop().sock_sendall(self._socket, words)
+    async def say(self, description: bytes) -> None:
+        await asyncio.get_running_loop().sock_sendall(self._socket, description)
 
-    async def dismiss(self, words: bytes) -> None:
+    async def dismiss(self, description: bytes) -> None:
         """Say why. What is still under way is read off: a reset would overtake the words."""
         # A timeout is an OSError, too.
         with suppress(OSError):
             async with asyncio.timeout(LAST_WORDS):
-                await self.say(words)
+                await self.say(description)
                 self._socket.shutdown(socket.SHUT_WR)
                 while await asyncio.get_running_loop().sock_recv(self._socket, CHUNK):
                     pass

@@ -25,7 +25,7 @@ from penstock.collect.numbering import OF_WEBHOOKS
 from penstock.collect.webhook.deliveries import Delivery
 from penstock.collect.webhook.numbered import Numbered
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Guarantee, Home, Intake, Taken
+from penstock.core.contracts import Guarantee, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured
 from penstock.core.signatures import is_signed, keys
 from penstock.web.bodies import BodyReader
@@ -74,8 +74,8 @@ class WebhookSource:
             raise Misconfigured(f"source {self.name}", f'"{path}" cannot be its path', "leave out the braces")
         known = self._keys()
         if not known and not self.unsigned:
-            way_out = "give the secret that the provider told: secret=…; or unsigned=True to take messages of anybody"
-            raise Misconfigured(f"source {self.name}, secret", "there is none", way_out)
+            fix = "give the secret that the provider told: secret=…; or unsigned=True to take messages of anybody"
+            raise Misconfigured(f"source {self.name}, secret", "there is none", fix)
         if known and self.unsigned:
             raise Misconfigured(f"source {self.name}, unsigned", "there is a secret, too", "leave out one of them")
         if self.remember < 2 * self.window:
@@ -90,7 +90,7 @@ class WebhookSource:
         return Guarantee.EXACTLY_ONCE
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         hours = self.remember.total_seconds() / 3600
         return f"the provider repeats what was not answered, and each id is taken once within {hours:g} hours"
 
@@ -99,12 +99,12 @@ class WebhookSource:
         """In whose name the messages are numbered."""
         return f"{self.name}{OF_WEBHOOKS}"
 
-    def at_home(self, home: Home) -> "WebhookSource":
+    def with_context(self, home: SourceContext) -> "WebhookSource":
         """The same source, which keeps its ids where its pipeline keeps everything."""
         return replace(self, folder=home.folder / "webhooks")
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         at = door(self.url, self.name)
         async with AsyncExitStack() as stack:
             listener = stack.enter_context(at.opened(self.name))

@@ -79,8 +79,8 @@ class Deliveries:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(self.path, timeout=1, isolation_level=None, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
-            way_out = "let it be written, or choose another folder"
-            raise Misconfigured(f"source {name}, folder {folder}", str(error), way_out) from error
+            fix = "let it be written, or choose another folder"
+            raise Misconfigured(f"source {name}, folder {folder}", str(error), fix) from error
         try:
             self._epochs = self._begin(now, highest)
         except BaseException:
@@ -113,8 +113,8 @@ class Deliveries:
         except sqlite3.OperationalError as error:
             raise Unavailable(self._whose, str(error)) from error
         except sqlite3.DatabaseError as error:
-            way_out = "move it away; what comes again of the ids that it holds is then taken again"
-            raise Misconfigured(self._whose, f"the file is damaged: {error}", way_out) from error
+            fix = "move it away; what comes again of the ids that it holds is then taken again"
+            raise Misconfigured(self._whose, f"the file is damaged: {error}", fix) from error
 
     def epoch(self, seq: int) -> int:
         """In which epoch a number was given."""

@@ -205,8 +205,8 @@ class Numbered:
     async def _refuse(self, asked: _Asked) -> None:
         """It may be a mistake of the provider, or of whoever has the secret: its letter tells."""
         message = asked.delivery.id
-        way_out = "give each message an id of its own"
-        said = Problem(409, "the header webhook-id", "it came before with another body", way_out)
+        fix = "give each message an id of its own"
+        said = Problem(409, "the header webhook-id", "it came before with another body", fix)
         if (message, asked.delivery.digest) in self._letters:
             self._tell(asked, said)
             return

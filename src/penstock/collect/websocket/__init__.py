@@ -16,7 +16,7 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
 from penstock.collect.websocket.messages import END, Read, Reading, place_of, read
 from penstock.core.addresses import shown
-from penstock.core.contracts import Arrival, Guarantee, Intake, Taken
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Heartbeat
 
@@ -79,22 +79,22 @@ class WebSocketSource:
 
     def _check_cursor(self, cursor: str) -> None:
         if self.numbered not in (FEED, None):
-            way_out = "say numbered where the feed numbers its messages, cursor where it does not"
-            self._misconfigured("cursor", f'it is numbered by "{self.numbered}" already', way_out)
+            fix = "say numbered where the feed numbers its messages, cursor where it does not"
+            self._misconfigured("cursor", f'it is numbered by "{self.numbered}" already', fix)
         if not all(cursor.split(".")):
             self._misconfigured("cursor", f'"{cursor}" is no field', 'write it like "time_us" or "meta.place"')
         if not self.parameter:
             self._misconfigured("parameter", "it has no name", 'write the name that the feed knows, such as "cursor"')
 
-    def _misconfigured(self, option: str, problem: str, way_out: str) -> None:
-        raise Misconfigured(f"source {self.name}, {option}", problem, way_out)
+    def _misconfigured(self, option: str, problem: str, fix: str) -> None:
+        raise Misconfigured(f"source {self.name}, {option}", problem, fix)
 
     @property
     def guarantee(self) -> Guarantee:
         return Guarantee.EXACTLY_ONCE if self.resume else Guarantee.BEST_EFFORT
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         if self.resume and self.cursor is not None:
             return "it resumes at the last place that the channel holds, as far back as the feed keeps"
         if self.resume:
@@ -102,7 +102,7 @@ class WebSocketSource:
         return "what it sends while nobody listens is unknown"
 
     @asynccontextmanager
-    async def open(self, taken: Taken) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         connection = await self._connect(taken)
         try:
             if self.resume and self.cursor is None:
@@ -116,7 +116,7 @@ class WebSocketSource:
         finally:
             await connection.close()
 
-    async def _connect(self, taken: Taken) -> ClientConnection:
+    async def _connect(self, taken: ResumeState) -> ClientConnection:
         try:
             return await connect(
                 self._address(taken),
@@ -135,7 +135,7 @@ class WebSocketSource:
         except (OSError, InvalidHandshake) as error:
             raise Unavailable(self._who, str(error) or type(error).__name__) from error
 
-    def _address(self, taken: Taken) -> str:
+    def _address(self, taken: ResumeState) -> str:
         if not self.resume:
             return self.url
         if self.cursor is None:
@@ -143,7 +143,7 @@ class WebSocketSource:
         place = place_of(taken.cursor)
         return with_parameter(self.url, self.parameter, place) if place else self.url
 
-    def _reading(self, taken: Taken) -> Read:
+    def _reading(self, taken: ResumeState) -> Read:
         if self.cursor is None and not self.only and not self.ignore:
             return partial(read, numbered=self.numbered)
         return Reading(self.numbered, self.cursor, taken.cursor, self.only, self.ignore)

@@ -37,7 +37,7 @@ class Reading:
         self, numbered: str | None, cursor: str | None, after: str | None, only: Sequence[str], ignore: Sequence[str]
     ) -> None:
         self._numbered = numbered
-        self._places = None if cursor is None else Places(cursor, after)
+        self._places = None if cursor is None else MessageCursors(cursor, after)
         self._only, self._ignore = ([_condition(one) for one in some] for some in (only, ignore))
 
     def __call__(self, message: bytes) -> Sequence[Arrival | Heartbeat]:
@@ -56,7 +56,7 @@ class Reading:
         return not any(_told(document, steps) == value for steps, value in self._ignore)
 
 
-class Places:
+class MessageCursors:
     """Makes cursors: the place that a message tells, and which of those it is that tell the same in a row.
 
     `1725911162329308/0`, `…/1`. A message that tells none is found behind the one before it: `…/1+1`.
