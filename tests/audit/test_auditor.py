@@ -387,6 +387,6 @@ def test_what_cannot_be_read_is_told_for_a_while(ledger: Ledger, clock: ManualCl
     auditor.run(stop)
     trouble = auditor.trouble()
     assert trouble is not None
-    assert (trouble.why, trouble.retry_after) == ("its log is damaged", None)
+    assert (trouble.reason, trouble.retry_after) == ("its log is damaged", None)
     clock.move(60)
     assert auditor.trouble() is None

@@ -35,7 +35,7 @@ def clock() -> ManualClock:
 @pytest.fixture
 def channels(clock: ManualClock) -> MemoryChannels:
     made = MemoryChannels(None, clock)
-    made.ensure([Topic("rsvps", keep=timedelta(hours=10)), Topic("forever")])
+    made.ensure([Topic("rsvps", retention=timedelta(hours=10)), Topic("forever")])
     return made
 
 
@@ -118,7 +118,7 @@ class Moving(MemoryChannels):
 
 def test_what_goes_while_one_looks_has_no_time_left(clock: ManualClock) -> None:
     moving = Moving(None, clock)
-    moving.ensure([Topic("rsvps", keep=timedelta(hours=10))])
+    moving.ensure([Topic("rsvps", retention=timedelta(hours=10))])
     fill(moving, clock, 9)
     (found,) = Retention(moving, clock, 0.79).look(lambda: {"store": {"rsvps": {0: 0}}})
     assert (found.unread, found.left) == (2, 0.0)
@@ -126,7 +126,7 @@ def test_what_goes_while_one_looks_has_no_time_left(clock: ManualClock) -> None:
 
 def test_old_notes_that_are_gone_do_not_stop_the_auditor(clock: ManualClock, tmp_path: Path) -> None:
     channels = MemoryChannels(None, clock)
-    channels.ensure([Topic("rsvps"), Topic("notes", keep=timedelta(hours=1))])
+    channels.ensure([Topic("rsvps"), Topic("notes", retention=timedelta(hours=1))])
     ledger = Ledger(tmp_path / "ledger.db")
     auditor = Auditor(channels, ledger, [Watched("rsvps", Kind.SOURCE)], "notes", clock)
     fill(channels, clock, 1, "notes")
@@ -177,7 +177,7 @@ def test_a_real_broker_tells_before_and_after(
     kafka: Kafka, fresh: Callable[[str], str], eventually: Callable[..., None]
 ) -> None:
     channel = fresh("expiring")
-    kafka.ensure([Topic(channel, keep=timedelta(seconds=4))])
+    kafka.ensure([Topic(channel, retention=timedelta(seconds=4))])
 
     async def send() -> None:
         async with kafka.sender() as sender:

@@ -76,7 +76,7 @@ def test_young_records_are_lost_although_the_channel_keeps_them_for_a_time(
     kafka: Kafka, fresh: Fresh, ledger: Ledger
 ) -> None:
     channel = fresh("rsvps")
-    kafka.ensure([Topic(channel, keep=timedelta(days=1))])
+    kafka.ensure([Topic(channel, retention=timedelta(days=1))])
     losses = Losses(kafka, ledger, SystemClock())
     losses.look([channel])
     counted(kafka, ledger, channel, 10)
@@ -107,7 +107,7 @@ class Kept(MemoryChannels):
         return {at: (max(low, self.first), end) for at, (low, end) in super().bounds(channel).items()}
 
     def topic(self, channel: str) -> Topic:
-        return Topic(channel, keep=self.keep)
+        return Topic(channel, retention=self.keep)
 
 
 def test_what_retention_removes_in_time_is_not_lost(ledger: Ledger) -> None:

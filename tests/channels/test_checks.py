@@ -27,7 +27,7 @@ def test_what_is_not_there_is_told_with_its_numbers(
         raise error("x", 2, 5, 9)
 
 
-HERE = Topic("x", 3, replicas=1, keep=timedelta(hours=36))
+HERE = Topic("x", 3, replicas=1, retention=timedelta(hours=36))
 
 
 def test_what_is_as_it_is_declared_has_none() -> None:
@@ -41,7 +41,7 @@ def test_what_is_as_it_is_declared_has_none() -> None:
         (replace(HERE, partitions=2), "channel x has 3 partitions, and 2 are declared"),
         (replace(HERE, replicas=3), "channel x has 1 copy, and 3 replicas are declared"),
         (replace(HERE, compacted=True), "channel x is not compacted, and compacted is declared"),
-        (replace(HERE, keep=None), "channel x keeps its records for 36 hours, and for ever is declared"),
+        (replace(HERE, retention=None), "channel x keeps its records for 36 hours, and for ever is declared"),
         (replace(HERE, config={"c": "1"}), "channel x has no c, which is declared: here knows a and b"),
     ],
 )

@@ -460,9 +460,9 @@ def test_no_partition_waits_until_the_others_have_nothing_more(bound: Bound, fre
 def several(fresh: Fresh) -> list[Topic]:
     return [
         Topic(fresh("plain"), 2),
-        Topic(fresh("kept"), keep=timedelta(days=2)),
+        Topic(fresh("kept"), retention=timedelta(days=2)),
         Topic(fresh("compacted"), compacted=True),
-        Topic(fresh("both"), 3, compacted=True, keep=timedelta(hours=5)),
+        Topic(fresh("both"), 3, compacted=True, retention=timedelta(hours=5)),
     ]
 
 
@@ -470,7 +470,7 @@ def several(fresh: Fresh) -> list[Topic]:
 def test_channels_are_made_once(bound: Bound, fresh: Fresh) -> None:
     topics = [
         Topic(fresh("made"), 2),
-        Topic(fresh("made"), keep=timedelta(days=2)),
+        Topic(fresh("made"), retention=timedelta(days=2)),
         Topic(fresh("made"), compacted=True),
     ]
     assert bound.channels.ensure(topics) == EnsureResult(made=tuple(topic.name for topic in topics))
@@ -485,10 +485,10 @@ def test_channels_are_made_once(bound: Bound, fresh: Fresh) -> None:
 def test_a_channel_is_told_as_it_was_declared(bound: Bound, fresh: Fresh) -> None:
     topics = [
         Topic(fresh("told"), 2),
-        Topic(fresh("told"), keep=timedelta(days=2)),
+        Topic(fresh("told"), retention=timedelta(days=2)),
         Topic(fresh("told"), compacted=True),
     ]
-    topics.append(Topic(fresh("told"), 3, compacted=True, keep=timedelta(hours=5)))
+    topics.append(Topic(fresh("told"), 3, compacted=True, retention=timedelta(hours=5)))
     bound.channels.ensure(topics)
     for topic in topics:
         told = bound.channels.topic(topic.name)
@@ -538,10 +538,14 @@ def test_a_channel_gets_more_partitions_and_keeps_what_it_has(bound: Bound, fres
 
 @over(REPLAYED)
 def test_what_is_declared_otherwise_is_told_and_destroys_nothing(bound: Bound, fresh: Fresh) -> None:
-    topic = Topic(fresh("differs"), 3, keep=timedelta(days=2))
+    topic = Topic(fresh("differs"), 3, retention=timedelta(days=2))
     bound.channels.ensure([topic])
     send(bound.channels, topic.name, numbered(20))
-    for other in (replace(topic, partitions=2), replace(topic, keep=timedelta(days=1)), replace(topic, compacted=True)):
+    for other in (
+        replace(topic, partitions=2),
+        replace(topic, retention=timedelta(days=1)),
+        replace(topic, compacted=True),
+    ):
         brought = bound.channels.ensure([other])
         assert (brought.made, brought.extended) == ((), ())
         assert brought.differences
@@ -555,7 +559,7 @@ def test_what_is_declared_otherwise_is_told_and_destroys_nothing(bound: Bound, f
 @over(REPLAYED)
 def test_what_is_kept_no_longer_is_gone_and_bounds_say_so(bound: Bound, fresh: Fresh) -> None:
     channel = fresh("kept")
-    bound.channels.ensure([Topic(channel, keep=bound.keep)])
+    bound.channels.ensure([Topic(channel, retention=bound.keep)])
     send(bound.channels, channel, numbered(10))
     bound.retire(channel)
     sent = 10

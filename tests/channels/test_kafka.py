@@ -181,10 +181,10 @@ def test_a_name_that_kafka_does_not_take_is_told(kafka: Kafka) -> None:
 
 
 def test_differences_are_told_in_the_words_of_kafka(kafka: Kafka, fresh: Fresh) -> None:
-    topic = Topic(fresh("differs"), 2, replicas=1, keep=timedelta(days=2), config={"max.message.bytes": "2000000"})
+    topic = Topic(fresh("differs"), 2, replicas=1, retention=timedelta(days=2), config={"max.message.bytes": "2000000"})
     assert kafka.ensure([topic]) == EnsureResult(made=(topic.name,))
     assert kafka.ensure([topic]) == EnsureResult()
-    other = replace(topic, partitions=1, keep=timedelta(days=1), config={"max.message.bytes": "1000000"})
+    other = replace(topic, partitions=1, retention=timedelta(days=1), config={"max.message.bytes": "1000000"})
     assert kafka.ensure([other]).differences == (
         f"channel {topic.name} has 2 partitions, and 1 are declared",
         f"channel {topic.name} has retention.ms=172800000, and 86400000 is declared",
@@ -197,11 +197,11 @@ def test_differences_are_told_in_the_words_of_kafka(kafka: Kafka, fresh: Fresh) 
 
 
 def test_a_topic_says_how_it_is_kept() -> None:
-    kept = settings_of(Topic("t", keep=timedelta(hours=1)))
+    kept = settings_of(Topic("t", retention=timedelta(hours=1)))
     assert (kept["cleanup.policy"], kept["retention.ms"]) == ("delete", "3600000")
     assert settings_of(Topic("t"))["retention.ms"] == "-1"
     assert settings_of(Topic("t", compacted=True))["cleanup.policy"] == "compact"
-    both = settings_of(Topic("t", compacted=True, keep=timedelta(hours=1), config={"segment.ms": "1"}))
+    both = settings_of(Topic("t", compacted=True, retention=timedelta(hours=1), config={"segment.ms": "1"}))
     assert (both["cleanup.policy"], both["segment.ms"]) == ("compact,delete", "1")
 
 

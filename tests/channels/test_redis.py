@@ -182,7 +182,7 @@ def test_a_server_that_is_full_of_what_need_not_be_kept_takes_records_again(
     server = started()
     channels = RedisChannels(server.url)
     config = {"compaction.lag": "200 ms"}
-    topics = [Topic("kept", keep=timedelta(milliseconds=200)), Topic("compacted", compacted=True, config=config)]
+    topics = [Topic("kept", retention=timedelta(milliseconds=200)), Topic("compacted", compacted=True, config=config)]
     channels.ensure([*topics, Topic("for ever")])
     for topic in topics:
         send(channels, topic.name, [Record(b"x" * 100_000, None, b"k")] * 40)
@@ -236,11 +236,11 @@ def test_settings_that_redis_does_not_know_are_differences(channels: RedisChanne
 
 @pytest.mark.parametrize("span", ["1 ms", "0.0005 s", "1.5 s", "90 minutes", "30 days", "100000 days"])
 def test_a_duration_is_told_as_it_can_be_declared(channels: RedisChannels, fresh: Fresh, span: str) -> None:
-    topic = Topic(fresh("span"), compacted=True, config={"compaction.lag": span}, keep=duration(span))
+    topic = Topic(fresh("span"), compacted=True, config={"compaction.lag": span}, retention=duration(span))
     assert channels.ensure([topic]).differences == ()
     told = channels.topic(topic.name)
-    assert (told.keep, duration(told.config["compaction.lag"])) == (duration(span), duration(span))
-    (kept,) = channels.ensure([replace(topic, keep=None)]).differences
+    assert (told.retention, duration(told.config["compaction.lag"])) == (duration(span), duration(span))
+    (kept,) = channels.ensure([replace(topic, retention=None)]).differences
     assert kept.startswith(f"channel {topic.name} keeps its records for ")
 
 
@@ -261,7 +261,7 @@ def test_a_channel_that_was_removed_is_in_no_group_any_more(channels: RedisChann
 def test_nothing_is_left_of_a_channel_that_was_removed(started: Callable[..., RedisServer]) -> None:
     server = started()
     channels = RedisChannels(server.url)
-    channels.ensure([Topic("a", partitions=3, compacted=True, keep=timedelta(days=1))])
+    channels.ensure([Topic("a", partitions=3, compacted=True, retention=timedelta(days=1))])
     send(channels, "a", [*numbered(20), *numbered(20), Record(None, None, b"k1")])
     channels.remove("a")
     with server.client() as client:
@@ -464,7 +464,7 @@ def test_a_record_that_was_replaced_stays_for_an_hour(channels: RedisChannels, f
 
 def test_what_is_to_be_kept_for_no_time_goes_with_the_next_send(channels: RedisChannels, fresh: Fresh) -> None:
     channel = fresh("fleeting")
-    channels.ensure([Topic(channel, keep=timedelta(0))])
+    channels.ensure([Topic(channel, retention=timedelta(0))])
     send(channels, channel, numbered(200))
     for first in (201, 202, 203):
         send(channels, channel, numbered(150, first=first))
@@ -476,7 +476,7 @@ def test_a_compacted_channel_forgets_the_keys_of_what_retention_took(
     channels: RedisChannels, shared_redis: RedisServer, fresh: Fresh, eventually: Eventually
 ) -> None:
     channel = fresh("kept")
-    channels.ensure([Topic(channel, compacted=True, keep=timedelta(milliseconds=50))])
+    channels.ensure([Topic(channel, compacted=True, retention=timedelta(milliseconds=50))])
     send(channels, channel, numbered(100, keys=50))
 
     def known() -> set[bytes | str]:
@@ -497,7 +497,7 @@ def test_a_reader_that_begins_at_the_beginning_follows_it_until_it_has_read(
     channels: RedisChannels, fresh: Fresh
 ) -> None:
     channel = fresh("moving")
-    channels.ensure([Topic(channel, keep=timedelta(0))])
+    channels.ensure([Topic(channel, retention=timedelta(0))])
     send(channels, channel, numbered(3))
     with channels.reader({channel: {}}) as reader, channels.reader({channel: {0: 0}}) as exact:
         send(channels, channel, numbered(3, first=4))

@@ -581,7 +581,7 @@ def test_the_same_address_is_read_again_at_once(tcp: Tcp) -> None:
 
 def test_ensure_makes_nothing_and_tells_what_cannot_be(tcp: Tcp) -> None:
     assert tcp.ensure([Topic("a")]) == tcp.ensure([])
-    wanted = Topic("a", 4, 3, compacted=True, keep=timedelta(days=7), config={"retention.bytes": "1"})
+    wanted = Topic("a", 4, 3, compacted=True, retention=timedelta(days=7), config={"retention.bytes": "1"})
     assert tcp.ensure([wanted]).differences == (
         "channel a has one partition over tcp://, and 4 are declared",
         "channel a has no replicas over tcp://, and 3 are declared",

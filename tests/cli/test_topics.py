@@ -86,7 +86,7 @@ def test_a_description_for_programs_has_all_that_is_known(channels: Channels, fr
         (0, 0, 0),
         (0, 4, 4),
     ]
-    assert channels.topic(name).keep == timedelta(days=7)
+    assert channels.topic(name).retention == timedelta(days=7)
 
 
 def test_without_a_name_all_are_described(channels: Channels, fresh: Fresh) -> None:
@@ -164,12 +164,12 @@ def test_kafka_tells_who_holds_a_partition(kafka: Kafka, fresh: Fresh) -> None:
 
 def test_kafka_changes_the_settings_of_a_topic_that_is_there(kafka: Kafka, fresh: Fresh) -> None:
     name = fresh("changed")
-    kafka.ensure([Topic(name, keep=timedelta(days=1)), Topic(f"{name}-last", compacted=True)])
+    kafka.ensure([Topic(name, retention=timedelta(days=1)), Topic(f"{name}-last", compacted=True)])
     said = done(kafka, "--alter", "--topic", name, "--keep", "36 hours", "--config", "max.message.bytes=5000")
     assert said == f"now {name}: 1 partition, 1 replica, 0 records by offsets, kept for 36 hours\n"
     assert kafka.topic(name).config["max.message.bytes"] == "5000"
     done(kafka, "--alter", "--topic", name, "--keep", "forever")
-    assert kafka.topic(name).keep is None
+    assert kafka.topic(name).retention is None
     # What was not asked for stays.
     assert kafka.topic(name).config["max.message.bytes"] == "5000"
     assert told(kafka, "--alter", "--topic", f"{name}-last", "--keep", "1d")["keep"] == 86_400

@@ -59,7 +59,11 @@ async def run(
     found: list[Arrival | Heartbeat | OutageInterval] = []
     watched: list[str | None] = []
     wrapped = reconnecting(
-        source, Ticking(now=100), heard, lambda error: watched.append(error.why if error else None), lambda: repeat(0.0)
+        source,
+        Ticking(now=100),
+        heard,
+        lambda error: watched.append(error.reason if error else None),
+        lambda: repeat(0.0),
     )
     assert (wrapped.name, wrapped.guarantee) == (source.name, source.guarantee)
     async with wrapped.open(ResumeState(places)) as intakes:

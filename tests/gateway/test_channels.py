@@ -423,7 +423,7 @@ async def test_long_polls_are_bounded_and_others_pass_by_them(channels: MemoryCh
 async def test_what_retention_took_is_410_with_what_is_kept(opened: Opened) -> None:
     clock = ManualClock()
     channels = MemoryChannels(None, clock)
-    channels.ensure([Topic("one", keep=timedelta(minutes=1))])
+    channels.ensure([Topic("one", retention=timedelta(minutes=1))])
     channels.append("one", b"0")
     clock.move(120)
     channels.append("one", b"1")
@@ -463,7 +463,7 @@ class Quick(MemoryChannels):
 async def test_a_beginning_that_moves_is_followed(opened: Opened, query: str, status: int) -> None:
     clock = ManualClock()
     channels = Quick(clock)
-    channels.ensure([Topic("one", keep=timedelta(minutes=1))])
+    channels.ensure([Topic("one", retention=timedelta(minutes=1))])
     channels.append("one", b"0")
     async with opened(channels, clock) as client:
         answer = await client.get(RECORDS + query)

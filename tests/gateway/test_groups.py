@@ -240,7 +240,7 @@ async def test_a_member_outlives_middleware_that_is_away_for_a_while(opened: Ope
 async def test_a_member_whose_records_retention_took_hears_it_and_has_left(opened: Opened) -> None:
     clock = ManualClock()
     channels = MemoryChannels(None, clock)
-    channels.ensure([Topic("two", partitions=2, keep=timedelta(minutes=1))])
+    channels.ensure([Topic("two", partitions=2, retention=timedelta(minutes=1))])
     channels.move("g", {"two": {0: 0, 1: 0}})
     fill(channels, range(10))
     clock.move(120)

@@ -162,7 +162,7 @@ def test_every_topic_that_a_pipeline_needs_is_listed() -> None:
         "penstock.meetups.bookmarks",
         "penstock.meetups.status",
     ]
-    assert found["rsvps"] == Topic("rsvps", 4, 3, keep=timedelta(days=1))
+    assert found["rsvps"] == Topic("rsvps", 4, 3, retention=timedelta(days=1))
     assert found["rsvps.dead"] == Topic("rsvps.dead", 1, 3)
     assert [name for name, topic in found.items() if topic.compacted] == [
         "counts",
@@ -179,4 +179,4 @@ def test_a_result_waits_for_a_store_that_is_away_a_day_at_least(keep: str | None
     app = Pipeline("meetups")
     app.channel("rsvps")
     app.sql_query("counts", key="n", sql="SELECT * FROM rsvps", retention=keep)
-    assert [topic.keep for topic in topics(app.describe()) if topic.name == "counts"] == [kept]
+    assert [topic.retention for topic in topics(app.describe()) if topic.name == "counts"] == [kept]

@@ -212,5 +212,5 @@ def test_a_damaged_log_is_said_in_one_line_with_the_fix(lake: LoadedLake) -> Non
     truncated(Path(lake.path) / "_delta_log" / "00000000000000000000.json", random.Random(1))
     with pytest.raises(Unavailable) as told:
         lake.store.stands()
-    assert "\n" not in told.value.why
-    assert "penstock repair" in told.value.why
+    assert "\n" not in told.value.reason
+    assert "penstock repair" in told.value.reason

@@ -292,7 +292,7 @@ def test_a_redis_that_comes_back_empty_is_filled_again(
 def test_what_retention_took_unread_ends_a_loader_or_is_skipped(eventually: Eventually) -> None:
     clock = ManualClock()
     channels, store = MemoryChannels(None, clock), ListStore()
-    channels.ensure([Topic("rsvps", keep=timedelta(hours=5))])
+    channels.ensure([Topic("rsvps", retention=timedelta(hours=5))])
 
     def hours(first: int, count: int) -> None:
         for number in range(first, first + count):

@@ -251,7 +251,7 @@ def test_damaged_positions_are_named_and_repaired_by_deleting_the_table(table: T
     table.client.hset("penstock:live:positions", field, "no number")
     with pytest.raises(Unavailable) as raised:
         table.store.positions()
-    assert "penstock:live:positions" in raised.value.why
+    assert "penstock:live:positions" in raised.value.reason
     for name in table.client.scan_iter("penstock:live:*"):
         table.client.delete(name)
     assert table.store.positions() == {}

@@ -52,7 +52,7 @@ def test_a_damaged_batch_is_named_and_taken_out(
         found, error = read(kafka, channel)
         assert found == [0, 1, 2, 3, 4]
         assert error is not None
-        assert channel in error.who
+        assert channel in error.service
 
     kafka_server.stop()
     ours = [one for one in damaged_segments(kafka_server.folder) if one.channel == channel]

@@ -175,7 +175,7 @@ class Auditor:
 
     def _troubled(self, error: Unavailable) -> None:
         # Without the delay: the same trouble has the same text.
-        self._trouble = Unavailable(error.who, error.why), self._clock.elapsed()
+        self._trouble = Unavailable(error.service, error.reason), self._clock.elapsed()
 
     def close(self) -> None:
         """Let go of the channels; the ledger stays open."""

@@ -57,7 +57,7 @@ class Retention:
 
     def _look(self, readers: Readers) -> Iterator[Endangered]:
         for channel in sorted({name for read in readers.values() for name in read}):
-            keep, bounds = self._channels.topic(channel).keep, self._channels.bounds(channel)
+            keep, bounds = self._channels.topic(channel).retention, self._channels.bounds(channel)
             young: Offsets = {}
             if keep is not None:
                 old = self._clock.now() - round(keep.total_seconds() * self._share * 1e6)

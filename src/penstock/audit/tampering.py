@@ -61,9 +61,9 @@ class Losses:
         """When a record that was removed would have been removed anyway, 0 for never; None if its time had come."""
         if int(topic.config.get(BYTES, "-1")) >= 0:
             return None
-        if topic.keep is None:
+        if topic.retention is None:
             return 0
-        keep = topic.keep // timedelta(microseconds=1)
+        keep = topic.retention // timedelta(microseconds=1)
         after = self._ledger.appended_after(topic.name, partition, offset)
         if after is None or now - after >= keep - SLACK // timedelta(microseconds=1):
             return None

@@ -36,7 +36,7 @@ def differences(here: Topic, wanted: Topic, who: str, settings: Collection[str] 
         yield f"{channel} has {here.partitions} partitions, and {wanted.partitions} are declared"
     if here.compacted != wanted.compacted:
         yield f"{channel} is {_compacted(here)}, and {_compacted(wanted)} is declared"
-    if here.keep != wanted.keep:
+    if here.retention != wanted.retention:
         yield f"{channel} keeps its records {_kept(here)}, and {_kept(wanted)} is declared"
     for word in wanted.config:
         if word not in settings:
@@ -65,4 +65,4 @@ def _compacted(topic: Topic) -> str:
 
 
 def _kept(topic: Topic) -> str:
-    return "for ever" if topic.keep is None else f"for {spelled(topic.keep)}"
+    return "for ever" if topic.retention is None else f"for {spelled(topic.retention)}"

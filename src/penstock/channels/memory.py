@@ -203,8 +203,8 @@ class _Log:
 
     def tidy(self, topic: Topic, now: Micros) -> None:
         """Let go what need not stay."""
-        if topic.keep is not None:
-            oldest = now - _micros(topic.keep)
+        if topic.retention is not None:
+            oldest = now - _micros(topic.retention)
             stay = next((turn for turn, entry in enumerate(self.entries) if entry.appended > oldest), len(self.entries))
             if stay:
                 del self.entries[:stay]

@@ -100,7 +100,7 @@ def _counted(config: Config, grace: int, wait: float) -> Balance:
             bounds = _bounds(config, ledger)
         except Unavailable as error:
             typer.echo(f"penstock: {error}; this is what was read before", err=True)
-            bounds, doubts = {}, [Doubt("channel", error.who, f"the channels cannot be read: {error}")]
+            bounds, doubts = {}, [Doubt("channel", error.service, f"the channels cannot be read: {error}")]
         ledger.verify()
         unread = _awaited(ledger, bounds or {}, wait)
         content = ledger.content()

@@ -315,7 +315,7 @@ class Described:
     @property
     def sentence(self) -> str:
         topic = self.topic
-        kept = "for ever" if topic.keep is None else f"for {_duration(topic.keep)}"
+        kept = "for ever" if topic.retention is None else f"for {_duration(topic.retention)}"
         compacted = ", of each key the last" if topic.compacted else ""
         return (
             f"{topic.name}: {counted(topic.partitions, 'partition')}, {counted(topic.replicas or 1, 'replica')}, "
@@ -328,7 +328,7 @@ class Described:
             "topic": topic.name,
             "replicas": topic.replicas,
             "compacted": topic.compacted,
-            "keep": topic.keep and topic.keep.total_seconds(),
+            "keep": topic.retention and topic.retention.total_seconds(),
             "config": dict(topic.config),
             "records": self.records,
             "partitions": [

@@ -79,7 +79,7 @@ class Reconnecting(Wrapping):
             except Unavailable as error:
                 # Who tells when to come back knows best.
                 delay = max(next(delays), error.retry_after or 0.0)
-                self.watch(Unavailable(error.who, error.why, round(delay, 1)))
+                self.watch(Unavailable(error.service, error.reason, round(delay, 1)))
                 if heard is None:
                     heard = self.clock.now()
                 await asyncio.sleep(delay)

@@ -227,7 +227,7 @@ class _Serving:
                     visit.client.leave(CloseCode.POLICY_VIOLATION, refused.reason)
                     return
                 except Unavailable as error:
-                    visit.client.leave(CloseCode.TRY_AGAIN_LATER, error.why)
+                    visit.client.leave(CloseCode.TRY_AGAIN_LATER, error.reason)
                     return
                 safe.add_done_callback(partial(self._settled, visit, visit.last))
                 visit.client.taken(len(messages))

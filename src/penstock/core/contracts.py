@@ -143,7 +143,7 @@ class Topic:
     """How many copies; None: as many as the middleware finds right."""
     compacted: bool = False
     """Only the last record of each key has to stay."""
-    keep: timedelta | None = None
+    retention: timedelta | None = None
     """How long records stay; None: for ever."""
     config: Mapping[str, str] = field(default_factory=dict)
     """Further settings, in the middleware's own words."""

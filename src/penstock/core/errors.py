@@ -63,14 +63,14 @@ def located(error: Misconfigured, lines: Mapping[str, str]) -> Misconfigured:
 class Unavailable(PenstockError):
     """Raised when a part that we depend on does not answer."""
 
-    def __init__(self, who: str, why: str, retry_after: float | None = None) -> None:
-        who, why = redacted(who), redacted(why)
-        super().__init__(who, why, retry_after)
-        self.who, self.why, self.retry_after = who, why, retry_after
+    def __init__(self, service: str, reason: str, retry_after: float | None = None) -> None:
+        service, reason = redacted(service), redacted(reason)
+        super().__init__(service, reason, retry_after)
+        self.service, self.reason, self.retry_after = service, reason, retry_after
 
     def __str__(self) -> str:
         later = f"; trying again in {self.retry_after:g} s" if self.retry_after is not None else ""
-        return f"{self.who} is unavailable: {self.why}{later}"
+        return f"{self.service} is unavailable: {self.reason}{later}"
 
 
 class Refused(PenstockError):
@@ -87,12 +87,12 @@ class Refused(PenstockError):
 class Unaccounted(PenstockError):
     """Raised when records are missing: which channel, and the (sender, epoch, first, last) ranges or the reason."""
 
-    def __init__(self, channel: str, missing: tuple[tuple[str, int, int, int], ...], why: str = "") -> None:
-        super().__init__(channel, missing, why)
-        self.channel, self.missing, self.why = channel, missing, why
+    def __init__(self, channel: str, missing: tuple[tuple[str, int, int, int], ...], reason: str = "") -> None:
+        super().__init__(channel, missing, reason)
+        self.channel, self.missing, self.reason = channel, missing, reason
 
     def __str__(self) -> str:
-        if self.why:
-            return f"{self.channel}: {self.why}"
+        if self.reason:
+            return f"{self.channel}: {self.reason}"
         ranges = ", ".join(f"{sender}/{epoch}: {first}–{last}" for sender, epoch, first, last in self.missing)
         return f"{self.channel} misses {ranges}"

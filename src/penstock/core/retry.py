@@ -42,6 +42,6 @@ def retrying(
             if log is not None and logged != str(error):
                 logged = str(error)
                 log.warning("%s; tried again until it works", error)
-            waiting(Unavailable(error.who, error.why, delay))
+            waiting(Unavailable(error.service, error.reason, delay))
             stop.wait(delay)
             pause = min(2 * pause, LONGEST)

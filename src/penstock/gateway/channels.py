@@ -168,6 +168,6 @@ def _described(channels: Channels, name: str) -> dict[str, object]:
         ],
         "replicas": topic.replicas,
         "compacted": topic.compacted,
-        "keep_seconds": None if topic.keep is None else topic.keep.total_seconds(),
+        "keep_seconds": None if topic.retention is None else topic.retention.total_seconds(),
         "settings": dict(topic.config),
     }

@@ -320,7 +320,7 @@ async def _send(sender: Sender, into: str, letter: Letter, name: str, verdict: t
         try:
             await sender.send(into, [record])
         except Unavailable as error:
-            verdict = Verdict.FAILED, error.why
+            verdict = Verdict.FAILED, error.reason
         except Refused as error:
             verdict = Verdict.FAILED, error.reason
     return _outcome(letter, *verdict)

@@ -125,7 +125,7 @@ class Deep:
 
     def _foreign(self, stage: str, check: TableCheck, spec: StoreSpec, channels: Channels) -> None:
         """Rows of a table that its channel never held, where the channel holds all that the table was made of."""
-        keep = channels.topic(spec.channel).keep
+        keep = channels.topic(spec.channel).retention
         whole = not any(low for low, _ in channels.bounds(spec.channel).values())
         if not (keep is None and whole if spec.ttl is None else keep is None or keep >= spec.ttl):
             self.say(f"{stage.replace(':', ' ')}: rows that {spec.channel} holds no longer are not compared")

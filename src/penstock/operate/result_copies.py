@@ -54,7 +54,7 @@ def holders(
         feed.push([entry])
         ends[entry.partition] = entry.offset + 1
         _note(written, entry)
-    kept = next(topic.keep for topic in topics(description) if topic.name == channel.name)
+    kept = next(topic.retention for topic in topics(description) if topic.name == channel.name)
     delivered = {
         change.key: _row(written, change.key, change.row, change.version)
         for change in feed.join().rows

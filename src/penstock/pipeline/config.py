@@ -166,7 +166,7 @@ def topics(description: Description) -> list[Topic]:
         if not channel.result_of:
             found.append(Topic(channel.dead, 1, channel.replicas, config=_as_large(channel.config)))
     found += [
-        Topic(description.heartbeats, keep=timedelta(days=7)),
+        Topic(description.heartbeats, retention=timedelta(days=7)),
         Topic(description.bookmarks, compacted=True),
         Topic(description.status, compacted=True),
     ]

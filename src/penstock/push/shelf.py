@@ -17,8 +17,8 @@ HEARTBEATS = "heartbeats"
 BOOKMARKS = "bookmarks"
 TOPICS = (
     Topic(CHANNEL),
-    Topic(DEAD, keep=timedelta(days=7)),
-    Topic(HEARTBEATS, keep=timedelta(days=1)),
+    Topic(DEAD, retention=timedelta(days=7)),
+    Topic(HEARTBEATS, retention=timedelta(days=1)),
     Topic(BOOKMARKS, compacted=True),
 )
 _DEVICE = "device"

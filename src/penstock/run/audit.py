@@ -206,7 +206,7 @@ class _Sight:
             # The alarms are needed most when nothing else answers.
             if not self._away:
                 log.warning("the audit looks at what it knew before: %s", error)
-            away = [Doubt("channel", error.who, f"the auditor cannot read the channels: {error}")]
+            away = [Doubt("channel", error.service, f"the auditor cannot read the channels: {error}")]
         self._away = bool(away)
         # Opened anew each time: a reader that stays open would keep the ledger's log from being folded in.
         with closing(Ledger(self.config.ledger, read_only=True)) as reader:
@@ -260,7 +260,7 @@ class _Sight:
     def _unread(self) -> Iterator[Doubt]:
         """What the auditor cannot read, such as a damaged partition; the rest is read on."""
         if (trouble := self.trouble()) is not None:
-            yield Doubt("channel", trouble.who, f"the auditor cannot read on: {trouble}")
+            yield Doubt("channel", trouble.service, f"the auditor cannot read on: {trouble}")
 
     def _readers(self, ledger: Mapping[str, Offsets]) -> Readers:
         """Whoever reads a channel of ours: the stages, the audit itself, and the groups of others."""

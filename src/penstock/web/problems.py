@@ -75,7 +75,7 @@ async def _on_disconnect(_: Request, __: Exception) -> Response:
 def _translated(error: PenstockError, server: str) -> Problem:
     match error:
         case Unavailable():
-            return Problem(503, error.who, error.why, "ask again later")
+            return Problem(503, error.service, error.reason, "ask again later")
         case Unaccounted():
             return Problem(410, error.channel, str(error), "go on from what is kept, and account for what is gone")
         case Refused():

@@ -84,7 +84,7 @@ class Writers:
 class Writer:
     def __init__(self, log: Log, known: Known, clock: Clock) -> None:
         self.log = log
-        self._keep, self._clock = known.topic.keep, clock
+        self._keep, self._clock = known.topic.retention, clock
         self._compact_after = topics.compact_after(known.topic) if known.topic.compacted else None
         self._due = True
 

@@ -39,7 +39,7 @@ class Known:
     topic: Topic
 
     def dumps(self) -> bytes:
-        keep = self.topic.keep.total_seconds() if self.topic.keep is not None else None
+        keep = self.topic.retention.total_seconds() if self.topic.retention is not None else None
         told = {"id": self.id, "partitions": self.topic.partitions, "keep": keep, "compacted": self.topic.compacted}
         return orjson.dumps(told | {"config": dict(self.topic.config)}, option=orjson.OPT_INDENT_2)
 
@@ -174,8 +174,8 @@ def compact_after(topic: Topic) -> timedelta:
 def turn(topic: Topic) -> timedelta | None:
     """How old a segment gets before a new one begins: only closed ones are cleaned."""
     ages = [compact_after(topic)] if topic.compacted else []
-    if topic.keep is not None:
-        ages.append(topic.keep / 8)
+    if topic.retention is not None:
+        ages.append(topic.retention / 8)
     return min(ages, default=None)
 
 

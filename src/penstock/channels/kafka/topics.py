@@ -34,9 +34,9 @@ def settings_of(topic: Topic) -> dict[str, str]:
     """Kafka's own words for a topic."""
     policy = {"cleanup.policy": "delete"}
     if topic.compacted:
-        policy = {"cleanup.policy": "compact,delete" if topic.keep else "compact", **_SHORT}
+        policy = {"cleanup.policy": "compact,delete" if topic.retention else "compact", **_SHORT}
     forever = "-1"
-    kept = {"retention.ms": str(int(topic.keep.total_seconds() * 1000)) if topic.keep else forever}
+    kept = {"retention.ms": str(int(topic.retention.total_seconds() * 1000)) if topic.retention else forever}
     return {**policy, **kept, "message.timestamp.type": "CreateTime", **topic.config}
 
 

@@ -79,8 +79,8 @@ WORDS = {"compaction.lag": ("lag", "1 hour"), "deletions.keep": ("deletions", "1
 
 def fields_of(topic: Topic, generation: str) -> dict[str, str]:
     found = {"id": generation}
-    if topic.keep is not None:
-        found["keep"] = _micros(topic.keep)
+    if topic.retention is not None:
+        found["keep"] = _micros(topic.retention)
     if topic.compacted:
         for word, (name, usual) in WORDS.items():
             try:

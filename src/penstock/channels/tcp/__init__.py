@@ -80,7 +80,7 @@ class Tcp:
         return []
 
     def topic(self, channel: str) -> Topic:
-        return Topic(channel, partitions=1, replicas=1, keep=_NOTHING_KEPT)
+        return Topic(channel, partitions=1, replicas=1, retention=_NOTHING_KEPT)
 
     def topic_id(self, channel: str) -> str:
         self._cannot(channel, "one channel cannot be told from another that had its name before")
@@ -145,8 +145,8 @@ def _differences(topic: Topic) -> Iterator[str]:
         yield f"channel {topic.name} has one partition over tcp://, and {topic.partitions} are declared"
     if topic.replicas is not None and topic.replicas > 1:
         yield f"channel {topic.name} has no replicas over tcp://, and {topic.replicas} are declared"
-    if topic.keep is not None:
-        yield f"channel {topic.name} keeps nothing over tcp://, and {topic.keep} is declared"
+    if topic.retention is not None:
+        yield f"channel {topic.name} keeps nothing over tcp://, and {topic.retention} is declared"
     if topic.compacted:
         yield f"channel {topic.name} keeps nothing over tcp://, and the last record of each key is declared to stay"
     if topic.config:

@@ -270,7 +270,7 @@ class _Serving:
             try:
                 visit.latest = await self.gathering.put(arrivals)
             except Unavailable as error:
-                raise Refused("records", error.why) from error
+                raise Refused("records", error.reason) from error
             if self._source.acknowledge:
                 visit.latest.add_done_callback(partial(self._settled, visit, visit.last))
 
