@@ -47,6 +47,31 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_LONGEST = (
+    "tests/soak/test_verdicts.py",
+    "tests/analysis/killed/test_killed.py",
+    "tests/test_run.py",
+    "tests/analysis/test_poison.py",
+    "tests/analysis/test_accounting.py",
+    "tests/soak/",
+    "tests/test_examples",
+    "tests/operate/test_recompute.py",
+    "tests/cli/test_up.py",
+    "tests/analysis/",
+    "tests/run/",
+    "tests/stores/",
+    "tests/cli/",
+)
+"""The files that take minutes. They start first, so that no process is left with one of them at the end."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def rank(item: pytest.Item) -> int:
+        return next((at for at, prefix in enumerate(_LONGEST) if item.nodeid.startswith(prefix)), len(_LONGEST))
+
+    items.sort(key=rank)
+
+
 @pytest.fixture(scope="session")
 def java() -> Java:
     return find_java()
