@@ -15,9 +15,9 @@ from penstock.audit.writers import KnownWriters, Writer
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Entry, Offsets, Topic
 from penstock.core.errors import Unaccounted, Unavailable
+from penstock.core.metrics import Sketch
 from penstock.core.record import Origin
 from penstock.core.runs import Runs
-from penstock.core.sketch import Sketch
 
 Fresh = Callable[[str], str]
 Told = list[tuple[str, bytes | None]]

@@ -4,7 +4,7 @@ from typing import Any
 
 from penstock.analysis.dead_letters import LateRecords
 from penstock.core.clock import SystemClock
-from penstock.core.held import held
+from penstock.core.scan import scan
 from penstock.testing.channels import MemoryChannels
 
 
@@ -25,7 +25,7 @@ def test_a_life_that_ended_before_its_account_has_left_letters_that_are_found() 
     channels.append("events.dead", b"no JSON", None, [("reason", b"it is not JSON"), ("place", b"events:0:2")])
     LateRecords("other", channels, 0).write("events", [raw(0, 2)])
     LateRecords("q", channels, SystemClock().now()).write("events", [raw(0, 1), raw(0, 2), raw(1, 1), raw(1, 2)])
-    own = [entry for entry in held(channels, "events.dead") if dict(entry.headers).get("query") == b"q"]
+    own = [entry for entry in scan(channels, "events.dead") if dict(entry.headers).get("query") == b"q"]
     assert [dict(entry.headers)["place"] for entry in own] == [
         b"events:0:1",
         b"events:1:1",

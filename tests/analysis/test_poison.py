@@ -21,8 +21,8 @@ from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Outcome
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
-from penstock.core.held import held
 from penstock.core.record import Origin, Record
+from penstock.core.scan import scan
 from penstock.operate.dead_letters import Letter
 from penstock.pipeline.config import topics
 from penstock.run.queries import Queries
@@ -138,7 +138,7 @@ def analyse(kafka: Kafka, spark: SparkSession, tmp_path: Path) -> Iterator[Calla
 
 
 def letters(kafka: Kafka, channel: str) -> list[Letter]:
-    return [Letter.of(entry) for entry in held(kafka, f"{channel}.dead")]
+    return [Letter.of(entry) for entry in scan(kafka, f"{channel}.dead")]
 
 
 def test_records_of_five_kinds_make_five_queries_fail_and_are_left_out(

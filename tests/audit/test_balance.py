@@ -10,8 +10,8 @@ from penstock.audit.findings import Kind, Numbering, Watched
 from penstock.audit.hops import Gap
 from penstock.audit.judge import Verdict
 from penstock.core.errors import Unaccounted
+from penstock.core.metrics import Sketch
 from penstock.core.record import LARGEST_JUMP, OutageInterval
-from penstock.core.sketch import Sketch
 
 SECOND = 1_000_000
 NOW = 1_000 * SECOND

@@ -17,9 +17,9 @@ from penstock.audit.findings import Findings, Kind, Numbering, Watched, islands,
 from penstock.audit.ledger import DAY, SETTLES_AFTER, Ledger, Unreadable, set_aside
 from penstock.core.contracts import Entry
 from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.metrics import Sketch
 from penstock.core.record import GENERATIONS, Heartbeat, Origin, OutageInterval
 from penstock.core.runs import Runs
-from penstock.core.sketch import Sketch
 
 A = ("rsvps", "a", 1)
 

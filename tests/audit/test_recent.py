@@ -1,12 +1,12 @@
 """Latencies of the last minutes."""
 
-from penstock.core.sketch import Lately, Recent, Sketch
+from penstock.core.metrics import RecentSketch, Sketch, SketchWindow
 from penstock.testing.clock import ManualClock
 
 
 def test_what_is_older_than_five_minutes_is_forgotten() -> None:
     clock = ManualClock()
-    recent = Recent(clock)
+    recent = RecentSketch(clock)
     recent.add(9_000)
     for _ in range(11):
         clock.move(30)
@@ -19,7 +19,7 @@ def test_what_is_older_than_five_minutes_is_forgotten() -> None:
 
 def test_silence_forgets_all() -> None:
     clock = ManualClock()
-    recent = Recent(clock)
+    recent = RecentSketch(clock)
     recent.add(5)
     clock.move(400)
     assert recent.summary() is None
@@ -27,14 +27,14 @@ def test_silence_forgets_all() -> None:
 
 def test_a_sketch_that_never_empties_is_looked_at_over_five_minutes() -> None:
     clock = ManualClock()
-    lately = Lately(clock)
+    lately = SketchWindow(clock)
     whole = Sketch()
     whole.add(9_000)
-    assert lately.of(_copy(whole)).count == 0
+    assert lately.update(_copy(whole)).count == 0
     for _ in range(12):
         clock.move(30)
         whole.add(10)
-        found = lately.of(_copy(whole))
+        found = lately.update(_copy(whole))
     assert found.count == 10
     assert (found.summary() or {})["max"] < 11
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 from penstock import Origin, Record, Topic, bind
 from penstock.channels.kafka import Kafka
 from penstock.cli import app
-from penstock.core.held import held
+from penstock.core.scan import scan
 
 
 @pytest.fixture
@@ -136,6 +136,6 @@ def test_a_real_kafka_is_replayed_by_time_and_is_whole(kafka: Kafka, fresh: Call
     result = penstock("replay", channel, "--into", again, "--since", "1h", "--speed", "1000x", "--servers", kafka.where)
     assert (result.exit_code, result.stdout) == (0, f"{channel}: 500 records were sent into {again}\n")
     assert penstock("verify", again, "--servers", kafka.where, "--first", "1").exit_code == 0
-    entries = list(held(kafka, again))
+    entries = list(scan(kafka, again))
     assert {Origin.of(entry.headers) for entry in entries} == {Origin("gps", 1, n, n) for n in range(1, 501)}
     assert len({dict(entry.headers)["replay"] for entry in entries}) == 1

@@ -194,7 +194,7 @@ def test_a_channel_that_does_not_give_what_it_holds_is_no_whole_one() -> None:
         clock.move(seconds)
         next(feed)
     clock.move(2)
-    with pytest.raises(Unavailable, match="updates is unavailable: it does not give all it holds"):
+    with pytest.raises(Unavailable, match="updates is unavailable: it does not return all"):
         next(feed)
 
 

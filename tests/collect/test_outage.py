@@ -15,8 +15,8 @@ from penstock.collect.pump import Pump
 from penstock.collect.spooling import Spool
 from penstock.collect.websocket import WebSocketSource
 from penstock.core.contracts import Entry, Topic
-from penstock.core.held import held
 from penstock.core.record import Origin
+from penstock.core.scan import scan
 from penstock.simulate.feed import Feed
 from penstock.simulate.rsvps import Rsvps
 from penstock.simulate.server import serve
@@ -54,7 +54,7 @@ class Run:
 
     def whole(self) -> None:
         """Each record is there once, and those of a key are in their order."""
-        entries = [(entry.key, origin(entry)) for entry in held(self.kafka, self.name)]
+        entries = [(entry.key, origin(entry)) for entry in scan(self.kafka, self.name)]
         assert Counter(one for _, one in entries) == Counter(
             Origin(FEED.name(n % SENDERS), FEED.epoch, n // SENDERS + 1, FEED.time_of(n)) for n in range(COUNT)
         )

@@ -24,13 +24,13 @@ from penstock.collect.webhook.deliveries import Deliveries, Delivery
 from penstock.core.contracts import Arrival, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
-from penstock.core.signatures import keys, new_secret, signed
+from penstock.core.signatures import new_secret, parse_secrets, sign
 from penstock.testing.clock import ManualClock
 from penstock.testing.killing import KilledContract
 from penstock.testing.sources import Running, SourceContract, anything
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-KEY = keys("", SECRET)[0]
+KEY = parse_secrets("", SECRET)[0]
 
 
 def source_in(folder: Path, **options: Any) -> WebhookSource:
@@ -47,7 +47,7 @@ class Provider(Poster):
 
     async def post(self, client: httpx.AsyncClient, number: int) -> httpx.Response:
         body = self.kept[number]
-        headers = signed(KEY, f"msg_{number}", int(time.time()), body)
+        headers = sign(KEY, f"msg_{number}", int(time.time()), body)
         return await client.post(address(self.source), content=body, headers=headers)
 
 
@@ -77,7 +77,7 @@ class Door:
 
     async def posted(self, body: bytes, message: str = "msg_1", **other: str | None) -> httpx.Response:
         """A signed message; `other` are headers in the place of the right ones."""
-        headers = dict(signed(KEY, message, self.source.clock.now() // 1_000_000, body))
+        headers = dict(sign(KEY, message, self.source.clock.now() // 1_000_000, body))
         for name, value in other.items():
             del headers[name.replace("_", "-")]
             if value is not None:
@@ -114,14 +114,14 @@ async def test_a_message_is_answered_once_it_is_safe_and_numbered_by_its_id(tmp_
 def test_a_signature_is_that_of_the_standard() -> None:
     """The example that the standard itself gives."""
     body = b'{"test": 2432232314}'
-    headers = signed(KEY, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, body)
+    headers = sign(KEY, "msg_p5jXN8AQM9LWM0D4loKWxJek", 1_614_265_330, body)
     assert headers["webhook-signature"] == "v1,g0hM9SsE+OTPJTGt/tmIKtSyZlE3uFJELVlNIOLJ1OE="
 
 
 async def test_any_of_several_signatures_by_any_of_several_secrets_is_enough(tmp_path: Path) -> None:
     async with opened(source_in(tmp_path, secret=(new_secret(), "any text"))) as door:
         now = door.source.clock.now() // 1_000_000
-        good = signed(b"any text", "msg_1", now, b"x")["webhook-signature"]
+        good = sign(b"any text", "msg_1", now, b"x")["webhook-signature"]
         posting = door.posting(b"x", webhook_signature=f"v1a,abc v1,AAAA {good}")
         await door.taken(1)
         assert (await posting).status_code == 202
@@ -168,7 +168,7 @@ async def test_what_is_not_signed_as_it_has_to_be_is_turned_away(
 
 async def raw_post(door: Door, headers: dict[str, str | None]) -> httpx.Response:
     """What a client library would not send."""
-    told = dict(signed(KEY, "msg_1", door.source.clock.now() // 1_000_000, b"x"))
+    told = dict(sign(KEY, "msg_1", door.source.clock.now() // 1_000_000, b"x"))
     told |= {name.replace("_", "-"): value for name, value in headers.items() if value is not None}
     head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
     port = int(door.source.url.rpartition(":")[2].partition("/")[0])
@@ -186,7 +186,7 @@ async def raw_post(door: Door, headers: dict[str, str | None]) -> httpx.Response
 )
 async def test_a_header_that_is_there_twice_is_turned_away(tmp_path: Path, header: str, status: int) -> None:
     async with opened(source_in(tmp_path)) as door:
-        told = list(signed(KEY, "msg_1", door.source.clock.now() // 1_000_000, b"x").items())
+        told = list(sign(KEY, "msg_1", door.source.clock.now() // 1_000_000, b"x").items())
         told += [(name, value) for name, value in told if name == header]
         answer = await door.client.post(address(door.source), content=b"x", headers=told)
         assert (answer.status_code, answer.json()["error"]) == (status, "it is there twice")
@@ -197,7 +197,7 @@ async def test_what_was_signed_too_long_ago_or_too_far_ahead_is_turned_away(tmp_
     async with opened(source_in(tmp_path, clock=clock)) as door:
         now = clock.now() // 1_000_000
         for seconds, status in ((-301, 401), (-300, 202), (300, 202), (301, 401)):
-            headers = signed(KEY, f"msg_{seconds}", now + seconds, b"x")
+            headers = sign(KEY, f"msg_{seconds}", now + seconds, b"x")
             posting = asyncio.create_task(door.client.post(address(door.source), content=b"x", headers=headers))
             if status == 202:
                 await door.taken(1)
@@ -210,7 +210,7 @@ async def test_what_was_signed_too_long_ago_or_too_far_ahead_is_turned_away(tmp_
 async def test_a_copy_of_a_message_is_never_taken_within_the_window_or_after(tmp_path: Path) -> None:
     clock = ManualClock()
     async with opened(source_in(tmp_path, clock=clock)) as door:
-        headers = signed(KEY, "msg_1", clock.now() // 1_000_000, b"x")
+        headers = sign(KEY, "msg_1", clock.now() // 1_000_000, b"x")
         copies = [asyncio.create_task(door.client.post(address(door.source), content=b"x", headers=headers))]
         await door.taken(1)
         clock.move(290)
@@ -246,14 +246,14 @@ async def test_a_crash_between_the_record_and_the_answer_makes_no_second_record(
     source, channels = source_in(tmp_path), MemoryChannels(2)
     async with Running(source, channels) as running, httpx.AsyncClient(timeout=30) as client:
         await running.until(lambda: running.pump.figures()["connected"])
-        headers = signed(KEY, "msg_1", int(time.time()), b"x")
+        headers = sign(KEY, "msg_1", int(time.time()), b"x")
         posting = asyncio.create_task(client.post(address(source), content=b"x", headers=headers))
         await running.until(lambda: running.count() == 1)
         posting.cancel()
     async with Running(source, channels) as running, httpx.AsyncClient(timeout=30) as client:
         await running.until(lambda: running.pump.figures()["connected"])
         for message in ("msg_1", "msg_2", "msg_1"):
-            headers = signed(KEY, message, int(time.time()), b"x")
+            headers = sign(KEY, message, int(time.time()), b"x")
             assert (await client.post(address(source), content=b"x", headers=headers)).status_code == 202
     told = [Origin.read(entry.headers) for entry in channels.entries("into")]
     assert sorted(one.seq for one in told if one is not None) == [1, 2]
@@ -268,7 +268,7 @@ async def test_ids_from_a_backup_cost_no_record(tmp_path: Path, caplog: pytest.L
         async with Running(source, channels) as running, httpx.AsyncClient(timeout=30) as client:
             await running.until(lambda: running.pump.figures()["connected"])
             for message in messages:
-                headers = signed(KEY, message, int(time.time()), message.encode())
+                headers = sign(KEY, message, int(time.time()), message.encode())
                 answer = await client.post(address(source), content=message.encode(), headers=headers)
                 assert answer.status_code == 202
             await running.stop()
@@ -442,7 +442,7 @@ async def test_without_signatures_an_id_is_enough(tmp_path: Path) -> None:
 
 async def test_a_provider_that_goes_away_right_after_the_body_has_its_message_taken(tmp_path: Path) -> None:
     async with opened(source_in(tmp_path)) as door:
-        headers = signed(KEY, "msg_1", door.source.clock.now() // 1_000_000, b"abc")
+        headers = sign(KEY, "msg_1", door.source.clock.now() // 1_000_000, b"abc")
         head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         _, writer = await asyncio.open_connection("127.0.0.1", int(re.findall(r":(\d+)/", door.source.url)[0]))
         for byte in f"POST /hook HTTP/1.1\r\nHost: localhost\r\nContent-Length: 3\r\n{head}\r\nabc".encode():
@@ -467,7 +467,7 @@ async def test_what_is_remembered_is_small(tmp_path: Path) -> None:
     ("options", "said"),
     [
         ({"secret": ""}, "give the secret that the provider told"),
-        ({"secret": "whsec_!"}, "what follows whsec_ is not base64"),
+        ({"secret": "whsec_!"}, "whsec_ is not base64"),
         ({"unsigned": True}, "there is a secret, too"),
         ({"remember": timedelta(minutes=9)}, "shorter than twice the window"),
     ],

@@ -2,7 +2,7 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.core.clock import SILENT_AFTER, SystemClock, duration, is_alive
+from penstock.core.clock import SILENT_AFTER, SystemClock, duration, is_running
 
 
 @pytest.mark.parametrize(
@@ -52,4 +52,4 @@ def test_the_system_clock_goes_on() -> None:
     ],
 )
 def test_a_process_is_there_until_it_has_been_silent_for_too_long(at: object, there: bool) -> None:
-    assert is_alive(at, 100) is there
+    assert is_running(at, 100) is there

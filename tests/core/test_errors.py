@@ -18,7 +18,7 @@ SENTENCES = [
     (Misconfigured("penstock.toml", "it is empty"), "penstock.toml: it is empty"),
     (
         SeveralMisconfigured((Misconfigured("a", "it is b"), Misconfigured("c", "it is d", "do e"))),
-        "2 things are wrong:\n  a: it is b\n  c: it is d; do e",
+        "2 problems:\n  a: it is b\n  c: it is d; do e",
     ),
     (Unavailable("Redis", "it is loading", 0.5), "Redis is unavailable: it is loading; trying again in 0.5 s"),
     (Unavailable("Redis", "it is loading"), "Redis is unavailable: it is loading"),

@@ -5,12 +5,12 @@ from threading import Event
 import pytest
 
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.retry import retrying
+from penstock.core.retry import retry
 
 
 def test_work_that_returns_is_done() -> None:
     calls: list[str] = []
-    retrying(lambda well: calls.append("once"), Event(), lambda error: calls.append("waiting"))
+    retry(lambda well: calls.append("once"), Event(), lambda error: calls.append("waiting"))
     assert calls == ["once"]
 
 
@@ -27,7 +27,7 @@ def test_the_pauses_grow_until_it_goes_well() -> None:
         if len(pauses) == 4:
             stop.set()
 
-    retrying(work, stop, waiting)
+    retry(work, stop, waiting)
     assert pauses == [0.1, 0.2, 0.1, 0.2]
 
 
@@ -41,7 +41,7 @@ def test_the_other_side_may_say_when_to_come_back() -> None:
         pauses.append(error.retry_after)
         stop.set()
 
-    retrying(work, stop, waiting)
+    retry(work, stop, waiting)
     assert pauses == [60]
 
 
@@ -50,7 +50,7 @@ def test_any_other_error_is_not_waited_out() -> None:
         raise Misconfigured("Redis", "the password is wrong")
 
     with pytest.raises(Misconfigured):
-        retrying(work, Event(), lambda error: None)
+        retry(work, Event(), lambda error: None)
 
 
 def test_the_log_has_a_reason_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -65,5 +65,5 @@ def test_the_log_has_a_reason_once(caplog: pytest.LogCaptureFixture) -> None:
         if len(tries) == 5:
             stop.set()
 
-    retrying(work, stop, waiting, logging.getLogger("waiting"))
+    retry(work, stop, waiting, logging.getLogger("waiting"))
     assert len([record for record in caplog.records if record.name == "waiting"]) == 2

@@ -11,7 +11,7 @@ from penstock.collect.http.receipts import Receipt, Seals
 from penstock.collect.webhook import WebhookSource, _Messages
 from penstock.collect.webhook.numbered import Numbered
 from penstock.core.errors import Misconfigured
-from penstock.core.signatures import is_signed, keys, signed
+from penstock.core.signatures import parse_secrets, sign, verify
 from penstock.testing.clock import ManualClock
 from penstock.web.problems import Problem
 
@@ -28,21 +28,21 @@ def signatures(data: bytes) -> None:
     message, seconds, body = given.some().decode("latin-1"), given.byte() * 10_000_000, given.some()
     junk = given.among(("v1,", "v2,", "")) + given.some().decode("latin-1").replace(" ", "_")
     before = given.byte() % 24
-    right = signed(key, message, seconds, body)["webhook-signature"]
+    right = sign(key, message, seconds, body)["webhook-signature"]
     expected = base64.b64encode(hmac.new(key, f"{message}.{seconds}.".encode("latin-1") + body, "sha256").digest())
     assert right == f"v1,{expected.decode()}"
     among = " ".join([*[junk] * before, right, junk])
     for known in ([other, key], [key, other]):
-        assert is_signed(known, among, message, str(seconds), body) == (before < 20 or junk == right)
-    assert not is_signed([], among, message, str(seconds), body)
+        assert verify(known, among, message, str(seconds), body) == (before < 20 or junk == right)
+    assert not verify([], among, message, str(seconds), body)
     if key.rstrip(b"\0") != other.rstrip(b"\0"):
-        assert not is_signed([other], among, message, str(seconds), body)
-    assert not is_signed([key], junk, message, str(seconds), body) or junk == right
-    assert not is_signed([key], right, message, str(seconds + 1), body)
-    assert not is_signed([key], right, message, str(seconds), body + b"x")
-    assert not is_signed([key], right, f"{message}x", str(seconds), body)
+        assert not verify([other], among, message, str(seconds), body)
+    assert not verify([key], junk, message, str(seconds), body) or junk == right
+    assert not verify([key], right, message, str(seconds + 1), body)
+    assert not verify([key], right, message, str(seconds), body + b"x")
+    assert not verify([key], right, f"{message}x", str(seconds), body)
     at = 3 + given.byte() % 43
-    assert not is_signed([key], f"{right[:at]}.{right[at + 1 :]}", message, str(seconds), body)
+    assert not verify([key], f"{right[:at]}.{right[at + 1 :]}", message, str(seconds), body)
 
 
 _NOW = 1_700_000_000
@@ -60,7 +60,7 @@ def deliveries(data: bytes) -> None:
     right, message, body, off = given.byte() % 2, given.some().decode("latin-1"), given.some(), 2 * given.byte()
     headers = [(given.among(_HEADERS), given.some()) for _ in range(given.byte() % 4)]
     if right:
-        told = signed(b"key", message, _NOW + off, body)
+        told = sign(b"key", message, _NOW + off, body)
         headers += [(name.encode(), value.encode("latin-1")) for name, value in told.items()]
     taking = _Messages(_SOURCE, cast(Numbered, None), [b"other", b"key"])
     request = Request({"type": "http", "method": "POST", "headers": headers})
@@ -86,7 +86,7 @@ _SOURCE = WebhookSource("listen+webhook://127.0.0.1:8700/in", "rsvps", "key", cl
 def secrets(data: bytes) -> None:
     """As the environment may hold it. A secret is a key, or the user hears that it is none, without hearing it."""
     secret = data.decode(errors="surrogateescape")
-    found = tried(lambda: keys("a source", secret), Misconfigured)
+    found = tried(lambda: parse_secrets("a source", secret), Misconfigured)
     if isinstance(found, Misconfigured):
         assert "whsec_" in secret
         assert len(secret) < 20 or secret not in str(found)
@@ -94,7 +94,7 @@ def secrets(data: bytes) -> None:
     assert all(found)
     assert bool(found) == bool(secret.replace(",", " ").split())
     for key in found:
-        assert is_signed([key], signed(key, "a", 1, b"")["webhook-signature"], "a", "1", b"")
+        assert verify([key], sign(key, "a", 1, b"")["webhook-signature"], "a", "1", b"")
 
 
 @target(b"\x06a.http\x02\x03\x04\x05\x06\x00\x00\x00", b"\x02\xc3\xa4\xff\xff\xff\xff\xff\x05AAAA=\x03\x01")

@@ -23,8 +23,8 @@ from penstock.audit.balance import Balance
 from penstock.audit.judge import Verdict
 from penstock.channels.kafka import Kafka
 from penstock.cli.audit import deepened
-from penstock.core.held import held
 from penstock.core.record import Origin, Record
+from penstock.core.scan import scan
 from penstock.operate.deep_audit import Deep, merged
 from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
@@ -108,7 +108,7 @@ def case(
         running.stop()
     with closing(RedisStore(shared_redis.url, counts).open()) as store:
         store.positions()
-        store.write(list(held(kafka, counts)), {})
+        store.write(list(scan(kafka, counts)), {})
     for spec in description.lakes:
         filling = Lake(own, spec, description, config, kafka, "").start()
         described = store_of(spec, description, config)

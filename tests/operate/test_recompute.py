@@ -29,8 +29,8 @@ from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
-from penstock.core.held import held
 from penstock.core.record import Origin, Record, generation_and_count
+from penstock.core.scan import scan
 from penstock.operate.comparison import Gone, Judged, Report
 from penstock.operate.recompute import _Late, recompute
 from penstock.pipeline.config import Config, topics
@@ -99,7 +99,7 @@ class Case:
 
     def load(self) -> None:
         """Bring the result into its stores."""
-        some = list(held(self.kafka, self.query.into))
+        some = list(scan(self.kafka, self.query.into))
         for spec in self.description.stores:
             store = store_of(spec, self.description, self.config)
             with closing((LoadedLake(store) if isinstance(store, LakeStore) else store).open()) as table:

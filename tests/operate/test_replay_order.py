@@ -113,5 +113,5 @@ def test_a_partition_keeps_its_order_whatever_its_times_are(channels: Watched, c
 
 def test_a_channel_that_gives_less_than_it_holds_is_told(channels: Watched) -> None:
     channels.ensure([Topic("c")])
-    with pytest.raises(Unavailable, match="it does not give all it holds"):
+    with pytest.raises(Unavailable, match="it does not return all"):
         merged(channels, {0: (0, 1)})

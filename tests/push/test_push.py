@@ -17,7 +17,7 @@ from tests.collect.waiting import until
 from penstock.collect.sse import SseSource
 from penstock.collect.sse.event_stream import Event, EventStream
 from penstock.core.errors import Misconfigured
-from penstock.core.signatures import is_signed
+from penstock.core.signatures import verify
 from penstock.push import PushProxy
 
 NOW = timedelta(0)
@@ -161,7 +161,7 @@ async def test_a_sleeping_device_is_woken_once_and_the_post_is_signed(world: Wor
         assert 1 <= document["data"]["waiting"] <= 3
         assert document["data"]["next"] == "http://device.example/x/events"
         seen = (told["webhook-signature"], told["webhook-id"], told["webhook-timestamp"], body)
-        assert is_signed([b"hush"], *seen)
+        assert verify([b"hush"], *seen)
 
 
 async def test_each_sleep_has_its_own_wake(world: World) -> None:

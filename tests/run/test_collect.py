@@ -24,8 +24,8 @@ from penstock.collect.sorting import DEAD_BYTES
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
-from penstock.core.held import held
 from penstock.core.record import LONGEST_SENDER, Origin, Record
+from penstock.core.scan import scan
 from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
@@ -126,10 +126,10 @@ def test_a_sender_by_the_name_of_another_source_takes_nothing_from_it(
     channels.ensure(topics(description))
 
     def found() -> list[bytes | None]:
-        return [entry.value for entry in held(channels, into)]
+        return [entry.value for entry in scan(channels, into)]
 
     def origins() -> list[Origin | None]:
-        return [Origin.read(entry.headers) for entry in held(channels, into)]
+        return [Origin.read(entry.headers) for entry in scan(channels, into)]
 
     for number, generation in enumerate((b"1", b"2")):
         with running((Tier.COLLECT,), description, config):
@@ -260,8 +260,8 @@ def test_how_large_a_record_may_be_is_for_its_topic_to_say(
         eventually(lambda: answers(port))
         for value in (fits, too_large, b"after"):
             assert client.post("/in", content=value, timeout=30).status_code == 202
-    assert {entry.value for entry in held(kafka, name)} == {fits, b"after"}
-    (letter,) = held(kafka, f"{name}.dead")
+    assert {entry.value for entry in scan(kafka, name)} == {fits, b"after"}
+    (letter,) = scan(kafka, f"{name}.dead")
     assert letter.value == too_large[:DEAD_BYTES]
     assert f"more than the {limit(kafka, name)} that the channel takes" in (reason_of(letter) or "")
 
@@ -275,7 +275,7 @@ async def test_a_record_as_large_as_may_be_is_taken_with_the_longest_headers(
     largest = Record(os.urandom(limit(kafka, name) - 8), Origin("𝄞" * LONGEST_SENDER, last, last, last), b"the key ")
     async with kafka.sender() as sender:
         await sender.send(name, [largest])
-    assert [entry.value for entry in held(kafka, name)] == [largest.value]
+    assert [entry.value for entry in scan(kafka, name)] == [largest.value]
 
 
 def test_a_topic_that_takes_more_than_its_client_sends_is_believed_no_further(
@@ -337,7 +337,7 @@ def test_a_standby_takes_over_and_goes_on_where_the_other_was(
 
 
 def counted_twice(kafka: Kafka, name: str) -> int:
-    origins = [Origin.read(entry.headers) for entry in held(kafka, name)]
+    origins = [Origin.read(entry.headers) for entry in scan(kafka, name)]
     return len(origins) - len(set(origins))
 
 

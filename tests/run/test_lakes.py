@@ -18,8 +18,8 @@ from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured
-from penstock.core.held import held
 from penstock.core.record import Origin, Record
+from penstock.core.scan import scan
 from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
@@ -64,7 +64,7 @@ class Case:
         return sorted(table["_seq"].to_pylist())
 
     def dead(self) -> list[bytes | None]:
-        return [entry.value for entry in held(self.channels, f"{self.name}.dead")]
+        return [entry.value for entry in scan(self.channels, f"{self.name}.dead")]
 
 
 @pytest.fixture(params=["kafka", "files"])

@@ -17,8 +17,8 @@ from penstock.channels.memory import MemoryChannels
 from penstock.collect.spooling import Spool
 from penstock.core.contracts import Entry
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.held import held
 from penstock.core.record import Origin, Record
+from penstock.core.scan import scan
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
@@ -93,7 +93,7 @@ def stopped() -> threading.Event:
 
 
 def entries(kafka: Kafka, channel: str) -> list[Entry]:
-    return list(held(kafka, channel)) if channel in kafka.names() else []
+    return list(scan(kafka, channel)) if channel in kafka.names() else []
 
 
 async def test_what_the_channel_holds_already_is_not_brought_again(tmp_path: Path) -> None:

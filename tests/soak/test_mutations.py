@@ -25,8 +25,8 @@ from penstock.audit.hops import Gap, Hop
 from penstock.audit.settings import AuditSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Entry
-from penstock.core.held import held
 from penstock.core.record import Origin, Record
+from penstock.core.scan import scan
 from penstock.operate.comparison import Report
 from penstock.operate.deep_audit import absent
 
@@ -114,7 +114,7 @@ def mutated(
         made.start_query()
         until(made.at_rest)
         # The newest row comes once more, and after it one that was outdated long ago.
-        rows = list(held(kafka, made.totals))
+        rows = list(scan(kafka, made.totals))
         newer = {row.key for row in rows[-5:]}
         older = next(row for row in rows if row.key in newer)
         post(kafka, made.totals, [(0, Record(row.value, None, row.key, row.headers)) for row in (rows[-1], older)])
@@ -201,7 +201,7 @@ def test_a_reordered_record_is_named(mutated: Told) -> None:
 
 def test_a_corrupted_record_is_refused_and_lies_in_the_dead_letters_under_its_number(mutated: Told) -> None:
     assert mutated.query.outcomes[Outcome.REFUSED] == mutated.lake.outcomes[Outcome.REFUSED] == 1
-    [letter] = held(mutated.line.kafka, f"{mutated.line.things}.dead")
+    [letter] = scan(mutated.line.kafka, f"{mutated.line.things}.dead")
     origin = Origin.of(letter.headers)
     assert origin is not None
     assert (origin.sender, origin.seq) == CORRUPTED

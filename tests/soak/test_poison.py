@@ -16,7 +16,7 @@ from tests.soak.sizes import FULL, PATIENCE, POISONED, figure
 from penstock import Pipeline, seen
 from penstock.audit.account import Outcome
 from penstock.channels.kafka import Kafka
-from penstock.core.held import held
+from penstock.core.scan import scan
 
 __all__ = ["analyse"]
 
@@ -72,7 +72,7 @@ def test_a_query_goes_on_without_the_records_that_make_it_fail(
             assert time.monotonic() < until, analysis.node("counted")
             time.sleep(0.1)
     assert analysis.outcomes("counted") == {Outcome.PASSED: records - poison, Outcome.REFUSED: poison}
-    rows = {entry.key: json.loads(entry.value or b"") for entry in held(kafka, "counted")}
+    rows = {entry.key: json.loads(entry.value or b"") for entry in scan(kafka, "counted")}
     assert sum(row["seen"]["count"] for row in rows.values()) == records - poison
     assert len(letters(kafka, CHANNEL)) == poison
     assert (analysis.outcomes("other"), analysis.queries.running("other").runId) == ({Outcome.PASSED: records}, run)

@@ -33,8 +33,8 @@ from penstock.audit.findings import (
 from penstock.audit.writers import HEADER, KnownWriters
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Unaccounted, Unavailable
+from penstock.core.metrics import HIGHEST, STEP, Sketch
 from penstock.core.runs import Runs
-from penstock.core.sketch import HIGHEST, STEP, Sketch
 
 _EARLIEST = -2
 _LONGEST = int(HIGHEST * 1_000)

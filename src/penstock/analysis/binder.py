@@ -24,8 +24,8 @@ from penstock.analysis.connectors import told
 from penstock.analysis.frames import RAW
 from penstock.audit.retention import from_what_is_kept
 from penstock.core.contracts import Channels, Entry, Offsets
-from penstock.core.held import batches
 from penstock.core.record import Record
+from penstock.core.scan import scan_batches
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -239,7 +239,7 @@ def _stretches(starts: dict[int, int], ends: dict[int, int]) -> list[Stretch]:
 def _batches(channels: Channels, channel: str, stretch: Stretch) -> Iterator[pa.RecordBatch]:
     """The entries of a stretch; Unaccounted when they are not kept any more, Unavailable when they do not come."""
     bounds = {stretch.partition: (stretch.since, stretch.until)}
-    for entries in batches(channels, channel, bounds=bounds, most=_MOST):
+    for entries in scan_batches(channels, channel, bounds=bounds, most=_MOST):
         yield raw_table(entries)
 
 

@@ -13,8 +13,8 @@ from penstock.audit.findings import BELATED
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Offsets, Sender
 from penstock.core.errors import Refused
-from penstock.core.held import held
 from penstock.core.record import Record
+from penstock.core.scan import scan
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +46,7 @@ class DeadLetters:
     def _read(self) -> dict[str, int]:
         start = self._channels.since(self._dead, max(0, self._since() - SKEW))
         found: dict[str, int] = {}
-        for entry in held(self._channels, self._dead, start):
+        for entry in scan(self._channels, self._dead, start):
             told = dict(entry.headers)
             if "place" in told and "query" not in told:
                 found[told["place"].decode()] = fingerprint(entry.key, entry.value)
@@ -125,7 +125,7 @@ class LateRecords:
         if self._lying is None:
             start = self._channels.since(dead, max(0, self._accounted - SKEW))
             self._lying = {}
-            for entry in held(self._channels, dead, start):
+            for entry in scan(self._channels, dead, start):
                 told = dict(entry.headers)
                 if told.get("query") == self._query.encode() and "place" in told:
                     self._lying[told["place"].decode()] = fingerprint(entry.key, entry.value)

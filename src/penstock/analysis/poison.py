@@ -35,7 +35,7 @@ from penstock.analysis.query import Query, Shape
 from penstock.analysis.supervision import TooMany, is_transient, telling
 from penstock.audit.findings import EXCLUDED
 from penstock.core.contracts import Channels, Entry, Offsets
-from penstock.core.held import held
+from penstock.core.scan import scan
 
 Raw = Callable[[str], DataFrame]
 """The raw records of a channel."""
@@ -318,7 +318,7 @@ class _Search:
 
     def _entries(self, ranges: Ranges) -> list[Entry]:
         bounds = {one.partition: (one.first, one.end) for one in ranges}
-        return list(held(self._channels, ranges[0].channel, bounds=bounds)) if ranges else []
+        return list(scan(self._channels, ranges[0].channel, bounds=bounds)) if ranges else []
 
 
 def offenders(records: Sequence[T], error: Callable[[Sequence[T]], str | None], most: int) -> Iterator[tuple[T, str]]:

@@ -14,7 +14,7 @@ from penstock.audit.writers import KnownWriters, Writers
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets, Reader
 from penstock.core.errors import Misconfigured, Refused, Unavailable
-from penstock.core.retry import retrying
+from penstock.core.retry import retry
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +147,7 @@ class Auditor:
                     stop.wait(every)
 
         try:
-            retrying(work, stop, self._troubled, log)
+            retry(work, stop, self._troubled, log)
         finally:
             self.close()
 

@@ -8,8 +8,8 @@ from penstock.audit.findings import Numbering, Span, Stranger, Watched
 from penstock.audit.judge import Report
 from penstock.core.clock import Micros
 from penstock.core.contracts import Offsets
+from penstock.core.metrics import Sketch
 from penstock.core.record import OutageInterval
-from penstock.core.sketch import Sketch
 
 
 @dataclass(frozen=True, slots=True)

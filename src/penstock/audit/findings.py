@@ -13,9 +13,9 @@ from penstock.audit.writers import KnownWriters
 from penstock.core.clock import Micros
 from penstock.core.contracts import Entry, Offsets
 from penstock.core.errors import Refused
+from penstock.core.metrics import Sketch
 from penstock.core.record import Headers, Heartbeat, Origin, OutageInterval
 from penstock.core.runs import Runs
-from penstock.core.sketch import Sketch
 
 MINUTE = 60_000_000
 BELATED = "late: "

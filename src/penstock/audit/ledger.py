@@ -24,9 +24,9 @@ from penstock.audit.judge import Report
 from penstock.core.clock import Micros
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.metrics import Sketch
 from penstock.core.record import GENERATIONS, LARGEST_JUMP, OutageInterval, generation_and_count
 from penstock.core.runs import Runs
-from penstock.core.sketch import Sketch
 
 FORMAT = 6
 SETTLES_AFTER = 10_000_000

@@ -22,9 +22,9 @@ from penstock.audit.writers import Writers
 from penstock.core.clock import Clock, Micros
 from penstock.core.contracts import Channels, Entry, Offsets, Reader
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
-from penstock.core.held import held
 from penstock.core.record import Origin
 from penstock.core.runs import Runs
+from penstock.core.scan import scan
 
 log = logging.getLogger(__name__)
 
@@ -184,7 +184,7 @@ class RecordCheck:
             for partition, runs in gaps.items():
                 low, end = bounds.get(partition, (0, 0))
                 start, end = max(low, runs.first or 0), min(end, (runs.last or 0) + 1)
-                for entry in held(self._channels, self._channel, {partition: start}, {partition: (low, end)}):
+                for entry in scan(self._channels, self._channel, {partition: start}, {partition: (low, end)}):
                     left -= 1
                     if left < 0:
                         return
@@ -198,7 +198,7 @@ class RecordCheck:
 
     def _refused(self, gaps: Mapping[int, Runs]) -> Iterator[tuple[int, int]]:
         """Offsets within the gaps whose records lie in the dead letters."""
-        for entry in held(self._channels, self._dead) if self._dead else ():
+        for entry in scan(self._channels, self._dead) if self._dead else ():
             place = next((value for name, value in reversed(entry.headers) if name == "place"), b"")
             channel, _, offset = place.decode(errors="replace").rpartition(":")
             channel, _, partition = channel.rpartition(":")
@@ -213,7 +213,7 @@ class RecordCheck:
         try:
             low, end = self._channels.bounds(self._channel).get(partition, (0, 0))
             part = {partition: (low, min(end, last + 1))}
-            for entry in held(self._channels, self._channel, {partition: first}, part):
+            for entry in scan(self._channels, self._channel, {partition: first}, part):
                 if (origin := Origin.read(entry.headers)) is not None:
                     found[entry.offset] = f" ({origin.sender}/{origin.epoch}: {origin.seq})"
         except (Unavailable, Unaccounted) as error:

@@ -8,7 +8,7 @@ from pydantic import Field, SecretStr, field_validator
 
 from penstock.core.clock import Duration
 from penstock.core.settings import Section
-from penstock.core.signatures import key_of
+from penstock.core.signatures import parse_secret
 
 
 class AuditSettings(Section):
@@ -106,4 +106,4 @@ class AuditSettings(Section):
 
     def key(self) -> bytes:
         """What signs the alarms; empty when there is no secret. Misconfigured when it is none."""
-        return key_of("[audit] secret", self.secret.get_secret_value())
+        return parse_secret("[audit] secret", self.secret.get_secret_value())

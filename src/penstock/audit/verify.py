@@ -10,9 +10,9 @@ from typing import Any
 from penstock.audit.hops import Gap
 from penstock.core.clock import Clock, Micros
 from penstock.core.errors import Refused
+from penstock.core.metrics import Sketch
 from penstock.core.record import Origin
 from penstock.core.runs import Runs
-from penstock.core.sketch import Sketch
 
 NAMED = 20
 """So many new gaps are named in a report, and so many records that could not be read."""

@@ -13,8 +13,8 @@ from typing import Any
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.errors import Unavailable
-from penstock.core.held import held
 from penstock.core.record import Headers
+from penstock.core.scan import scan
 
 HEADER = "writer"
 PREFIX = b"writer:"
@@ -120,7 +120,7 @@ class Writers:
         self._looked = self._clock.elapsed()
         for bookmarks, start in self._read.items():
             bounds = self._channels.bounds(bookmarks)
-            for entry in held(self._channels, bookmarks, start, bounds):
+            for entry in scan(self._channels, bookmarks, start, bounds):
                 if entry.key is None or not entry.key.startswith(PREFIX) or entry.value is None:
                     continue
                 writer = Writer.of(entry.key, entry.value)

@@ -5,10 +5,9 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 
 from penstock.channels.kafka.settings import KafkaSettings
-from penstock.core.addresses import shown
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured
-from penstock.core.text import did_you_mean
+from penstock.core.text import did_you_mean, redact_address
 
 BINDERS = {
     "kafka": "penstock.channels.kafka:at",
@@ -33,7 +32,7 @@ def bind(address: str, kafka: KafkaSettings | None = None) -> Channels:
         return maker(f"{scheme}://{rest}", kafka or KafkaSettings())
     except ValueError as error:
         raise Misconfigured(
-            f"channels at {shown(address)}", str(error), "see to the spelling of the address"
+            f"channels at {redact_address(address)}", str(error), "see to the spelling of the address"
         ) from error
 
 
@@ -48,4 +47,4 @@ def _maker(address: str, scheme: str) -> Callable[[str, KafkaSettings], Channels
     known = sorted({*BINDERS, *(point.name for point in entry_points(group=OUTSIDE))})
     others = f"an address begins with {', '.join(f'{name}://' for name in known)}"
     fix = did_you_mean(scheme, known, others, '"{}://"')
-    raise Misconfigured(f"channels at {shown(address)}", "no binder knows this address", fix)
+    raise Misconfigured(f"channels at {redact_address(address)}", "no binder knows this address", fix)

@@ -17,10 +17,10 @@ import typer
 
 from penstock.analysis.query import Query
 from penstock.cli.options import AsJson, Profile
-from penstock.core.clock import SystemClock, is_alive
+from penstock.core.clock import SystemClock, is_running
 from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
-from penstock.core.held import held
+from penstock.core.scan import scan as scan_channel
 from penstock.core.text import printable
 from penstock.deliver.feed import Feed
 from penstock.deliver.states import ADDRESS, PROCESS, row_of, spellings, together
@@ -154,7 +154,7 @@ class _Asked:
         if channels is None or self._description.status not in channels.names():
             return None
         said = Status.read(channels, self._description.status).processes.get(PROCESS, {})
-        return said.get(ADDRESS) if is_alive(said.get("at"), SystemClock().now()) else None
+        return said.get(ADDRESS) if is_running(said.get("at"), SystemClock().now()) else None
 
     def _read(self, ask: Any) -> dict[str, Any]:
         # Spark is imported for those who need it.
@@ -209,7 +209,7 @@ def _newest_row(channels: Channels, query: Query, key: object) -> dict[str, Any]
     wanted = {orjson.dumps(one) for one in spellings(key)}
 
     def its() -> Iterator[Entry]:
-        for entry in held(channels, query.into):
+        for entry in scan_channel(channels, query.into):
             try:
                 if orjson.dumps(orjson.loads(entry.key or b"")) in wanted:
                     yield entry

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.options import File, Profile
-from penstock.core.addresses import Redacting
+from penstock.core.text import RedactingFormatter
 from penstock.pipeline.config import Config
 from penstock.pipeline.load import load
 from penstock.run.tier import Tier, run
@@ -27,7 +27,7 @@ def tier(
     `penstock run` starts all of them on one machine; on several machines, start each where it belongs.
     """
     handler = logging.StreamHandler()
-    handler.setFormatter(Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
     logging.getLogger("py4j").setLevel(logging.WARNING)
 

@@ -16,8 +16,8 @@ import typer
 
 from penstock.cli.options import Folder, Profile
 from penstock.cli.progress import Screen, folder_option
-from penstock.core.addresses import shown
 from penstock.core.errors import Misconfigured, PenstockError, Unavailable
+from penstock.core.text import redact_address
 from penstock.pipeline.config import Config
 from penstock.run.prerequisites import require
 from penstock.run.services import ROLE, Machine, Needs, Services, prepared, serving, starting
@@ -58,10 +58,12 @@ def up(
         typer.echo(_already(config, found, brokers))
         return
     if tell is None and brokers is not None and not needs.kafka:
-        elsewhere = f"{brokers} asked for, and the settings place the channels at {shown(config.channels.address)}"
+        elsewhere = (
+            f"{brokers} asked for, and the settings place the channels at {redact_address(config.channels.address)}"
+        )
         raise Misconfigured("--brokers", elsewhere, "leave it out: no Kafka is started here")
     if not (needs.kafka or needs.redis):
-        channels, redis = shown(config.channels.address), shown(config.redis.url)
+        channels, redis = redact_address(config.channels.address), redact_address(config.redis.url)
         typer.echo(f"nothing has to be started: the settings place the channels at {channels} and Redis at {redis}")
         return
     # Until something was started there is nothing to stop in order: a signal ends this at once.

@@ -25,8 +25,8 @@ from penstock.cli.standard import Input, console
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets, Reader
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
-from penstock.core.held import withheld
 from penstock.core.record import Origin
+from penstock.core.scan import incomplete_read
 from penstock.core.text import counted, printable
 from penstock.supervise.signals import stop_on_signals
 
@@ -235,7 +235,7 @@ class Log:
             elif (silence := self.clock.elapsed() - heard) > _ASKED:
                 self.channels.bounds(self.channel)  # Raises when the silence is that of a broker that is away.
                 if silence > _SILENT:
-                    raise withheld(self.channel)
+                    raise incomplete_read(self.channel)
             yield
 
 

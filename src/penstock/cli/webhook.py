@@ -15,7 +15,7 @@ import typer
 
 from penstock.cli.options import AsJson
 from penstock.core.errors import Misconfigured, Refused, Unavailable
-from penstock.core.signatures import keys, new_secret, signed
+from penstock.core.signatures import new_secret, parse_secrets, sign
 from penstock.core.text import printable
 
 TIMEOUT = 30.0
@@ -119,7 +119,7 @@ def send(
 ) -> None:
     """Sign a message and send it once. Exits with 0 when it is taken, 1 when it is not."""
     _address("URL", url)
-    known = keys("--secret", secret)
+    known = parse_secrets("--secret", secret)
     if not known:
         raise Misconfigured("--secret", "it is empty", "give the secret of the webhook")
     try:
@@ -127,7 +127,7 @@ def send(
     except OSError as error:
         raise Misconfigured(str(file), error.strerror or str(error), "give a file that can be read") from error
     message = id_ if id_ is not None else f"msg_{uuid.uuid4().hex}"
-    headers = {"content-type": "application/json", **signed(known[0], message, int(time.time()), body)}
+    headers = {"content-type": "application/json", **sign(known[0], message, int(time.time()), body)}
     answer = _sent("POST", url, headers, body)
     typer.echo(f"{message}  {answer.status_code}  {_said(answer)}")
     raise typer.Exit(0 if answer.is_success else 1)

@@ -20,8 +20,8 @@ from penstock.collect.sought import Sought
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import Refused
-from penstock.core.held import Bounds, held
 from penstock.core.record import Origin, Record
+from penstock.core.scan import Bounds, scan
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +156,7 @@ def recover(
         bookmark = replace(bookmark, numbers=Numbers(), positions={}, last=0)
     finding = Finding(bookmark.trail, bookmark.incarnation, bookmark.last)
     for channel in watched:
-        for entry in held(channels, channel, bookmark.positions.get(channel), bounds[channel]):
+        for entry in scan(channels, channel, bookmark.positions.get(channel), bounds[channel]):
             origin = Origin.read(entry.headers)
             bookmark.add(source, origin)
             if origin is not None and sought is not None:
@@ -165,7 +165,7 @@ def recover(
                 finding.add(origin.epoch, origin.seq, mark_in(entry.headers, entry.value))
     if heartbeats is not None:
         bounds[heartbeats] = channels.bounds(heartbeats)
-        for entry in held(channels, heartbeats, bookmark.positions.get(heartbeats), bounds[heartbeats]):
+        for entry in scan(channels, heartbeats, bookmark.positions.get(heartbeats), bounds[heartbeats]):
             _pass_over(shed_by(source, watched[0], entry.value), bookmark, finding)
     for channel, record in waiting:
         if channel in watched:
@@ -190,7 +190,7 @@ def _pass_over(dropped: Iterable[tuple[int, int]], bookmark: Bookmark, finding: 
 
 def _last(channels: Channels, bookmarks: str, source: str) -> Bookmark:
     value: bytes | None = None
-    for entry in held(channels, bookmarks):
+    for entry in scan(channels, bookmarks):
         if entry.key == source.encode():
             value = entry.value
     if value is None:

@@ -16,7 +16,7 @@ from penstock.collect.spooling import Spool, Spooling
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Channels, Intake, Offsets, ResumeState, Sender, Source
 from penstock.core.errors import Unavailable
-from penstock.core.rate import Rate
+from penstock.core.metrics import Rate
 from penstock.core.record import Heartbeat, Record
 
 log = logging.getLogger(__name__)

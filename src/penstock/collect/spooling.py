@@ -20,8 +20,8 @@ from penstock.collect.reconnecting import backoff
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Entry, Offsets, Sender, Topic
 from penstock.core.errors import Unavailable
-from penstock.core.held import held
 from penstock.core.record import Origin, Record
+from penstock.core.scan import scan
 
 log = logging.getLogger(__name__)
 
@@ -80,13 +80,13 @@ class Spool:
     def waiting(self) -> Iterator[tuple[str, Record]]:
         """The records that wait, each with the channel that it is for. It blocks."""
         if self.name in self.disk.names():
-            for entry in held(self.disk, self.name, self.drained()):
+            for entry in scan(self.disk, self.name, self.drained()):
                 waits = _unpacked(entry)
                 yield waits.channel, waits.record
 
     def began(self) -> Micros | None:
         """When the first of the records that wait came here. It blocks."""
-        waits = held(self.disk, self.name, self.drained()) if self.name in self.disk.names() else iter(())
+        waits = scan(self.disk, self.name, self.drained()) if self.name in self.disk.names() else iter(())
         return next((entry.appended for entry in waits), None)
 
     @asynccontextmanager

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping
 from datetime import timedelta
 from importlib.metadata import entry_points
 
-from penstock.core.addresses import shown
 from penstock.core.clock import duration
 from penstock.core.contracts import Source
 from penstock.core.errors import Misconfigured
-from penstock.core.text import did_you_mean
+from penstock.core.text import did_you_mean, redact_address
 
 WAYS = {
     "ws": "penstock.collect.websocket:WebSocketSource",
@@ -72,7 +71,7 @@ def _maker(name: str, address: str, scheme: str) -> Callable[..., Source]:
     # Of a protocol alone it is not known in which of its ways it is meant.
     alike = " or ".join(f'"{one}://"' for one in known if one.endswith(f"+{said}"))
     fix = f"did you mean {alike}?" if alike else did_you_mean(said, known, others, '"{}://"')
-    raise Misconfigured(f"source {name}", f"{shown(address)} is no address that is known here", fix)
+    raise Misconfigured(f"source {name}", f"{redact_address(address)} is no address that is known here", fix)
 
 
 def _fitting(name: str, maker: Callable[..., Source], options: Mapping[str, object]) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""Time as an argument, so that tests move it by hand; and the spelling of durations."""
+"""Clocks, which are passed as arguments so that tests can set them, and durations as text."""
 
 import re
 import time
@@ -8,15 +8,15 @@ from typing import Annotated, Protocol
 from pydantic import BeforeValidator
 
 Micros = int
-"""A moment: microseconds since 1970, UTC. All times between processes are of this kind."""
+"""A timestamp: microseconds since 1970, UTC. All times that processes exchange have this form."""
 
 
 class Clock(Protocol):
     def now(self) -> Micros:
-        """The moment, as the outside world tells it. It may jump."""
+        """The time of day. It may jump."""
 
     def elapsed(self) -> float:
-        """Seconds since some fixed point. It never jumps."""
+        """Monotonic time in seconds since some fixed point."""
 
 
 class SystemClock:
@@ -43,7 +43,7 @@ _UNITS = {
 
 
 def duration(text: str) -> timedelta:
-    """`"10 seconds"`, `"250 ms"`, `"1h"` as a timedelta; ValueError with the accepted units otherwise."""
+    """Parse `"10 seconds"`, `"250 ms"` or `"1h"`; ValueError with examples for any other text."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-z]+)\s*", text.lower())
     seconds = match and _UNITS.get(match[2], _UNITS.get(match[2].removesuffix("s")))
     try:
@@ -66,6 +66,6 @@ SILENT_AFTER: Micros = 10_000_000
 """A process that has not reported for this long is not running."""
 
 
-def is_alive(reported: object, now: float) -> bool:
-    """Whether a process that reported last at that time is running now. One that never reported is not."""
+def is_running(reported: object, now: float) -> bool:
+    """Whether a process that last reported at this time is running. `reported` is None if it never did."""
     return isinstance(reported, int | float) and now - reported <= SILENT_AFTER

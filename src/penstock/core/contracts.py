@@ -1,7 +1,7 @@
-"""The shapes by which the tiers know each other. `pipeline/` introduces them; they are strangers otherwise.
+"""The interfaces between the tiers. The tiers import these, and not each other.
 
-Each shape comes as a frozen description that costs nothing and can be pickled, and as the live handle that opening it
-gives. Wrappers have the shape of what they wrap.
+Most interfaces have two parts: a frozen description, which opens nothing and can be pickled, and the handle that
+opening it returns. A wrapper has the interface of what it wraps.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -17,10 +17,11 @@ from penstock.core.record import Headers, Heartbeat, Origin, OutageInterval, Rec
 
 
 class Guarantee(StrEnum):
-    """What a part promises for each record that it took."""
+    """How often a record takes effect if something fails."""
 
     EXACTLY_ONCE = "exactly once"
     AT_LEAST_ONCE = "at least once"
+    AT_MOST_ONCE = "at most once"
     BEST_EFFORT = "best effort"
 
 
@@ -97,21 +98,21 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class SourceContext:
-    """What a source may know of the pipeline that it belongs to."""
+    """What a source can use of its pipeline."""
 
     channels: "Channels"
     into: str
     dead: str
     bookmarks: str
     folder: Path
-    """On this machine, for what has to outlast a process."""
+    """A local folder for state that survives the process."""
 
 
 @runtime_checkable
 class NeedsContext(Protocol):
-    """A source that has to know its home."""
+    """A source that uses its SourceContext."""
 
-    def with_context(self, home: SourceContext) -> Source: ...
+    def with_context(self, context: SourceContext) -> Source: ...
 
 
 # --- channels ---------------------------------------------------------------------------------------------------------
@@ -122,7 +123,7 @@ Offsets = Mapping[int, int]
 
 @light_dataclass
 class Entry:
-    """A record as it lies in a channel."""
+    """A record that was read from a channel."""
 
     channel: str
     partition: int
@@ -135,63 +136,62 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Topic:
-    """What a channel has to be, wherever it lies."""
+    """A channel as it is declared."""
 
     name: str
     partitions: int = 1
     replicas: int | None = None
-    """How many copies; None: as many as the middleware finds right."""
+    """The number of copies; None: the default of the middleware."""
     compacted: bool = False
     """Only the last record of each key has to stay."""
     retention: timedelta | None = None
-    """How long records stay; None: for ever."""
+    """How long records are kept; None: forever."""
     config: Mapping[str, str] = field(default_factory=dict)
-    """Further settings, in the middleware's own words."""
+    """Further settings of the middleware."""
 
 
 @dataclass(frozen=True, slots=True)
 class EnsureResult:
-    """What was done so that channels are as they are declared, and what was not: nothing is ever destroyed."""
+    """What `Channels.ensure` did. It never removes anything."""
 
     made: tuple[str, ...] = ()
     extended: tuple[str, ...] = ()
-    """Those that have got more partitions: from now on, some keys lie in others than before."""
+    """Channels that got more partitions. Some keys change their partition."""
     differences: tuple[str, ...] = ()
-    """A sentence for each way in which a channel is not as it is declared."""
+    """A sentence for each difference from the declaration that remains."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promise:
-    """What a binder promises for a record that it has acknowledged."""
+    """What a binder guarantees for a record that it has acknowledged."""
 
     durable: bool
-    """It survives a kill -9 of every process."""
+    """The record survives a kill -9 of every process."""
     replay: bool
-    """It can be read again, from any position that is kept; otherwise each record is read once, by one reader."""
+    """The record can be read again; otherwise each record is read once, by one reader."""
     description: str
-    """Both, and their limits, for people."""
+    """Both, with their limits, as text."""
 
 
 class Sender(Protocol):
     async def send(self, channel: str, records: Sequence[Record]) -> None:
-        """Append in order; return once they are safe, as the binder promises it.
+        """Append the records in order; return once they are acknowledged.
 
-        A call that raises may have appended some. Sending again is safe: readers know an origin that they have seen.
-        Waits, or raises Unavailable, while the other side is away, and ends once it is back; Refused when it will never
-        take one of them, such as a huge one.
-        A sender takes no more than it can hold: when the other side is slow, this call is.
+        If it raises, some records may have been appended. Sending them again is safe: readers skip origins that they
+        have seen. Raises Unavailable, or waits, while the middleware does not answer; Refused if a record can never be
+        appended, for example because it is too large. If the middleware is slow, this call waits.
         """
 
 
 class Reader(Protocol):
     def read(self, most: int, wait: float) -> Sequence[Entry]:
-        """Up to `most` entries, in order within each partition; as soon as there is one, none after `wait` seconds."""
+        """Read up to `most` entries, in order within each partition; none if there is none within `wait` seconds."""
 
     def positions(self, channel: str) -> Offsets:
-        """Where reading goes on. It may move without an entry, over offsets that hold none."""
+        """The offsets of the next reads. They may pass offsets without an entry."""
 
     def age(self) -> float:
-        """How many seconds ago all that the channels held then had been read; infinite before that was so."""
+        """Seconds since the reader was at the end of its channels; infinite if it never was."""
 
 
 ChannelPartition = tuple[str, int]
@@ -199,40 +199,37 @@ ChannelPartition = tuple[str, int]
 
 
 class RebalanceListener(Protocol):
-    """Who is told when partitions are dealt to a member of a group. Called from within its `read`."""
+    """Called from `Member.read` when the partitions of a consumer change."""
 
     def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
-        """These are ours now; where to begin, for those of which we know better than the group."""
+        """These partitions are assigned. Returns start offsets that replace those of the group."""
 
     def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
-        """These are somebody else's as soon as this returns: the last moment to commit."""
+        """These partitions are revoked once this returns. It can still commit."""
 
     def lost(self, partitions: Sequence[ChannelPartition]) -> None:
-        """These are somebody else's already: we were silent for too long. Nothing can be committed any more."""
+        """These partitions were lost because the consumer was silent for too long. It cannot commit any more."""
 
 
 class Member(Protocol):
-    """A reader that shares channels with the other members of its group: no two hold a partition at once."""
+    """A consumer: it shares channels with the other consumers of its group. Each partition has one consumer."""
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
-        """As `Reader.read`, of the partitions that are ours. A member that does not read for long loses them.
+        """As `Reader.read`, of the assigned partitions. A consumer that does not read for long loses them.
 
-        To read none, `read(0, 0)`, takes nothing, and keeps them.
+        `read(0, 0)` reads nothing and keeps them.
         """
 
     def held(self) -> Mapping[ChannelPartition, int]:
-        """The partitions that are ours, and where reading goes on in each."""
+        """The assigned partitions, with the next offset of each."""
 
     def commit(self) -> None:
-        """All that was read is done: who gets a partition next goes on behind it.
-
-        Raises Unavailable when it cannot be written down, for one because a partition is ours no longer.
-        """
+        """Commit the offsets of all that was read. Raises Unavailable if a partition is no longer assigned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """A group as it stands."""
+    """The state of a consumer group."""
 
     name: str
     state: str
@@ -241,87 +238,86 @@ class Group:
 
 
 class Channels(Protocol):
-    """A binder: what turns names of channels into logs. A description that costs nothing and can be pickled."""
+    """A binder: the channels of one middleware. A description that opens nothing and can be pickled."""
 
     @property
     def promise(self) -> Promise: ...
 
     @property
     def where(self) -> str:
-        """Its address, for people: without passwords."""
+        """The address of the middleware, without passwords."""
 
     def ensure(self, topics: Sequence[Topic]) -> EnsureResult:
-        """Bring the channels about. What is there already is never made smaller, and never forgets."""
+        """Create or extend channels. Existing channels never lose partitions or records."""
 
     def names(self) -> list[str]:
-        """The channels that are there, in alphabetical order."""
+        """The existing channels, in alphabetical order."""
 
     def topic(self, channel: str) -> Topic:
-        """A channel as it is, with all its settings; Unavailable when it is not there."""
+        """An existing channel with all its settings; Unavailable if it does not exist."""
 
     def topic_id(self, channel: str) -> str:
-        """What tells this channel from another one that had its name before."""
+        """An id that changes if the channel is removed and created again."""
 
     def remove(self, channel: str) -> None:
-        """Destroy a channel and all that it holds."""
+        """Delete a channel and its records."""
 
     def sender(self) -> AbstractAsyncContextManager[Sender]: ...
 
     def poster(self) -> AbstractContextManager[Callable[[str, bytes, bytes], None]]:
-        """For what need not be durable one by one, such as figures: `post(channel, key, value)` and go on."""
+        """A function `post(channel, key, value)` that does not wait, for records that may be lost, such as status."""
 
     def reader(
         self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
     ) -> AbstractContextManager[Reader]:
-        """Read these channels from these positions; a partition without one is read from its beginning.
+        """Read these channels from these offsets; a partition without one is read from its beginning.
 
-        `only`: these partitions and no others.
-        Who can wait lets entries linger for some seconds: they come in fewer and larger batches, at less cost for all.
-        Reading raises Unaccounted when a position is no longer kept: what lay there is lost to this reader.
+        `only`: the partitions to read. `linger`: seconds to wait for larger batches. Reading raises Unaccounted if
+        retention has removed the next offset.
         """
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
-        """Per partition, the first offset that is kept and the one that the next record will get.
+        """Per partition, the first offset that is kept and the offset of the next record.
 
-        Unavailable when there is no such channel.
+        Unavailable if there is no such channel.
         """
 
     def since(self, channel: str, timestamp: Micros) -> Offsets:
-        """Where the entries begin that were appended at this moment or later; the end where there is none."""
+        """Per partition, the offset of the first entry that was appended at this time or later, or the end."""
 
     def join(
         self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> AbstractContextManager[Member]:
-        """Become a member of a group, and leave it at the end.
+        """Join a consumer group; leave it at the end.
 
-        A partition is read from where the group has committed; where it never did, from its beginning or its end. When
-        the body raises, what is held counts as lost, not as taken: nobody knows how much of it was done.
+        A partition is read from its committed offset; without one, from its beginning or its end. If the body raises,
+        the listener gets `lost`, not `revoked`.
         """
 
     def groups(self) -> list[str]:
-        """The groups that have members, or have committed something, in alphabetical order."""
+        """The groups with members or committed offsets, in alphabetical order."""
 
     def group(self, name: str) -> Group:
-        """How a group stands; Unavailable when there is none of that name."""
+        """The state of a group; Unavailable if it does not exist."""
 
     def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
-        """Write positions down as those that a group has committed. Only for a group that has no members."""
+        """Set the committed offsets of a group without members."""
 
 
 # --- stores -----------------------------------------------------------------------------------------------------------
 
 
 class Store(Protocol):
-    """A way out into a database: filled from a channel, by one loader at a time."""
+    """A database table that is filled from a channel, by one loader at a time."""
 
     @property
     def guarantee(self) -> Guarantee: ...
 
     def positions(self) -> Offsets:
-        """Where loading goes on, as the store itself remembers it."""
+        """The next offsets to load, as stored in the database."""
 
     def write(self, entries: Sequence[Entry], positions: Offsets) -> int:
-        """Apply the entries and remember the positions, in one transaction; the number of rows that were new.
+        """Write the entries and the next offsets in one transaction; return the number of new rows.
 
         Writing the same entries again changes nothing.
         """

@@ -1,28 +1,28 @@
-"""What can go wrong, in four families, by what the caller does about it.
+"""Errors, in four families by what the caller does about them.
 
 PenstockError
 ├── Misconfigured   the user changes something and starts again
-├── Unavailable     somebody else is away; the same call may work later
-├── Refused         these records are not taken, for this reason; the rest goes on
-└── Unaccounted     the balance does not close; a person has to look
+├── Unavailable     a service does not answer; the same call may work later
+├── Refused         a record is not accepted; the others are processed
+└── Unaccounted     records are missing; a person has to look
 
-Every error keeps its facts as fields, makes its sentence from them, and survives pickling between processes.
+Every error keeps its facts as fields, makes its text from them, and can be pickled.
 """
 
 from collections.abc import Mapping, Sequence
 
-from penstock.core.addresses import redacted
+from penstock.core.text import redact
 
 
 class PenstockError(Exception):
-    """The root of all errors that Penstock raises on purpose."""
+    """The base class of all errors that Penstock raises."""
 
 
 class Misconfigured(PenstockError):
-    """Raised when a setting, a pipeline or a machine is not as it has to be: `place`, what is wrong, the way out."""
+    """Raised when a setting, a pipeline or a machine has to be changed: the place, the problem and the fix."""
 
     def __init__(self, place: str, problem: str, fix: str = "") -> None:
-        place, problem, fix = redacted(place), redacted(problem), redacted(fix)
+        place, problem, fix = redact(place), redact(problem), redact(fix)
         super().__init__(place, problem, fix)
         self.place, self.problem, self.fix = place, problem, fix
 
@@ -31,7 +31,7 @@ class Misconfigured(PenstockError):
 
 
 class SeveralMisconfigured(Misconfigured):
-    """Raised when several things are not as they have to be: each is one of `errors`."""
+    """Raised when several things have to be changed: `errors` has one Misconfigured for each."""
 
     def __init__(self, errors: tuple[Misconfigured, ...]) -> None:
         super().__init__("", "\n".join(map(str, errors)))
@@ -39,11 +39,11 @@ class SeveralMisconfigured(Misconfigured):
         self.errors = errors
 
     def __str__(self) -> str:
-        return "\n  ".join([f"{len(self.errors)} things are wrong:", *map(str, self.errors)])
+        return "\n  ".join([f"{len(self.errors)} problems:", *map(str, self.errors)])
 
 
 def raise_all(errors: Sequence[Misconfigured]) -> None:
-    """Raise what was found, if anything was: one as it is, several as one."""
+    """Raise the errors, if there are any: a single one as it is, several as SeveralMisconfigured."""
     if len(errors) == 1:
         raise errors[0]
     if errors:
@@ -51,7 +51,7 @@ def raise_all(errors: Sequence[Misconfigured]) -> None:
 
 
 def located(error: Misconfigured, lines: Mapping[str, str]) -> Misconfigured:
-    """The same error, with the file and line at which its place is declared, as far as `lines` tells them."""
+    """The same error with the file and line at which its place is declared, if `lines` has them."""
     if isinstance(error, SeveralMisconfigured):
         return SeveralMisconfigured(tuple(located(one, lines) for one in error.errors))
     for place, line in lines.items():
@@ -61,10 +61,10 @@ def located(error: Misconfigured, lines: Mapping[str, str]) -> Misconfigured:
 
 
 class Unavailable(PenstockError):
-    """Raised when a part that we depend on does not answer."""
+    """Raised when a service does not answer."""
 
     def __init__(self, service: str, reason: str, retry_after: float | None = None) -> None:
-        service, reason = redacted(service), redacted(reason)
+        service, reason = redact(service), redact(reason)
         super().__init__(service, reason, retry_after)
         self.service, self.reason, self.retry_after = service, reason, retry_after
 
@@ -74,7 +74,7 @@ class Unavailable(PenstockError):
 
 
 class Refused(PenstockError):
-    """Raised when a record cannot be taken as it is. The record itself is kept by whoever catches this."""
+    """Raised when a record cannot be accepted. The caller keeps the record."""
 
     def __init__(self, what: str, reason: str) -> None:
         super().__init__(what, reason)

@@ -1,7 +1,7 @@
-"""A record and its identity: the words that all tiers share.
+"""A record and its origin.
 
-The identity travels in the headers of a channel, as text that Kafka's own tools can show:
-`sender`, `epoch` (the sender's incarnation), `seq` (contiguous within the epoch), `time` (microseconds, at the sender).
+The origin is stored in the headers of the record, as text that Kafka's tools can show: `sender`, `epoch` (the
+generation of the sender), `seq` (contiguous within the epoch) and `time` (microseconds, by the sender's clock).
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,30 +18,29 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def light_dataclass(cls: type[T]) -> type[T]:
-    """A dataclass that nobody changes: whoever checks types is told. To enforce it takes a microsecond for each record.
+    """A dataclass that is frozen for type checkers only.
 
-    That is too much where several are made of each.
+    Enforcing it at run time costs a microsecond per instance, which is too much for objects that are made per record.
     """
     return dataclass(slots=True, unsafe_hash=True)(cls)
 
 
 LONGEST_SENDER = 200
-"""So many characters may the name of a sender have."""
+"""Characters that the name of a sender may have."""
 LARGEST_JUMP = 1_000_000
-"""Numbers of a sender that are further apart than this are no gap: they are not counted as missing records one by one.
-Anybody can write down a number such as 2^62."""
+"""The largest gap in the numbers of a sender whose records are counted as missing. A wrong number may be 2^62."""
 GENERATIONS = 2**44
-"""A version is a life of its query times this, and the count of `seen()`: after a new start every row is newer."""
+"""A version is the generation of its query times this number, plus the count of `seen()`."""
 
 
 def generation_and_count(version: int) -> tuple[int, int]:
-    """In which life of its query a row was written, and how many records it held."""
+    """Split a version into the generation of its query and the number of records in the row."""
     return divmod(version, GENERATIONS)
 
 
 @light_dataclass
 class Origin:
-    """Who sent a record, in which of its lives, as which number, and when."""
+    """The identity of a record: its sender, the generation of the sender, its number and its time."""
 
     sender: str
     epoch: int
@@ -58,26 +57,26 @@ class Origin:
 
     @classmethod
     def of(cls, headers: Iterable[tuple[str, bytes | str | None]] | None) -> "Origin | None":
-        """The origin that the headers tell; None when they tell none; Refused when they contradict themselves."""
-        told: dict[str, bytes | str | None] = {}
+        """The origin in the headers; None if there is none; Refused if it is incomplete or invalid."""
+        values: dict[str, bytes | str | None] = {}
         for name, value in headers or ():
             if name in _NAMES:
-                if name in told:
+                if name in values:
                     raise Refused("an origin", f'the header "{name}" is there twice')
-                told[name] = value
-        if not told:
+                values[name] = value
+        if not values:
             return None
-        if missing := [name for name in _NAMES if told.get(name) is None]:
+        if missing := [name for name in _NAMES if values.get(name) is None]:
             raise Refused("an origin", f"the header {' and '.join(missing)} is missing")
         try:
-            text = {name: _text(value) for name, value in told.items()}
+            text = {name: _text(value) for name, value in values.items()}
             return cls(text["sender"], _number(text["epoch"]), _number(text["seq"]), _number(text["time"]))
         except ValueError as error:
             raise Refused("an origin", str(error)) from error
 
     @classmethod
     def read(cls, headers: Iterable[tuple[str, bytes | str | None]] | None) -> "Origin | None":
-        """The origin, if the headers tell a whole one. What contradicts itself is no identity."""
+        """The origin in the headers; None if there is none, or if it is incomplete or invalid."""
         try:
             return cls.of(headers)
         except Refused:
@@ -94,16 +93,16 @@ def _text(value: bytes | str | None) -> str:
 def _number(text: str) -> int:
     number = int(text)
     if str(number) != text:
-        # Spark reads fewer spellings than Python; what one part takes as a number, all have to.
-        raise ValueError(f"{text!r} is another spelling of {number}")
+        # Spark accepts fewer spellings of a number than Python. All parts must accept the same.
+        raise ValueError(f"{text!r} has to be written as {number}")
     if not -(2**63) <= number < 2**63:
-        raise ValueError(f"{text} lies beyond 64 bits")
+        raise ValueError(f"{text} is larger than 64 bits")
     return number
 
 
 @light_dataclass
 class Record:
-    """What a channel carries. The value is the payload as it came, untouched; None deletes its key."""
+    """A record to send. The value is the unchanged payload; None deletes the key of the record."""
 
     value: bytes | None
     origin: Origin | None = None
@@ -112,14 +111,14 @@ class Record:
 
     def headers(self) -> list[tuple[str, bytes]]:
         """The origin's headers and the extra ones."""
-        told = self.origin.headers() if self.origin else []
-        told += self.extra
-        return told
+        headers = self.origin.headers() if self.origin else []
+        headers += self.extra
+        return headers
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """A sender's word that `seq` is its last number so far: a lost tail leaves no gap, but contradicts this."""
+    """The last number of a sender so far. It shows that the newest records are missing, which leave no gap."""
 
     sender: str
     epoch: int
@@ -129,7 +128,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class OutageInterval:
-    """A time during which a source that cannot be replayed was not heard: what it sent then is unknown, not absent."""
+    """A time without connection to a source that cannot be replayed. Records of this time are unknown."""
 
     source: str
     since: Micros

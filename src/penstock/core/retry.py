@@ -1,4 +1,4 @@
-"""The one retry of the parts that run as threads and processes: patient with whoever is away, awake for the stop."""
+"""The retry loop of threads and processes: it waits for a service that is unavailable, until it is told to stop."""
 
 import logging
 import time
@@ -7,41 +7,39 @@ from threading import Event
 
 from penstock.core.errors import Unavailable
 
-FIRST, LONGEST = 0.1, 5.0
-_SETTLED = 60.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
+_LOG_AGAIN_AFTER = 60.0
 
 
-def retrying(
+def retry(
     work: Callable[[Callable[[], None]], None],
     stop: Event,
-    waiting: Callable[[Unavailable], None] = lambda _: None,
+    on_error: Callable[[Unavailable], None] = lambda _: None,
     log: logging.Logger | None = None,
 ) -> None:
-    """Call `work` until it returns or `stop` is set; each Unavailable is told to `waiting`, and work starts anew.
+    """Call `work` until it returns or `stop` is set. After each Unavailable, call `on_error`, wait, and call it again.
 
-    A log has the same reason once, until work went well for a minute.
-
-    The pauses double up to five seconds, or are what the error asks for. Work is handed a call by which it says that it
-    goes well again: the next pause is then a short one.
+    The pause doubles up to five seconds, unless the error has its own `retry_after`. `work` gets a function to call
+    when it succeeds: that resets the pause. The log gets the same error once, until a minute without errors.
     """
-    pause, logged, failed = FIRST, "", 0.0
+    pause, logged, failed = FIRST_PAUSE, "", 0.0
 
-    def well() -> None:
+    def succeeded() -> None:
         nonlocal pause, logged
-        pause = FIRST
-        if time.monotonic() - failed > _SETTLED:
+        pause = FIRST_PAUSE
+        if time.monotonic() - failed > _LOG_AGAIN_AFTER:
             logged = ""
 
     while not stop.is_set():
         try:
-            work(well)
+            work(succeeded)
             return
         except Unavailable as error:
             delay = pause if error.retry_after is None else error.retry_after
             failed = time.monotonic()
             if log is not None and logged != str(error):
                 logged = str(error)
-                log.warning("%s; tried again until it works", error)
-            waiting(Unavailable(error.service, error.reason, delay))
+                log.warning("%s; retrying until it answers", error)
+            on_error(Unavailable(error.service, error.reason, delay))
             stop.wait(delay)
-            pause = min(2 * pause, LONGEST)
+            pause = min(2 * pause, LONGEST_PAUSE)

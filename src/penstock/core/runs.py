@@ -1,4 +1,4 @@
-"""Which numbers of a sequence were seen, kept as runs: memory grows with the gaps, not with the numbers."""
+"""Sets of integers, stored as ranges: memory grows with the gaps, not with the numbers."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
@@ -6,7 +6,7 @@ from itertools import pairwise
 
 
 class Runs:
-    """A set of whole numbers as sorted, disjoint runs (first, last) that do not touch."""
+    """A set of integers as sorted, disjoint ranges (first, last) that are not adjacent."""
 
     __slots__ = ("_firsts", "_lasts")
 
@@ -17,22 +17,22 @@ class Runs:
             self.add(first, last)
 
     def add(self, first: int, last: int | None = None) -> int:
-        """Add first–last (or the one number); how many of them were new."""
+        """Add the range first–last, or one number; return how many numbers were new."""
         last = first if last is None else last
         if self._lasts and first == self._lasts[-1] + 1 and last >= first:
-            # The usual case: a sequence that goes on.
+            # The usual case: the next number of a sequence.
             self._lasts[-1] = last
             return last - first + 1
         if last < first:
-            raise ValueError(f"a run ends before it begins: {first}–{last}")
-        # The runs that overlap or touch first–last are low..high-1; they melt into one.
+            raise ValueError(f"a range ends before it begins: {first}–{last}")
+        # The ranges low..high-1 overlap or touch first–last. They become one range.
         low = bisect_left(self._lasts, first - 1)
         high = bisect_right(self._firsts, last + 1)
-        known = sum(
+        present = sum(
             max(0, min(end, last) - max(start, first) + 1)
             for start, end in zip(self._firsts[low:high], self._lasts[low:high], strict=True)
         )
-        new = last - first + 1 - known
+        new = last - first + 1 - present
         if low < high:
             first, last = min(first, self._firsts[low]), max(last, self._lasts[high - 1])
         self._firsts[low:high] = [first]
@@ -40,11 +40,11 @@ class Runs:
         return new
 
     def missing(self) -> list[tuple[int, int]]:
-        """The gaps between the first number seen and the last."""
+        """The gaps between the first number and the last."""
         return [(a + 1, b - 1) for (_, a), (b, _) in pairwise(self)]
 
     def between(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The parts of its runs that lie within first–last."""
+        """The ranges within first–last."""
         low, high = bisect_left(self._lasts, first), bisect_right(self._firsts, last)
         some = zip(self._firsts[low:high], self._lasts[low:high], strict=True)
         return [(max(one, first), min(other, last)) for one, other in some]
@@ -71,7 +71,7 @@ class Runs:
 
     @property
     def size(self) -> int:
-        """How many numbers, not how many runs. Not its length: who makes a list of it would make room for as many."""
+        """How many numbers the set has. It is not `__len__`: `list()` would allocate as many elements."""
         return sum(self._lasts) - sum(self._firsts) + len(self._firsts)
 
     def __bool__(self) -> bool:

@@ -1,8 +1,8 @@
-"""`penstock.toml`, its profiles, and the environment over both.
+"""Reads `penstock.toml`, its profiles, and the environment.
 
-Each room keeps its own small frozen class of settings beside what they set; this module only reads them. A table of the
-file is named like the section; `[profiles.NAME.SECTION]` overrides it when the profile is chosen; the environment
-variable `PENSTOCK_SECTION_KEY` overrides both.
+Each package has its own class of settings; this module only reads them. A table of the file has the name of its
+section. With a profile, `[profiles.NAME.SECTION]` overrides it. The environment variable `PENSTOCK_SECTION_KEY`
+overrides both.
 """
 
 import os
@@ -13,16 +13,15 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from penstock.core.addresses import HIDDEN, is_secret
 from penstock.core.errors import Misconfigured
-from penstock.core.text import did_you_mean
+from penstock.core.text import HIDDEN, did_you_mean, is_secret
 
 FILE = "penstock.toml"
 PREFIX = "PENSTOCK_"
 
 
 class Section(BaseModel):
-    """The base of every settings class: frozen, and closed to keys that it does not know."""
+    """The base of every settings class: frozen, without unknown keys."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
 
@@ -33,7 +32,7 @@ def load(
     profile: str | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> dict[str, Section]:
-    """Every section, from its defaults, the file in `folder`, the profile and the environment, in this order."""
+    """Read every section from its defaults, the file in `folder`, the profile and the environment, in this order."""
     environ = os.environ if environ is None else environ
     profile = profile or environ.get(f"{PREFIX}PROFILE") or None
     document = _read(folder / FILE)
@@ -97,26 +96,26 @@ def _section(name: str, model: type[Section], layers: Iterable[tuple[str, Mappin
         ) from error
 
 
-def _table(place: str, name: str, given: object) -> dict[str, Any]:
-    if not isinstance(given, dict):
+def _table(place: str, name: str, value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
         raise Misconfigured(
-            place, "this has to be a table", f'write "[{name}]" on a line of its own and the settings under it'
+            place, "this has to be a table", f'write "[{name}]" on its own line and the settings below it'
         )
-    return given
+    return value
 
 
-def _keys(model: type[Section], given: Iterable[str]) -> Iterable[str]:
-    """The keys that a section knows: of an open one, all that are given."""
-    return given if model.model_config.get("extra") == "allow" else model.model_fields
+def _keys(model: type[Section], keys: Iterable[str]) -> Iterable[str]:
+    """The keys of a section. An open section accepts all `keys`."""
+    return keys if model.model_config.get("extra") == "allow" else model.model_fields
 
 
-def _refuse_unknown(place: str, kind: str, given: Iterable[str], known: Iterable[str]) -> None:
-    for key in given:
-        if key not in known:
-            raise Misconfigured(place, f'"{key}" is not a {kind}', _choices(key, known, kind))
+def _refuse_unknown(place: str, kind: str, keys: Iterable[str], accepted: Iterable[str]) -> None:
+    for key in keys:
+        if key not in accepted:
+            raise Misconfigured(place, f'"{key}" is not a {kind}', _choices(key, accepted, kind))
 
 
-def _choices(given: str, known: Iterable[str], kind: str) -> str:
-    known = list(known)
-    others = f"the {kind}s are {', '.join(sorted(known))}" if known else f"there are no {kind}s"
-    return did_you_mean(given, known, others)
+def _choices(name: str, accepted: Iterable[str], kind: str) -> str:
+    accepted = sorted(accepted)
+    others = f"the {kind}s are {', '.join(accepted)}" if accepted else f"there are no {kind}s"
+    return did_you_mean(name, accepted, others)

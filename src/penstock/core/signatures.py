@@ -1,4 +1,4 @@
-"""Signatures of Standard Webhooks: who knows the secret has sent this body, as this message, at this time. No I/O."""
+"""Signatures of Standard Webhooks: they prove that the sender of a message knows the secret. No I/O."""
 
 import base64
 import binascii
@@ -11,23 +11,23 @@ from collections.abc import Mapping, Sequence
 from penstock.core.errors import Misconfigured
 
 PREFIX = "whsec_"
-_MOST = 20
-"""Signatures that a message may have: a provider that changes its secret sends two."""
+_MAX_SIGNATURES = 20
+"""Of one message. A provider that changes its secret sends two."""
 
 
 def new_secret() -> str:
     return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def keys(place: str, secret: str | Sequence[str]) -> list[bytes]:
-    """Of `whsec_` and base64, or of any text; of several, while a provider changes from one to the next."""
+def parse_secrets(place: str, secret: str | Sequence[str]) -> list[bytes]:
+    """The keys of one or several secrets: each is `whsec_` and base64, or any text."""
     several = re.split(r"[,\s]+", secret.strip()) if isinstance(secret, str) else secret
-    return [key_of(place, one) for one in several if one]
+    return [parse_secret(place, one) for one in several if one]
 
 
-def key_of(place: str, secret: str) -> bytes:
+def parse_secret(place: str, secret: str) -> bytes:
     if not secret.startswith(PREFIX):
-        # From the environment it may be any bytes.
+        # A secret from the environment may hold any bytes.
         return secret.encode(errors="surrogateescape")
     text = secret.removeprefix(PREFIX)
     try:
@@ -35,13 +35,13 @@ def key_of(place: str, secret: str) -> bytes:
     except (binascii.Error, ValueError):
         key = b""
     if not key:
-        # The secret itself stays out of the sentence.
-        raise Misconfigured(place, f"what follows {PREFIX} is not base64", "copy it once more")
+        # The text of the error must not contain the secret.
+        raise Misconfigured(place, f"the text after {PREFIX} is not base64", "copy the secret again")
     return key
 
 
-def signed(key: bytes | None, message: str, seconds: int, body: bytes) -> Mapping[str, str]:
-    """The headers of a message; without a key, one without a signature."""
+def sign(key: bytes | None, message: str, seconds: int, body: bytes) -> Mapping[str, str]:
+    """The headers of a message. Without a key they have no signature."""
     headers = {"webhook-id": message, "webhook-timestamp": str(seconds)}
     if key:
         digest = _digest(key, message, str(seconds), body)
@@ -49,15 +49,15 @@ def signed(key: bytes | None, message: str, seconds: int, body: bytes) -> Mappin
     return headers
 
 
-def is_signed(known: Sequence[bytes], signature: str, message: str, seconds: str, body: bytes) -> bool:
-    """Whether one of the signatures is by one of the keys. It takes as long for a wrong one as for a right one."""
-    given = [one.removeprefix("v1,") for one in signature.split(" ")[:_MOST] if one.startswith("v1,")]
-    right = False
-    for key in known:
+def verify(keys: Sequence[bytes], signature: str, message: str, seconds: str, body: bytes) -> bool:
+    """Whether one of the signatures was made with one of the keys, in constant time."""
+    signatures = [one.removeprefix("v1,") for one in signature.split(" ")[:_MAX_SIGNATURES] if one.startswith("v1,")]
+    valid = False
+    for key in keys:
         expected = base64.b64encode(_digest(key, message, seconds, body))
-        for one in given:
-            right |= hmac.compare_digest(expected, one.encode("latin-1", "replace"))
-    return right
+        for one in signatures:
+            valid |= hmac.compare_digest(expected, one.encode("latin-1", "replace"))
+    return valid
 
 
 def _digest(key: bytes, message: str, seconds: str, body: bytes) -> bytes:

@@ -14,7 +14,7 @@ from penstock.audit.writers import Writers
 from penstock.core.clock import Clock
 from penstock.core.contracts import Channels, Entry, Offsets, Reader
 from penstock.core.errors import Unavailable
-from penstock.core.sketch import Sketch
+from penstock.core.metrics import Sketch
 from penstock.deliver.outlet import FeedSpec, Outlet
 
 _MOST = 5_000

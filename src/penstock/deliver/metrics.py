@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Summa
 from prometheus_client.samples import Sample
 
 from penstock.audit.judge import Verdict
-from penstock.core.clock import is_alive
+from penstock.core.clock import is_running
 
 _COUNTERS = (
     ("records_total", "Records that a stage took, by what became of them.", "stage channel outcome"),
@@ -183,7 +183,7 @@ def _processes(status: _Document, into: _Collector) -> None:
 def _spoke(status: _Document, process: str) -> bool:
     now = _number(status.get("now"))
     at = _number(dict(_by_name(status.get("processes"))).get(process, {}).get("at"))
-    return now is not None and is_alive(at, now)
+    return now is not None and is_running(at, now)
 
 
 # --- the status may have any shape ------------------------------------------------------------------------------------

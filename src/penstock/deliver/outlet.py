@@ -10,8 +10,7 @@ from uuid import uuid4
 from penstock.audit.account import Account, Outcome, Share
 from penstock.core.clock import Clock
 from penstock.core.contracts import Entry, Offsets
-from penstock.core.rate import Rate
-from penstock.core.sketch import Recent
+from penstock.core.metrics import Rate, RecentSketch
 from penstock.deliver.feed import Feed
 
 
@@ -35,8 +34,8 @@ class Outlet:
     def __init__(self, spec: FeedSpec, clock: Clock) -> None:
         self.spec = spec
         self.feed = Feed(spec.name, spec.topic_id, spec.keep)
-        self.to_the_door = Recent(clock)
-        self.to_the_browser = Recent(clock)
+        self.to_the_door = RecentSketch(clock)
+        self.to_the_browser = RecentSketch(clock)
         self._clock = clock
         self.rate = Rate(clock)
         self.count = 0

@@ -10,7 +10,7 @@ import orjson
 from starlette.requests import Request
 from starlette.responses import Response
 
-from penstock.core.clock import Clock, is_alive
+from penstock.core.clock import Clock, is_running
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.feed import Feed
 from penstock.web.responses import problem, reply
@@ -67,7 +67,7 @@ class States:
 
     def _address(self) -> str | None:
         said = self._delivery.said(PROCESS)
-        address = said.get(ADDRESS) if is_alive(said.get("at"), self._clock.now()) else None
+        address = said.get(ADDRESS) if is_running(said.get("at"), self._clock.now()) else None
         return address if isinstance(address, str) and address.startswith("http://") else None
 
 

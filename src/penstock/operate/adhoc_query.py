@@ -20,7 +20,7 @@ from penstock.analysis.session import session
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import Misconfigured
-from penstock.core.held import held
+from penstock.core.scan import scan
 from penstock.pipeline.config import LOCAL, Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.sql import tables
@@ -185,7 +185,7 @@ def newest(channels: Channels, name: str) -> list[bytes | None]:
     start = {partition: max(low, end - share) for partition, (low, end) in bounds.items()}
     values: list[bytes | None] = []
     length = 0
-    for entry in held(channels, name, start, bounds):
+    for entry in scan(channels, name, start, bounds):
         length += len(entry.value or b"")
         if values and length > _BYTES:
             break

@@ -14,8 +14,8 @@ from penstock.audit.findings import BELATED, EXCLUDED
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Entry, Offsets, Sender
 from penstock.core.errors import Misconfigured, Refused, Unavailable
-from penstock.core.held import Bounds, held
 from penstock.core.record import Headers, Origin, Record
+from penstock.core.scan import Bounds, scan
 
 DEAD = ".dead"
 
@@ -135,7 +135,7 @@ class Tally:
 def letters(channels: Channels, channel: str, chosen: Selection | None = None) -> Iterator[Letter]:
     """The letters that a channel holds now, in their order within each partition."""
     chosen = chosen or Selection()
-    return (letter for letter in map(Letter.of, held(channels, channel)) if chosen.takes(letter))
+    return (letter for letter in map(Letter.of, scan(channels, channel)) if chosen.takes(letter))
 
 
 def tallied(found: Iterable[Letter]) -> list[Tally]:
@@ -157,7 +157,7 @@ def letter_at(channels: Channels, channel: str, place: str) -> Letter:
         _, partition, offset = place.rsplit(":", 2)
         ends = {number: end for number, (_, end) in channels.bounds(channel).items()}
         start = {**ends, int(partition): int(offset)}
-    for letter in map(Letter.of, held(channels, channel, start)):
+    for letter in map(Letter.of, scan(channels, channel, start)):
         if place in (letter.at, letter.place):
             return letter
     raise absent(channels, channel, place)
@@ -222,9 +222,9 @@ def redrive(
     if survey.earliest is None:
         return []
     start = since(into, survey.earliest - _SKEW) if since and survey.earliest > _SKEW else {}
-    redriven = (entry for entry in held(channels, into, start) if any(name == "redriven" for name, _ in entry.headers))
+    redriven = (entry for entry in scan(channels, into, start) if any(name == "redriven" for name, _ in entry.headers))
     there = {_identity(Origin.read(entry.headers), _last(entry.headers, "from")) for entry in redriven}
-    wanted = filter(chosen.takes, map(Letter.of, held(channels, channel, bounds=bounds)))
+    wanted = filter(chosen.takes, map(Letter.of, scan(channels, channel, bounds=bounds)))
     home = channel.removesuffix(DEAD) == into
     judged = ((letter, survey.name(letter), _judge(letter, survey.name(letter), there, home)) for letter in wanted)
     if dry:
@@ -256,7 +256,7 @@ class _Survey:
 
 def _survey(channels: Channels, channel: str, chosen: Selection, bounds: Bounds) -> _Survey:
     survey, unseen = _Survey(), set(chosen.places)
-    for letter in map(Letter.of, held(channels, channel, bounds=bounds)):
+    for letter in map(Letter.of, scan(channels, channel, bounds=bounds)):
         survey.add(letter, chosen.takes(letter))
         unseen -= {letter.at, letter.place}
     if unseen:

@@ -22,8 +22,8 @@ from penstock.audit.writers import Writers
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import PenstockError
-from penstock.core.held import batches, held
 from penstock.core.runs import Runs
+from penstock.core.scan import scan, scan_batches
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
@@ -83,7 +83,7 @@ class Deep:
         writers.refresh()
         total, found, rows = sum(end - low for low, end in bounds.values()), Findings({}, {}), 0
         tell = _Telling(self.say, f"channel {channel}", total)
-        for entries in batches(channels, channel, bounds=bounds):
+        for entries in scan_batches(channels, channel, bounds=bounds):
             writers.learn(entries)
             some = reduced(entries, {}, {}, {channel: Kind.RESULT}, writers=writers.known)
             found.forged.update(some.forged)
@@ -192,7 +192,7 @@ def _due(
 ) -> dict[int, Row]:
     """What these rows have to be, by offset, from the records; without Spark as they are."""
     if spark is None:
-        entries = held(channels, store.channel, {partition: first}, {partition: (first, last)})
+        entries = scan(channels, store.channel, {partition: first}, {partition: (first, last)})
         return {entry.offset: _raw(entry, store.keyed) for entry in entries}
     shape = spark.engine.shapes[store.channel]
     # Of the other partitions, nothing.
@@ -286,12 +286,12 @@ def absent(store: LakeStore, content: Content, channel: str) -> tuple[Gap, ...]:
     What is in the dead letters of the channel has no place in a lake. What the loader has not brought yet is absent,
     too: ask when nothing is in flight. Raises Unavailable when the lake cannot be read.
     """
-    held, found = store.numbers(), list[Gap]()
+    stored, found = store.numbers(), list[Gap]()
     for (name, sender, epoch), runs in sorted(content.runs.items()):
         if name != channel:
             continue
         dead = content.runs.get((f"{channel}.dead", sender, epoch), ())
-        there = Runs([*held.get((sender, epoch), ()), *((run.first, run.last) for run in dead)])
+        there = Runs([*stored.get((sender, epoch), ()), *((run.first, run.last) for run in dead)])
         due = ((run.first, run.last) for run in runs)
         found += (Gap(sender, epoch, first, last) for first, last in _without(due, there))
     return tuple(found)

@@ -15,8 +15,8 @@ from threading import Event
 from penstock.core.clock import Clock, Micros
 from penstock.core.contracts import Channels, Entry, Reader, Sender
 from penstock.core.errors import Misconfigured, PenstockError
-from penstock.core.held import withheld
 from penstock.core.record import Record
+from penstock.core.scan import incomplete_read
 
 REPLAY, FROM = "replay", "from"
 
@@ -180,7 +180,7 @@ class Merged:
         if self._quiet:
             self._channels.bounds(self._channel)  # Who gives nothing has to answer at least.
         if self._quiet > _QUIET_READS:
-            raise withheld(self._channel)
+            raise incomplete_read(self._channel)
 
     def _fitting(self, lagging: set[int]) -> Reader:
         """A reader of all that lag, and of none that has more than its share; the one that is open, if it is so."""

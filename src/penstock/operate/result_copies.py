@@ -9,7 +9,7 @@ from penstock.analysis.query import Query
 from penstock.analysis.replay import Row, Table, key_of
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Entry, Offsets
-from penstock.core.held import held
+from penstock.core.scan import scan
 from penstock.deliver.feed import Feed
 from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
@@ -50,7 +50,7 @@ def holders(
     feed = Feed(channel.name, channels.topic_id(channel.name), channel.retention)
     written: dict[bytes, Written] = {}
     ends: dict[int, int] = {}
-    for entry in held(channels, channel.name):
+    for entry in scan(channels, channel.name):
         feed.push([entry])
         ends[entry.partition] = entry.offset + 1
         _note(written, entry)

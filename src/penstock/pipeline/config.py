@@ -14,10 +14,10 @@ from penstock.audit.settings import AuditSettings
 from penstock.channels.binders import bind
 from penstock.channels.kafka.settings import KafkaSettings
 from penstock.collect.settings import CollectSettings
-from penstock.core.addresses import SIMULATED
 from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.settings import Section, load
+from penstock.core.text import SIMULATED
 from penstock.deliver.settings import DeliverSettings
 from penstock.gateway.settings import GatewaySettings
 from penstock.pipeline.description import Channel, Description, SourceSpec

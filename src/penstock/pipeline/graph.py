@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from penstock.core.addresses import shown
+from penstock.core.text import redact_address
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 
@@ -20,7 +20,7 @@ def graph(description: Description, config: Config) -> dict[str, Any]:
         nodes.append({"id": node, "kind": kind, "label": label, "note": note})
 
     for source in description.sources:
-        add(f"source:{source.name}", "source", source.name, shown(config.address(source)))
+        add(f"source:{source.name}", "source", source.name, redact_address(config.address(source)))
         edges.append([f"source:{source.name}", f"channel:{source.into}"])
     for channel in description.channels.values():
         note = f"the result of {channel.result_of}" if channel.result_of else "a channel of records"
@@ -34,7 +34,7 @@ def graph(description: Description, config: Config) -> dict[str, Any]:
         edges.append([f"query:{query.name}", f"channel:{query.into}"])
     for store in description.stores:
         node = store_node(store.url, store.channel)
-        add(node, "store", store.url.split(":", 1)[0], f"{store.channel} in {shown(store.url)}")
+        add(node, "store", store.url.split(":", 1)[0], f"{store.channel} in {redact_address(store.url)}")
         edges.append([f"channel:{store.channel}", node])
     if description.pages:
         add("page", "page", "page", "live, in browsers")

@@ -11,10 +11,9 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from penstock.analysis.query import TABLES, Emit, Json, Late, Mode, Query, Static
 from penstock.collect.shedding import Shed
 from penstock.collect.ways import kind_of
-from penstock.core.addresses import redacted
 from penstock.core.contracts import Source
 from penstock.core.errors import Misconfigured
-from penstock.core.text import did_you_mean
+from penstock.core.text import did_you_mean, redact
 from penstock.pipeline import arguments
 from penstock.pipeline.description import (
     Channel,
@@ -247,7 +246,7 @@ class Pipeline:
         """
         if not isinstance(url, str):
             raise Misconfigured(f"store of {channel}", f"its address is {url!r}", 'write one such as "redis://"')
-        self._lines.setdefault(redacted(f"store {url}"), _line())
+        self._lines.setdefault(redact(f"store {url}"), _line())
         self._stores.append(StoreSpec(channel, url, arguments.optional_duration(f"store {url}", ttl)))
 
     def page(self, channel: str, *, chart: Any = None, title: str | None = None, doc: str = "") -> None:

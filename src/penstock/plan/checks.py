@@ -8,10 +8,9 @@ from typing import Any
 
 from penstock.channels.kafka import Kafka
 from penstock.collect.door import door
-from penstock.core.addresses import shown
 from penstock.core.contracts import Channels, Source
 from penstock.core.errors import Misconfigured
-from penstock.core.text import did_you_mean
+from penstock.core.text import did_you_mean, redact_address
 from penstock.pipeline.config import Config, simulated
 from penstock.pipeline.description import ROWS, Description, SourceSpec
 from penstock.pipeline.sources import made
@@ -48,7 +47,9 @@ def unconnected(description: Description) -> list[Finding]:
     filled = {source.into for source in description.sources} | {query.into for query in description.queries}
     readers = {name: f"query {query.name}" for query in reversed(description.queries) for name in query.inputs}
     readers |= {
-        store.channel: f"store {shown(store.url)}" for store in description.stores if store.channel not in readers
+        store.channel: f"store {redact_address(store.url)}"
+        for store in description.stores
+        if store.channel not in readers
     }
     unfilled = [name for name in description.channels if name not in filled]
     read = [name for name in unfilled if name in readers]

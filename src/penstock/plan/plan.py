@@ -14,9 +14,8 @@ from penstock.analysis.session import wait_for_slots
 from penstock.analysis.state.keyed import keeps_state, unnumbered
 from penstock.collect.shedding import shedding
 from penstock.collect.ways import kind_of
-from penstock.core.addresses import shown
 from penstock.core.errors import Misconfigured, raise_all
-from penstock.core.text import did_you_mean
+from penstock.core.text import did_you_mean, redact_address
 from penstock.pipeline.config import LOCAL, LOCALS, Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.sources import made
@@ -232,7 +231,7 @@ def _identity(columns: list[str]) -> str:
 def _channels(config: Config) -> str:
     address = config.channels.address
     local = ", started here" if address in LOCALS else ""
-    return f"{shown(address)}{local}: {config.at('local', 'redis://local').bind().promise.description}"
+    return f"{redact_address(address)}{local}: {config.at('local', 'redis://local').bind().promise.description}"
 
 
 def _hops(description: Description, config: Config, given: Mapping[str, Given]) -> list[Hop]:
@@ -242,13 +241,18 @@ def _hops(description: Description, config: Config, given: Mapping[str, Given]) 
     for spec in description.sources:
         source = made(spec, config, wanted)
         told = source if spec.shed is None else shedding(source, spec.shed)
-        hops.append(_hop(shown(config.address(spec)), kind_of(source), spec.into, of_source(told, wanted)))
+        hops.append(_hop(redact_address(config.address(spec)), kind_of(source), spec.into, of_source(told, wanted)))
     for query in description.queries:
         hops += [_hop(name, f"{_QUERY}{query.name}", query.into, given[query.name]) for name in query.inputs]
         named = (static for static in description.statics if static.name in query.statics)
         hops += [_static(static, f"query {query.name}") for static in named]
     hops += [
-        _hop(store.channel, "Spark" if store in description.lakes else "loader", shown(store.url), of_store(wanted))
+        _hop(
+            store.channel,
+            "Spark" if store in description.lakes else "loader",
+            redact_address(store.url),
+            of_store(wanted),
+        )
         for store in description.stores
     ]
     hops += [_hop(page.channel, "feed", "browsers", of_page(wanted)) for page in description.pages]

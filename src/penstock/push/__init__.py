@@ -15,7 +15,7 @@ from penstock.channels.files import Files
 from penstock.collect.pump import Pump
 from penstock.core.contracts import Source
 from penstock.core.errors import Misconfigured
-from penstock.core.signatures import keys
+from penstock.core.signatures import parse_secrets
 from penstock.push.shelf import BOOKMARKS, CHANNEL, DEAD, HEARTBEATS, Shelf, Shelved
 from penstock.push.stream import PATIENCE, build
 from penstock.push.wake import Waker
@@ -59,7 +59,7 @@ class PushProxy:
         for option in ("again", "heartbeat"):
             if getattr(self, option) <= timedelta(0):
                 raise Misconfigured(f"the proxy's {option}", "it has to be longer than nothing")
-        keys("the proxy's secret", self.secret)
+        parse_secrets("the proxy's secret", self.secret)
 
     async def serve(
         self, host: str, port: int, stop: asyncio.Event, ready: Callable[[str], None] | None = None
@@ -108,6 +108,6 @@ class PushProxy:
     async def _wake(self, shelf: Shelf, where: str) -> None:
         if not self.wake:
             await asyncio.Event().wait()
-        key = (keys("the proxy's secret", self.secret) or [b""])[0]
+        key = (parse_secrets("the proxy's secret", self.secret) or [b""])[0]
         again, asleep_after = self.again.total_seconds(), self.asleep_after.total_seconds()
         await Waker(shelf, self.wake, key, f"{where}/events", again, asleep_after).run()

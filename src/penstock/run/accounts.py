@@ -11,8 +11,8 @@ from penstock.audit.account import Account, is_account
 from penstock.audit.writers import Writer, Writers
 from penstock.core.contracts import Channels
 from penstock.core.errors import PenstockError, Refused
-from penstock.core.held import held
 from penstock.core.record import Record
+from penstock.core.scan import scan
 from penstock.run.background import beside
 from penstock.run.status import Posting
 
@@ -55,7 +55,7 @@ def accounting(
 def last_accounts(channels: Channels, bookmarks: str) -> dict[str, Account]:
     """The last account of each stage."""
     found: dict[str, Account] = {}
-    for entry in held(channels, bookmarks):
+    for entry in scan(channels, bookmarks):
         if is_account(entry.key) and entry.value is not None:
             try:
                 account = Account.of(entry.key or b"", entry.value)

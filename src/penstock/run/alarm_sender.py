@@ -17,7 +17,7 @@ from penstock.audit.rules.base import Alarm
 from penstock.audit.settings import AuditSettings
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import Unavailable
-from penstock.core.retry import retrying
+from penstock.core.retry import retry
 from penstock.web.webhook import TIMEOUT, Message, Rejected, Webhook
 
 DRAIN = 2.0
@@ -106,7 +106,7 @@ class AlarmSender:
 
     def _run(self) -> None:
         with self._client:
-            retrying(self._deliver, self._enough, self._pause)
+            retry(self._deliver, self._enough, self._pause)
 
     def _pause(self, error: Unavailable) -> None:
         # Logged once for each outage: it may last for days.

@@ -28,8 +28,7 @@ from penstock.channels.kafka import Kafka
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
-from penstock.core.rate import Rate
-from penstock.core.sketch import Lately, Sketch
+from penstock.core.metrics import Rate, Sketch, SketchWindow
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import reads, store_node
@@ -191,7 +190,7 @@ class _Sight:
         )
         self._report = Report(self.clock.now())
         self._rates = {one.channel: Rate(self.clock) for one in self.watching}
-        self._lately = {one.channel: Lately(self.clock) for one in self.watching}
+        self._lately = {one.channel: SketchWindow(self.clock) for one in self.watching}
         self._bounds: Mapping[str, Mapping[int, tuple[int, int]]] = {}
         self._expiring: list[Endangered] = []
         self._verify_at, self._away = self.clock.elapsed() + VERIFY_EVERY, False
@@ -279,12 +278,12 @@ class _Sight:
     def _counted(self, channel: Mapping[str, Any], content: Content) -> dict[str, Any]:
         name = channel["channel"]
         rate = self._rates[name]
-        rate.reach(channel["records"])
+        rate.set_total(channel["records"])
         return {
             "count": channel["records"],
             "rate": rate.per_second(),
             "lag": channel["unread"] or None,
-            "latency": self._lately[name].of(content.latencies.get(name) or Sketch()).summary(),
+            "latency": self._lately[name].update(content.latencies.get(name) or Sketch()).summary(),
             "state": "missing" if channel["missing"] else "whole",
             "note": f"{channel['duplicates']} duplicates, {channel['missing']} missing",
         }

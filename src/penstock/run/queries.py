@@ -23,7 +23,7 @@ from penstock.audit.account import Account, Outcome
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
 from penstock.core.errors import Unavailable
-from penstock.core.rate import Rate
+from penstock.core.metrics import Rate
 from penstock.pipeline.description import Description
 from penstock.run.accounts import last_accounts
 from penstock.run.static_tables import Telling
@@ -153,7 +153,7 @@ class Queries:
         if books is None:
             return supervised
         # Spark tells the rate of a batch when it has ended, which in real time is a minute later.
-        rate.reach(_size(self._channels, query.into))
+        rate.set_total(_size(self._channels, query.into))
         return {
             **self._progress[name].look(self.running(name)),
             **supervised,

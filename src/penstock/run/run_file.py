@@ -3,8 +3,8 @@
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from penstock.core.addresses import shown
 from penstock.core.errors import Misconfigured
+from penstock.core.text import redact_address
 from penstock.pipeline.config import Config
 from penstock.supervise.folder import StateFolder, fitting, write_note
 
@@ -60,4 +60,4 @@ class Running:
         """For the eyes of others: no address tells a password."""
         told = asdict(self)
         del told["address"]
-        return {**told, "redis": self.redis and shown(self.redis)}
+        return {**told, "redis": self.redis and redact_address(self.redis)}

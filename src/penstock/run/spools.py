@@ -15,8 +15,8 @@ from penstock.collect.sought import Sought
 from penstock.collect.spooling import Spool
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.held import held
 from penstock.core.record import Origin
+from penstock.core.scan import scan
 from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.pipeline.sources import of_worker, shareable
@@ -114,7 +114,7 @@ def _sought(spool: Spool, channels: Channels) -> Sought:
     """Which of them their channels hold: they were on their way, too, not long before the first one came to disk."""
     sought, since = Sought(spool.waiting()), max(0, (spool.began() or 0) - _LONG_BEFORE)
     for channel in {channel for channel, _ in spool.waiting()}:
-        for entry in held(channels, channel, channels.since(channel, since)):
+        for entry in scan(channels, channel, channels.since(channel, since)):
             if (origin := Origin.read(entry.headers)) is not None:
                 sought.see(channel, origin)
     return sought

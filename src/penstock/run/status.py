@@ -12,11 +12,11 @@ import orjson
 import psutil
 
 from penstock.audit.judge import Verdict
-from penstock.core.clock import Micros, SystemClock, is_alive
+from penstock.core.clock import Micros, SystemClock, is_running
 from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import PenstockError
-from penstock.core.held import held
-from penstock.core.retry import retrying
+from penstock.core.retry import retry
+from penstock.core.scan import scan
 from penstock.run.background import beside
 
 log = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ class Status:
     def read(cls, channels: Channels, channel: str) -> "Status":
         """The last word of each process."""
         processes: dict[str, Mapping[str, Any]] = {}
-        for entry in held(channels, channel):
+        for entry in scan(channels, channel):
             _hear(processes, entry)
         return cls(processes)
 
@@ -58,7 +58,7 @@ class Status:
         found = Verdict((self.balance or {}).get("verdict", Verdict.NOT_KNOWN))
         # A process of an earlier run that is none of this one any more reported last long ago.
         ours = {"run", *self.usage} if self.usage else self.processes.keys()
-        silent = any(not is_alive(said["at"], now) for name, said in self.processes.items() if name in ours)
+        silent = any(not is_running(said["at"], now) for name, said in self.processes.items() if name in ours)
         return Verdict.NOT_KNOWN if found is Verdict.WHOLE and silent else found
 
     def to_json(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ def listening(channels: Channels, channel: str) -> Iterator[Mapping[str, Mapping
                         _hear(processes, entry)
                     well()
 
-        retrying(hear, stop, log=log)
+        retry(hear, stop, log=log)
 
     with beside("listening", listen):
         yield processes

@@ -9,8 +9,7 @@ from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.findings import time_of
 from penstock.core.clock import Clock, Micros
 from penstock.core.contracts import Entry, Offsets, Store
-from penstock.core.rate import Rate
-from penstock.core.sketch import Recent
+from penstock.core.metrics import Rate, RecentSketch
 
 OUTCOMES = (Outcome.PASSED, Outcome.DUPLICATE, Outcome.REFUSED)
 """What can become of an entry at a store."""
@@ -103,7 +102,7 @@ class Figures:
         self._lock = Lock()
         self._rows = Rate(clock)
         self._refused = self._lag = 0
-        self._latency = Recent(clock)
+        self._latency = RecentSketch(clock)
         self._state, self._why = "starting", ""
 
     def wrote(self, entries: Sequence[Entry], rows: int, refused: int) -> None:

@@ -13,7 +13,7 @@ from penstock.audit.writers import Writers
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets, Reader, Store
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.retry import retrying
+from penstock.core.retry import retry
 from penstock.stores.accounting import AccountingStore, Figures, StoreAccounting
 from penstock.stores.base import Loadable, furthest, require_kept
 
@@ -65,7 +65,7 @@ class Loader:
     def run(self, stop: Event) -> None:
         """Load until `stop` is set; what was read by then is still written."""
         try:
-            retrying(lambda well: self._load(stop, well), stop, self._waiting, log)
+            retry(lambda well: self._load(stop, well), stop, self._waiting, log)
         finally:
             self._figures.says("stopped")
 

@@ -14,11 +14,11 @@ from redis.retry import Retry
 
 from penstock.audit.account import Outcome, Share
 from penstock.audit.reconcile import Kept
-from penstock.core.addresses import shown
 from penstock.core.clock import Micros
 from penstock.core.contracts import Entry, Guarantee, Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Headers
+from penstock.core.text import redact_address
 from penstock.stores.accounting import Totals
 from penstock.stores.base import Stored, furthest, require_kept, require_topic, version_of
 
@@ -153,7 +153,7 @@ class RedisTable:
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
-        self._who = f"Redis at {urlsplit(shown(store.url)).netloc or 'localhost'}"
+        self._who = f"Redis at {urlsplit(redact_address(store.url)).netloc or 'localhost'}"
         self._prefix = f"penstock:{store.channel}:"
         self._positions = f"{self._prefix}positions"
         with self._explained():

@@ -31,8 +31,8 @@ from penstock.collect.spooling import Spool
 from penstock.collect.wrapping import Wrapping
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Sender, Source, Topic
 from penstock.core.errors import Unavailable
-from penstock.core.held import held
 from penstock.core.record import Origin, Record
+from penstock.core.scan import scan
 from penstock.supervise.process import tied
 from penstock.testing.sources import PATIENCE, World
 
@@ -139,7 +139,7 @@ class Victim:
 
     def _once(self, waiting: bool) -> dict[tuple[str, int, int] | None, bytes]:
         channels, spool = _channels(self.folder), _spool(self.folder)
-        records = [(Origin.read(entry.headers), entry.value or b"") for entry in held(channels, "into")]
+        records = [(Origin.read(entry.headers), entry.value or b"") for entry in scan(channels, "into")]
         if waiting:
             records += [(record.origin, record.value or b"") for name, record in spool.waiting() if name == "into"]
         return {(origin.sender, origin.epoch, origin.seq) if origin else None: value for origin, value in records}

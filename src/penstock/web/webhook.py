@@ -14,7 +14,7 @@ import httpx
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError, Unavailable
-from penstock.core.signatures import signed
+from penstock.core.signatures import sign
 from penstock.web.retry_after import retry_after
 
 TIMEOUT = 10.0
@@ -87,7 +87,7 @@ class Webhook:
 
     def _content(self, message: Message) -> _Content:
         # Signed for each attempt: receivers reject old timestamps.
-        signature = signed(self.key, message.id, self.clock.now() // 1_000_000, message.body)
+        signature = sign(self.key, message.id, self.clock.now() // 1_000_000, message.body)
         headers = {"content-type": "application/json", "user-agent": "penstock", **signature}
         return {"content": message.body, "headers": headers, "follow_redirects": False}
 

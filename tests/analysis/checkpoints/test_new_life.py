@@ -24,8 +24,8 @@ from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
-from penstock.core.held import held
 from penstock.core.record import GENERATIONS, Origin, Record
+from penstock.core.scan import scan
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]
@@ -51,7 +51,7 @@ def due(first: int, last: int, generation: int = 0) -> dict[str, tuple[int, int]
 def newest(kafka: Kafka, channel: str) -> dict[str, tuple[int, int]]:
     """What a client would have."""
     table: dict[str, tuple[int, int]] = {}
-    for entry in held(kafka, channel):
+    for entry in scan(kafka, channel):
         row, version = json.loads(entry.value or b""), int(dict(entry.headers)["version"])
         table[row["name"]] = max(table.get(row["name"], (0, 0)), (version, row["total"]))
     return table

@@ -21,7 +21,7 @@ from penstock.analysis.checkpoints.rescale import Rescaled, rescale
 from penstock.audit.account import Account
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Entry, Offsets
-from penstock.core.held import held
+from penstock.core.scan import scan
 from penstock.run.accounts import last_accounts
 
 BEGUN, WRITTEN, COMMITTED = "a batch has begun", "a batch has written rows", "a batch is committed"
@@ -157,11 +157,11 @@ class Run:
 
     def lying(self, name: str) -> list[Entry]:
         """What one of the channels holds that are fed."""
-        return list(held(self.kafka, channel(self.name, name)))
+        return list(scan(self.kafka, channel(self.name, name)))
 
     def written(self, name: str) -> list[Entry]:
         """What a query has written, all of it."""
-        return list(held(self.kafka, self.trials[name].query.into))
+        return list(scan(self.kafka, self.trials[name].query.into))
 
     def account(self, name: str) -> Account:
         return last_accounts(self.kafka, bookmarks(self.name))[f"query:{name}"]

@@ -30,8 +30,8 @@ from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Entry, Topic
 from penstock.core.errors import Misconfigured
-from penstock.core.held import held
 from penstock.core.record import Origin
+from penstock.core.scan import scan
 from penstock.testing.frames import frame, rows
 
 Fresh = Callable[[str], str]
@@ -180,7 +180,7 @@ def test_timers_by_event_time_give_rows_without_a_record_and_an_error_is_told_wi
     running, _ = launch(engine, query, 0, {})
     eventually(lambda: failed([running]) or kafka.bounds(into)[0][1] >= 3)
     assert failed([running]) is None
-    last = [*held(kafka, into)][-1]
+    last = [*scan(kafka, into)][-1]
     since = datetime.fromtimestamp(begin / 1_000, UTC)
     assert table([last]) == {-1: ("a", f"unused since {since:%H:%M}", 1.0, None)}
     assert Origin.read(last.headers) is None
@@ -194,7 +194,7 @@ def test_timers_by_event_time_give_rows_without_a_record_and_an_error_is_told_wi
     outcomes = accounting.account.shares[uses].outcomes
     assert (outcomes[Outcome.PASSED], outcomes[Outcome.LATE]) == (3, 1)
     assert (accounting.account.shares[uses].late, accounting.account.guessed) == ({"s": {"1": [(3, 3)]}}, False)
-    assert table([*held(kafka, into)]).keys() == {-1, 1, 2, 4}
+    assert table([*scan(kafka, into)]).keys() == {-1, 1, 2, 4}
     # A later driver, which was not told of it, finds the same in the log.
     stretch = Stretch(uses, start, {at: end for at, (_, end) in kafka.bounds(uses).items()}, watermark)
     outcomes, [(_, late)] = Recount(engine, query, kafka).outcomes([stretch], {})

@@ -12,9 +12,9 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, NoScriptError
 from redis.retry import Retry
 
-from penstock.core.addresses import shown
 from penstock.core.clock import Micros
 from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.text import redact_address
 
 NAMES = "penstock:channels"
 GROUPS = "penstock:groups"
@@ -50,7 +50,7 @@ class Address:
             (told.hostname or "").encode("idna")  # As whoever looks the name up will spell it.
         except ValueError as error:
             raise _wrong("an address of Redis", str(error)) from error
-        self.where = shown(url)
+        self.where = redact_address(url)
         self.who = f"Redis at {told.hostname}:{port or 6379}"
         if not told.hostname:
             raise _wrong(f"channels at {self.where}", "it tells no host")

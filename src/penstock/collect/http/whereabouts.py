@@ -11,8 +11,8 @@ from penstock.audit.findings import IN_CHANNEL
 from penstock.collect.http.receipts import Receipt
 from penstock.core.contracts import Entry, SourceContext
 from penstock.core.errors import Refused, Unavailable
-from penstock.core.held import batches
 from penstock.core.record import Origin
+from penstock.core.scan import scan_batches
 
 BEFORE = 5_000_000
 """Microseconds: so far may the clock of a channel be behind ours."""
@@ -93,7 +93,7 @@ class Searching:
         channels, home = self._home.channels, self._home.into
         bounds = channels.bounds(channel)
         looked, found = 0, dict[int, Entry]()
-        for entries in batches(channels, channel, channels.since(channel, receipt.time - BEFORE), bounds):
+        for entries in scan_batches(channels, channel, channels.since(channel, receipt.time - BEFORE), bounds):
             for entry in entries:
                 origin = Origin.read(entry.headers)
                 if origin is not None and receipt.holds(origin) and (channel == home or reason_of(entry) is not None):
@@ -120,7 +120,7 @@ class Searching:
         channels, channel = self._home.channels, self._home.bookmarks
         bounds = channels.bounds(channel)
         looked = 0
-        for entries in batches(channels, channel, self._read, bounds):
+        for entries in scan_batches(channels, channel, self._read, bounds):
             for entry in entries:
                 self._note(entry)
                 self._read[entry.partition] = entry.offset + 1

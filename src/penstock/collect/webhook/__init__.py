@@ -27,7 +27,7 @@ from penstock.collect.webhook.numbered import Numbered
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Guarantee, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured
-from penstock.core.signatures import is_signed, keys
+from penstock.core.signatures import parse_secrets, verify
 from penstock.web.bodies import BodyReader
 from penstock.web.idle_timeout import http_config
 from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
@@ -83,7 +83,7 @@ class WebhookSource:
             raise Misconfigured(f"source {self.name}, remember", "it is shorter than twice the window")
 
     def _keys(self) -> list[bytes]:
-        return keys(f"source {self.name}, secret", self.secret)
+        return parse_secrets(f"source {self.name}, secret", self.secret)
 
     @property
     def guarantee(self) -> Guarantee:
@@ -169,7 +169,7 @@ class _Messages:
         seconds, signature = _once(request, "webhook-timestamp", 400), _once(request, "webhook-signature", 401)
         if not re.fullmatch(r"[0-9]{1,15}", seconds):
             raise Problem(400, "the header webhook-timestamp", "it is no number of seconds", "write those since 1970")
-        if not is_signed(self._keys, signature, message, seconds, body):
+        if not verify(self._keys, signature, message, seconds, body):
             raise Problem(401, "the header webhook-signature", "it is not that of this message", _WAY_OUT)
         if abs(self._source.clock.now() - int(seconds) * 1_000_000) > self._source.window.total_seconds() * 1e6:
             window = f"{self._source.window.total_seconds():g} s"

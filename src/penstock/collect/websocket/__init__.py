@@ -15,10 +15,10 @@ from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
 from penstock.collect.websocket.messages import END, Read, Reading, place_of, read
-from penstock.core.addresses import shown
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Heartbeat
+from penstock.core.text import redact_address
 
 MOST_MESSAGES = 500
 MOST_BYTES = 1 << 20
@@ -174,7 +174,7 @@ class WebSocketSource:
 
     @property
     def _who(self) -> str:
-        return shown(self.url)
+        return redact_address(self.url)
 
 
 async def _settled(error: Exception | None) -> None:

@@ -1,4 +1,4 @@
-"""How long things took, as counts in logarithmic buckets: any quantile within 1 %, in bounded memory, mergeable."""
+"""Figures that a process measures: rates, and sketches of durations."""
 
 import math
 from collections import Counter, deque
@@ -7,21 +7,61 @@ from typing import Any
 
 from penstock.core.clock import Clock
 
+RATE_WINDOW, RATE_STEP = 5.0, 0.25
+
+
+class Rate:
+    """Counts records, and measures records per second over the last few seconds."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.count = 0
+        self._samples: deque[tuple[float, int]] = deque([(clock.elapsed(), 0)])
+
+    def add(self, number: int) -> None:
+        self._advance()
+        self.count += number
+
+    def set_total(self, total: int) -> None:
+        """Set the count to a total from elsewhere. The first total does not count towards the rate."""
+        if self.count == 0:
+            self._samples = deque([(self._clock.elapsed(), total)])
+        # In this order: the total is the current one, not that of the last sample.
+        self.count = total
+        self._advance()
+
+    def per_second(self) -> float:
+        self._advance()
+        since, before = self._samples[0]
+        # Without a minimum, the first record after the start would give a huge rate.
+        return round((self.count - before) / max(self._clock.elapsed() - since, 1.0), 1)
+
+    def _advance(self) -> None:
+        now = self._clock.elapsed()
+        if now - self._samples[-1][0] >= RATE_STEP:
+            self._samples.append((now, self.count))
+        while len(self._samples) > 1 and self._samples[1][0] <= now - RATE_WINDOW:
+            self._samples.popleft()
+
+
 _ERROR = 0.01
 STEP = math.log((1 + _ERROR) / (1 - _ERROR))
-"""A duration of so many ms lies in the bucket ceil(ln(ms) / STEP)."""
+"""A duration in ms lies in the bucket ceil(ln(ms) / STEP)."""
 _MIDDLE = 1 - _ERROR
-# One microsecond to 300 years: what lies outside is counted at the edge, so there are never more than 1,900 buckets.
+# One microsecond to 300 years. Other durations are counted at the edges, so there are at most 1,900 buckets.
 _LOWEST, HIGHEST = 0.001, 1e13
 
 
 def _value(bucket: int) -> float:
-    """The duration that stands for all in a bucket."""
+    """The duration that represents a bucket."""
     return math.exp(bucket * STEP) * _MIDDLE
 
 
 class Sketch:
-    """Milliseconds. What is negative counts as 0 and as `skewed`: two clocks disagreed."""
+    """Durations in milliseconds, counted in logarithmic buckets, so that quantiles are exact within 1 %.
+
+    A negative duration counts as 0 and as `skewed`: two clocks disagreed.
+    """
 
     __slots__ = ("_buckets", "_max", "_min", "_sum", "_zeros", "count", "skewed")
 
@@ -35,7 +75,7 @@ class Sketch:
         self._max = 0.0
 
     def add(self, ms: float, times: int = 1) -> None:
-        """Count a duration; ValueError when it is not a number or `times` is negative."""
+        """Count a duration; ValueError if it is not a number or `times` is negative."""
         if math.isnan(ms) or times < 0:
             raise ValueError(f"{times} times {ms} ms cannot be counted")
         if times == 0:
@@ -53,7 +93,7 @@ class Sketch:
         self._max = max(self._max, ms)
 
     def merge(self, other: "Sketch") -> None:
-        """Count all that the other has counted."""
+        """Add the counts of another sketch."""
         self.count += other.count
         self.skewed += other.skewed
         self._zeros += other._zeros
@@ -63,7 +103,7 @@ class Sketch:
         self._max = max(self._max, other._max)
 
     def without(self, earlier: "Sketch") -> "Sketch":
-        """What was counted since an earlier state of this sketch; its extremes are known as well as its quantiles."""
+        """What was counted since an earlier state of this sketch. Minimum and maximum are exact within 1 %."""
         rest = Sketch()
         rest.count, rest.skewed = self.count - earlier.count, self.skewed - earlier.skewed
         rest._zeros, rest._sum = self._zeros - earlier._zeros, self._sum - earlier._sum
@@ -76,7 +116,7 @@ class Sketch:
         return rest
 
     def quantile(self, q: float) -> float | None:
-        """The duration that the share `q` (0 to 1) did not exceed; None when nothing was counted."""
+        """The duration that the share `q` (0 to 1) did not exceed; None if nothing was counted."""
         if not 0 <= q <= 1:
             raise ValueError(f"a quantile lies between 0 and 1, not at {q}")
         if not self.count:
@@ -91,7 +131,7 @@ class Sketch:
         return self._max
 
     def summary(self) -> dict[str, float] | None:
-        """count, min, mean, p50, p95, p99, max; None when nothing was counted."""
+        """count, min, mean, p50, p95, p99, max; None if nothing was counted."""
         p50, p95, p99 = self.quantile(0.5), self.quantile(0.95), self.quantile(0.99)
         if p50 is None or p95 is None or p99 is None:
             return None
@@ -129,12 +169,11 @@ class Sketch:
         return sketch
 
 
-OVER = 300.0
-SLOT = 30.0
+SKETCH_WINDOW, SLOT = 300.0, 30.0
 
 
-class Recent:
-    """A sketch over the last five minutes, in slots of half a minute that are forgotten one by one."""
+class RecentSketch:
+    """A sketch of the last five minutes, in slots of half a minute."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -144,12 +183,12 @@ class Recent:
         slot = int(self._clock.elapsed() // SLOT)
         if not self._slots or self._slots[-1][0] != slot:
             self._slots.append((slot, Sketch()))
-            self._forget(slot)
+            self._drop_old(slot)
         self._slots[-1][1].add(ms, times)
 
     def sketch(self) -> Sketch:
-        """All that was counted lately."""
-        self._forget(int(self._clock.elapsed() // SLOT))
+        """What was counted in the last five minutes."""
+        self._drop_old(int(self._clock.elapsed() // SLOT))
         whole = Sketch()
         for _, sketch in list(self._slots):
             whole.merge(sketch)
@@ -158,23 +197,23 @@ class Recent:
     def summary(self) -> dict[str, float] | None:
         return self.sketch().summary()
 
-    def _forget(self, now: int) -> None:
-        while self._slots and self._slots[0][0] <= now - OVER / SLOT:
+    def _drop_old(self, now: int) -> None:
+        while self._slots and self._slots[0][0] <= now - SKETCH_WINDOW / SLOT:
             self._slots.popleft()
 
 
-class Lately:
-    """The last five minutes of a sketch that somebody else fills and never empties."""
+class SketchWindow:
+    """The last five minutes of a sketch that only grows."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._states: deque[tuple[int, Sketch]] = deque()
 
-    def of(self, whole: Sketch) -> Sketch:
-        """What was counted since this was first asked, and not longer ago than that."""
+    def update(self, total: Sketch) -> Sketch:
+        """Take the current state of the sketch; return what was counted in the window."""
         slot = int(self._clock.elapsed() // SLOT)
         if not self._states or self._states[-1][0] != slot:
-            self._states.append((slot, whole))
-        while len(self._states) > 1 and self._states[1][0] <= slot - OVER / SLOT:
+            self._states.append((slot, total))
+        while len(self._states) > 1 and self._states[1][0] <= slot - SKETCH_WINDOW / SLOT:
             self._states.popleft()
-        return whole.without(self._states[0][1])
+        return total.without(self._states[0][1])
