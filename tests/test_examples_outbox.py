@@ -1,4 +1,4 @@
-"""The source of one's own that docs/collect.md shows, and its test: as they stand there, and as users run them."""
+"""The source of one's own in docs/sources/own.md and its test, run as users run them."""
 
 import subprocess
 import sys
@@ -33,4 +33,4 @@ def test_it_is_as_good_as_ours(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("file", ["outbox.py", "test_outbox.py"])
 def test_it_stands_in_the_documentation_as_it_is(file: str) -> None:
-    assert (EXAMPLE / file).read_text().strip() in (ROOT / "docs" / "collect.md").read_text()
+    assert (EXAMPLE / file).read_text().strip() in (ROOT / "docs" / "sources" / "own.md").read_text()

@@ -148,7 +148,7 @@ class Pipeline:
         and reports; that of the channel by default. `shed`: which records are dropped, and counted, under overload;
         none by default. `overlap`: the number of parallel connections to a feed that cannot resume; `overlap_by`: the
         field, or fields, that identify a record which arrives on several of them; the whole payload by default.
-        `options`: those of the source's class, see docs/collect.md.
+        `options`: those of the source's class, see docs/sources/.
         """
         into = arguments.check_name("channel", into)
         keys = arguments.check_columns(f"source {name or into}", "partition_by", partition_by)
