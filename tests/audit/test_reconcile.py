@@ -1,6 +1,7 @@
 """Stores compared with their channels: what is found, and what is no finding. Real Redis, Delta and Kafka."""
 
 import asyncio
+import os
 import random
 import threading
 import time
@@ -8,6 +9,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow.parquet as parquet  # type: ignore[import-untyped]  # it ships no types
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from tests.servers import RedisServer
@@ -87,7 +89,80 @@ def kinds(found: Sequence[Discrepancy]) -> list[tuple[str, int]]:
     return [(one.kind, one.count) for one in found]
 
 
+def named(found: Sequence[Discrepancy], *kinds: str) -> Discrepancy:
+    """The finding of the first kind, when there is one of each kind."""
+    by_kind = {one.kind: one for one in found}
+    assert sorted(kinds) == sorted(one.kind for one in found)
+    return by_kind[kinds[0]]  # type: ignore[index]
+
+
 # --- a lake
+
+
+@pytest.mark.parametrize("watching", [True, False])
+def test_a_changed_value_is_found_by_its_commit(tmp_path: Path, watching: bool) -> None:
+    """Only `--deep`, which compares values, saw a value that was changed."""
+    channels, store = filled(), lake(tmp_path)
+    load(channels, store)
+    check = lake_check(store, channels)
+    if watching:
+        assert compared(check) == ()
+    table = DeltaTable(store.path)
+    table.update(predicate="_partition = 1 AND _offset = 7", updates={"n": "-1"})
+    (found,) = compared(check)
+    assert (found.kind, found.stage, found.count) == ("changed", "store:delta/rsvps", 300)
+    (example,) = found.examples
+    assert example.startswith(f"version {table.version()} wrote part-")
+    last = {at: end - 1 for at, (_, end) in channels.bounds(CHANNEL).items()}
+    assert example.endswith(f": partition 0, offsets 0–{last[0]}; partition 1, offsets 0–{last[1]}")
+
+
+def test_a_foreign_commit_stays_a_finding_when_files_are_put_together(tmp_path: Path) -> None:
+    channels, store = filled(), lake(tmp_path)
+    load(channels, store)
+    check = lake_check(store, channels)
+    DeltaTable(store.path).update(predicate="_partition = 1 AND _offset = 7", updates={"n": "-1"})
+    before = compared(check)
+    store.open().table.compact()
+    assert compared(check) == before
+    assert compared(lake_check(store, channels))[0].kind == "changed"
+
+
+def test_a_foreign_commit_that_is_undone_is_no_finding(tmp_path: Path) -> None:
+    channels, store = filled(), lake(tmp_path)
+    load(channels, store)
+    check, version = lake_check(store, channels), DeltaTable(store.path).version()
+    DeltaTable(store.path).delete()
+    named(compared(check), "changed", "missing")
+    DeltaTable(store.path).restore(version)
+    assert compared(check) == ()
+
+
+def test_a_commit_that_changes_no_data_is_no_finding(tmp_path: Path) -> None:
+    channels, store = filled(), lake(tmp_path)
+    load(channels, store)
+    table = DeltaTable(store.path)
+    table.optimize.compact()
+    table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+    table.alter.set_table_properties({"delta.checkpointInterval": "40"})
+    table.create_checkpoint()
+    assert compared(lake_check(store, channels)) == ()
+
+
+@pytest.mark.parametrize("watching", [True, False])
+def test_a_file_that_was_modified_after_its_commit_is_a_finding(tmp_path: Path, watching: bool) -> None:
+    channels, store = filled(), lake(tmp_path)
+    load(channels, store)
+    check = lake_check(store, channels)
+    if watching:
+        assert compared(check) == ()
+    file = next(Path(store.path).glob("*.parquet"))
+    rows = parquet.read_table(file)
+    at = rows.column_names.index("n")
+    parquet.write_table(rows.set_column(at, rows.field(at), [[-1] * len(rows)]), file, compression="NONE")
+    (found,) = compared(check)
+    assert (found.kind, found.count) == ("changed", 1)
+    assert file.name in found.text
 
 
 def test_a_row_that_was_missing_before_the_first_look_is_named_by_its_number(tmp_path: Path) -> None:
@@ -96,10 +171,10 @@ def test_a_row_that_was_missing_before_the_first_look_is_named_by_its_number(tmp
     load(channels, store)
     gone = next(entry for entry in channels.entries(CHANNEL) if entry.offset == 7 and entry.partition == 1)
     DeltaTable(store.path).delete("_partition = 1 AND _offset = 7")
-    (found,) = compared(lake_check(store, channels))
+    found = named(compared(lake_check(store, channels)), "missing", "changed")
     origin = Origin.read(gone.headers)
     assert origin is not None
-    assert (found.kind, found.count, found.stage) == ("missing", 1, "store:delta/rsvps")
+    assert (found.count, found.stage) == (1, "store:delta/rsvps")
     assert found.examples == (f"partition 1, offset 7 (kiosk/1: {origin.seq})",)
 
 
@@ -112,7 +187,7 @@ def test_what_was_refused_or_came_twice_is_not_missing(tmp_path: Path) -> None:
     check = lake_check(store, channels)
     assert compared(check) == ()
     DeltaTable(store.path).delete("_offset = 11")
-    (found,) = compared(lake_check(store, channels))
+    found = named(compared(lake_check(store, channels)), "missing", "changed")
     assert (found.count, found.examples) == (1, ("partition 0, offset 11 (kiosk/1: 12)",))
 
 
@@ -122,8 +197,8 @@ def test_a_row_that_is_there_twice_is_named_and_forgotten_when_it_is_not(tmp_pat
     check, tampering = lake_check(store, channels), LakeTampering(store.path)
     assert compared(check) == ()
     harm = tampering.harm("doubled", random.Random(1))
-    (found,) = compared(check)
-    assert (found.kind, found.count, found.examples) == ("doubled", 1, (harm.name,))
+    found = named(compared(check), "doubled", "changed")
+    assert (found.count, found.examples) == (1, (harm.name,))
     harm.heal()
     assert compared(check) == ()
 
@@ -149,7 +224,7 @@ def test_a_file_that_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
     check = lake_check(store, channels)
     assert compared(check) == ()
     file = next(Path(store.path).glob("*.parquet"))
-    kept = file.read_bytes()
+    kept, times = file.read_bytes(), file.stat()
     file.write_bytes(b"x" * 100)
     assert any(file.name in one.text for one in compared(check))
     file.unlink()
@@ -157,6 +232,7 @@ def test_a_file_that_is_gone_or_damaged_is_named(tmp_path: Path) -> None:
     assert any(file.name in one.text for one in found)
     assert "missing" in [one.kind for one in found]
     file.write_bytes(kept)
+    os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
     assert compared(check) == ()
 
 
@@ -167,8 +243,8 @@ def test_a_row_of_no_loaded_record_is_a_finding(tmp_path: Path) -> None:
     row = table.to_pyarrow_table(filters=[("_offset", "=", 3)]).slice(0, 1)
     at = row.column_names.index("_offset")
     write_deltalake(table, row.set_column(at, row.field(at), [[10_000]]), mode="append")
-    (found,) = compared(lake_check(store, channels))
-    assert (found.kind, found.count) == ("forged", 1)
+    found = named(compared(lake_check(store, channels)), "forged", "changed")
+    assert found.count == 1
     assert found.examples[0].endswith("offset 10000")
 
 

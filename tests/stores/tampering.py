@@ -5,9 +5,13 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
+from deltalake.transaction import AddAction, RemoveAction
 from redis import Redis
 
 
@@ -17,47 +21,71 @@ class Harm:
 
     kind: str
     name: str
-    heal: Callable[[], None]
+    heal: Callable[[], object]
+    count: int = 1
 
 
 class LakeTampering:
     """With the rows of a Delta table, as anybody who can write to its folder might."""
 
-    KINDS: Sequence[str] = ("missing", "doubled")
+    KINDS: Sequence[str] = ("missing", "doubled", "changed")
 
     def __init__(self, path: str) -> None:
         self._path = path
 
     def harm(self, kind: str, chance: random.Random) -> Harm:
-        table = DeltaTable(self._path)
-        place = chance.choice(table.to_pyarrow_table(columns=["_partition", "_offset"]).to_pylist())
+        place = chance.choice(DeltaTable(self._path).to_pyarrow_table(columns=["_partition", "_offset"]).to_pylist())
         partition, offset = place["_partition"], place["_offset"]
-        row = table.to_pyarrow_table(filters=[("_partition", "=", partition), ("_offset", "=", offset)])
         which = f"_partition = {partition} AND _offset = {offset}"
+        filters = [("_partition", "=", partition), ("_offset", "=", offset)]
 
-        def remove() -> None:
-            DeltaTable(self._path).delete(which)
+        def change(table: DeltaTable) -> None:
+            if kind == "missing":
+                table.delete(which)
+            elif kind == "doubled":
+                write_deltalake(table, table.to_pyarrow_table(filters=filters), mode="append")
+            else:
+                table.update(predicate=which, updates={"n": "-1"})
 
-        def append() -> None:
-            write_deltalake(self._path, row, mode="append")
-
-        if kind == "missing":
-            _retrying(remove)
-            return Harm(kind, f"partition {partition}, offset {offset}", lambda: _retrying(append))
-        _retrying(append)
-
-        def heal() -> None:
-            _retrying(remove)
-            _retrying(append)
-
+        version = _retrying(self._path, change)
+        commit = _actions(self._path, version)
+        added = [one["add"] for one in commit if "add" in one]
+        removed = [one["remove"]["path"] for one in commit if "remove" in one]
+        heal = partial(_retrying, self._path, partial(_undo, added=added, removed=removed))
+        if kind == "changed":
+            rows = sum(json.loads(one["stats"])["numRecords"] for one in added)
+            return Harm(kind, f"version {version} wrote {added[0]['path']}", heal, rows)
         return Harm(kind, f"partition {partition}, offset {offset}", heal)
 
 
-def _retrying(change: Callable[[], None]) -> None:
-    """Again when the loader was quicker: then nothing was committed."""
+def _undo(table: DeltaTable, added: Sequence[dict[str, Any]], removed: Sequence[str]) -> None:
+    """Bring the original files back, and take out those of the harm."""
+    ours = {
+        one["add"]["path"]: one["add"]
+        for version in range(table.version() + 1)
+        for one in _actions(table.table_uri, version)
+        if "add" in one
+    }
+    back = [
+        AddAction(path, ours[path]["size"], {}, ours[path]["modificationTime"], True, ours[path]["stats"])
+        for path in removed
+    ]
+    out = [RemoveAction(one["path"], True, int(time.time() * 1000), one["size"]) for one in added]
+    table.create_write_transaction([*back, *out], "append", table.schema())
+
+
+def _actions(path: str, version: int) -> list[dict[str, Any]]:
+    file = Path(path.removeprefix("file://"), "_delta_log", f"{version:020}.json")
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def _retrying(path: str, change: Callable[[DeltaTable], None]) -> int:
+    """Again when the loader was quicker: then nothing was committed. The version of the commit."""
     while True:
         try:
-            return change()
+            table = DeltaTable(path)
+            change(table)
+            return table.version()
         except DeltaError:
             time.sleep(random.random() / 10)
 

@@ -53,6 +53,24 @@ Interval = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignChange:
+    """A file of rows that something else than the loader wrote into a store, or removed from it."""
+
+    version: int
+    """Of the commit."""
+    file: str
+    rows: int
+    runs: tuple[Interval, ...] = ()
+    """The offsets of the rows, as far as they are known."""
+    removed: bool = False
+
+    def __str__(self) -> str:
+        offsets = "; ".join(map(_interval, self.runs[:NAMED]))
+        done = "removed" if self.removed else "wrote"
+        return f"version {self.version} {done} {self.file}" + (f": {offsets}" if offsets else "")
+
+
+@dataclass(frozen=True, slots=True)
 class Holdings:
     """The rows of a store, as of one commit."""
 
@@ -65,8 +83,11 @@ class Holdings:
     """The offsets of the rows, per partition."""
     doubled: Sequence[Interval] = ()
     """Offsets that have more than one row."""
-    unreadable: Sequence[str] = ()
-    """Files with rows that cannot be read, each with the reason."""
+    damaged: Sequence[str] = ()
+    """Files that cannot be read or are not as they were committed, each with the reason."""
+    foreign: Sequence[ForeignChange] = ()
+    whole: bool = True
+    """All commits were searched for foreign changes."""
 
 
 class RecordStore(Protocol):
@@ -122,7 +143,7 @@ class RecordCheck:
             # A file may be read while it is replaced: what is seen once more is so.
             self._suspected = facts
             return
-        self.complete = True
+        self.complete = self.complete or holdings.whole
 
     def discrepancies(self) -> tuple[Discrepancy, ...]:
         return self._found
@@ -131,9 +152,17 @@ class RecordCheck:
         pass
 
     def _named(self, holdings: Holdings) -> Iterator[Discrepancy]:
-        missing, foreign, _, _ = _facts(holdings)
-        for text in holdings.unreadable:
+        missing, unloaded, *_ = _facts(holdings)
+        for text in holdings.damaged:
             yield Discrepancy("changed", self.stage, 1, f"{self.stage}: {text}")
+        if holdings.foreign:
+            rows = sum(one.rows for one in holdings.foreign)
+            versions = len({one.version for one in holdings.foreign})
+            text = (
+                f"{self.stage}: {rows:,} rows were written or removed by something else than Penstock, in "
+                f"{versions:,} {'commit' if versions == 1 else 'commits'}; penstock audit --deep compares their values"
+            )
+            yield Discrepancy("changed", self.stage, rows, text, tuple(map(str, holdings.foreign[:NAMED])))
         if missing:
             names = tuple(self._missing(holdings, missing))
             yield Discrepancy("missing", self.stage, missing, _told(self.stage, missing, "missing"), names)
@@ -141,9 +170,9 @@ class RecordCheck:
             count = sum(last - first + 1 for _, first, last in holdings.doubled)
             names = tuple(_interval(one) for one in holdings.doubled[:NAMED])
             yield Discrepancy("doubled", self.stage, count, _told(self.stage, count, "there more than once"), names)
-        if foreign:
+        if unloaded:
             names = tuple(_interval(one) for one in _beyond(holdings))[:NAMED]
-            yield Discrepancy("forged", self.stage, foreign, _told(self.stage, foreign, "of no loaded record"), names)
+            yield Discrepancy("forged", self.stage, unloaded, _told(self.stage, unloaded, "of no loaded record"), names)
 
     def _missing(self, holdings: Holdings, count: int) -> Iterator[str]:
         """The names of missing rows."""
@@ -221,15 +250,15 @@ class RecordCheck:
         return found
 
 
-def _facts(holdings: Holdings) -> tuple[int, int, tuple[Interval, ...], tuple[str, ...]]:
-    """Missing rows, foreign rows, doubled rows, and files that cannot be read."""
+def _facts(holdings: Holdings) -> tuple[int, int, tuple[object, ...], tuple[object, ...], tuple[object, ...]]:
+    """Missing rows, rows of no loaded record, doubled rows, damaged files, foreign changes."""
     within = 0
     for partition, runs in holdings.rows.items():
         since, stands = holdings.since.get(partition, 0), holdings.stands.get(partition, 0)
         within += sum(max(0, min(last, stands - 1) - max(first, since) + 1) for first, last in runs)
     beyond = sum(last - first + 1 for _, first, last in _beyond(holdings))
     missing, more = max(0, holdings.passed - within), max(0, within - holdings.passed)
-    return missing, more + beyond, tuple(holdings.doubled), tuple(holdings.unreadable)
+    return missing, more + beyond, tuple(holdings.doubled), tuple(holdings.damaged), tuple(holdings.foreign)
 
 
 def _beyond(holdings: Holdings) -> Iterator[Interval]:
@@ -527,9 +556,13 @@ class Reconciler:
         for number, stage in enumerate(self.stages):
             check, failing = self._open.get(number), self._failing.get(number)
             if failing is not None and self.elapsed() - failing[0] > PATIENCE:
-                doubts.append(Doubt("store", stage, f"{stage} cannot be compared with its channel: {failing[1]}"))
+                doubts.append(_doubt(stage, f"{stage} cannot be compared with its channel: {failing[1]}"))
             elif check is None or not check.complete:
-                doubts.append(Doubt("store", stage, f"{stage} is not yet compared with its channel"))
+                doubts.append(_doubt(stage, f"{stage} is not yet compared with its channel"))
         known = {**{number: one.discrepancies() for number, one in self._open.items()}, **found}
         self.discrepancies = tuple(one for some in known.values() for one in some)
         self.doubts = tuple(doubts)
+
+
+def _doubt(stage: str, text: str) -> Doubt:
+    return Doubt("channel" if stage.startswith("channel:") else "store", stage, text)

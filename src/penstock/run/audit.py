@@ -11,10 +11,12 @@ from functools import partial
 from typing import Any
 
 from penstock.analysis.query import Query
+from penstock.audit.account import Account
 from penstock.audit.alarms import Alarms, Doubts
 from penstock.audit.auditor import Auditor, Reduction
 from penstock.audit.balance import balance
 from penstock.audit.content import Content
+from penstock.audit.dead_letters import DeadLetterCheck
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.hops import begun_late
 from penstock.audit.judge import Doubt, Report
@@ -175,6 +177,8 @@ class _Sight:
     """What stood in the way of the auditor lately."""
     positions: Mapping[str, Mapping[str, Offsets]] = field(default_factory=dict)
     """How far each stage has read its channels."""
+    accounts: Mapping[str, Account] = field(default_factory=dict)
+    """The last account of each stage."""
 
     def __post_init__(self) -> None:
         self._alarms = Alarms(self.config.audit, self.config.spark.real_time_batch, reads(self.description))
@@ -184,9 +188,15 @@ class _Sight:
         )
         self._elapsed = Elapsed()
         specs = self.description.stores
+        refusing = [one for one in self.description.channels.values() if one.result_of is None]
+        stores = [partial(check_of, one, self.description, self.config, self.channels, self.clock) for one in specs]
+        dead = [
+            partial(DeadLetterCheck, one.name, one.dead, self.channels, lambda: self.accounts, self.clock)
+            for one in refusing
+        ]
         self.stores = Reconciler(
-            [partial(check_of, one, self.description, self.config, self.channels, self.clock) for one in specs],
-            [store_node(one.url, one.channel) for one in specs],
+            [*stores, *dead],
+            [*(store_node(one.url, one.channel) for one in specs), *(f"channel:{one.dead}" for one in refusing)],
         )
         self._report = Report(self.clock.now())
         self._rates = {one.channel: Rate(self.clock) for one in self.watching}
@@ -216,6 +226,7 @@ class _Sight:
             content = reader.content()
             unread = reader.unread(self._bounds)
             positions = reader.positions()
+        self.accounts = content.accounts
         self.positions = {
             stage: {channel: share.until for channel, share in account.shares.items()}
             for stage, account in content.accounts.items()

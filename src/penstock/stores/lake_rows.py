@@ -1,34 +1,139 @@
-"""The rows of a lake, as the audit looks at them: read from the files that are new since the last look."""
+"""The rows and the commits of a lake, as the audit reads them: only what is new since the last look.
 
+The data files of a Delta table never change, and each commit of the loader carries its application transaction. So a
+changed value shows without reading the values: as a commit without that transaction, or as a file that was modified
+after its commit.
+"""
+
+import json
+import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # it ships no types
+import pyarrow.fs as pf  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]  # it ships no types
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
 
 from penstock.audit.account import Outcome
-from penstock.audit.reconcile import Holdings, Interval
+from penstock.audit.reconcile import ForeignChange, Holdings, Interval
 from penstock.core.errors import Unavailable
 from penstock.core.runs import Runs
 from penstock.stores.lake import LakeStore, Numbering
 
-_PLACE = ["_partition", "_offset"]
+_OFFSET_COLUMNS = ["_partition", "_offset"]
+_SLACK_MS = 120_000
+"""A file may have been modified so much later than its commit says: clocks differ."""
+_HISTORY = 5_000
+"""At the first look, at most this many commits are read. Older ones are not checked."""
+_TURN = 1.0
+"""Seconds after which the reading of commits continues in the next turn."""
+_KNOWN_FILES = 200_000
+
+Stamp = tuple[int, int]
+"""Size and modification time (ns) of a file; (-1, -1) when it cannot be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _File:
     """The offsets of the rows of one file."""
 
-    stamp: tuple[int, int] | None
-    """Size and time of the last change, where this machine can look."""
+    stamp: Stamp | None
+    """None where this machine cannot look."""
     runs: tuple[Interval, ...] = ()
     doubled: tuple[Interval, ...] = ()
     error: str = ""
+
+
+class CommitLog:
+    """The commits of a Delta table, read in order: finds data files that something else than the loader wrote.
+
+    A commit changes data if one of its add or remove actions says so (`dataChange`). Without the application
+    transaction of the loader, such a commit is foreign. Compaction changes no data: the file that it makes is foreign
+    only if one of the files was that it replaces.
+    """
+
+    def __init__(self, table: DeltaTable, channel: str) -> None:
+        self._files = pf.PyFileSystem(DeltaStorageHandler.from_table(table._table))
+        self._app = f"penstock/{channel}/"
+        self._next: int | None = None
+        self._genuine: dict[str, None] = {}
+        """Paths that the loader wrote, the newest last. A restored version brings them back."""
+        self._foreign: dict[str, tuple[ForeignChange, ...]] = {}
+        """The foreign changes in each live file."""
+        self._removed: dict[str, ForeignChange] = {}
+
+    def read(self, version: int, runs: Mapping[str, tuple[Interval, ...]]) -> bool:
+        """Read the commits up to this version; False when some are left for the next turn. `runs`: offsets by file."""
+        if self._next is None:
+            found = (unquote(one.base_name) for one in self._files.get_file_info(pf.FileSelector("_delta_log")))
+            versions = [int(name[:20]) for name in found if name.endswith(".json") and name[:-5].isdecimal()]
+            self._next = max(min(versions, default=0), version - _HISTORY)
+        began = time.monotonic()
+        while self._next <= version:
+            try:
+                with self._files.open_input_file(f"_delta_log/{self._next:020}.json") as file:
+                    actions = [json.loads(line) for line in file.read().splitlines() if line.strip()]
+            except FileNotFoundError:
+                # The log keeps its commits for days only.
+                actions = []
+            self._apply(self._next, actions, runs)
+            self._next += 1
+            if time.monotonic() - began > _TURN:
+                break
+        return self._next > version
+
+    def changes(self, runs: Mapping[str, tuple[Interval, ...]]) -> tuple[ForeignChange, ...]:
+        """The foreign changes that are in the table now, the first ones first."""
+        for path, some in self._foreign.items():
+            if path in runs:
+                # The offsets of a file are read after the commit that names it.
+                self._foreign[path] = tuple(
+                    replace(one, runs=runs[path]) if one.file == path and not one.runs else one for one in some
+                )
+        every = {*self._removed.values(), *(one for some in self._foreign.values() for one in some)}
+        return tuple(sorted(every, key=lambda one: (one.version, one.file)))
+
+    def _apply(
+        self, version: int, actions: Iterable[Mapping[str, Any]], runs: Mapping[str, tuple[Interval, ...]]
+    ) -> None:
+        every = [(name, action) for one in actions for name, action in one.items()]
+        added = {unquote(action["path"]): action for name, action in every if name == "add"}
+        removed = {unquote(action["path"]): action for name, action in every if name == "remove"}
+        own = any(name == "txn" and str(action["appId"]).startswith(self._app) for name, action in every)
+        changes = any(action.get("dataChange", True) for action in (*added.values(), *removed.values()))
+        inherited = tuple({one for path in removed for one in self._foreign.pop(path, ())})
+        for path, action in added.items():
+            self._removed.pop(path, None)
+            if path in self._genuine:
+                continue
+            if own or not changes:
+                if inherited and not own:
+                    self._foreign[path] = inherited
+                else:
+                    self._genuine[path] = None
+            else:
+                self._foreign[path] = (ForeignChange(version, path, _rows_in(action)),)
+        if changes and not own and not added:
+            for path in removed.keys() & self._genuine.keys():
+                some = runs.get(path, ())
+                rows = sum(last - first + 1 for _, first, last in some)
+                self._removed[path] = ForeignChange(version, path, rows, some, removed=True)
+        while len(self._genuine) > _KNOWN_FILES:
+            del self._genuine[next(iter(self._genuine))]
+
+
+def _rows_in(action: Mapping[str, Any]) -> int:
+    try:
+        return int(json.loads(action.get("stats") or "{}").get("numRecords", 0))
+    except (ValueError, TypeError, AttributeError):
+        return 0
 
 
 class LakeRows:
@@ -37,7 +142,10 @@ class LakeRows:
     def __init__(self, path: str, channel: str) -> None:
         self._path, self._channel = path, channel
         self._table: DeltaTable | None = None
+        self._commits: CommitLog | None = None
         self._files: dict[str, _File] = {}
+        self._first: dict[str, Stamp] = {}
+        """The stamp of each file when it was first found whole."""
         self._seen: tuple[object, ...] = ()
         self._last: Holdings | None = None
 
@@ -54,18 +162,18 @@ class LakeRows:
 
     def _look(self) -> Holdings | None:
         table = self._opened()
-        if table is None:
+        if table is None or self._commits is None:
             return None
         actions = pa.table(table.get_add_actions(flatten=True))
-        paths = actions["path"].to_pylist()
-        stamps = {path: self._stamp(path) for path in paths}
-        known = "num_records" in actions.column_names
-        counts = dict(zip(paths, actions["num_records"].to_pylist() if known else [None] * len(paths), strict=True))
-        seen = (table.metadata().id, table.version(), tuple(stamps.items()))
+        committed = {unquote(one["path"]): one for one in actions.to_pylist()}
+        stamps = {path: self._stamp(path) for path in committed}
+        runs = {path: one.runs for path, one in self._files.items()}
+        all_read = self._commits.read(table.version(), runs)
+        seen = (table.metadata().id, table.version(), tuple(stamps.items()), all_read)
         if seen == self._seen and self._last is not None:
             return self._last
         fresh = [path for path, stamp in stamps.items() if path not in self._files or self._files[path].stamp != stamp]
-        read = dict(self._read(table, fresh, stamps, counts))
+        read = dict(self._read(table, fresh, stamps, committed))
         self._files = {path: read.get(path) or self._files[path] for path in stamps}
         passed = self._total(table, Outcome.PASSED.value)
         if passed is None:
@@ -74,8 +182,10 @@ class LakeRows:
         partitions = range(self._total(table, "count") or 0)
         stands = {at: offset for at in partitions if (offset := self._total(table, f"{at}")) is not None}
         since = {at: offset for at in stands if (offset := self._total(table, f"since/{at}")) is not None}
-        unreadable = tuple(f"the file {path} {one.error}" for path, one in self._files.items() if one.error)
-        self._seen, self._last = seen, Holdings(since, stands, passed, rows, doubled, unreadable)
+        damaged = tuple(f"the file {path} {one.error}" for path, one in self._files.items() if one.error)
+        foreign = self._commits.changes({path: one.runs for path, one in self._files.items()})
+        self._seen = seen
+        self._last = Holdings(since, stands, passed, rows, doubled, damaged, foreign, all_read)
         return self._last
 
     def _opened(self) -> DeltaTable | None:
@@ -83,6 +193,7 @@ class LakeRows:
             if not DeltaTable.is_deltatable(self._path):
                 return None
             self._table, self._files = DeltaTable(self._path), {}
+            self._commits = CommitLog(self._table, self._channel)
         else:
             self._table.update_incremental()
         return self._table
@@ -90,8 +201,7 @@ class LakeRows:
     def _total(self, table: DeltaTable, part: str) -> int | None:
         return table.transaction_version(f"penstock/{self._channel}/{part}")
 
-    def _stamp(self, path: str) -> tuple[int, int] | None:
-        """What changes with a file that somebody writes over or removes; None where this machine cannot look."""
+    def _stamp(self, path: str) -> Stamp | None:
         if "://" in self._path:
             return None
         try:
@@ -104,26 +214,37 @@ class LakeRows:
         self,
         table: DeltaTable,
         paths: Iterable[str],
-        stamps: Mapping[str, tuple[int, int] | None],
-        counts: Mapping[str, int | None],
+        stamps: Mapping[str, Stamp | None],
+        committed: Mapping[str, Mapping[str, Any]],
     ) -> Iterator[tuple[str, _File]]:
         remote: Mapping[str, Any] = {}
         for path in paths:
+            rows = committed[path].get("num_records") or "?"
             try:
                 if "://" in self._path:
                     remote = remote or {one.path.lstrip("/"): one for one in table.to_pyarrow_dataset().get_fragments()}
-                    rows = remote[path].to_table(columns=_PLACE)
+                    read = remote[path].to_table(columns=_OFFSET_COLUMNS)
                 else:
-                    rows = parquet.read_table(Path(self._path, path), columns=_PLACE, partitioning=None)
-                yield path, _summary(rows, stamps[path])
+                    read = parquet.read_table(Path(self._path, path), columns=_OFFSET_COLUMNS, partitioning=None)
             except (OSError, KeyError, pa.ArrowException) as error:
                 reason = "is gone" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-                yield path, _File(stamps[path], error=f"{reason} ({counts[path] or '?'} rows)")
+                yield path, _File(stamps[path], error=f"{reason} ({rows} rows)")
+                continue
+            stamp = stamps[path]
+            error = (
+                f"was modified after its commit ({rows} rows)" if self._modified(path, stamp, committed[path]) else ""
+            )
+            runs, doubled = _islands(read)
+            yield path, _File(stamp, tuple(runs), tuple(doubled), error)
 
-
-def _summary(rows: pa.Table, stamp: tuple[int, int] | None) -> _File:
-    runs, doubled = _islands(rows)
-    return _File(stamp, tuple(runs), tuple(doubled))
+    def _modified(self, path: str, stamp: Stamp | None, action: Mapping[str, Any]) -> bool:
+        """Whether a file is another one than was committed, or than was first found here."""
+        if stamp is None:
+            return False
+        size, changed = stamp
+        if size != action["size_bytes"] or changed // 1_000_000 > action["modification_time"] + _SLACK_MS:
+            return True
+        return stamp != self._first.setdefault(path, stamp)
 
 
 def _islands(rows: pa.Table) -> tuple[list[Interval], list[Interval]]:
@@ -131,7 +252,7 @@ def _islands(rows: pa.Table) -> tuple[list[Interval], list[Interval]]:
     rows = rows.drop_null()
     if not rows.num_rows:
         return [], []
-    rows = rows.sort_by([(name, "ascending") for name in _PLACE]).combine_chunks()
+    rows = rows.sort_by([(name, "ascending") for name in _OFFSET_COLUMNS]).combine_chunks()
     before, after = rows.slice(0, rows.num_rows - 1), rows.slice(1)
     same = pc.equal(before["_partition"], after["_partition"])
     again = pc.and_(same, pc.equal(before["_offset"], after["_offset"]))
@@ -140,7 +261,7 @@ def _islands(rows: pa.Table) -> tuple[list[Interval], list[Interval]]:
     starts = [0, *(end + 1 for end in ends[:-1])]
     first, last = rows.take(starts).to_pydict(), rows.take(ends).to_pydict()
     runs = list(zip(first["_partition"], first["_offset"], last["_offset"], strict=True))
-    twice = before.filter(again).to_pydict() if pc.any(again).as_py() else {name: [] for name in _PLACE}
+    twice = before.filter(again).to_pydict() if pc.any(again).as_py() else {name: [] for name in _OFFSET_COLUMNS}
     doubled = [(partition, offset, offset) for partition, offset in zip(*twice.values(), strict=True)]
     return runs, doubled
 
