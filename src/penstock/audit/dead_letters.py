@@ -19,8 +19,8 @@ from penstock.audit.findings import IN_CHANNEL, shown_key
 from penstock.audit.judge import Discrepancy
 from penstock.core.clock import Clock, Micros
 from penstock.core.contracts import Channels, Entry, Offsets, Reader
-from penstock.core.held import held
 from penstock.core.record import Origin
+from penstock.core.scan import scan
 
 log = logging.getLogger(__name__)
 
@@ -152,7 +152,7 @@ class DeadLetterCheck:
     def _records(self, partition: int, first: int, end: int, low: int) -> Iterable[Entry]:
         if max(low, first) >= end:
             return ()
-        return held(self._channels, self._channel, {partition: first}, {partition: (low, end)})
+        return scan(self._channels, self._channel, {partition: first}, {partition: (low, end)})
 
     def _count(self) -> None:
         """Remember the accounts of the stages that refuse records of this channel."""
