@@ -18,14 +18,14 @@ from threading import RLock
 from zlib import crc32
 
 from penstock.audit.account import Account
-from penstock.audit.content import ChannelCounts, Content, Lost, Numbered, Run
+from penstock.audit.content import TABLES, Content, Lost, Run, read_content
 from penstock.audit.findings import MINUTE, STRANGERS, Findings, Kind, Numbering, Span, Stranger, Watched
 from penstock.audit.judge import Report
 from penstock.core.clock import Micros
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.metrics import Sketch
-from penstock.core.record import GENERATIONS, LARGEST_JUMP, OutageInterval, generation_and_count
+from penstock.core.record import GENERATIONS, LARGEST_JUMP, generation_and_count
 from penstock.core.runs import Runs
 
 FORMAT = 6
@@ -37,63 +37,6 @@ DAY = 24 * 60
 """So many minutes are kept one by one."""
 ROWS = 200_000
 """So many rows of windows are remembered for each result: those that changed last."""
-
-_TABLES = """
-CREATE TABLE channels (
-    channel TEXT PRIMARY KEY, kind TEXT NOT NULL, fed_by TEXT NOT NULL, windowed INTEGER NOT NULL,
-    compacted INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE stages (stage TEXT PRIMARY KEY, reads TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE topics (channel TEXT PRIMARY KEY, id TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE positions (
-    channel TEXT, partition INTEGER, since INTEGER NOT NULL, next INTEGER NOT NULL, PRIMARY KEY (channel, partition)
-) WITHOUT ROWID;
-CREATE TABLE tallies (
-    channel TEXT PRIMARY KEY, records INTEGER NOT NULL, without_identity INTEGER NOT NULL, deletions INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE minutes (channel TEXT, minute INTEGER, records INTEGER NOT NULL, PRIMARY KEY (channel, minute)
-) WITHOUT ROWID;
-CREATE TABLE numbered (
-    channel TEXT, sender TEXT, epoch INTEGER, records INTEGER NOT NULL, redriven INTEGER NOT NULL,
-    disorder INTEGER NOT NULL, timed INTEGER NOT NULL, least INTEGER NOT NULL, total REAL NOT NULL,
-    most INTEGER NOT NULL, newest INTEGER NOT NULL, PRIMARY KEY (channel, sender, epoch)) WITHOUT ROWID;
-CREATE TABLE runs (
-    channel TEXT, sender TEXT, epoch INTEGER, first INTEGER, last INTEGER NOT NULL, noticed INTEGER NOT NULL,
-    PRIMARY KEY (channel, sender, epoch, first)) WITHOUT ROWID;
-CREATE TABLE disorder (
-    channel TEXT, sender TEXT, epoch INTEGER, first INTEGER, last INTEGER NOT NULL,
-    PRIMARY KEY (channel, sender, epoch, first)) WITHOUT ROWID;
-CREATE TABLE tails (
-    channel TEXT, partition INTEGER, sender TEXT, epoch INTEGER, highest INTEGER NOT NULL,
-    PRIMARY KEY (channel, partition, sender, epoch)) WITHOUT ROWID;
-CREATE TABLE claims (
-    channel TEXT, sender TEXT, epoch INTEGER, seq INTEGER, at INTEGER NOT NULL,
-    PRIMARY KEY (channel, sender, epoch, seq)) WITHOUT ROWID;
-CREATE TABLE blinds (
-    channel TEXT, source TEXT, since INTEGER, until INTEGER NOT NULL, PRIMARY KEY (channel, source, since)
-) WITHOUT ROWID;
-CREATE TABLE latencies (channel TEXT, of TEXT, sketch TEXT NOT NULL, PRIMARY KEY (channel, of)) WITHOUT ROWID;
-CREATE TABLE rows (
-    channel TEXT, key INTEGER, version INTEGER NOT NULL, changed INTEGER NOT NULL, PRIMARY KEY (channel, key)
-) WITHOUT ROWID;
-CREATE TABLE folded (
-    channel TEXT PRIMARY KEY, records INTEGER NOT NULL, rows INTEGER NOT NULL, trimmed INTEGER NOT NULL,
-    doubtful INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE accounts (stage TEXT PRIMARY KEY, document TEXT NOT NULL, lives INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE forged (channel TEXT PRIMARY KEY, rows INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE strangers (
-    channel TEXT, partition INTEGER, offset INTEGER, key TEXT NOT NULL, version INTEGER,
-    PRIMARY KEY (channel, partition, offset)) WITHOUT ROWID;
-CREATE TABLE begins (
-    channel TEXT, partition INTEGER, first INTEGER NOT NULL, PRIMARY KEY (channel, partition)) WITHOUT ROWID;
-CREATE TABLE ends (
-    channel TEXT, partition INTEGER, at INTEGER, upto INTEGER NOT NULL, PRIMARY KEY (channel, partition, at)
-) WITHOUT ROWID;
-CREATE TABLE lost (
-    channel TEXT, partition INTEGER, first INTEGER, last INTEGER NOT NULL, until INTEGER, unread TEXT NOT NULL,
-    PRIMARY KEY (channel, partition, first)) WITHOUT ROWID;
-CREATE TABLE report (only INTEGER PRIMARY KEY CHECK (only = 0), document TEXT NOT NULL);
-CREATE TABLE merged (only INTEGER PRIMARY KEY CHECK (only = 0), at INTEGER NOT NULL, drained INTEGER NOT NULL);
-"""
 
 _CHECKSUMS = "checksums"
 _REMADE = "the auditor keeps it as a copy and makes a new one from what the channels still hold: start the pipeline"
@@ -124,10 +67,6 @@ def set_aside(path: Path) -> Path | None:
 
 def _checksum(*values: object) -> int:
     return crc32(repr(values).encode())
-
-
-def _span(count: int, least: Micros, total: float, most: Micros, newest: Micros) -> Span | None:
-    return Span(count, least, int(total), most, newest) if count else None
 
 
 class Ledger:
@@ -190,11 +129,7 @@ class Ledger:
 
     def positions(self) -> dict[str, dict[int, int]]:
         """How far each channel is read."""
-        with self._explained():
-            found: defaultdict[str, dict[int, int]] = defaultdict(dict)
-            for channel, partition, offset in self._db.execute("SELECT channel, partition, next FROM positions"):
-                found[channel][partition] = offset
-            return dict(found)
+        return self._by_partition("SELECT channel, partition, next FROM positions")
 
     def channels(self) -> dict[str, Kind]:
         """The channels of the balance, and what is expected of them."""
@@ -246,81 +181,14 @@ class Ledger:
             )
 
     def content(self) -> Content:
-        """Everything, as of one moment."""
+        """Read all of it in one transaction."""
+        copies = sorted(
+            str(copy)
+            for copy in self._path.parent.glob(f"{self._path.name}.old-*")
+            if not copy.name.endswith(("-wal", "-shm"))
+        )
         with self._transaction("DEFERRED"):
-            runs: defaultdict[Numbering, list[Run]] = defaultdict(list)
-            for channel, sender, epoch, *run in self._db.execute(
-                "SELECT channel, sender, epoch, first, last, noticed FROM runs ORDER BY channel, sender, epoch, first"
-            ):
-                runs[channel, sender, epoch].append(Run(*run))
-            claims: defaultdict[Numbering, list[tuple[int, Micros]]] = defaultdict(list)
-            for channel, sender, epoch, seq, at in self._db.execute("SELECT * FROM claims ORDER BY seq"):
-                claims[channel, sender, epoch].append((seq, at))
-            disorder: defaultdict[Numbering, list[tuple[int, int]]] = defaultdict(list)
-            for channel, sender, epoch, first, last in self._db.execute("SELECT * FROM disorder"):
-                disorder[channel, sender, epoch].append((first, last))
-            since: defaultdict[str, dict[int, int]] = defaultdict(dict)
-            until: defaultdict[str, dict[int, int]] = defaultdict(dict)
-            for channel, partition, first, last in self._db.execute("SELECT * FROM positions"):
-                since[channel][partition], until[channel][partition] = first, last
-            minutes: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
-            for channel, minute, records in self._db.execute("SELECT * FROM minutes ORDER BY minute"):
-                minutes[channel].append((minute, records))
-            return Content(
-                channels={
-                    channel: Watched(channel, Kind(kind), tuple(fed_by.split()), bool(windowed), bool(compacted))
-                    for channel, kind, fed_by, windowed, compacted in self._db.execute("SELECT * FROM channels")
-                },
-                counts={
-                    channel: ChannelCounts(*counts) for channel, *counts in self._db.execute("SELECT * FROM tallies")
-                },
-                numbered={
-                    (channel, sender, epoch): Numbered(records, redriven, disorder, _span(*span))
-                    for channel, sender, epoch, records, redriven, disorder, *span in self._db.execute(
-                        "SELECT * FROM numbered"
-                    )
-                },
-                runs=dict(runs),
-                claims=dict(claims),
-                blinds=[
-                    (channel, OutageInterval(*blind)) for channel, *blind in self._db.execute("SELECT * FROM blinds")
-                ],
-                latencies=self._sketches("whole"),
-                as_of=next((at for (at,) in self._db.execute("SELECT at FROM merged")), None),
-                drained=next((at for (at,) in self._db.execute("SELECT drained FROM merged")), None),
-                since=dict(since),
-                until=dict(until),
-                steps=self._sketches("step"),
-                disorder=dict(disorder),
-                folded={
-                    channel: None if doubtful else records
-                    for channel, records, doubtful in self._db.execute("SELECT channel, records, doubtful FROM folded")
-                },
-                minutes=dict(minutes),
-                accounts={
-                    stage: Account.of(stage.encode(), document.encode())
-                    for stage, document in self._db.execute(
-                        "SELECT stage, document FROM accounts"
-                        " WHERE stage IN (SELECT stage FROM stages) OR NOT EXISTS (SELECT 1 FROM stages)"
-                    )
-                },
-                stages={stage: reads.split() for stage, reads in self._db.execute("SELECT stage, reads FROM stages")},
-                report=next(
-                    (Report.of(json.loads(text)) for (text,) in self._db.execute("SELECT document FROM report")), None
-                ),
-                copies=sorted(
-                    str(copy)
-                    for copy in self._path.parent.glob(f"{self._path.name}.old-*")
-                    if not copy.name.endswith(("-wal", "-shm"))
-                ),
-                forged=dict(self._db.execute("SELECT channel, rows FROM forged").fetchall()),
-                strangers=[Stranger(*row) for row in self._db.execute("SELECT * FROM strangers")],
-                lost=[
-                    Lost(channel, partition, first, last, until, tuple(unread.split()))
-                    for channel, partition, first, last, until, unread in self._db.execute("SELECT * FROM lost")
-                ],
-                reborn={stage for (stage,) in self._db.execute("SELECT stage FROM accounts WHERE lives > 1")},
-            )
+            return read_content(self._db, copies)
 
     def report(self, report: Report) -> None:
         """Keep what the auditor reports beside its counts, in place of its last report."""
@@ -340,11 +208,7 @@ class Ledger:
 
     def begins(self) -> dict[str, dict[int, int]]:
         """Where the partitions of each channel began when they were last looked at."""
-        with self._explained():
-            found: defaultdict[str, dict[int, int]] = defaultdict(dict)
-            for channel, partition, first in self._db.execute("SELECT * FROM begins"):
-                found[channel][partition] = first
-            return dict(found)
+        return self._by_partition("SELECT * FROM begins")
 
     def mark_bounds(
         self, bounds: Mapping[str, Mapping[int, tuple[int, int]]], lost: Sequence[Lost], now: Micros
@@ -407,6 +271,13 @@ class Ledger:
     def close(self) -> None:
         with self._lock:
             self._db.close()
+
+    def _by_partition(self, select: str) -> dict[str, dict[int, int]]:
+        with self._explained():
+            found: defaultdict[str, dict[int, int]] = defaultdict(dict)
+            for channel, partition, offset in self._db.execute(select):
+                found[channel][partition] = offset
+            return dict(found)
 
     def _connect(self, mode: str) -> sqlite3.Connection:
         # The lock lets one thread at a time through.
@@ -627,12 +498,6 @@ class Ledger:
             "INSERT OR REPLACE INTO latencies VALUES (?, ?, ?)", (channel, of, json.dumps(total.to_json()))
         )
 
-    def _sketches(self, of: str) -> dict[str, Sketch]:
-        return {
-            channel: Sketch.from_json(json.loads(sketch))
-            for channel, sketch in self._db.execute("SELECT channel, sketch FROM latencies WHERE of = ?", (of,))
-        }
-
     def _add_claim(self, numbering: Numbering, seq: int, at: Micros) -> None:
         """Keep the first claim, the last that is settled, and those that are younger: a few per sender.
 
@@ -654,7 +519,7 @@ class Ledger:
             with self._transaction():
                 # Another process may have been quicker.
                 if self._db.execute("PRAGMA user_version").fetchone() == (0,):
-                    for statement in _TABLES.strip().split(";"):
+                    for statement in TABLES.strip().split(";"):
                         self._db.execute(statement)
                     self._keep_checksums()
                     self._db.execute(f"PRAGMA user_version = {FORMAT}")
