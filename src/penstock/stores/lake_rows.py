@@ -231,11 +231,10 @@ class LakeRows:
                 yield path, _File(stamps[path], error=f"{reason} ({rows} rows)")
                 continue
             stamp = stamps[path]
-            error = (
-                f"was modified after its commit ({rows} rows)" if self._modified(path, stamp, committed[path]) else ""
-            )
+            modified = self._modified(path, stamp, committed[path])
             runs, doubled = _islands(read)
-            yield path, _File(stamp, tuple(runs), tuple(doubled), error)
+            problem = f"was modified after its commit ({rows} rows)" if modified else ""
+            yield path, _File(stamp, tuple(runs), tuple(doubled), problem)
 
     def _modified(self, path: str, stamp: Stamp | None, action: Mapping[str, Any]) -> bool:
         """Whether a file is another one than was committed, or than was first found here."""
