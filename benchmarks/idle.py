@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from penstock.channels.files import Files
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.pump import Pump
 from penstock.collect.ways import source_at
 from penstock.core.contracts import Topic
@@ -29,7 +29,7 @@ AT_ONCE = 200
 
 
 def collect(url: str, folder: str) -> None:
-    channels = Files(Path(folder))
+    channels = SqliteChannels(Path(folder))
     channels.ensure([Topic(name) for name in ("idle", "idle.dead", "beats", "marks")])
     pump = Pump(source_at(url, "intake"), "idle", channels, heartbeats="beats", bookmarks="marks")
     asyncio.run(pump.run(asyncio.Event()))

@@ -29,8 +29,8 @@ from broker import broker
 from confluent_kafka import Producer
 from websockets.asyncio.client import connect
 
-from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.pump import Pump
 from penstock.collect.spooling import Spool
 from penstock.collect.ways import source_at
@@ -54,7 +54,7 @@ def collect(url: str, servers: str, topic: str, folder: str) -> None:
     gc.set_threshold(50_000, 20, 50)
     pump = Pump(
         source_at(url, "intake"), topic, Kafka(servers), heartbeats=f"{topic}.beats", bookmarks=f"{topic}.marks",
-        spool=Spool(Files(Path(folder)), topic),
+        spool=Spool(SqliteChannels(Path(folder)), topic),
     )  # fmt: skip
     asyncio.run(pump.run(asyncio.Event()))
 

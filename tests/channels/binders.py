@@ -17,11 +17,11 @@ from tests.channels.servers import KafkaServer
 from tests.ports import later_port
 from tests.servers import RedisServer
 
-from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
 from penstock.channels.kafka.settings import KafkaSettings
 from penstock.channels.memory import MemoryChannels
 from penstock.channels.redis import RedisChannels
+from penstock.channels.sqlite import SqliteChannels
 from penstock.channels.tcp import Tcp
 from penstock.core.clock import Micros, SystemClock
 from penstock.core.contracts import Channels
@@ -128,7 +128,7 @@ def redis(request: pytest.FixtureRequest) -> Iterator[Bound]:
 @contextmanager
 def files(request: pytest.FixtureRequest) -> Iterator[Bound]:
     folder: Path = request.getfixturevalue("tmp_path")
-    yield Bound(Files(folder / "channels", lease=LEASE), compaction={"compact.after": "100 ms"})
+    yield Bound(SqliteChannels(folder / "channels", lease=LEASE), compaction={"compact.after": "100 ms"})
 
 
 # --- tcp

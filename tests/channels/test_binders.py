@@ -5,24 +5,24 @@ from pathlib import Path
 import pytest
 
 from penstock.channels.binders import bind
-from penstock.channels.files import Files
 from penstock.channels.memory import MemoryChannels
+from penstock.channels.sqlite import SqliteChannels
 from penstock.core.errors import Misconfigured
 
 
 def test_a_scheme_is_the_same_in_capitals(tmp_path: Path) -> None:
     assert bind("KAFKA://h:9092").where == "kafka://h:9092"
-    assert bind(f"File://{tmp_path}") == Files(tmp_path)
+    assert bind(f"File://{tmp_path}") == SqliteChannels(tmp_path)
     assert bind("Memory://Same") is bind("memory://Same")
 
 
 def test_what_a_binder_says_of_itself_leads_back_to_it(tmp_path: Path) -> None:
-    for address in ("memory://a", f"file://{tmp_path}?sync=no&segment=2MB", "kafka://a:1,b:2"):
+    for address in ("memory://a", f"file://{tmp_path}?sync=no", "kafka://a:1,b:2"):
         binder = bind(address)
         assert bind(binder.where).where == binder.where
     assert isinstance(bind("memory://a"), MemoryChannels)
     assert bind(bind("memory://a").where) is bind("memory://a")
-    files = bind(f"file://{tmp_path}?sync=no&segment=2MB")
+    files = bind(f"file://{tmp_path}?sync=no")
     assert bind(files.where) == files
 
 

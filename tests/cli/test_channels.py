@@ -3,14 +3,14 @@ from pathlib import Path
 import pytest
 from tests.cli.standing import standing
 
-from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
+from penstock.channels.sqlite import SqliteChannels
 from penstock.cli.channels import found
 from penstock.core.errors import Misconfigured
 
 
 def test_an_address_is_taken_at_its_word(tmp_path: Path) -> None:
-    assert found(tmp_path, None, f"file://{tmp_path}/c?sync=no") == Files(tmp_path / "c", sync=False)
+    assert found(tmp_path, None, f"file://{tmp_path}/c?sync=no") == SqliteChannels(tmp_path / "c", sync=False)
 
 
 def test_a_host_and_a_port_are_those_of_a_kafka_with_the_settings_of_the_folder(tmp_path: Path) -> None:

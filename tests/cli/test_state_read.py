@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from penstock.channels.files import Files
+from penstock.channels.sqlite import SqliteChannels
 from penstock.cli import app
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
@@ -57,7 +57,7 @@ class Analysis:
 def folder(tmp_path: Path) -> Iterator[Path]:
     """In which a pipeline runs without a page; its channels are files."""
     (tmp_path / "shop.py").write_text(PIPELINE)
-    channels = Files(tmp_path / "channels")
+    channels = SqliteChannels(tmp_path / "channels")
     channels.ensure([Topic("penstock.shop.status", compacted=True), Topic("by_city", compacted=True)])
     with ExitStack() as stack:
         address = stack.enter_context(answering(Analysis(), "127.0.0.1:0"))
@@ -72,7 +72,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         yield tmp_path
 
 
-def running(state: Path, channels: Files, page: str | None) -> None:
+def running(state: Path, channels: SqliteChannels, page: str | None) -> None:
     where, file = channels.where, str(state.parent / "shop.py")
     Running(os.getpid(), "shop", "penstock.shop.status", where, page, None, file, where).write(state)
 
@@ -150,7 +150,9 @@ def test_something_else_at_the_address_is_told_as_a_sentence(folder: Path, answe
 
     with ThreadingTCPServer(("127.0.0.1", 0), Other) as server:
         Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        running(folder / ".penstock", Files(folder / "channels"), f"http://127.0.0.1:{server.server_address[1]}")
+        running(
+            folder / ".penstock", SqliteChannels(folder / "channels"), f"http://127.0.0.1:{server.server_address[1]}"
+        )
         told = state(folder, "get", "totals", "nl")
         server.shutdown()
     assert isinstance(told.exception, Unavailable)
@@ -158,7 +160,7 @@ def test_something_else_at_the_address_is_told_as_a_sentence(folder: Path, answe
 
 def test_where_there_is_a_page_it_is_asked(folder: Path) -> None:
     with answering(Analysis(), "127.0.0.1:0") as page:
-        running(folder / ".penstock", Files(folder / "channels"), page)
+        running(folder / ".penstock", SqliteChannels(folder / "channels"), page)
         # It answers for the row as well: the channel is not read.
         assert json.loads(state(folder, "get", "totals", "nl", "--json").stdout)["row"] is None
     told = state(folder, "get", "totals", "nl")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from penstock.channels.files import Files
+from penstock.channels.sqlite import SqliteChannels
 from penstock.cli import app
 from penstock.core.contracts import Topic
 from penstock.run.run_file import Running
@@ -19,7 +19,7 @@ SECRET = "redis://me:secret@far:6379/0"
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
     """In which a run stands on files, though the settings say nothing of them."""
-    channels = Files(tmp_path / "channels")
+    channels = SqliteChannels(tmp_path / "channels")
     channels.ensure([Topic("status", compacted=True)])
     with channels.poster() as post:
         post("status", b"collect", json.dumps({"at": 0, "nodes": {"source:a": {"count": 7}}}).encode())
@@ -51,7 +51,7 @@ def test_people_are_told_of_the_last_batch_of_each_query_and_how_old_it_is(folde
         "store": store,
         "behind": 30_000,
     }
-    with Files(folder / "channels").poster() as post:
+    with SqliteChannels(folder / "channels").poster() as post:
         post("status", b"analyse", json.dumps({"at": 0, "nodes": {"query:totals": figures}}).encode())
     told = CliRunner().invoke(app, ["status", "--folder", str(folder)]).stdout
     (line,) = [line for line in told.splitlines() if "real-time" in line]

@@ -9,8 +9,8 @@ import pytest
 from tests.channels.servers import KafkaServer
 from tests.collect.waiting import until
 
-from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.pump import Pump
 from penstock.collect.spooling import Spool
 from penstock.collect.websocket import WebSocketSource
@@ -45,7 +45,7 @@ class Run:
             heartbeats=f"{name}.beats",
             bookmarks=f"{name}.marks",
             key="group.group_id",
-            spool=Spool(Files(folder), name, patience=0.5),
+            spool=Spool(SqliteChannels(folder), name, patience=0.5),
         )
         self.running = asyncio.create_task(self.pump.run(asyncio.Event()))
 

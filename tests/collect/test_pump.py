@@ -13,7 +13,7 @@ import orjson
 import pytest
 from tests.collect.waiting import until
 
-from penstock.channels.files import Files
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.crossing import MOST_INTAKES
 from penstock.collect.pump import Pump
 from penstock.collect.spooling import Spool
@@ -500,7 +500,7 @@ async def test_a_channel_that_cannot_be_asked_fails_the_pump_at_once() -> None:
 
 
 def spool(folder: Path) -> Spool:
-    return Spool(Files(folder, sync=False), "source", patience=0.05)
+    return Spool(SqliteChannels(folder, sync=False), "source", patience=0.05)
 
 
 async def test_a_channel_that_is_away_is_none_of_the_sources_business(tmp_path: Path) -> None:

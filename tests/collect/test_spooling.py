@@ -1,20 +1,20 @@
 """The spool, in real files; the channel before it is a double that can go away in every way."""
 
 import asyncio
-import errno
-import os
 import random
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from subprocess import PIPE
 
 import pytest
 from tests.collect.waiting import until
 
-from penstock.channels.files import Files
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.spooling import Spool
 from penstock.core.contracts import Sender, Topic
 from penstock.core.errors import Misconfigured, Refused, Unavailable
@@ -62,7 +62,7 @@ def moody() -> Moody:
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Spool:
-    return Spool(Files(tmp_path, segment=1 << 12), "source", patience=0.05)
+    return Spool(SqliteChannels(tmp_path), "source", patience=0.05)
 
 
 def taken(folder: Path) -> int:
@@ -153,7 +153,7 @@ async def test_what_was_brought_into_the_channel_is_not_brought_again_and_leaves
 
 
 async def test_a_full_disk_makes_the_sender_wait_and_loses_nothing(tmp_path: Path, moody: Moody) -> None:
-    spool = Spool(Files(tmp_path), "source", most_bytes=1_000, patience=0.05)
+    spool = Spool(SqliteChannels(tmp_path), "source", most_bytes=1_000, patience=0.05)
     moody.mood = "raises"
     async with spool.over(moody) as sender:
         sending = [asyncio.create_task(sender.send("things", [record(n, size=100)])) for n in range(1, 31)]
@@ -174,7 +174,7 @@ async def test_a_disk_that_others_have_filled_makes_the_sender_wait_until_there_
 ) -> None:
     free = 0
     moody.mood = "raises"
-    async with Spool(Files(tmp_path), "source", patience=0.05, free=lambda: free).over(moody) as sender:
+    async with Spool(SqliteChannels(tmp_path), "source", patience=0.05, free=lambda: free).over(moody) as sender:
         sending = asyncio.create_task(sender.send("things", [record(1)]))
         await until(lambda: sender.away)
         await asyncio.sleep(0.05)
@@ -186,23 +186,26 @@ async def test_a_disk_that_others_have_filled_makes_the_sender_wait_until_there_
     assert moody.numbers() == [1]
 
 
-async def test_a_disk_that_could_not_be_synced_acknowledges_nothing_more(
+async def test_a_disk_with_an_io_error_acknowledges_nothing_more(
     tmp_path: Path, moody: Moody, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An error of a sync is told once by the operating system; to try again would believe it away."""
-    broken, synced = False, os.fdatasync
+    """The operating system reports an error of a sync once: a second try would succeed without the records."""
+    broken = False
 
-    def sync(fd: int) -> None:
-        if broken:
-            raise OSError(errno.EIO, "Input/output error")
-        synced(fd)
+    class Connection(sqlite3.Connection):
+        def execute(self, sql: str, *args: object) -> sqlite3.Cursor:
+            if broken and sql == "COMMIT":
+                error = sqlite3.OperationalError("disk I/O error")
+                error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+                raise error
+            return super().execute(sql, *args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(os, "fdatasync", sync)
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
     moody.mood = "raises"
-    async with Spool(Files(tmp_path), "source", patience=0.05).over(moody) as sender:
+    async with Spool(SqliteChannels(tmp_path), "source", patience=0.05).over(moody) as sender:
         await sender.send("things", [record(1)])
         broken = True
-        with pytest.raises(Unavailable, match="could not be synced, which is final"):
+        with pytest.raises(Unavailable, match="final"):
             await sender.send("things", [record(2)])
         broken = False
         with pytest.raises(Unavailable, match="final"):
@@ -210,7 +213,7 @@ async def test_a_disk_that_could_not_be_synced_acknowledges_nothing_more(
 
 
 async def test_one_that_gives_up_while_it_waits_for_room_is_forgotten(tmp_path: Path, moody: Moody) -> None:
-    spool = Spool(Files(tmp_path), "source", most_bytes=100, patience=0.05)
+    spool = Spool(SqliteChannels(tmp_path), "source", most_bytes=100, patience=0.05)
     moody.mood = "raises"
     async with spool.over(moody) as sender:
         await sender.send("things", [record(1, size=100)])
@@ -258,7 +261,7 @@ async def test_what_fails_after_the_channel_fell_silent_is_sent_again(spool: Spo
 async def test_who_waits_for_a_silent_channel_is_free_when_it_takes_the_records_while_the_disk_is_full(
     tmp_path: Path, moody: Moody
 ) -> None:
-    spool = Spool(Files(tmp_path), "source", patience=0.05, free=lambda: 0)
+    spool = Spool(SqliteChannels(tmp_path), "source", patience=0.05, free=lambda: 0)
     async with spool.over(moody) as sender:
         moody.mood = "pauses"
         sending = asyncio.create_task(sender.send("things", [record(1)]))
@@ -270,7 +273,7 @@ async def test_who_waits_for_a_silent_channel_is_free_when_it_takes_the_records_
     assert moody.numbers() == [1]
 
 
-class Full(Files):
+class Full(SqliteChannels):
     """A disk that has no room for what is written while it is told so, and says it late."""
 
     full: asyncio.Event | None = None
@@ -308,7 +311,7 @@ async def test_a_disk_that_fails_after_the_channel_took_the_record_is_forgiven(t
 
 
 async def test_one_that_gives_up_takes_its_call_to_the_channel_with_it(tmp_path: Path, moody: Moody) -> None:
-    spool = Spool(Files(tmp_path), "source", patience=0.05, free=lambda: 0)
+    spool = Spool(SqliteChannels(tmp_path), "source", patience=0.05, free=lambda: 0)
     async with spool.over(moody) as sender:
         moody.mood = "pauses"
         sending = asyncio.create_task(sender.send("things", [record(1)]))
@@ -393,7 +396,7 @@ async def test_what_stays_on_disk_for_good_is_told_to_everybody(spool: Spool, mo
 
 async def test_two_of_them_may_lie_in_the_same_place(tmp_path: Path, moody: Moody) -> None:
     moody.mood = "raises"
-    one, other = (Spool(Files(tmp_path), name, patience=0.05) for name in ("one", "other"))
+    one, other = (Spool(SqliteChannels(tmp_path), name, patience=0.05) for name in ("one", "other"))
     async with one.over(moody) as first, other.over(moody) as second:
         await first.send("things", [record(1)])
         await second.send("things", [record(2)])
@@ -409,7 +412,7 @@ async def test_while_it_is_open_nobody_else_can_open_it(spool: Spool, moody: Moo
     moody.mood = "raises"
     async with spool.over(moody) as sender:
         await sender.send("things", [record(1)])
-        with pytest.raises(Misconfigured, match=r"source: it is in use by another process; stop that one"):
+        with pytest.raises(Misconfigured, match="in use by another process"):
             async with spool.over(moody):
                 pass
         assert len(list(spool.waiting())) == 1
@@ -424,8 +427,8 @@ def held_elsewhere(folder: Path) -> Iterator[None]:
     """By a process, until it is killed."""
     holding = (
         "import pathlib, sys\n"
-        "from penstock.channels.files import Files\n"
-        f"with Files(pathlib.Path({str(folder)!r})).hold('source'):\n"
+        "from penstock.channels.sqlite import SqliteChannels\n"
+        f"with SqliteChannels(pathlib.Path({str(folder)!r})).hold('source'):\n"
         "    print('held', flush=True)\n"
         "    sys.stdin.read()\n"
     )
@@ -439,7 +442,7 @@ def held_elsewhere(folder: Path) -> Iterator[None]:
 
 
 async def test_a_process_that_was_killed_holds_it_no_longer(tmp_path: Path, moody: Moody) -> None:
-    spool = Spool(Files(tmp_path), "source", patience=0.05)
+    spool = Spool(SqliteChannels(tmp_path), "source", patience=0.05)
     spool.disk.ensure([Topic("source")])
     with held_elsewhere(tmp_path), pytest.raises(Misconfigured, match="in use by another process"):
         async with spool.over(moody):
@@ -453,7 +456,7 @@ async def test_order_and_wholeness_hold_whatever_the_channel_does(tmp_path: Path
     """By seeded moods: each number is there, and first copies are in order."""
     for seed in range(8):
         chosen, moody = random.Random(seed), Moody()
-        spool = Spool(Files(tmp_path / str(seed), sync=False), "source", patience=0.02)
+        spool = Spool(SqliteChannels(tmp_path / str(seed), sync=False), "source", patience=0.02)
         number = 0
         for _ in range(3):
             async with spool.over(moody) as sender:

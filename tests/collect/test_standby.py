@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.collect.waiting import until
 
-from penstock.channels.files import Files
 from penstock.channels.memory import MemoryChannels
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.standby import GroupSeat, seated
 from penstock.core.contracts import Channels, Entry, Member, RebalanceListener, Topic
 from penstock.core.errors import Misconfigured, Unavailable
@@ -22,7 +22,9 @@ SILENCE = timedelta(seconds=1)
 
 @pytest.fixture(params=["memory", "files"])
 def channels(request: pytest.FixtureRequest, tmp_path: Path) -> Channels:
-    binder: Channels = MemoryChannels(lease=LEASE) if request.param == "memory" else Files(tmp_path, lease=LEASE)
+    binder: Channels = (
+        MemoryChannels(lease=LEASE) if request.param == "memory" else SqliteChannels(tmp_path, lease=LEASE)
+    )
     binder.ensure([Topic("seats")])
     return binder
 

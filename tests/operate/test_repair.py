@@ -15,7 +15,7 @@ from tests.servers import RedisServer
 from typer.testing import CliRunner
 
 from penstock.audit.ledger import Ledger
-from penstock.channels.files import Files
+from penstock.channels.sqlite import SqliteChannels
 from penstock.cli import app
 from penstock.core.contracts import Topic
 from penstock.operate.repair import ASIDE, damages
@@ -52,8 +52,8 @@ def test_a_damaged_ledger_is_kept_as_a_copy(tmp_path: Path, config: Config) -> N
 
 
 def test_a_damaged_spool_is_named_with_its_file(tmp_path: Path, config: Config) -> None:
-    Files(config.state / "spool").ensure([Topic("rsvps")])
-    (file,) = (config.state / "spool" / "rsvps" / "0").glob("*.log")
+    SqliteChannels(config.state / "spool").ensure([Topic("rsvps")])
+    (file,) = (config.state / "spool" / "rsvps").glob("*.db")
     emptied(file, random.Random(1))
     code, (one,) = found(tmp_path)
     assert (code, one["file"]) == (1, str(file))

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.channels.files import Files
+from penstock.channels.sqlite import SqliteChannels
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import Config, simulated, topics
@@ -115,8 +115,8 @@ def test_files_lie_in_the_state_folder_or_beside_the_pipeline(
     home = tmp_path / "50%20?#"
     home.mkdir()
     environ = {"PENSTOCK_CHANNELS_ADDRESS": address}
-    assert Config.read(home, environ=environ).bind() == Files(home / folder, sync)
-    assert Config.read(home / ".." / home.name, environ=environ).bind() == Files(home / folder, sync)
+    assert Config.read(home, environ=environ).bind() == SqliteChannels(home / folder, sync)
+    assert Config.read(home / ".." / home.name, environ=environ).bind() == SqliteChannels(home / folder, sync)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from tests.ports import later_port
 
 from penstock.audit.balance import ChannelBalance, balance
 from penstock.audit.ledger import Ledger
-from penstock.channels.files import Files
 from penstock.channels.kafka import LARGEST, Kafka
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.http.whereabouts import reason_of
 from penstock.collect.sorting import DEAD_BYTES
 from penstock.core.clock import SystemClock
@@ -219,14 +219,14 @@ def test_records_that_wait_on_disk_are_not_left_behind_by_a_setting(kafka: Kafka
     """With a standby they would wait until this machine has its turn, and another one could take them once more."""
 
     async def leave_one() -> None:
-        async with Files(tmp_path / ".penstock" / "spool").sender() as disk:
+        async with SqliteChannels(tmp_path / ".penstock" / "spool").sender() as disk:
             await disk.send("waits", [Record(b"x", extra=[("penstock-for", b"waits")])])
 
     description = described("waits", "ws://127.0.0.1:1/feed")
     settings = f'[channels]\naddress = "kafka://{kafka.servers}"\n[collect]\n{setting}\n'
     (tmp_path / "penstock.toml").write_text(settings)
     (tmp_path / ".penstock").mkdir()
-    Files(tmp_path / ".penstock" / "spool").ensure([Topic("waits")])
+    SqliteChannels(tmp_path / ".penstock" / "spool").ensure([Topic("waits")])
     asyncio.run(leave_one())
     with pytest.raises(Misconfigured, match="records that were acknowledged wait on disk"):
         run(Tier.COLLECT, description, Config.read(tmp_path, environ={}), threading.Event(), lambda: None)

@@ -14,8 +14,8 @@ from penstock.analysis.connectors import KafkaConnector, SparkConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Outcome
-from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
+from penstock.channels.sqlite import SqliteChannels
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record
@@ -73,7 +73,7 @@ def case(request: pytest.FixtureRequest, spark: SparkSession, fresh: Fresh, tmp_
     if request.param == "kafka":
         kafka: Kafka = request.getfixturevalue("kafka")
         return Case(spark, kafka, KafkaConnector(kafka.servers), tmp_path, name)
-    files = Files(tmp_path / "channels")
+    files = SqliteChannels(tmp_path / "channels")
     return Case(spark, files, BinderConnector(files), tmp_path, name)
 
 
@@ -106,7 +106,7 @@ def test_a_lake_is_filled_goes_on_and_accounts(case: Case, eventually: Eventuall
 def test_a_lake_that_is_away_is_waited_for(
     spark: SparkSession, tmp_path: Path, eventually: Eventually, fresh: Fresh
 ) -> None:
-    files = Files(tmp_path / "channels")
+    files = SqliteChannels(tmp_path / "channels")
     case = Case(spark, files, BinderConnector(files), tmp_path, fresh("things").replace("-", "_"))
     case.send(0, [b'{"n": 1}'])
     queries, lakes = case.start()
@@ -139,7 +139,7 @@ def test_a_record_that_the_validation_fails_with_is_a_dead_letter(
 def test_a_lake_of_another_topic_is_refused_before_anything_starts(
     spark: SparkSession, tmp_path: Path, fresh: Fresh
 ) -> None:
-    files = Files(tmp_path / "channels")
+    files = SqliteChannels(tmp_path / "channels")
     case = Case(spark, files, BinderConnector(files), tmp_path, fresh("things").replace("-", "_"))
     case.start()[0].stop()
     with pytest.raises(Misconfigured):

@@ -11,9 +11,9 @@ import pytest
 from tests.ports import later_port
 from tests.running import Run
 
-from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
 from penstock.channels.memory import MemoryChannels
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.spooling import Spool
 from penstock.core.contracts import Entry
 from penstock.core.errors import Misconfigured, Unavailable
@@ -43,7 +43,7 @@ def number(n: int) -> Origin:
 def leave(folder: Path, spool: str, channel: str, count: int = 3) -> Spool:
     """Let records be acknowledged into a spool, as a collector does whose channel is away."""
     (folder / ".penstock").mkdir(exist_ok=True)
-    one = Spool(Files(folder / ".penstock" / "spool"), spool)
+    one = Spool(SqliteChannels(folder / ".penstock" / "spool"), spool)
 
     async def acknowledge() -> None:
         async with one.over(Away()) as sender:

@@ -9,8 +9,8 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 
-from penstock.channels.files import Files
 from penstock.channels.kafka import Kafka
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.pump import Pump
 from penstock.collect.spooling import Spool
 from penstock.collect.ways import source_at
@@ -23,7 +23,7 @@ async def collect(folder: Path, servers: str, channel: str, url: str) -> None:
         Kafka(servers),
         heartbeats=f"{channel}.beats",
         bookmarks=f"{channel}.marks",
-        spool=Spool(Files(folder), channel),
+        spool=Spool(SqliteChannels(folder), channel),
     )
     running = asyncio.create_task(pump.run(asyncio.Event()))
     while not running.done():

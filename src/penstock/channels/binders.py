@@ -13,7 +13,7 @@ BINDERS = {
     "kafka": "penstock.channels.kafka:at",
     "redis": "penstock.channels.redis:at",
     "rediss": "penstock.channels.redis:at",
-    "file": "penstock.channels.files:at",
+    "file": "penstock.channels.sqlite:at",
     "tcp": "penstock.channels.tcp:at",
     "memory": "penstock.channels.memory:at",
 }

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import orjson
 from deltalake import DeltaTable
@@ -16,7 +17,7 @@ from penstock.analysis.checkpoints.doctor import begin_anew
 from penstock.analysis.checkpoints.integrity import written
 from penstock.analysis.checkpoints.note import note_of
 from penstock.audit.ledger import Ledger, Unreadable, set_aside
-from penstock.channels.files.repairing import DamagedLog, damaged_logs
+from penstock.channels.sqlite.repairing import DamagedLog, damaged_logs
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import Config
 from penstock.supervise.redis import find_redis
@@ -73,7 +74,8 @@ def _of_kafka(segment: DamagedSegment, aside: Path) -> Damage:
 def _logs(config: Config) -> Iterator[DamagedLog]:
     yield from damaged_logs(config.state / "spool")
     if config.channels.address.startswith("file://"):
-        yield from damaged_logs(config.folder / config.channels.address.removeprefix("file://"))
+        folder = urlsplit(config.channels.address).path
+        yield from damaged_logs(config.folder / unquote(folder))
 
 
 def _of_log(log: DamagedLog, aside: Path) -> Damage:
@@ -81,10 +83,11 @@ def _of_log(log: DamagedLog, aside: Path) -> Damage:
         copy, left = log.repair(aside)
         return f"{left:,} records are left; the original is {copy}"
 
-    problem = f"it is damaged at byte {log.position}: {log.why}"
     consequence = f"every reader of {log.channel} stops there; if this is a spool, its source does not start"
     fix = "what cannot be read is taken out; the audit then names the records as missing"
-    return Damage(log.file, problem, consequence, fix, repair)
+    if not log.readable:
+        fix = "none of it can be read: the channel is moved away, and begins anew"
+    return Damage(log.file, log.problem, consequence, fix, repair)
 
 
 def _of_redis(folder: Path, aside: Path) -> Iterator[Damage]:

@@ -11,7 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from penstock.channels.files import Files
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.pump import Pump
 from penstock.core.contracts import Source
 from penstock.core.errors import Misconfigured
@@ -68,8 +68,7 @@ class PushProxy:
 
         When the upstream is done, what waits is served all the same. Raises what ends the pump.
         """
-        # Small segments: what was acknowledged goes segment by segment.
-        shelf = Shelf(Files(self.folder, segment=self.most // 16), self.most)
+        shelf = Shelf(SqliteChannels(self.folder), self.most)
         await shelf.prepare()
         pump = Pump(
             Shelved(self.source, shelf), CHANNEL, shelf.disk, dead=DEAD, heartbeats=HEARTBEATS, bookmarks=BOOKMARKS

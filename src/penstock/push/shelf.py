@@ -3,11 +3,11 @@
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.channels.files import Files
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.wrapping import Wrapping
 from penstock.core.contracts import Arrival, Entry, Intake, ResumeState, Topic
 
@@ -34,7 +34,7 @@ class Shelf:
     Positions are offsets in the log. `sent` is up to where the device was sent something in this life of ours.
     """
 
-    def __init__(self, disk: Files, most: int) -> None:
+    def __init__(self, disk: SqliteChannels, most: int) -> None:
         self.disk, self.most = disk, most
         self.generation = ""
         self.acknowledged = self.sent = self.end = 0
@@ -68,11 +68,7 @@ class Shelf:
         self._weigh()
 
     def _weigh(self) -> None:
-        found = 0
-        for file in (self.disk.folder / CHANNEL).rglob("*"):
-            with suppress(FileNotFoundError):  # It is being forgotten.
-                found += file.stat().st_size
-        self.bytes = found
+        self.bytes = self.disk.size(CHANNEL)
 
     def position(self, token: str | None) -> int | None:
         """Behind the event with this id; None when it is none of ours."""

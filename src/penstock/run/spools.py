@@ -9,7 +9,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from penstock.channels.files import Files
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.reconnecting import backoff
 from penstock.collect.sought import Sought
 from penstock.collect.spooling import Spool
@@ -79,7 +79,7 @@ def left(description: Description, config: Config, channels: Channels) -> list[S
 def waiting(config: Config) -> Iterator[Spool]:
     """Those in which records wait, whoever they belong to."""
     folder = _folder(config)
-    for name in Files(folder).names() if folder.exists() else ():
+    for name in SqliteChannels(folder).names() if folder.exists() else ():
         spool = _spool(name, config)
         if next(spool.waiting(), None):
             yield spool
@@ -122,7 +122,7 @@ def _sought(spool: Spool, channels: Channels) -> Sought:
 
 def _used(config: Config, channels: Channels) -> bool:
     alone = not config.collect.standby
-    return alone and config.collect.spool > 0 and channels.promise.durable and not isinstance(channels, Files)
+    return alone and config.collect.spool > 0 and channels.promise.durable and not isinstance(channels, SqliteChannels)
 
 
 def _held(spool: Spool) -> bool:
@@ -133,7 +133,7 @@ def _held(spool: Spool) -> bool:
 
 
 def _spool(name: str, config: Config) -> Spool:
-    return Spool(Files(_folder(config)), name, config.collect.spool, free=partial(_free, config.state))
+    return Spool(SqliteChannels(_folder(config)), name, config.collect.spool, free=partial(_free, config.state))
 
 
 def _folder(config: Config) -> Path:

@@ -25,7 +25,7 @@ from itertools import repeat
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from penstock.channels.files import Files
+from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.pump import Pump
 from penstock.collect.spooling import Spool
 from penstock.collect.wrapping import Wrapping
@@ -155,14 +155,14 @@ def _spawned(command: Sequence[str], told: bytes, log: IO[bytes]) -> "subprocess
     return one
 
 
-def _channels(folder: Path) -> Files:
-    channels = Files(folder / "channels")
+def _channels(folder: Path) -> SqliteChannels:
+    channels = SqliteChannels(folder / "channels")
     channels.ensure([Topic(name, 2 if name == "into" else 1) for name in TOPICS])
     return channels
 
 
 def _spool(folder: Path) -> Spool:
-    return Spool(Files(folder / "spool"), "into", patience=0.05)
+    return Spool(SqliteChannels(folder / "spool"), "into", patience=0.05)
 
 
 # --- in the process that dies -----------------------------------------------------------------------------------------
@@ -211,8 +211,8 @@ class _DyingSender:
             self.fate.at(self.after)
 
 
-class _DyingFiles(Files):
-    """Files whose senders die. What is told here is of this process alone, where there is one such binder of each."""
+class _DyingChannels(SqliteChannels):
+    """Channels whose senders die. The class attributes belong to this process alone."""
 
     fate: _Fate
     steps: tuple[Step, Step]
@@ -224,9 +224,9 @@ class _DyingFiles(Files):
             yield _DyingSender(inner, self.fate, *self.steps, away=self.away)
 
 
-def _dying(files: Files, fate: _Fate, steps: tuple[Step, Step], away: bool = False) -> _DyingFiles:
-    kind = type("_Dying", (_DyingFiles,), {"fate": fate, "steps": steps, "away": away})
-    made: _DyingFiles = kind(files.folder)
+def _dying(files: SqliteChannels, fate: _Fate, steps: tuple[Step, Step], away: bool = False) -> _DyingChannels:
+    kind = type("_Dying", (_DyingChannels,), {"fate": fate, "steps": steps, "away": away})
+    made: _DyingChannels = kind(files.folder)
     return made
 
 
@@ -262,7 +262,7 @@ def _holds_records(intake: Intake) -> bool:
 async def _collect(source: Source, folder: Path, fate: _Fate) -> None:
     on_disk = fate.step in ON_DISK
     channels = _dying(_channels(folder), fate, (Step.BEFORE_CHANNEL, Step.AFTER_CHANNEL), away=on_disk)
-    disk = _dying(Files(folder / "spool"), fate, (Step.BEFORE_DISK, Step.AFTER_DISK))
+    disk = _dying(SqliteChannels(folder / "spool"), fate, (Step.BEFORE_DISK, Step.AFTER_DISK))
     pump = Pump(
         _DyingSource(source, fate),
         "into",

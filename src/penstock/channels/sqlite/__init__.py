@@ -1,0 +1,386 @@
+"""Channels in SQLite databases in a folder, for many processes of one machine, without a server."""
+
+import fcntl
+import os
+import re
+import shutil
+import uuid
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, closing, contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+from penstock.channels.checks import differences, spelled
+from penstock.channels.leases import LEASE, LeasedConsumer, Standing, described, joined, moved
+from penstock.channels.sqlite.database import (
+    COMPACT_AFTER,
+    GROUPS,
+    Connection,
+    Database,
+    Removed,
+    compact_after,
+    connect,
+    damaged,
+    locked,
+    translating,
+)
+from penstock.channels.sqlite.reading import SqliteReader
+from penstock.channels.sqlite.sending import Poster, SqliteSender
+from penstock.core.clock import Micros, SystemClock
+from penstock.core.contracts import ChannelPartition, EnsureResult, Group, Offsets, Promise, RebalanceListener, Topic
+from penstock.core.errors import Misconfigured, PenstockError, Unavailable
+from penstock.core.text import did_you_mean
+
+Result = TypeVar("Result")
+
+_SYNCED = Promise(
+    durable=True,
+    replay=True,
+    description=(
+        "a record is acknowledged once it is synced to disk: it survives kill -9, and a power cut if the disk keeps "
+        "what it has synced; one machine, one copy"
+    ),
+)
+_CACHED = Promise(
+    durable=True,
+    replay=True,
+    description=(
+        "a record is acknowledged from the memory of the operating system (sync=no): it survives kill -9 of every "
+        "process, but not a power cut; one machine, one copy"
+    ),
+)
+_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")
+_OLD_FORMAT = "meta.json"
+"""A file that each channel had before channels were SQLite databases."""
+_LOCK, _HELD = ".lock", "held"
+_REMOVED, _NEW = ".removed-", ".new"
+
+
+def at(address: str, _: object = None) -> "SqliteChannels":
+    """`file:///absolute/path?sync=yes|no`."""
+    place, parts = f"channels at {address}", urlsplit(address)
+    path = Path(unquote(parts.path))
+    if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or ".." in path.parts:
+        raise Misconfigured(place, "it has no absolute path", "write file:///absolute/path, with three slashes")
+    options = dict(parse_qsl(parts.query, keep_blank_values=True))
+    for name in options:
+        if name != "sync":
+            raise Misconfigured(
+                place, f'"{name}" is not an option', did_you_mean(name, ["sync"], "the only option is sync")
+            )
+    if (sync := options.get("sync", "yes")) not in ("yes", "no"):
+        raise Misconfigured(place, f'sync is "{sync}"', "write sync=yes or sync=no")
+    return SqliteChannels(path, sync == "yes")
+
+
+@dataclass(frozen=True)
+class SqliteChannels:
+    """Each channel is a folder in `folder`, with one database.
+
+    `lease`: after how long a silent member of a group loses its partitions.
+    """
+
+    folder: Path
+    sync: bool = True
+    lease: timedelta = LEASE
+
+    @property
+    def promise(self) -> Promise:
+        return _SYNCED if self.sync else _CACHED
+
+    @property
+    def where(self) -> str:
+        return self.folder.absolute().as_uri() + ("" if self.sync else "?sync=no")
+
+    # --- topics
+
+    def ensure(self, topics: Sequence[Topic]) -> EnsureResult:
+        made, extended, different = list[str](), list[str](), list[str]()
+        for topic in topics:
+            self._home(topic.name)
+            _check_settings(topic)
+            if topic.partitions < 1:
+                raise Misconfigured(f"channel {topic.name}", f"{topic.partitions} partitions", "ask for at least 1")
+        self._check_folder()
+        with translating(self.folder):
+            self.folder.mkdir(exist_ok=True)
+            with self._alone():
+                self._sweep()
+                for topic in topics:
+                    if self._file(topic.name) is None:
+                        self._make(topic)
+                        made.append(topic.name)
+                    with closing(self._open(topic.name)) as database:
+                        _, here = database.topic()
+                        if here.partitions < topic.partitions:
+                            database.extend(topic.partitions)
+                            extended.append(topic.name)
+                    different += _differences(here, topic)
+        return EnsureResult(tuple(made), tuple(extended), tuple(different))
+
+    def names(self) -> list[str]:
+        self._check_folder()
+        with translating(self.folder):
+            if not self.folder.exists():
+                return []
+            names = sorted(path.name for path in self.folder.iterdir() if _NAME.fullmatch(path.name) and path.is_dir())
+            return [name for name in names if self._file(name) is not None]
+
+    def topic(self, channel: str) -> Topic:
+        with closing(self._open(channel)) as database:
+            return database.topic()[1]
+
+    def topic_id(self, channel: str) -> str:
+        with closing(self._open(channel)) as database:
+            return database.topic()[0]
+
+    def remove(self, channel: str) -> None:
+        """Destroy a channel, also a damaged one. Senders that are writing to it finish first."""
+        with translating(self.folder):
+            file = self._file(channel)
+            if file is None:
+                raise self._absent(channel)
+            with self._alone():
+                try:
+                    with closing(Database(file, self.sync)) as database:
+                        database.mark_removed()
+                except Removed:
+                    raise self._absent(channel) from None
+                except PenstockError:
+                    pass  # It is damaged, so nobody can use it.
+                self._home(channel).rename(self.folder / f"{_REMOVED}{uuid.uuid4().hex}")
+                _sync_folder(self.folder)
+                self._sweep()
+        for group in self.groups():
+            self.change(group, lambda standing, _: standing.forget(channel))
+
+    def size(self, channel: str) -> int:
+        """How many bytes a channel takes on disk, about."""
+        with closing(self._open(channel)) as database:
+            return database.size()
+
+    @contextmanager
+    def hold(self, channel: str) -> Iterator[None]:
+        """Reserve a channel among all who call this; Misconfigured when another process has it."""
+        home = self._home(channel)
+        self.topic_id(channel)
+        with translating(home):
+            opened = os.open(home / _HELD, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            try:
+                fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                fix = "stop that process, or start this one in another folder"
+                raise Misconfigured(str(home), "it is in use by another process", fix) from error
+            yield
+        finally:
+            # This releases the lock. The lock of a killed process ends with the process.
+            os.close(opened)
+
+    # --- writing
+
+    @asynccontextmanager
+    async def sender(self) -> AsyncIterator[SqliteSender]:
+        sender = SqliteSender(self._open, SystemClock())
+        try:
+            yield sender
+        finally:
+            await sender.close()
+
+    @contextmanager
+    def poster(self) -> Iterator[Callable[[str, bytes, bytes], None]]:
+        poster = Poster(self._open, SystemClock())
+        try:
+            yield poster.post
+        finally:
+            poster.close()
+
+    # --- reading
+
+    @contextmanager
+    def reader(
+        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
+    ) -> Iterator[SqliteReader]:
+        with closing(SqliteReader(self._open, start, linger, only)) as reader:
+            yield reader
+
+    def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
+        with closing(self._open(channel)) as database:
+            return database.bounds()
+
+    def since(self, channel: str, timestamp: Micros) -> Offsets:
+        with closing(self._open(channel)) as database:
+            return {partition: database.since(partition, timestamp) for partition in database.bounds()}
+
+    def forget(self, channel: str, before: Offsets) -> None:
+        """Delete the records before these offsets."""
+        with closing(self._open(channel)) as database:
+            for partition in database.bounds():
+                database.forget(partition, before.get(partition, 0))
+
+    # --- groups
+
+    @contextmanager
+    def join(
+        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
+    ) -> Iterator[LeasedConsumer]:
+        member = LeasedConsumer(self, self, group, channels, listener, beginning, SystemClock().elapsed, self.lease)
+        with joined(member, listener):
+            yield member
+
+    def groups(self) -> list[str]:
+        now = SystemClock().now()
+        return sorted(name for name, standing in self._standings().items() if standing.known(now))
+
+    def group(self, name: str) -> Group:
+        return described(name, self._standings().get(name, Standing()), SystemClock().now())
+
+    def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
+        self.change(group, lambda standing, now: moved(standing, now, group, positions))
+
+    def change(self, group: str, change: Callable[[Standing, Micros], Result]) -> Result:
+        """Change what is known of a group, atomically."""
+        path = self.folder / GROUPS
+        with translating(path):
+            if not path.exists():
+                with self._alone():
+                    self._make_groups(path)
+            with self._groups(path) as connection, connection.transaction():
+                row = connection.db.execute("SELECT standing FROM groups WHERE name = ?", (group,)).fetchone()
+                before = row[0] if row else None
+                standing = _standing(path, before)
+                result = change(standing, SystemClock().now())
+                if (after := standing.dumps()) != before and (before or standing != Standing()):
+                    connection.db.execute("INSERT OR REPLACE INTO groups VALUES (?, ?)", (group, after))
+        return result
+
+    def _make_groups(self, path: Path) -> None:
+        new = path.with_name(f"{path.name}-new")
+        if path.exists():
+            return
+        new.unlink(missing_ok=True)
+        with closing(connect(f"{new.absolute().as_uri()}?mode=rwc")) as db:
+            db.execute("PRAGMA journal_mode = WAL")
+            db.execute("CREATE TABLE groups (name TEXT PRIMARY KEY, standing BLOB NOT NULL)")
+        new.rename(path)
+        _sync_folder(self.folder)
+
+    def _standings(self) -> dict[str, Standing]:
+        path = self.folder / GROUPS
+        if not path.exists():
+            return {}
+        with translating(path), self._groups(path) as connection:
+            rows = connection.db.execute("SELECT name, standing FROM groups").fetchall()
+        return {name: _standing(path, document) for name, document in rows}
+
+    @contextmanager
+    def _groups(self, path: Path) -> Iterator[Connection]:
+        with closing(Connection(path, self.folder / _LOCK, sync=True)) as connection:
+            yield connection
+
+    # --- files
+
+    def _home(self, channel: str) -> Path:
+        """The folder of a channel; Misconfigured when its name could lead out of the folder."""
+        if not _NAME.fullmatch(channel):
+            fix = "a name has up to 200 letters, digits and . _ -, and does not begin with a dot"
+            raise Misconfigured(f"channel {channel!r}", "a folder cannot have this name", fix)
+        return self.folder / channel
+
+    def _file(self, channel: str) -> Path | None:
+        """The database of a channel. It has the channel's id as its name: SQLite deletes files by their names."""
+        home = self._home(channel)
+        if (home / _OLD_FORMAT).exists():
+            fix = f"read its records with the version of penstock that wrote it; then move {home} away"
+            raise Misconfigured(f"channel {channel}", f"{home} has the format of an earlier version", fix)
+        return next(home.glob("*.db"), None)
+
+    def _open(self, channel: str) -> Database:
+        with translating(self.folder):
+            file = self._file(channel)
+        if file is None:
+            raise self._absent(channel)
+        try:
+            database = Database(file, self.sync)
+        except PenstockError:
+            if not file.exists():
+                raise self._absent(channel) from None
+            raise
+        # A channel that was removed before its WAL was open could be read without its last transactions.
+        if not file.exists():
+            database.close()
+            raise self._absent(channel)
+        return database
+
+    def _absent(self, channel: str) -> Unavailable:
+        return Unavailable(f"channel {channel}", f"there is no such channel in {self.folder}")
+
+    def _check_folder(self) -> None:
+        place = f"channels in {self.folder}"
+        if self.folder.exists() and not self.folder.is_dir():
+            raise Misconfigured(place, "it is not a folder", "give a folder")
+        if not self.folder.parent.is_dir():
+            # It is not created: where a disk is not mounted, the records would go to another one.
+            raise Misconfigured(place, f"there is no folder {self.folder.parent}", "create it, or give another one")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        opened = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            with locked(opened):
+                yield
+        finally:
+            os.close(opened)
+
+    def _make(self, topic: Topic) -> None:
+        id = uuid.uuid4().hex
+        new = self.folder / f".{id}{_NEW}"
+        new.mkdir()
+        try:
+            Database.make(new / f"{id}.db", id, topic)
+            _sync_folder(new)
+            new.rename(self._home(topic.name))
+        except BaseException:
+            shutil.rmtree(new, ignore_errors=True)
+            raise
+        _sync_folder(self.folder)
+
+    def _sweep(self) -> None:
+        """Delete removed channels, and those whose creation was interrupted."""
+        for rest in (*self.folder.glob(f"{_REMOVED}*"), *self.folder.glob(f".*{_NEW}")):
+            shutil.rmtree(rest)
+
+
+def _standing(path: Path, document: bytes | None) -> Standing:
+    try:
+        return Standing.loads(document)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # Without the committed offsets, a group would skip records or read all of them again.
+        raise damaged(path, str(error)) from error
+
+
+def _check_settings(topic: Topic) -> None:
+    compact_after(topic)
+    for name in topic.config:
+        if name != COMPACT_AFTER and (fix := did_you_mean(name, [COMPACT_AFTER], "", cutoff=0.8)):
+            raise Misconfigured(f"channel {topic.name}", f'"{name}" is not a setting', fix)
+
+
+def _differences(here: Topic, wanted: Topic) -> Iterator[str]:
+    yield from differences(here, wanted, "file://", [COMPACT_AFTER])
+    both = here.compacted and wanted.compacted
+    if both and (after := compact_after(here)) != compact_after(wanted):
+        declared = wanted.config.get(COMPACT_AFTER, "nothing")
+        yield f"channel {here.name} has {COMPACT_AFTER}={spelled(after)}, and {declared} is declared"
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in a folder survive a power cut."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -1,0 +1,156 @@
+"""Finds damaged databases of channels while nothing runs, and writes them anew without what cannot be read."""
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.channels.sqlite.database import Database, connect, damaged, id_of, is_intact, load_topic, place_of
+from penstock.core.contracts import Topic
+from penstock.core.errors import Unaccounted
+
+_ROWS = "SELECT id, appended, key, value, headers, checksum FROM records WHERE id >= ? AND id < ? ORDER BY id"
+_WRITE = "INSERT INTO records VALUES (?, ?, ?, ?, ?, ?)"
+
+_Row = tuple[int, int, bytes | None, bytes | None, bytes, int]
+
+
+@dataclass(frozen=True)
+class DamagedLog:
+    """A database that does not hold what was acknowledged."""
+
+    file: Path
+    problem: str
+    readable: bool
+    """Whether it says which offsets it has given out."""
+
+    @property
+    def channel(self) -> str:
+        return self.file.parent.name
+
+    def repair(self, aside: Path) -> tuple[Path, int]:
+        """Write the database anew with what can be read; the original in the folder `aside`, and how many are left.
+
+        Readers pass over the missing offsets then, as after compaction. Where the offsets that were given out are not
+        known, the whole channel is moved away, because none may be given again: the next one has another id.
+        """
+        if not self.readable:
+            aside.mkdir(parents=True, exist_ok=True)
+            moved = aside / f"{self.file.parent.parent.name}-{self.channel}-{self.file.stem}"
+            return self.file.parent.rename(moved), 0
+        copy = self._copy(aside)
+        new = self.file.with_name(f"{self.file.name}.new")
+        new.unlink(missing_ok=True)
+        with closing(_tolerant(self.file)) as old:
+            id, partitions, topic = _described(old, self.file)
+            Database.make(new, id, topic)
+            with closing(connect(new.absolute().as_uri())) as db:
+                db.execute("BEGIN")
+                db.execute("UPDATE channel SET repaired = 1")
+                db.executemany(
+                    "UPDATE partitions SET first = ?, next = ?, appended = ? WHERE partition = ?", partitions
+                )
+                left = 0
+                for first, next, _, partition in partitions:
+                    for row in _salvaged(old, id_of(partition, first), id_of(partition, next)):
+                        db.execute(_WRITE, row)
+                        left += 1
+                db.execute("COMMIT")
+        for ending in ("-wal", "-shm"):
+            self.file.with_name(f"{self.file.name}{ending}").unlink(missing_ok=True)
+        new.replace(self.file)
+        return copy, left
+
+    def _copy(self, aside: Path) -> Path:
+        aside.mkdir(parents=True, exist_ok=True)
+        copy = aside / f"{self.file.parent.parent.name}-{self.channel}-{self.file.name}"
+        for ending in ("", "-wal"):
+            with suppress(FileNotFoundError):
+                shutil.copy2(self.file.with_name(f"{self.file.name}{ending}"), copy.with_name(f"{copy.name}{ending}"))
+        return copy
+
+
+def damaged_logs(root: Path) -> Iterator[DamagedLog]:
+    """The damaged databases in a folder of channels."""
+    for file in sorted(root.glob("[!.]*/*.db")):
+        try:
+            problem = _problem(file)
+        except (sqlite3.Error, Unaccounted) as error:
+            problem = error.why if isinstance(error, Unaccounted) else str(error)
+        if problem:
+            yield DamagedLog(file, problem, _is_readable(file))
+
+
+def _problem(file: Path) -> str:
+    with closing(connect(f"{file.absolute().as_uri()}?mode=rw")) as db:
+        (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            return str(found)
+        _, partitions, topic = _described(db, file)
+        (repaired,) = db.execute("SELECT repaired FROM channel").fetchone()
+        for first, next, _, partition in partitions:
+            expected = id_of(partition, first)
+            for row in db.execute(_ROWS, (expected, id_of(partition, next))):
+                offset = place_of(row[0])[1]
+                if not (topic.compacted or repaired) and row[0] != expected:
+                    return f"offset {place_of(expected)[1]} of partition {partition} is missing"
+                if not is_intact(row):
+                    return f"offset {offset} of partition {partition} has a wrong checksum"
+                expected = row[0] + 1
+            if not (topic.compacted or repaired) and expected != id_of(partition, next):
+                return f"offset {place_of(expected)[1]} of partition {partition} is missing"
+    return ""
+
+
+def _is_readable(file: Path) -> bool:
+    try:
+        with closing(_tolerant(file)) as db:
+            _described(db, file)
+    except (sqlite3.Error, Unaccounted):
+        return False
+    return True
+
+
+def _tolerant(file: Path) -> sqlite3.Connection:
+    """A connection that also opens a database that was cut off."""
+    db = connect(f"{file.absolute().as_uri()}?mode=rw")
+    db.execute("PRAGMA writable_schema = ON")
+    return db
+
+
+def _described(db: sqlite3.Connection, file: Path) -> tuple[str, list[tuple[int, int, int, int]], Topic]:
+    """The id, the partitions (first offset, next offset, newest time, number) and the topic of a channel."""
+    id, topic, _ = load_topic(db, file)
+    partitions = db.execute("SELECT first, next, appended, partition FROM partitions ORDER BY partition").fetchall()
+    if [row[-1] for row in partitions] != list(range(topic.partitions)):
+        raise damaged(file, "its partitions are not all there")
+    return id, partitions, topic
+
+
+def _salvaged(db: sqlite3.Connection, id: int, end: int) -> Iterator[_Row]:
+    """The intact records up to an end."""
+    while id < end:
+        try:
+            for row in db.execute(_ROWS, (id, end)):
+                id = row[0] + 1
+                if is_intact(row):
+                    yield row
+            return
+        except sqlite3.Error:
+            # Records behind damaged pages can only be found one by one.
+            while id < end and (row := _row(db, id)) is None:
+                id += 1
+            if row is not None:
+                if is_intact(row):
+                    yield row
+                id += 1
+
+
+def _row(db: sqlite3.Connection, id: int) -> _Row | None:
+    try:
+        found: _Row | None = db.execute(_ROWS, (id, id + 1)).fetchone()
+    except sqlite3.Error:
+        return None
+    return found
