@@ -78,7 +78,7 @@ def damaged_logs(root: Path) -> Iterator[DamagedLog]:
         try:
             problem = _problem(file)
         except (sqlite3.Error, Unaccounted) as error:
-            problem = error.why if isinstance(error, Unaccounted) else str(error)
+            problem = error.reason if isinstance(error, Unaccounted) else str(error)
         if problem:
             yield DamagedLog(file, problem, _is_readable(file))
 
