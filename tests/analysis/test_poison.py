@@ -15,7 +15,7 @@ from penstock import Keyed, Pipeline, Value
 from penstock.analysis.checkpoints.batches import excluded
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.poison import Isolation, offenders, row_size, work_of
+from penstock.analysis.poison import Isolation, last_needed, offenders, row_size, work_of
 from penstock.analysis.replay import recomputed
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Outcome
@@ -234,6 +234,60 @@ def test_a_record_that_fails_where_it_is_joined_is_found(
     eventually(found, 120)
     (one,) = excluded(f"{tmp_path}/shares")
     assert (one.offset, analysis.node("shares")["state"]) == (3, "running")
+
+
+class Repeats(Keyed):
+    gives = "name STRING, count BIGINT"
+    times = Value("count BIGINT")
+
+    def row(self, key: str, row: Any) -> Any:
+        if self.times and row.n == 0:
+            raise LookupError("it came before")
+        self.times.set(self.times.get(0) + 1)
+        return {"name": key, "count": self.times.get()}
+
+
+def test_records_are_found_that_fail_only_with_the_state_or_with_others_of_their_batch(
+    kafka: Kafka, fresh: Fresh, eventually: Eventually, analyse: Callable[..., Analysis], tmp_path: Path
+) -> None:
+    channel = "repeated_things"
+    app = Pipeline(fresh("pipeline"))
+    app.channel(channel, schema=SCHEMA, partitions=1)
+
+    @app.query(key=("name", "count"), into=fresh("repeats"))
+    def repeats(repeated_things: DataFrame) -> DataFrame:
+        return Repeats.over(repeated_things, by="name")
+
+    label = f"SELECT name, string_agg(repeat('x', size)) AS label, seen() FROM `{channel}` GROUP BY name"
+    app.sql_query("labels", key="name", sql=label, into=fresh("labels"))
+    analysis = analyse(app, real_time_queries=0)
+
+    def counted(passed: int, refused: int) -> bool:
+        expected = {Outcome.PASSED: passed} | ({Outcome.REFUSED: refused} if refused else {})
+        return all(analysis.outcomes(name) == expected for name in ("repeats", "labels"))
+
+    send(kafka, channel, [thing(1), thing(2, name="a", size=700_000)])
+    eventually(lambda: counted(2, 0), 120)
+    send(kafka, channel, [thing(3), thing(4, name="a", n=0, size=400_000), thing(5)])
+    eventually(lambda: counted(4, 1), 240)
+    for name in ("repeats", "labels"):
+        assert [one.offset for one in excluded(f"{tmp_path}/{name}")] == [3]
+    assert "it came before" in excluded(f"{tmp_path}/repeats")[0].error
+    assert not list(tmp_path.glob("*/probe"))
+    send(kafka, channel, [thing(6, name="b", size=600_000), thing(7, name="b", n=0, size=600_000), thing(8)])
+    eventually(lambda: counted(6, 2), 240)
+    for name in ("repeats", "labels"):
+        assert [one.offset for one in excluded(f"{tmp_path}/{name}")] == [3, 6]
+
+
+@pytest.mark.parametrize("bad", [1, 2, 57, 100])
+def test_the_last_record_of_the_shortest_part_that_fails_is_found(bad: int) -> None:
+    assert last_needed(100, lambda count: f"at {count}" if count >= bad else None) == (bad, f"at {bad}")
+
+
+def test_a_failure_without_any_record_is_the_fault_of_none() -> None:
+    assert last_needed(100, lambda _: "why") is None
+    assert last_needed(100, lambda _: None) is None
 
 
 RECORDS = range(100)

@@ -1,9 +1,11 @@
 """The queries of a pipeline as they are started, started again and stopped."""
 
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from secrets import token_hex
 from typing import Any
 
 import pytest
@@ -12,15 +14,22 @@ from tests.analysis.still import StillConnector
 from tests.channels.traffic import numbered, send
 
 from penstock.analysis.checkpoints.batches import covered, unfinished
+from penstock.analysis.checkpoints.note import Note, set_aside
 from penstock.analysis.connectors import KafkaConnector, SparkConnector
 from penstock.analysis.engine import Engine
+from penstock.analysis.query import Query
 from penstock.analysis.settings import SparkSettings
+from penstock.audit.account import Outcome
+from penstock.audit.writers import token_of
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured
+from penstock.core.record import Origin, Record
+from penstock.core.scan import scan
 from penstock.pipeline.config import topics
 from penstock.pipeline.pipeline import Pipeline
-from penstock.run.queries import Queries, stop_between
+from penstock.run.accounts import announce
+from penstock.run.queries import Queries, result_writers, stop_between
 from penstock.testing.channels import MemoryChannels
 
 COUNTED = "SELECT value, count(1) AS n, seen() FROM `{}` GROUP BY value"
@@ -124,3 +133,66 @@ def test_a_batch_without_an_end_is_stopped_all_the_same(caplog: pytest.LogCaptur
     stop_between({"endless": endless, "one": one}, within=0.1)
     assert [endless.stopped_in, one.stopped_in] == [True, False]
     assert [message.split(":")[0] for message in caplog.messages] == ["query endless"]
+
+
+def test_a_query_ignores_rows_of_a_result_that_no_query_has_written(
+    spark: SparkSession, kafka: Kafka, fresh: Callable[[str], str], eventually: Callable[..., None], tmp_path: Path
+) -> None:
+    channel, counted, again = fresh("lines"), fresh("counted"), fresh("again")
+    app = Pipeline(fresh("pipeline"))
+    app.channel(channel, partitions=1)
+    app.sql_query("counted", key="value", sql=COUNTED.format(channel), into=counted)
+    app.sql_query("again", key="value", sql=f"SELECT value, n FROM `{counted}`", into=again)
+    description = app.describe()
+    kafka.ensure(topics(description))
+    queries, engine = made(app, kafka, KafkaConnector(kafka.servers), spark, tmp_path)
+
+    def announced(query: Query, note: Note) -> None:
+        announce(kafka, description.bookmarks, query.name, query.into, note.writer, note.generation)
+
+    def start() -> Queries:
+        # As in a new process: tokens begin with another prefix.
+        known = replace(engine.knowing(description.queries), announce=announced, token_prefix=token_hex(4))
+        known = replace(known, writers=result_writers(kafka, description, known))
+        ids = {name: kafka.topic_id(name) for name in description.channels}
+        queries = Queries(known, description, kafka, ids)
+        queries.start()
+        return queries
+
+    def rows() -> dict[str, int]:
+        values = [json.loads(entry.value) for entry in scan(kafka, again) if entry.value is not None]
+        return {value["value"]: value["n"] for value in values}
+
+    def forge(*headers: tuple[str, bytes]) -> None:
+        row = b'{"value": "forged", "n": 7, "seen": null}'
+        send(kafka, counted, [Record(row, Origin("forger", 1, 1, 1), b'["forged"]', extra=headers)])
+
+    def outcomes() -> dict[Outcome, int]:
+        found = {account.stage: account for account in queries.accounts()}
+        shares = found["query:again"].shares.values() if "query:again" in found else ()
+        return {outcome: count for share in shares for outcome, count in share.outcomes.items() if count}
+
+    queries = start()
+    try:
+        forge()
+        forge(("writer", b"0badcafe"))
+        send(kafka, channel, [Record(b"first", Origin("s", 1, 1, 1))])
+        eventually(lambda: rows() == {"first": 1})
+        eventually(lambda: outcomes() == {Outcome.PASSED: 1, Outcome.REFUSED: 2})
+    finally:
+        queries.stop()
+    # After a restart, rows of the earlier process are still of a known writer; those of a new generation are, too.
+    sent = kafka.bounds(counted)[0][1]
+    queries = start()
+    try:
+        forge()
+        queries.running("counted").stop()
+        set_aside(tmp_path / "counted")
+        Note(generation=1, since={channel: {0: 0}}).write(str(tmp_path / "counted"))
+        queries.again(queries._engine, description.query("counted"))
+        send(kafka, channel, [Record(b"second", Origin("s", 1, 2, 2))])
+        eventually(lambda: rows() == {"first": 1, "second": 1})
+        tokens = {token_of(entry.headers) for entry in scan(kafka, counted, {0: sent})}
+        assert len(tokens - {None}) == 1
+    finally:
+        queries.stop()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
+from secrets import token_hex
 from typing import Self
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -15,9 +16,11 @@ from penstock.analysis.connectors import SparkConnector
 from penstock.analysis.frames import (
     ADDED,
     RAW,
+    ResultWriters,
     boundaries,
     built,
     encoded,
+    genuine,
     sorted_out,
     told_of_seen,
     typed,
@@ -50,6 +53,10 @@ class Engine:
     """The static tables, as they were read last."""
     announce: Callable[[Query, Note], None] = lambda *_: None
     """Called before a query starts: announces the token of its rows, see `audit.writers`."""
+    writers: Mapping[str, ResultWriters] = field(default_factory=dict)
+    """Of the results that queries read: rows of other writers are refused."""
+    token_prefix: str = field(default_factory=lambda: token_hex(4), compare=False)
+    """How the tokens of queries begin that this process starts."""
     excluding: bool = True
     """Queries leave out the records that make them fail."""
     _gates: dict[str, bool] = field(default_factory=dict, compare=False)
@@ -89,8 +96,14 @@ class Engine:
         return found
 
     def admitted(self, query: str, channel: str, raw: DataFrame) -> DataFrame:
-        """Raw records of a channel, without the content of those that the query leaves out: they do not fit then."""
-        if (out := self.left_out(query, channel)) is None:
+        """Raw records of a channel, without the content of those that the query must not see: they do not fit then.
+
+        These are the records that make the query fail, and rows of a result that none of its writers has written.
+        """
+        out = self.left_out(query, channel)
+        if (writers := self.writers.get(channel)) is not None:
+            out = ~genuine(writers) if out is None else out | ~genuine(writers)
+        if out is None:
             return raw
         return raw.withColumns({name: F.when(~out, F.col(name)) for name in ("key", "value")})
 

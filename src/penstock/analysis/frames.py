@@ -6,7 +6,8 @@ a reason, the dead letters get the others.
 
 import re
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -23,6 +24,7 @@ from penstock.analysis.query import NUMBER, PAYLOAD, Query, Shape
 from penstock.analysis.sqltext import Spelled
 from penstock.analysis.validation import Objection, because
 from penstock.audit.writers import HEADER
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured
 from penstock.core.record import GENERATIONS
 
@@ -227,6 +229,40 @@ def counts(observed: Mapping[str, Any], channel: str) -> dict[str, int] | None:
     told = {name: value for name, value in before.asDict().items() if name != _NEWEST}
     passed = told["taken"] - told["refused"] - told["filtered"] if after is None else after["passed"]
     return {**told, "passed": passed}
+
+
+@dataclass(frozen=True)
+class ResultWriters:
+    """The writers of a result channel, as a query that reads the channel knows them when it starts."""
+
+    tokens: Collection[str]
+    """The tokens that were announced."""
+    first: Offsets
+    """Where the rows begin that must carry a token."""
+    prefix: str = ""
+    """Tokens of this process begin with it. They are accepted, also when they are announced later."""
+
+
+def genuine(writers: ResultWriters) -> Column:
+    """Whether a writer of a result has written a raw row, or the row is older than tokens."""
+    token = header_value(HEADER)
+    known = token.isin(*writers.tokens)
+    if writers.prefix:
+        known = known | token.startswith(writers.prefix)
+    return F.when(token.isNull(), F.col("offset") < by_partition(writers.first)).otherwise(known)
+
+
+def header_value(name: str) -> Column:
+    """The value of the first header of a name, as text."""
+    return F.expr(f"get(filter(headers, h -> h.key = '{name}'), 0)")["value"].cast("string")
+
+
+def by_partition(offsets: Offsets) -> Column:
+    """The offset of a row's partition; 0 for a partition that is not named."""
+    found = F.lit(0).cast("bigint")
+    for partition, offset in offsets.items():
+        found = F.when(F.col("partition") == partition, F.lit(offset)).otherwise(found)
+    return found
 
 
 def _once(shape: Shape) -> Column:

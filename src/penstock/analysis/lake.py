@@ -6,7 +6,7 @@ and the totals. A batch that a crash cut short is repeated from the offsets of t
 """
 
 import shutil
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Protocol
@@ -23,7 +23,7 @@ from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, ends_of, on_dis
 from penstock.analysis.checkpoints.note import Note
 from penstock.analysis.dead_letters import DeadLetters
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import columns_of, dead_letters, fits, parsed, schema_of
+from penstock.analysis.frames import by_partition, columns_of, dead_letters, fits, header_value, parsed, schema_of
 from penstock.analysis.query import Shape
 from penstock.core.clock import Micros
 from penstock.core.contracts import Offsets
@@ -90,23 +90,14 @@ def records(raw: DataFrame, shape: Shape, keyed: bool, judged: bool) -> DataFram
         "_offset": F.col("offset"),
     }
     if keyed:
-        version = _header("version").try_cast("bigint")
+        version = header_value("version").try_cast("bigint")
         values |= {
             "_key": F.make_valid_utf8(F.col("key").cast("string")),
             "_deleted": F.col("value").isNull(),
-            "_version": F.when(version.cast("string") == _header("version"), version),
+            "_version": F.when(version.cast("string") == header_value("version"), version),
         }
     added = [value.alias(name) for name, value in values.items()]
     return frame.select(*own, *added, (fits(shape) if judged else F.lit(True)).alias(_FITS))
-
-
-def genuine(raw: DataFrame, tokens: Collection[bytes], first: Offsets) -> DataFrame:
-    """The rows of a result that one of its writers has written, or that are older than tokens."""
-    if not tokens:
-        return raw
-    token = _header("writer")
-    before = F.col("offset") < _by_partition(first)
-    return raw.where(F.when(token.isNull(), before).otherwise(token.isin([one.decode() for one in tokens])))
 
 
 class Filling:
@@ -136,7 +127,7 @@ class Filling:
         """Take a batch; `reached` is up to where it reads the channel."""
         raw = self._chosen(batch)
         if self._first and (stands := self._table.positions()):
-            raw = raw.where(F.col("offset") >= _by_partition(stands))
+            raw = raw.where(F.col("offset") >= by_partition(stands))
         observed = Observation()
         known = raw.withColumns({name: F.when(~self._left_out, F.col(name)) for name in ("key", "value")})
         counted = records(known, self._shape, self._keyed, self._letters is not None).observe(
@@ -189,14 +180,3 @@ def fill(engine: Engine, name: str, channel: str, start: Offsets, batch: Batch) 
     writer = engine.stream(channel, start).writeStream.foreachBatch(each).queryName(name)
     every = f"{int(engine.settings.every.total_seconds() * 1000)} milliseconds"
     return writer.option("checkpointLocation", str(folder)).trigger(processingTime=every).start()
-
-
-def _header(name: str) -> Column:
-    return F.expr(f"get(filter(headers, h -> h.key = '{name}'), 0)")["value"].cast("string")
-
-
-def _by_partition(offsets: Offsets) -> Column:
-    found = F.lit(0).cast("bigint")
-    for partition, offset in offsets.items():
-        found = F.when(F.col("partition") == partition, F.lit(offset)).otherwise(found)
-    return found

@@ -134,9 +134,10 @@ def examined(engine: Engine, query: Query, known: Known | None = None, result: D
     def planned(path: Path, found: Written) -> str | None:
         return objection_to_state(engine.spark, encoded(over, query), output, path, found)
 
-    # A record that is left out changes nothing of what the query is.
-    all_in = replace(engine, excluding=False)
-    plain = all_in.frame(query, engine.stream) if excluded(engine.checkpoint(query.name)) else over
+    # Records that are left out, and the known writers of an input, change nothing of what the query is.
+    all_in = replace(engine, excluding=False, writers={})
+    leaves_out = excluded(engine.checkpoint(query.name)) or not engine.writers.keys().isdisjoint(query.inputs)
+    plain = all_in.frame(query, engine.stream) if leaves_out else over
     now = fingerprint(plain, query.into, output)
     return examine(query.name, engine.checkpoint(query.name), now, _knowing(engine, known or Known()), planned)
 
@@ -216,7 +217,7 @@ def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 
     folder, result, diagnosis = engine.checkpoint(query.name), fits.result, fits.diagnosis
     note = diagnosis.require()
     if not note.writer or note.generation > fits.before.generation:
-        note = replace(note, writer=token_hex(4))
+        note = replace(note, writer=engine.token_prefix + token_hex(4))
     for remark in diagnosis.remarks:
         log.info("query %s: %s", query.name, remark)
     if note.generation > fits.before.generation:

@@ -1,22 +1,26 @@
 """Records that make a query fail: searched for in its failed batch, and excluded from the query.
 
-Parts of the batch are run by themselves: the query's own function, the encoding of its rows, and what their channel
-takes. A record that fails alone is an offender. It is written to the dead letters of its channel with the error, and
-its offset is remembered beside the checkpoint; the query then sees a record that does not fit, and counts it so.
+The search has two steps. First, parts of the batch are run alone, with fresh state: the query's function, the encoding
+of its rows, and the size that their channel accepts. A record that fails alone is an offender. If there is none, the
+failure needs the state of earlier batches, or several records. Then the batch is run from copies of the checkpoint,
+with only its first records: the offender is the last record of the shortest part that fails.
 
-A failure that needs what earlier batches have left in the state, or several records of one channel together, is not
-found in this way.
+An offender is written to the dead letters of its channel with the error, and its offset is stored beside the
+checkpoint. The query then sees a record that does not fit, and counts it as refused.
 """
 
+import json
 import logging
+import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Protocol, TypeVar, runtime_checkable
+from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from py4j.protocol import Py4JJavaError
@@ -27,6 +31,7 @@ from pyspark.sql import functions as F
 from penstock.analysis.accounting import beginning
 from penstock.analysis.binder import raw_table
 from penstock.analysis.checkpoints.batches import Excluded, batches, covered, exclude, excluded, on_disk, unfinished
+from penstock.analysis.checkpoints.integrity import written
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
@@ -35,6 +40,7 @@ from penstock.analysis.query import Query, Shape
 from penstock.analysis.supervision import TooMany, is_transient, telling
 from penstock.audit.findings import EXCLUDED
 from penstock.core.contracts import Channels, Entry, Offsets
+from penstock.core.errors import Unavailable
 from penstock.core.scan import scan
 
 Raw = Callable[[str], DataFrame]
@@ -50,6 +56,8 @@ class Work:
     into: str
     rows: Callable[[Engine, Raw], DataFrame]
     """The rows that it writes: key, value and headers."""
+    output: Callable[[Engine], str] | None = None
+    """Its output mode; None for work without state, whose records fail alone."""
 
 
 def work_of(query: Query) -> Work:
@@ -57,7 +65,10 @@ def work_of(query: Query) -> Work:
         note = note_of(engine.checkpoint(query.name))
         return encoded(engine.frame(query, raw), query, note.generation, note.writer)
 
-    return Work(query.name, query.inputs, query.into, rows)
+    def output(engine: Engine) -> str:
+        return "update" if engine.updates(query) else "append"
+
+    return Work(query.name, query.inputs, query.into, rows, output)
 
 
 def validation_of(shape: Shape, dead: str, name: str = "") -> Work:
@@ -117,6 +128,110 @@ class Probe:
         return self._folder / f"{channel}.arrow"
 
 
+class Replay:
+    """Runs the first part of a failed batch from a copy of the query's checkpoint, with the state that it had."""
+
+    def __init__(self, engine: Engine, work: Work, limit: int | None, folder: Path) -> None:
+        """`folder` gets the copy. `limit` is how many bytes a row of the result may have."""
+        assert work.output is not None
+        self._engine, self._work, self._limit = engine, work, limit
+        self._folder, self._output = folder, work.output(engine)
+        self._checkpoint = Path(on_disk(engine.checkpoint(work.name)) or "")
+        found = written(self._checkpoint)
+        self._batch = 0 if found is None else found.begun + (found.begun == found.finished)
+        self.excluded: list[Excluded] = []
+        """Records that are left out beside those that the query leaves out already."""
+
+    @property
+    def possible(self) -> bool:
+        """Whether the checkpoint tells how to run the batch. In real time, the first batch leaves no note."""
+        offsets = self._checkpoint / "offsets"
+        return any((offsets / str(number)).exists() for number in (self._batch, self._batch - 1))
+
+    def __call__(self, ends: Mapping[tuple[str, int], int]) -> str | None:
+        """What the query fails with when the batch reads each partition up to these offsets; None if it succeeds."""
+        folder = self._folder / "replay" / self._work.name
+        try:
+            self._copy(folder)
+            self._limit_batch(folder, ends)
+            exclude(str(folder), self.excluded)
+            return self._run(replace(self._engine, checkpoints=str(folder.parent)), folder)
+        finally:
+            shutil.rmtree(folder.parent, ignore_errors=True)
+
+    def _copy(self, folder: Path) -> None:
+        """Copy the checkpoint by hard links: Spark never changes a file of it."""
+        shutil.rmtree(folder, ignore_errors=True)
+        skipped = shutil.ignore_patterns(self._folder.name, "metadata", ".metadata.crc")
+        shutil.copytree(self._checkpoint, folder, ignore=_at_top(self._checkpoint, skipped), copy_function=os.link)
+        # Spark runs a query once. The copy is another query.
+        (folder / "metadata").write_text(json.dumps({"id": str(uuid4())}), encoding="utf-8")
+
+    def _limit_batch(self, folder: Path, ends: Mapping[tuple[str, int], int]) -> None:
+        """Write the offsets of the batch: up to where it reads each channel."""
+        offsets = folder / "offsets"
+        begun = (offsets / str(self._batch)).exists()
+        version, metadata, *sources = (
+            (offsets / str(self._batch if begun else self._batch - 1)).read_text(encoding="utf-8").splitlines()
+        )
+        if not begun:
+            # In real time, Spark notes the offsets of a batch when it has ended.
+            _, commit, *_ = (folder / "commits" / str(self._batch - 1)).read_text(encoding="utf-8").splitlines()
+            watermark = json.loads(commit).get("nextBatchWatermarkMs", 0)
+            told = {"batchWatermarkMs": watermark, "batchTimestampMs": int(time.time() * 1_000)}
+            metadata = json.dumps(json.loads(metadata) | told)
+        limited = [line if line == "-" else _limited(json.loads(line), ends) for line in sources]
+        for old in (f"{self._batch}", f".{self._batch}.crc"):
+            (offsets / old).unlink(missing_ok=True)
+        (offsets / str(self._batch)).write_text("\n".join([version, metadata, *limited]), encoding="utf-8")
+
+    def _run(self, engine: Engine, folder: Path) -> str | None:
+        since = note_of(str(folder)).since or {}
+        rows = self._work.rows(engine, lambda name: engine.stream(name, since.get(name)))
+        # The batch runs at once, the next one not within this time.
+        writer = self._checked(rows).writeStream.format("noop").outputMode(self._output)
+        running = (
+            writer.option("checkpointLocation", str(folder))
+            .queryName(f"{self._work.name} replay {uuid4()}")
+            .trigger(processingTime=_NEVER)
+            .start()
+        )
+        done = folder / "commits" / str(self._batch)
+        try:
+            while running.isActive and not done.exists():
+                time.sleep(_LOOK_EVERY)
+            error = None if done.exists() else running.exception()
+        finally:
+            running.stop()
+        if error is not None and is_transient(error):
+            raise error
+        if error is None and not done.exists():
+            raise Unavailable(f"query {self._work.name}", "the replay of its batch was stopped")
+        return None if error is None else telling(error)
+
+    def _checked(self, rows: DataFrame) -> DataFrame:
+        size = row_size()
+        if self._limit is not None:
+            why = f"a row of its result is larger than the channel {self._work.into} takes: {self._limit:,} bytes"
+            size = F.when(size > self._limit, F.raise_error(why).cast("int")).otherwise(size)
+        return rows.select(size.alias("size"))
+
+
+def _at_top(folder: Path, skipped: Callable[[str, list[str]], set[str]]) -> Callable[[str, list[str]], set[str]]:
+    """Names to be left out of a copy, in the folder itself alone."""
+    return lambda path, names: skipped(path, names) if Path(path) == folder else set()
+
+
+def _limited(source: Mapping[str, Mapping[str, int]], ends: Mapping[tuple[str, int], int]) -> str:
+    """A line of a batch's offsets, with other ends."""
+    return json.dumps(
+        {
+            channel: {at: ends.get((channel, int(at)), offset) for at, offset in offsets.items()}
+            for channel, offsets in source.items()
+        }
+    )
+
+
 def _read(file: str, once: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     for _ in once:
         with pa.ipc.open_file(file) as opened:
@@ -160,6 +275,8 @@ _HELD = 20_000
 _FEW = 2
 _LONGEST = 500
 """So much of an error is written with a dead letter."""
+_NEVER = "365 days"
+_LOOK_EVERY = 0.05
 
 
 @runtime_checkable
@@ -266,7 +383,29 @@ class _Search:
             if not self._found and len(self._work.inputs) > 1:
                 # A record may fail only where it is joined with others, which may have come long before it.
                 self._look_joined(probe, whole, before())
+            if not self._found and self._work.output is not None and whole:
+                self._look_in_order(probe, whole, folder / "probe")
         return self._found
+
+    def _look_in_order(self, probe: Probe, whole: Ranges, folder: Path) -> None:
+        """Find records by the shortest first part of the batch that fails, with the state of earlier batches."""
+        replay = Replay(self._engine, self._work, self._limit, folder)
+
+        def error(count: int) -> str | None:
+            if not replay.possible:
+                # No batch was noted: the state is empty, and a batch over the log does the same.
+                return self._over(probe, _first(whole, count), replay.excluded)
+            self.runs += 1
+            starts = {(one.channel, one.partition): one.first for one in whole}
+            return replay(starts | {(one.channel, one.partition): one.end for one in _first(whole, count)})
+
+        size = _size(whole)
+        while len(self._found) <= self._most and (found := last_needed(size, error)) is not None:
+            count, why = found
+            (last,) = _after(_first(whole, count), count - 1)
+            (entry,) = self._entries((last,))
+            self._found.append((entry, why[:_LONGEST]))
+            replay.excluded.append(Excluded(entry.channel, entry.partition, entry.offset, why))
 
     def _look_joined(self, probe: Probe, whole: Ranges, context: Ranges) -> None:
         held_by = {channel: self._entries(_of(channel, context)) for channel in self._work.inputs}
@@ -293,8 +432,19 @@ class _Search:
                 yield from self._windows(probe, half)
 
     def _fails(self, probe: Probe, ranges: Ranges) -> bool:
+        return self._over(probe, ranges) is not None
+
+    def _over(self, probe: Probe, ranges: Ranges, without: Sequence[Excluded] = ()) -> str | None:
         self.runs += 1
-        return probe.over(lambda name: self._raw(name, _of(name, ranges))) is not None
+
+        def raw(channel: str) -> DataFrame:
+            records = self._raw(channel, _of(channel, ranges))
+            for one in without:
+                if one.channel == channel:
+                    records = records.where((F.col("partition") != one.partition) | (F.col("offset") != one.offset))
+            return records
+
+        return probe.over(raw)
 
     def _raw(self, channel: str, ranges: Ranges) -> DataFrame:
         if not ranges:
@@ -349,6 +499,34 @@ def offenders(records: Sequence[T], error: Callable[[Sequence[T]], str | None], 
         left = left[end:]
 
 
+def last_needed(size: int, error: Callable[[int], str | None]) -> tuple[int, str] | None:
+    """How many records, from the first, are the fewest that fail, and with what; None if all of them succeed.
+
+    `error` tells what so many records fail with. A part fails if a shorter one does. None also when nothing fails
+    because of the records: when no record fails, too.
+    """
+    if (why := error(size)) is None:
+        return None
+    succeeds, fails = 0, size
+    while fails - succeeds > 1:
+        middle = (succeeds + fails) // 2
+        if (found := error(middle)) is None:
+            succeeds = middle
+        else:
+            fails, why = middle, found
+    return None if fails == 1 and error(0) is not None else (fails, why)
+
+
+def _first(ranges: Ranges, count: int) -> Ranges:
+    """So many offsets, from the first."""
+    return _split(ranges, count)[0]
+
+
+def _after(ranges: Ranges, count: int) -> Ranges:
+    """What follows so many offsets."""
+    return _split(ranges, count)[1]
+
+
 def _of(channel: str, ranges: Ranges) -> Ranges:
     return tuple(one for one in ranges if one.channel == channel)
 
@@ -367,7 +545,11 @@ def _pieces(ranges: Ranges) -> Iterator[Ranges]:
 
 
 def _halves(ranges: Ranges) -> tuple[Ranges, Ranges]:
-    left = _size(ranges) // 2
+    return _split(ranges, _size(ranges) // 2)
+
+
+def _split(ranges: Ranges, left: int) -> tuple[Ranges, Ranges]:
+    """The first so many offsets, and the rest."""
     first: list[Range] = []
     second: list[Range] = []
     for one in ranges:

@@ -1,6 +1,7 @@
 """`penstock audit --recompute`: a query again, as a batch over the log, beside its live result."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from penstock.pipeline.config import Config
 from penstock.pipeline.load import load
 from penstock.plan.checks import check
 from penstock.run.analyse import engine
+from penstock.run.queries import result_writers
 from penstock.run.services import here
 
 _SHOWN = 50
@@ -39,7 +41,9 @@ def recompute(folder: Path, profile: str | None, pipeline: Path, query: str, as_
     chosen = description.query(query)
     _say("starting Spark")
     with engine(description, config, log=None) as spark:
-        report = compared(spark, config.bind(), description, config, chosen, _say, wait)
+        channels = config.bind()
+        spark = replace(spark, writers=result_writers(channels, description, spark))
+        report = compared(spark, channels, description, config, chosen, _say, wait)
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
     else:

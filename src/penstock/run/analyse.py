@@ -29,7 +29,7 @@ from penstock.plan.plan import slots_needed, standing_in
 from penstock.run.accounts import accounting, announce
 from penstock.run.background import beside
 from penstock.run.lakes import Lakes
-from penstock.run.queries import Queries
+from penstock.run.queries import Queries, result_writers
 from penstock.run.state_server import SLOTS, StateAnswers, answering
 from penstock.run.static_tables import Refreshing
 from penstock.run.status import Figures, pulse
@@ -75,7 +75,7 @@ def _run(description: Description, config: Config, stop: threading.Event, ready:
         def announced(query: Query, note: Note) -> None:
             announce(channels, description.bookmarks, query.name, query.into, note.writer, note.generation)
 
-        spark = replace(spark, announce=announced)
+        spark = replace(spark, announce=announced, writers=result_writers(channels, description, spark))
         partitions = {name: len(channels.bounds(name)) for name in description.channels}
         _require_slots(description, config, partitions, spark, there)
         # An address that is taken ends all this before a query has begun.

@@ -6,7 +6,8 @@ from functools import partial
 
 from penstock.analysis.dead_letters import DeadLetters
 from penstock.analysis.engine import Engine
-from penstock.analysis.lake import Filling, Frame, columns, fill, genuine
+from penstock.analysis.frames import ResultWriters, genuine
+from penstock.analysis.lake import Filling, Frame, columns, fill
 from penstock.analysis.poison import validation_of
 from penstock.analysis.supervision import Streaming, telling
 from penstock.audit.account import Account
@@ -116,8 +117,10 @@ class Lake:
             return raw
         # A writer announces itself before its first row: all whose rows are in this batch are known after this.
         self._writers.refresh()
-        known = self._writers.known
-        return genuine(raw, known.tokens(self._channel.name), known.first(self._channel.name))
+        name, known = self._channel.name, self._writers.known
+        if not (tokens := known.tokens(name)):
+            return raw
+        return raw.where(genuine(ResultWriters([one.decode() for one in tokens], known.first(name))))
 
     def _lag(self) -> int:
         account = self._accounting.account(self.stage)

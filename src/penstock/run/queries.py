@@ -10,8 +10,10 @@ from functools import partial
 
 from penstock.analysis.accounting import QueryAccounting
 from penstock.analysis.checkpoints.doctor import Known
+from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
+from penstock.analysis.frames import ResultWriters
 from penstock.analysis.launch import Fitting, begin, fitting, launch, require_sifting, sift, warm_up
 from penstock.analysis.modes import Verdict
 from penstock.analysis.poison import Isolation, Work, validation_of, work_of
@@ -20,6 +22,7 @@ from penstock.analysis.query import Late, Mode, Query
 from penstock.analysis.session import is_alive
 from penstock.analysis.supervision import Isolate, Streaming, Supervised, retrying
 from penstock.audit.account import Account, Outcome
+from penstock.audit.writers import Writers
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
 from penstock.core.errors import Unavailable
@@ -210,6 +213,27 @@ class Queries:
 
     def _ids_of(self, *channels: str) -> dict[str, str]:
         return {name: self._ids[name] for name in channels}
+
+
+def result_writers(channels: Channels, description: Description, engine: Engine) -> dict[str, ResultWriters]:
+    """The writers of each result that a query of the pipeline reads: those that were announced, and those to come.
+
+    All queries of a pipeline run in one process, whose tokens share a prefix. So a row of a query that begins anew
+    while another one reads its result is never taken for forged.
+    """
+    writers = Writers(channels, [description.bookmarks])
+    writers.refresh()
+    read = {name for query in description.queries for name in query.inputs}
+    found: dict[str, ResultWriters] = {}
+    for query in description.queries:
+        if query.into in read:
+            tokens = {token.decode() for token in writers.known.tokens(query.into)}
+            ends = {partition: end for partition, (_, end) in channels.bounds(query.into).items()}
+            # The query announces its token again if the announcement is gone.
+            tokens.add(note_of(engine.checkpoint(query.name)).writer)
+            first = writers.known.first(query.into) or ends
+            found[query.into] = ResultWriters(sorted(tokens - {""}), first, engine.token_prefix)
+    return found
 
 
 def _keep(name: str, books: QueryAccounting, stop: threading.Event) -> None:

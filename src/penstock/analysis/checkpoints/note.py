@@ -161,7 +161,8 @@ class Note:
                 raise ValueError(f"a later Penstock has written it, in format {told['format']}")
             return cls(
                 _topics(told["topics"]),
-                int(told["life"]),
+                # Notes of earlier versions call it "life".
+                int(told["generation"] if "generation" in told else told["life"]),
                 _by_channel(told["since"]),
                 None if told["query"] is None else Fingerprint.of(told["query"]),
                 str(told.get("writer", "")),
