@@ -1,11 +1,21 @@
 """The documentation is complete, its links work, and its reference is generated from the code."""
 
+import ast
+import importlib
 import importlib.util
+import inspect
 import re
+import shlex
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
+
+from penstock.cli import app
+from penstock.collect.ways import source_at
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -43,6 +53,61 @@ def test_links_have_a_target(page: str) -> None:
         assert file.exists(), f"{page} links to {link}"
         if anchor:
             assert anchor in anchors(file), f"{page} links to {link}"
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES if not page.startswith("reference/")), *OUTSIDE])
+def test_python_examples_parse_and_import_what_exists(page: str) -> None:
+    for code in blocks(page, "python"):
+        for node in ast.walk(ast.parse(code)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("penstock"):
+                module = importlib.import_module(str(node.module))
+                assert [name.name for name in node.names if not hasattr(module, name.name)] == [], page
+
+
+@pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES if not page.startswith("reference/")), *OUTSIDE])
+def test_commands_and_their_options_exist(page: str) -> None:
+    root: Any = typer.main.get_command(app)
+    for line in commands(page):
+        command, words = root, shlex.split(line, comments=True)[1:]
+        context = typer.Context(root)
+        while words and hasattr(command, "get_command") and not words[0].startswith("-"):
+            command = command.get_command(context, words.pop(0))
+            assert command is not None, f"{page}: {line}"
+            context = typer.Context(command, parent=context)
+        known = {option for parameter in command.get_params(context) for option in parameter.opts}
+        given = {word.partition("=")[0] for word in words if re.match(r"--[a-z]", word)}
+        assert given <= known, f"{page}: {line}"
+
+
+@pytest.mark.parametrize(
+    ("page", "address"),
+    [
+        ("websocket", "ws://h/p"), ("websocket-server", "listen+ws://h:1/p"), ("sse", "sse+http://h/p"),
+        ("polling", "poll+http://h/p"), ("http", "listen+http://h:1/p"), ("tcp", "listen+tcp://h:1"),
+        ("files", "file:///p"), ("stdin", "stdin://"),
+    ],
+)  # fmt: skip
+def test_the_page_of_a_source_lists_its_options(page: str, address: str) -> None:
+    rows = re.findall(r"^\| (`\w+`(?:, `\w+`)*) \|", (DOCS / "sources" / f"{page}.md").read_text(), flags=re.MULTILINE)
+    listed = {option.strip("`") for row in rows for option in row.split(", ")}
+    kind = type(source_at(address, "source"))
+    assert listed <= set(inspect.signature(kind).parameters), page
+
+
+def blocks(page: str, language: str) -> list[str]:
+    """The code blocks of a page."""
+    found = re.findall(rf"^```{language}[^\n]*\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
+    return [str(code) for code in found]
+
+
+def commands(page: str) -> Iterator[str]:
+    """Each `penstock …` of a page, up to a pipe or a placeholder."""
+    text = (ROOT / page).read_text()
+    lines = [line for block in blocks(page, "(?:console)?") for line in block.splitlines()]
+    for line in [*lines, *re.findall(r"`(penstock [^`]+)`", text)]:
+        for one in re.findall(r"^(?:\$ )?(penstock [^|…<>\[&]*)", line.strip()):
+            if one.count('"') % 2 == 0 and one.count("'") % 2 == 0 and not one.startswith("penstock: "):
+                yield one
 
 
 def anchors(page: Path) -> set[str]:
