@@ -98,9 +98,9 @@ def test_a_lake_of_a_table_tells_what_was_deleted_and_which_row_is_newest(tmp_pa
 def test_a_feed_counts_a_newer_deletion_of_what_is_gone_and_tells_nobody() -> None:
     feed = Feed("c", "id")
     feed.push([entry(0, b"{}", 1), entry(1, None, 2)])
-    tick = feed.tick
+    revision = feed.revision
     feed.push([entry(2, None, 3), entry(3, None, 3)])
-    assert (feed.passed, feed.duplicate, feed.tick, len(feed)) == (3, 1, tick, 0)
+    assert (feed.passed, feed.duplicate, feed.revision, len(feed)) == (3, 1, revision, 0)
 
 
 def content(folded: int = 8, records: int = 5, until: int = 5, runs: tuple[Run, ...] = (Run(1, 5, 0),)) -> Content:

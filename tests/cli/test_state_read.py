@@ -18,7 +18,7 @@ from penstock.cli import app
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
 from penstock.run.run_file import Running
-from penstock.run.state_server import answering
+from penstock.run.state_server import serve_state
 from penstock.supervise.folder import StateFolder
 
 PIPELINE = """
@@ -50,7 +50,7 @@ class Analysis:
         ]
         return {**TOLD, "entries": entries[:limit], "more": limit < 2}
 
-    def give_up(self) -> None: ...
+    def cancel(self) -> None: ...
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     channels = SqliteChannels(tmp_path / "channels")
     channels.ensure([Topic("penstock.shop.status", compacted=True), Topic("by_city", compacted=True)])
     with ExitStack() as stack:
-        address = stack.enter_context(answering(Analysis(), "127.0.0.1:0"))
+        address = stack.enter_context(serve_state(Analysis(), "127.0.0.1:0"))
         held = stack.enter_context(StateFolder(tmp_path / ".penstock").held())
         said = {"at": time.time_ns() // 1_000, "nodes": {}, "answers": address}
         with channels.poster() as post:
@@ -159,7 +159,7 @@ def test_something_else_at_the_address_is_told_as_a_sentence(folder: Path, answe
 
 
 def test_where_there_is_a_page_it_is_asked(folder: Path) -> None:
-    with answering(Analysis(), "127.0.0.1:0") as page:
+    with serve_state(Analysis(), "127.0.0.1:0") as page:
         running(folder / ".penstock", SqliteChannels(folder / "channels"), page)
         # It answers for the row as well: the channel is not read.
         assert json.loads(state(folder, "get", "totals", "nl", "--json").stdout)["row"] is None

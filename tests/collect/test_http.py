@@ -167,7 +167,7 @@ async def test_who_sends_too_much_learns_the_limit_and_the_option_that_raises_it
         ("/in?lines", b"a\n" + b"x" * 1_001, {}, 413, "line 2", "nothing was taken"),
         ("/in?lines", b"x\n" * 11, {}, 413, "line 11", "more than 10 records"),
         ("/in?lines=1", b"x", {}, 400, "?lines", "takes no value"),
-        ("/in?anwser=1s", b"x", {}, 400, "?anwser", "not a parameter"),
+        ("/in?anwser=1s", b"x", {}, 400, "?anwser", "unknown parameter"),
         ("/in?answer=1s", b"x", {}, 400, "?answer", "has no answers"),
         ("/in?answer=soon", b"x", {}, 400, "?answer", "not a duration"),
         ("/in?answer=2h", b"x", {}, 400, "?answer", "too long"),
@@ -183,15 +183,15 @@ async def test_who_sends_too_much_learns_the_limit_and_the_option_that_raises_it
         ("/in?sender=a&sender=b&epoch=1&seq=1", b"x", {}, 400, "?sender", "twice"),
         ("/in", b"x", {"idempotency-key": "8e03978e-40d5-43e8-bc93-6894a57f9324"}, 400, "idempotency", "no sender"),
         ("/in?sender=a&epoch=1&seq=1", b"x", {"idempotency-key": "a/1/2"}, 400, "idempotency", "another identity"),
-        ("/in", b"x", {"content-encoding": "br"}, 415, "content-encoding", "not taken"),
-        ("/in", b"x", {"content-encoding": "gzip"}, 400, "the body", "cannot be unpacked"),
+        ("/in", b"x", {"content-encoding": "br"}, 415, "content-encoding", "not supported"),
+        ("/in", b"x", {"content-encoding": "gzip"}, 400, "the body", "not valid gzip"),
         (
             "/in",
             gzip.compress(b"x" * 100, mtime=0)[:-4],
             {"content-encoding": "gzip"},
             400,
             "the body",
-            "ends too early",
+            "ends early",
         ),
         ("/in", gzip.compress(b"", mtime=0), {"content-encoding": "gzip"}, 400, "the body", "it is empty"),
         (
@@ -200,7 +200,7 @@ async def test_who_sends_too_much_learns_the_limit_and_the_option_that_raises_it
             {"content-encoding": "gzip"},
             400,
             "the body",
-            "more than 100 parts",
+            "more than 100",
         ),
         (
             "/in",
@@ -208,7 +208,7 @@ async def test_who_sends_too_much_learns_the_limit_and_the_option_that_raises_it
             {"content-encoding": "gzip"},
             400,
             "the body",
-            "cannot be unpacked",
+            "not valid gzip",
         ),
         (
             "/in",
@@ -218,10 +218,10 @@ async def test_who_sends_too_much_learns_the_limit_and_the_option_that_raises_it
             "the body",
             "1,000 bytes",
         ),
-        ("/in", b"x", {"origin": "https://elsewhere.example"}, 403, "the header origin", "other sites"),
-        ("/in", b"x", {"host": "elsewhere.example"}, 403, "the header host", "none of the names"),
-        ("/in/", b"x", {}, 404, "POST /in/", "nothing at this address"),
-        ("/in/..%2Fin", b"x", {}, 404, "POST", "nothing at this address"),
+        ("/in", b"x", {"origin": "https://elsewhere.example"}, 403, "the header origin", "cross-site"),
+        ("/in", b"x", {"host": "elsewhere.example"}, 403, "the header host", "not a name"),
+        ("/in/", b"x", {}, 404, "POST /in/", "unknown address"),
+        ("/in/..%2Fin", b"x", {}, 404, "POST", "unknown address"),
     ],
 )
 async def test_what_a_client_does_wrong_is_told_with_its_place_and_nothing_is_taken(
@@ -388,7 +388,7 @@ async def test_bodies_together_are_bounded(tmp_path: Path) -> None:
     async with opened(source_in(tmp_path, memory=1_000)) as door:
         answer = await door.posted(b"x" * 1_001)
         assert answer.status_code == 503
-        assert "more is being sent to it than it holds" in answer.json()["error"]
+        assert "memory" in answer.json()["error"]
 
 
 async def test_many_at_once_are_each_answered(tmp_path: Path) -> None:

@@ -174,7 +174,7 @@ async def test_a_receipt_that_nobody_gave_is_not_found(tmp_path: Path, text: str
     async with running(source_in(tmp_path), MemoryChannels()) as client:
         answer = await client.get(f"/receipts/{text}")
         assert answer.status_code == 404
-        assert answer.json()["error"] in ("nobody here has given it", "there is nothing at this address")
+        assert answer.json()["error"] in ("nobody here has given it", "unknown address")
 
 
 async def test_while_the_channels_are_away_a_receipt_tells_what_it_can(

@@ -15,7 +15,7 @@ import pytest
 from starlette.applications import Starlette
 
 from penstock.deliver.app import build, serve
-from penstock.deliver.outlet import FeedSpec
+from penstock.deliver.delivery import FeedSpec
 from penstock.deliver.site import ChartSpec
 from penstock.testing.channels import MemoryChannels
 

@@ -17,8 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from penstock.deliver.app import build
-from penstock.deliver.outlet import FeedSpec
-from penstock.deliver.settings import DeliverSettings
+from penstock.deliver.delivery import DeliverSettings, FeedSpec
 from penstock.deliver.site import ChartSpec
 from penstock.testing.channels import MemoryChannels
 
@@ -178,7 +177,7 @@ async def test_what_was_there_before_the_start_is_there_at_the_first_answer(
             message = (await client.get(f"{address}/feeds/by_country", timeout=30)).json()
             assert len(message["rows"]) == 12_000
             nodes = (await client.get(f"{address}/status")).json()["nodes"]
-            assert nodes["feed:by_country"]["door"] is None
+            assert nodes["feed:by_country"]["delivery"] is None
 
 
 async def test_a_position_survives_a_restart(channels: MemoryChannels, vega_cache: Path, served: Served) -> None:
@@ -248,7 +247,7 @@ async def test_a_request_that_is_never_whole_holds_no_connection(
     channels: MemoryChannels, vega_cache: Path, served: Served, begun: bytes
 ) -> None:
     """Neither silent, nor with a byte now and then. Those who follow are not concerned."""
-    with served(make(channels, vega_cache, patience="1 second")) as address:
+    with served(make(channels, vega_cache, timeout="1 second")) as address:
         port = int(address.rpartition(":")[2])
         async with following(address) as client, asyncio.timeout(20):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -369,20 +368,20 @@ async def test_a_flood_closes_the_connection(address: str) -> None:
 async def test_a_reader_that_never_reads_is_dropped_and_hurts_nobody(
     channels: MemoryChannels, vega_cache: Path, served: Served, asking: bytes
 ) -> None:
-    app = make(channels, vega_cache, patience=timedelta(seconds=1))
+    app = make(channels, vega_cache, timeout=timedelta(seconds=1))
     with served(app) as address:
         port = int(address.rpartition(":")[2])
         asleep = socket.socket()
         asleep.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
         asleep.connect(("127.0.0.1", port))
         asleep.sendall(b"GET /feeds/wide HTTP/1.1\r\nHost: localhost\r\n" + asking)
-        outlet = app.state.delivery.outlets["wide"]
-        await until(lambda: outlet.clients == 1)
+        live_feed = app.state.delivery.feeds["wide"]
+        await until(lambda: live_feed.clients == 1)
         async with following(address) as client:
             await client.recv()
             slowest, number = 0.0, 0
             async with asyncio.timeout(30):
-                while outlet.clients:
+                while live_feed.clients:
                     put(channels, f"k{number % 8}", "x" * 500_000, channel="wide")
                     number += 1
                     asked = time.monotonic()
@@ -423,7 +422,7 @@ async def test_latency_is_measured_at_the_door_and_as_browsers_report_it(
             assert pong["pong"] == 77.5
             assert abs(pong["now"] - time.time_ns() // 1_000) < 5_000_000
         node = delivery.figures()["feed:by_country"]
-        assert node["door"]["count"] == 1
+        assert node["delivery"]["count"] == 1
         assert node["browser"]["count"] == 3
         assert node["browser"]["max"] == 13
         assert delivery.figures()["page"]["browser"]["count"] == 3

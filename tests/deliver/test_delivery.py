@@ -1,22 +1,24 @@
-"""The delivery without its web: it goes on after an outage, and a real fault is not hidden."""
+"""The delivery without HTTP: it continues after an outage, and raises other errors."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.audit.odd import Marked
 
-from penstock.audit.account import Outcome
+from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.writers import Writer
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Entry, Offsets, Reader
 from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.settings import load
 from penstock.deliver.app import build, serve
-from penstock.deliver.delivery import Delivery
-from penstock.deliver.outlet import FeedSpec
+from penstock.deliver.delivery import DeliverSettings, Delivery, FeedSpec, LiveFeed
 from penstock.testing.channels import MemoryChannels
+from penstock.testing.clock import ManualClock
 
 
 class Shaky(MemoryChannels):
@@ -69,9 +71,9 @@ async def test_it_goes_on_where_it_was_after_an_outage() -> None:
     async with delivery.running():
         await until(lambda: len(channels.starts) == 3)
         channels.append("f", b'{"n": 1}', b"[99]")
-        await until(lambda: len(delivery.outlets["f"].feed) == 6)
+        await until(lambda: len(delivery.feeds["f"].feed) == 6)
     assert sum(channels.starts[-1]["f"].values()) == 5
-    assert delivery.outlets["f"].count == 6
+    assert delivery.feeds["f"].count == 6
 
 
 async def test_the_account_of_a_feed_counts_each_entry_once_whatever_happens() -> None:
@@ -84,7 +86,7 @@ async def test_the_account_of_a_feed_counts_each_entry_once_whatever_happens() -
     async with delivery.running():
         await until(lambda: len(channels.starts) == 4)
         channels.append("f", b'{"n": 2}', b"[99]")
-        await until(lambda: delivery.outlets["f"].count == 7)
+        await until(lambda: delivery.feeds["f"].count == 7)
         [account] = delivery.accounts()
     share = account.shares["f"]
     assert (account.stage, account.step, share.taken) == ("feed:f", 7, 7)
@@ -130,7 +132,7 @@ async def test_offsets_without_a_record_at_the_end_do_not_hold_it_up() -> None:
     delivery = delivery_of(channels)
     async with delivery.running(), asyncio.timeout(4):
         await delivery.ready.wait()
-    assert delivery.outlets["f"].count == 1
+    assert delivery.feeds["f"].count == 1
 
 
 async def test_rows_that_the_query_has_not_written_are_not_shown() -> None:
@@ -142,5 +144,85 @@ async def test_rows_that_the_query_has_not_written_are_not_shown() -> None:
     channels.append("f", b'{"n": 3}', b"[1]", [("writer", b"a1"), ("version", b"3")])
     delivery = Delivery(channels, [FeedSpec("f", "f", "id")], "status", SystemClock(), "marks")
     async with delivery.running():
-        await until(lambda: delivery.outlets["f"].feed.taken == 2)
-    assert delivery.outlets["f"].feed.passed == 2
+        await until(lambda: delivery.feeds["f"].feed.received == 2)
+    assert delivery.feeds["f"].feed.passed == 2
+
+
+# --- one feed ---
+
+
+def entry(offset: int, partition: int = 0, version: int = 0) -> Entry:
+    return Entry("c", partition, offset, 0, b"[%d]" % partition, b"{}", (("version", b"%d" % (version or offset)),))
+
+
+def live_feed(clock: ManualClock | None = None) -> LiveFeed:
+    return LiveFeed(FeedSpec("f", "c", "topic", start={0: 5}), clock or ManualClock())
+
+
+def share(live_feed: LiveFeed) -> Share:
+    account = live_feed.account()
+    assert account is not None
+    return account.shares["c"]
+
+
+def test_before_reading_starts_there_is_no_account() -> None:
+    assert live_feed().account() is None
+
+
+def test_an_account_says_where_reading_started_and_what_became_of_the_entries() -> None:
+    clock = ManualClock(9)
+    one = live_feed(clock)
+    one.begin({0: 5, 1: 0})
+    one.apply([entry(5), entry(6), entry(8, version=6)], {})
+    told = one.account()
+    assert told is not None
+    outcomes = {Outcome.PASSED: 2, Outcome.DUPLICATE: 1, Outcome.REFUSED: 0}
+    expected = Share({0: 5, 1: 0}, {0: 9, 1: 0}, 3, outcomes)
+    assert told == Account("feed:f", told.generation, 9, {"c": expected}, step=3)
+
+
+def test_what_is_read_again_is_not_taken_again() -> None:
+    one = live_feed()
+    one.begin({0: 5})
+    one.apply([entry(5), entry(6)], {})
+    one.apply([entry(5), entry(6), entry(7)], {})
+    assert (share(one).taken, share(one).until) == (3, {0: 8})
+
+
+def test_a_partition_keeps_its_first_start_once_it_has_brought_something() -> None:
+    """One that brought nothing yet starts where it is read the next time."""
+    one = live_feed()
+    one.begin({0: 5, 1: 3})
+    one.apply([entry(5)], {})
+    one.begin({0: 6, 1: 4})
+    assert (share(one).since, share(one).until) == ({0: 5, 1: 4}, {0: 6, 1: 4})
+
+
+def test_each_process_is_a_life_of_its_own() -> None:
+    one, two = live_feed(), live_feed()
+    one.begin({})
+    two.begin({})
+    first, second = one.account(), two.account()
+    assert first
+    assert second
+    assert first.generation != second.generation
+
+
+def test_an_account_is_not_half_of_a_batch() -> None:
+    """What was asked for before a batch stays as it was."""
+    one = live_feed()
+    one.begin({0: 0})
+    before = share(one)
+    one.apply([entry(0), entry(1)], {})
+    assert (before.taken, before.until) == (0, {0: 0})
+
+
+# --- settings ---
+
+
+def test_sites_are_listed_in_the_environment_with_commas(tmp_path: Path) -> None:
+    environ = {"PENSTOCK_DELIVER_ORIGINS": "https://a.example, https://b.example", "PENSTOCK_DELIVER_TIMEOUT": "2 s"}
+    section = load({"deliver": DeliverSettings}, tmp_path, environ=environ)["deliver"]
+    assert isinstance(section, DeliverSettings)
+    assert section.origins == ("https://a.example", "https://b.example")
+    assert section.timeout.total_seconds() == 2

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from penstock.core.contracts import Entry
-from penstock.deliver.feed import AWAY, Feed, Follower, Message
+from penstock.deliver.feed import MAX_ABSENCE, Feed, Follower, Mark, Message, ResumeTokens
 
 SECOND = 1_000_000
 START = 1_700_000_000 * SECOND
@@ -112,7 +112,7 @@ def test_each_entry_is_counted_once_with_what_it_was(log: Log, feed: Feed) -> No
     some.append(log.raw(b"?", b"{}", []))
     for _ in range(3):
         feed.push(some)
-    assert (feed.taken, feed.passed, feed.duplicate, feed.refused) == (5, 2, 2, 1)
+    assert (feed.received, feed.passed, feed.duplicate, feed.refused) == (5, 2, 2, 1)
 
 
 def test_a_slow_follower_gets_the_latest_of_each_row_in_one_message(log: Log, feed: Feed) -> None:
@@ -165,7 +165,7 @@ def test_an_older_row_does_not_come_back_after_its_deletion(log: Log, feed: Feed
 
 
 def test_a_row_that_was_removed_for_its_age_comes_back_with_any_entry(log: Log) -> None:
-    feed = Feed("f", "topic", keep=timedelta(seconds=60))
+    feed = Feed("f", "topic", retention=timedelta(seconds=60))
     feed.push([log.add("a", 5, version=5)])
     log.now += 61 * SECOND
     feed.push([log.add("b", 1)])
@@ -174,7 +174,7 @@ def test_a_row_that_was_removed_for_its_age_comes_back_with_any_entry(log: Log) 
 
 
 def test_a_row_that_was_removed_for_its_age_and_then_deleted_stays_away(log: Log) -> None:
-    feed = Feed("f", "topic", keep=timedelta(seconds=60))
+    feed = Feed("f", "topic", retention=timedelta(seconds=60))
     feed.push([log.add("a", 5, version=5)])
     log.now += 61 * SECOND
     feed.push([log.add("b", 1)])
@@ -185,10 +185,10 @@ def test_a_row_that_was_removed_for_its_age_and_then_deleted_stays_away(log: Log
 def test_entries_that_were_applied_already_change_nothing(log: Log, feed: Feed) -> None:
     entries = [log.add("nl", 1), log.add("nl", 2), log.add("nl", None)]
     feed.push(entries)
-    tick = feed.tick
+    revision = feed.revision
     feed.push(entries)
-    assert feed.tick == tick
-    assert feed.positions() == {0: 3}
+    assert feed.revision == revision
+    assert feed.offsets() == {0: 3}
 
 
 def test_one_key_has_one_row_however_it_is_spelled(log: Log, feed: Feed) -> None:
@@ -268,9 +268,9 @@ def test_a_forged_token_means_a_snapshot(log: Log, feed: Feed, token: str) -> No
     [
         Feed("by_city", "topic"),
         Feed("by_country", "topic made anew"),
-        Feed("by_country", "topic", keep=timedelta(seconds=1)),
+        Feed("by_country", "topic", retention=timedelta(seconds=1)),
     ],
-    ids=["another feed", "another topic", "another rule of keeping"],
+    ids=["another feed", "another topic", "another retention"],
 )
 def test_a_foreign_token_means_a_snapshot(log: Log, feed: Feed, other: Feed) -> None:
     entries = [log.add("nl", 1)]
@@ -282,7 +282,7 @@ def test_a_foreign_token_means_a_snapshot(log: Log, feed: Feed, other: Feed) -> 
 def test_who_was_away_too_long_gets_a_snapshot(log: Log, feed: Feed) -> None:
     feed.push([log.add("nl", 1)])
     token = feed.position()
-    log.now += (AWAY + timedelta(seconds=1)) // timedelta(microseconds=1)
+    log.now += (MAX_ABSENCE + timedelta(seconds=1)) // timedelta(microseconds=1)
     feed.push([log.add("nl", 2)])
     assert feed.join(token).kind == "snapshot"
 
@@ -317,14 +317,14 @@ def test_memory_is_bounded_by_the_table_and_the_history(log: Log) -> None:
     feed = Feed("f", "topic", history=100)
     for n in range(5_000):
         feed.push([log.add(f"k{n}", n), log.add(f"k{n}", None)])
-    assert len(feed._held) == 100
+    assert len(feed._rows) == 100
 
 
 # --- eviction ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_without_entries_for_long_is_removed_and_followers_are_told(log: Log) -> None:
-    feed = Feed("f", "topic", keep=timedelta(seconds=60))
+    feed = Feed("f", "topic", retention=timedelta(seconds=60))
     feed.push([log.add("old", 1)])
     follower = Follower(feed)
     follower.take()
@@ -337,7 +337,7 @@ def test_a_row_without_entries_for_long_is_removed_and_followers_are_told(log: L
 
 
 def test_an_entry_that_is_not_newer_still_keeps_its_row(log: Log) -> None:
-    feed = Feed("f", "topic", keep=timedelta(seconds=60))
+    feed = Feed("f", "topic", retention=timedelta(seconds=60))
     feed.push([log.add("a", 5, version=5)])
     log.now += 50 * SECOND
     feed.push([log.add("a", 4, version=4)])
@@ -348,14 +348,14 @@ def test_an_entry_that_is_not_newer_still_keeps_its_row(log: Log) -> None:
 
 def test_who_comes_back_is_told_of_evictions_even_by_another_process(log: Log) -> None:
     keep = timedelta(seconds=60)
-    feed = Feed("f", "topic", keep=keep)
+    feed = Feed("f", "topic", retention=keep)
     feed.push([log.add("a", 1, partition=0), log.add("b", 1, partition=1)])
     copy = Copy()
     copy.take(feed.join())
     log.now += 61 * SECOND
     log.add("b", 2, partition=1)
     for order in (1, -1):
-        again = Feed("f", "topic", keep=keep)
+        again = Feed("f", "topic", retention=keep)
         again.push(sorted(log.entries, key=lambda entry: order * entry.partition))
         message = again.join(copy.token)
         assert message.kind == "changes"
@@ -391,7 +391,7 @@ def test_what_is_no_result_is_refused_with_its_place_and_the_rest_goes_on(
     assert feed.refused == 1
     assert feed.refusal is not None
     assert feed.refusal.startswith("partition 0, offset 1: ")
-    assert feed.positions() == {0: 3}
+    assert feed.offsets() == {0: 3}
 
 
 # --- all together -----------------------------------------------------------------------------------------------------
@@ -405,7 +405,7 @@ def test_a_client_that_drops_and_resumes_at_random_ends_with_the_servers_table(s
     history = dice.choice([5, 10_000])
 
     def fresh() -> Feed:
-        return Feed("f", "topic", keep=keep, history=history)
+        return Feed("f", "topic", retention=keep, history=history)
 
     feed, read, versions = fresh(), [0, 0, 0], dict.fromkeys(range(40), 0)
     deleted: set[tuple[int, int]] = set()
@@ -446,3 +446,37 @@ def test_a_client_that_drops_and_resumes_at_random_ends_with_the_servers_table(s
     for client in clients:
         client.take(feed.join(client.token))
         assert client.rows == table(feed)
+
+
+# --- resume tokens ---
+
+POSITION = {0: Mark(12, 1_700_000_000_000_000), 3: Mark(40, 1_700_000_000_000_001)}
+
+
+def test_a_token_is_read_back() -> None:
+    tokens = ResumeTokens("a", "topic")
+    assert tokens.read(tokens.write(POSITION)) == POSITION
+
+
+def test_the_position_before_any_entry_has_a_token() -> None:
+    tokens = ResumeTokens("a", "topic")
+    assert tokens.read(tokens.write({})) == {}
+
+
+def test_a_token_of_another_table_is_not_readable() -> None:
+    assert ResumeTokens("a", "topic").read(ResumeTokens("a", "another topic").write(POSITION)) is None
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [None, "", ".", "0-1-1", "x" * 10_000, "é.0-1-1", "\ud800", "\0", "../..", "ffffffffffffffff.0-ff-ff", "a.b.c.d"],
+)
+def test_a_forged_token_is_not_readable(forged: str | None) -> None:
+    assert ResumeTokens("a", "topic").read(forged) is None
+
+
+def test_a_token_with_one_letter_changed_is_not_readable() -> None:
+    tokens = ResumeTokens("a", "topic")
+    token = tokens.write(POSITION)
+    for at, letter in enumerate(token):
+        assert tokens.read(token[:at] + ("1" if letter != "1" else "2") + token[at + 1 :]) is None

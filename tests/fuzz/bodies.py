@@ -16,7 +16,7 @@ from penstock.collect import bodies
 from penstock.collect.files.folder import Compressed, Spoilt
 from penstock.web import bodies as web_bodies
 from penstock.web.bodies import BodyReader
-from penstock.web.problems import Problem
+from penstock.web.responses import Problem
 
 _MEMBERS = 4
 

@@ -24,7 +24,7 @@ from penstock.core.contracts import ResumeState
 from penstock.core.errors import Refused
 from penstock.core.record import Origin
 from penstock.web.origin_check import OriginCheck
-from penstock.web.problems import Problem
+from penstock.web.responses import Problem
 
 _ADDRESS = "listen+ws://127.0.0.1:8765/in"
 _WORDS = ("sender", "epoch", "seq", "a")

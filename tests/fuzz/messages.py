@@ -19,7 +19,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Arrival
 from penstock.core.errors import Unavailable
 from penstock.core.record import Heartbeat, Origin
-from penstock.web.retry_after import LONGEST_PAUSE, retry_after
+from penstock.web.webhook import MAX_PAUSE, retry_after
 
 _WORDS = ("feed", "sender", "epoch", "seq", "time", "heartbeat", "heartbeats", "end", "meta", "place", "type", "a")
 _CONDITIONS: Sequence[tuple[str, ...]] = ((), ("type=a",), ("meta.place=1", "end=true"))
@@ -171,7 +171,7 @@ def moments(data: bytes) -> None:
 def pauses(data: bytes) -> None:
     """As a header holds it."""
     pause = retry_after(data.decode("latin-1"), SystemClock())
-    assert pause is None or 0 <= pause <= LONGEST_PAUSE
+    assert pause is None or 0 <= pause <= MAX_PAUSE
 
 
 @target(

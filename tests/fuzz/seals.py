@@ -13,7 +13,7 @@ from penstock.collect.webhook.numbered import Numbered
 from penstock.core.errors import Misconfigured
 from penstock.core.signatures import parse_secrets, sign, verify
 from penstock.testing.clock import ManualClock
-from penstock.web.problems import Problem
+from penstock.web.responses import Problem
 
 
 @target(

@@ -349,7 +349,7 @@ async def test_connections_that_ask_for_nothing_are_closed() -> None:
             writer.write(b"GET / HTTP/1.1\r\nHost: local")  # And the rest never comes.
         refused = await client.get("/channels")
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-        assert refused.json()["error"] == "3 connections are open already"
+        assert refused.json()["error"] == "too many connections: the limit is 3"
         async with asyncio.timeout(10):
             for reader, writer in silent:
                 with suppress(ConnectionError):

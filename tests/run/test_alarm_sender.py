@@ -197,7 +197,7 @@ def test_what_is_refused_is_not_sent_again(receiver: Receiver, caplog: pytest.Lo
         until(lambda: webhook.delivered == 1)
     assert webhook.refused == 1
     assert [name for _, name in receiver.told] == ["first", "second"]
-    assert f"answers {status}: the message is not sent again" in caplog.text
+    assert f"answers {status}: the message is not retried" in caplog.text
     assert "hush" not in caplog.text
 
 

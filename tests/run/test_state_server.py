@@ -1,4 +1,4 @@
-"""The HTTP end of the analysis, on a real port: one question at a time, and those that are none."""
+"""The state server on a real port: one read at a time, and invalid requests."""
 
 import threading
 from collections.abc import Iterator
@@ -11,22 +11,22 @@ import httpx
 import pytest
 
 from penstock.core.errors import Misconfigured, Refused
-from penstock.run.state_server import answering
+from penstock.run.state_server import serve_state
 
 
-class Known:
-    """Who knows of one query, and can be made to think for long."""
+class Reader:
+    """A reader with one query, which can be blocked."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, ...]] = []
-        self.thinking = threading.Event()
-        self.go_on = threading.Event()
-        self.go_on.set()
-        self.together = 0
+        self.requests: list[tuple[str, ...]] = []
+        self.reading = threading.Event()
+        self.unblocked = threading.Event()
+        self.unblocked.set()
+        self.running = 0
 
     def get(self, query: str, key: str) -> dict[str, Any]:
         with self._one():
-            self.asked.append((query, key))
+            self.requests.append((query, key))
             if query != "totals":
                 raise Misconfigured("pipeline app", f'it has no query "{query}"', 'did you mean "totals"?')
             if key == "broken":
@@ -39,41 +39,41 @@ class Known:
                 raise Refused("the limit", "it is too large")
             return {"query": query, "prefix": prefix, "limit": limit}
 
-    def give_up(self) -> None:
-        self.go_on.set()
+    def cancel(self) -> None:
+        self.unblocked.set()
 
     @contextmanager
     def _one(self) -> Iterator[None]:
-        self.together += 1
-        self.thinking.set()
-        assert self.go_on.wait(20)
-        self.together -= 1
+        self.running += 1
+        self.reading.set()
+        assert self.unblocked.wait(20)
+        self.running -= 1
         yield
 
 
 @pytest.fixture
-def known() -> Known:
-    return Known()
+def reader() -> Reader:
+    return Reader()
 
 
 @pytest.fixture
-def address(known: Known) -> Iterator[str]:
-    with answering(known, "127.0.0.1:0") as at:
+def address(reader: Reader) -> Iterator[str]:
+    with serve_state(reader, "127.0.0.1:0") as at:
         yield at
 
 
 @pytest.mark.parametrize(
     "key", ["nl", "", "a/b/c", "../../etc", 'ñ☃ "quoted" [1]', "100%", "a?b#c", "\n\t\0", '["a", 1]']
 )
-def test_a_key_comes_through_as_it_was_asked(known: Known, address: str, key: str) -> None:
+def test_a_key_may_have_any_characters(reader: Reader, address: str, key: str) -> None:
     assert httpx.get(f"{address}/state/totals/{quote(key, safe='')}").json()["key"] == [key]
-    assert known.asked == [("totals", key)]
+    assert reader.requests == [("totals", key)]
 
 
 def test_a_scan_has_a_limit_and_a_prefix(address: str) -> None:
     assert httpx.get(f"{address}/state/totals").json() == {"query": "totals", "prefix": "", "limit": 100}
-    told = httpx.get(f"{address}/state/totals", params={"prefix": "ñ&", "limit": 7}).json()
-    assert told == {"query": "totals", "prefix": "ñ&", "limit": 7}
+    found = httpx.get(f"{address}/state/totals", params={"prefix": "ñ&", "limit": 7}).json()
+    assert found == {"query": "totals", "prefix": "ñ&", "limit": 7}
 
 
 @pytest.mark.parametrize(
@@ -84,56 +84,57 @@ def test_a_scan_has_a_limit_and_a_prefix(address: str) -> None:
         ("/state/totals?limit=-1", 400, '"-1" is not a valid integer'),
         ("/state/totals?limit=99999999999999", 400, "is not a valid integer"),
         ("/state/totals?limit=101", 400, "it is too large"),
-        ("/state/totals?limt=1", 400, "not a parameter"),
-        ("/elsewhere", 404, "nothing at this address"),
+        ("/state/totals?limt=1", 400, "unknown parameter"),
+        ("/elsewhere", 404, "unknown address"),
     ],
 )
-def test_what_is_no_question_is_told_with_its_place(address: str, path: str, status: int, error: str) -> None:
+def test_an_invalid_request_is_rejected_with_its_place(address: str, path: str, status: int, error: str) -> None:
     answer = httpx.get(address + path)
     assert answer.status_code == status
     assert error in answer.json()["error"]
     assert {"place", "fix"} <= answer.json().keys()
 
 
-def test_a_fault_of_our_own_shows_no_trace(address: str) -> None:
+def test_an_internal_error_shows_no_traceback(address: str) -> None:
     answer = httpx.get(f"{address}/state/totals/broken")
     assert answer.status_code == 500
     assert "ZeroDivisionError" not in answer.text
 
 
-def test_pages_of_other_sites_and_other_names_are_refused(address: str) -> None:
+def test_cross_site_requests_are_rejected(address: str) -> None:
     assert httpx.get(f"{address}/state/totals", headers={"origin": "http://elsewhere"}).status_code == 403
     assert httpx.get(f"{address}/state/totals", headers={"host": "elsewhere"}).status_code == 403
 
 
-def test_questions_are_answered_one_after_the_other_and_who_comes_when_many_wait_hears_so(
-    known: Known, address: str
-) -> None:
-    known.go_on.clear()
+def test_reads_run_one_at_a_time_and_a_full_queue_rejects(reader: Reader, address: str) -> None:
+    reader.unblocked.clear()
     with ThreadPoolExecutor(18) as pool:
-        asked = [pool.submit(httpx.get, f"{address}/state/totals/{n}", timeout=30) for n in range(18)]
-        refused = next(as_completed(asked)).result()
-        # All others are there, and one of them has the turn.
-        assert known.thinking.wait(20)
-        together = known.together
-        known.go_on.set()
-        codes = sorted(one.result().status_code for one in asked)
+        calls = [pool.submit(httpx.get, f"{address}/state/totals/{n}", timeout=30) for n in range(18)]
+        refused = next(as_completed(calls)).result()
+        # All others are there, and one of them is running.
+        assert reader.reading.wait(20)
+        running = reader.running
+        reader.unblocked.set()
+        codes = sorted(one.result().status_code for one in calls)
     assert refused.status_code == 503
-    assert "questions wait already" in refused.json()["error"]
+    assert "16 are waiting" in refused.json()["error"]
     assert int(refused.headers["retry-after"]) >= 1
     assert codes == [200] * 17 + [503]
-    assert together == 1
+    assert running == 1
 
 
-def test_what_takes_too_long_is_given_up_and_the_next_is_answered(known: Known) -> None:
-    known.go_on.clear()
-    with answering(known, "127.0.0.1:0", reading=0.05) as address:
+def test_a_slow_read_is_cancelled_and_the_next_one_runs(reader: Reader) -> None:
+    reader.unblocked.clear()
+    with serve_state(reader, "127.0.0.1:0", timeout=0.05) as address:
         slow = httpx.get(f"{address}/state/totals/nl")
         assert slow.status_code == 503
-        assert "it takes more than 0.05 s to read" in slow.json()["error"]
+        assert "0.05 s" in slow.json()["error"]
         assert httpx.get(f"{address}/state/totals/nl").status_code == 200
 
 
-def test_an_address_that_is_not_to_be_had_is_named(address: str) -> None:
-    with pytest.raises(Misconfigured, match="choose another port"), answering(Known(), address.removeprefix("http://")):
+def test_a_used_port_is_rejected(address: str) -> None:
+    with (
+        pytest.raises(Misconfigured, match="choose another port"),
+        serve_state(Reader(), address.removeprefix("http://")),
+    ):
         pass

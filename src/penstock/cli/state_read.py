@@ -23,7 +23,7 @@ from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavaila
 from penstock.core.scan import scan as scan_channel
 from penstock.core.text import printable
 from penstock.deliver.feed import Feed
-from penstock.deliver.states import ADDRESS, PROCESS, row_of, spellings, together
+from penstock.deliver.states import ADDRESS, PROCESS, combine, newest_row, readings
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
@@ -127,7 +127,7 @@ class _Asked:
             row = _newest_row(channels, self._query, answer["key"])
         elif answer["note"] is None:
             answer["note"] = "its channels are not up: the newest row is not known"
-        status, document = together(answer, row)
+        status, document = combine(answer, row)
         return status == 200, document
 
     def scan(self, prefix: str, limit: int) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def _raised(status: int, document: Mapping[str, Any]) -> PenstockError:
 
 def _newest_row(channels: Channels, query: Query, key: object) -> dict[str, Any] | None:
     """The newest row of a key, by a look at all that the result channel holds."""
-    wanted = {orjson.dumps(one) for one in spellings(key)}
+    wanted = {orjson.dumps(one) for one in readings(key)}
 
     def its() -> Iterator[Entry]:
         for entry in scan_channel(channels, query.into):
@@ -220,7 +220,7 @@ def _newest_row(channels: Channels, query: Query, key: object) -> dict[str, Any]
         return None
     feed = Feed(query.into, "")
     feed.push(its())
-    return row_of(feed, key)
+    return newest_row(feed, key)
 
 
 def _require_text(text: str) -> None:

@@ -1,6 +1,6 @@
 """Records of a request's body."""
 
-from penstock.web.problems import Problem
+from penstock.web.responses import Problem
 
 
 def lines(body: bytes, most: int, count: int) -> list[bytes]:

@@ -13,7 +13,7 @@ import httpx
 
 from penstock.core.clock import Clock
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.web.retry_after import LONGEST_PAUSE, retry_after
+from penstock.web.webhook import MAX_PAUSE, retry_after
 
 REDIRECTS = 5
 """So many in a row are followed."""
@@ -137,7 +137,7 @@ class Pauses:
 
     def ask(self, seconds: float | None) -> None:
         """For so long from now on, or as long as it is usual."""
-        pause = min(max(seconds or 0.0, self.usual), LONGEST_PAUSE)
+        pause = min(max(seconds or 0.0, self.usual), MAX_PAUSE)
         self.until = max(self.until, time.monotonic() + pause)
 
     async def over(self) -> None:

@@ -1,4 +1,4 @@
-"""The web app of a pipeline: its pages, the feeds that they and other clients follow, and metrics."""
+"""The web app of a pipeline: pages, feeds, state, status and metrics."""
 
 import asyncio
 import logging
@@ -17,21 +17,18 @@ from starlette.types import ASGIApp
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels
-from penstock.deliver.clients import LONGEST, FeedEndpoint
-from penstock.deliver.delivery import Delivery
+from penstock.deliver.clients import MAX_MESSAGE, FeedEndpoint
+from penstock.deliver.delivery import DeliverSettings, Delivery, FeedSpec
 from penstock.deliver.metrics import metrics
-from penstock.deliver.outlet import FeedSpec
-from penstock.deliver.settings import DeliverSettings
 from penstock.deliver.site import ChartSpec, Site
-from penstock.deliver.states import States
-from penstock.web.idle_timeout import server_config
+from penstock.deliver.states import StateEndpoint
 from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
-from penstock.web.paths import register_rest_convertor
-from penstock.web.responses import SecurityHeaders, problem, reply
-from penstock.web.server import listen, run_server, url_of, wait_first
+from penstock.web.query import register_rest_convertor
+from penstock.web.responses import SecurityHeaders, error_response, reply
+from penstock.web.server import listen, run_server, server_config, url_of, wait_first
 
-_FAREWELL = 3
-# No 'unsafe-eval': the page lets Vega interpret its expressions instead of compiling them.
+_SHUTDOWN_TIMEOUT = 3
+# No 'unsafe-eval': on the page, Vega interprets its expressions instead of compiling them.
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -50,46 +47,45 @@ def build(
     cache: Path | None = None,
     bookmarks: str = "",
 ) -> Starlette:
-    """The app; while it is served it follows the channels, from where each feed starts.
+    """The app; while it is served, it reads the channels.
 
-    `app.state.delivery.figures()` tells what it measures itself. `cache` is a folder for what takes long to make.
-    In the channel of bookmarks the writers of results are announced.
+    `status`, `bookmarks`: channels. `cache`: a folder for the script of the charts.
     """
     clock, settings = clock or SystemClock(), settings or DeliverSettings()
     delivery = Delivery(channels, feeds, status, clock, bookmarks)
-    endpoint, site = FeedEndpoint(delivery, settings, clock), Site(charts, graph, title, cache)
-    states = States(delivery, clock)
+    feed_endpoint, site = FeedEndpoint(delivery, settings, clock), Site(charts, graph, title, cache)
+    state_endpoint = StateEndpoint(delivery, clock)
     register_rest_convertor()
 
-    async def say_status(_: Request) -> Response:
+    async def get_status(_: Request) -> Response:
         return reply(delivery.status())
 
-    async def say_metrics(_: Request) -> Response:
+    async def get_metrics(_: Request) -> Response:
         headers = {"cache-control": "no-store", "content-type": CONTENT_TYPE_PLAIN_0_0_4}
         return Response(metrics(delivery.status()), headers=headers)
 
-    async def say_health(_: Request) -> Response:
+    async def get_health(_: Request) -> Response:
         health = {"ready": delivery.ready.is_set(), "trouble": delivery.trouble}
         return reply(health, 200 if delivery.ready.is_set() and not delivery.trouble else 503)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
-        async with delivery.running(), site.making():
+        async with delivery.running(), site.preparing():
             yield
 
     app = Starlette(
         routes=[
-            Route("/feeds/{name}", endpoint.http),
-            WebSocketRoute("/feeds/{name}", endpoint.websocket),
-            Route("/state/{query}", states.some),
-            Route("/state/{query}/{key:rest}", states.one),
-            Route("/status", say_status),
-            Route("/metrics", say_metrics),
-            Route("/healthz", say_health),
+            Route("/feeds/{name}", feed_endpoint.http),
+            WebSocketRoute("/feeds/{name}", feed_endpoint.websocket),
+            Route("/state/{query}", state_endpoint.scan),
+            Route("/state/{query}/{key:rest}", state_endpoint.get),
+            Route("/status", get_status),
+            Route("/metrics", get_metrics),
+            Route("/healthz", get_health),
             *site.routes(),
         ],
         middleware=[Middleware(SecurityHeaders, policy=_POLICY)],
-        exception_handlers={404: _nothing_here},
+        exception_handlers={404: _not_found},
         lifespan=lifespan,
     )
     app.state.delivery = delivery
@@ -97,21 +93,20 @@ def build(
     return app
 
 
-async def _nothing_here(request: Request, _: Exception) -> Response:
-    return problem(404, f"there is nothing at {request.url.path}")
+async def _not_found(request: Request, _: Exception) -> Response:
+    return error_response(404, f"unknown address {request.url.path}")
 
 
 async def serve(
     app: Starlette, host: str, port: int, stop: asyncio.Event, ready: Callable[[str], None] | None = None
 ) -> None:
-    """Serve until `stop`; `ready` is told the address once clients can come. Port 0 takes a free one.
+    """Serve until `stop`. `ready` is called with the address when clients can connect; port 0 is any free port.
 
-    Raises what ended the reading of the channels, if that ends by itself.
+    If reading the channels fails, its error is raised.
     """
     delivery: Delivery = app.state.delivery
     settings: DeliverSettings = app.state.settings
-    with listen("the page's", host, port, settings.patience.total_seconds()) as listener:
-        # Behind a proxy, the other sites may be names of our own.
+    with listen("the page's", host, port, settings.timeout.total_seconds()) as listener:
         checked = OriginCheckMiddleware(app, OriginCheck(listener, host, origins=settings.origins))
         async with run_server(_config(checked, settings), listener) as serving:
             try:
@@ -119,29 +114,29 @@ async def serve(
                     ready(url_of(host, listener))
                 await wait_first(serving, stop.wait(), delivery.ended)
             finally:
-                # Before the server closes its connections: those who follow are told why.
+                # Before the server closes the connections, so that clients learn the reason.
                 delivery.close()
         if delivery.ended is not None:
             await delivery.ended
 
 
-class _NoFalseAlarm(logging.Filter):
-    """Uvicorn takes a WebSocket that was refused with a reason for one that was forgotten, and says so as an error."""
+class _NoFalseErrors(logging.Filter):
+    """Drops an error that uvicorn logs when a WebSocket is rejected with a response."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return "returned without completing handshake" not in record.msg
 
 
-logging.getLogger("uvicorn.error").addFilter(_NoFalseAlarm())
+logging.getLogger("uvicorn.error").addFilter(_NoFalseErrors())
 
 
 def _config(app: ASGIApp, settings: DeliverSettings) -> uvicorn.Config:
     return server_config(
         app,
         settings.connections,
-        settings.patience.total_seconds(),
-        _FAREWELL,
+        settings.timeout.total_seconds(),
+        _SHUTDOWN_TIMEOUT,
         ws="websockets-sansio",
-        ws_max_size=LONGEST,
+        ws_max_size=MAX_MESSAGE,
         ws_per_message_deflate=False,
     )

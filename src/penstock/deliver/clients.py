@@ -1,4 +1,4 @@
-"""Clients of a feed: a document, server-sent events or a WebSocket at one address."""
+"""Clients of a feed: JSON, server-sent events or a WebSocket, at one address."""
 
 import asyncio
 import math
@@ -11,18 +11,16 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketDiscon
 
 from penstock.core.clock import Clock
 from penstock.core.errors import Refused
-from penstock.deliver.delivery import Delivery
+from penstock.deliver.delivery import DeliverSettings, Delivery, LiveFeed
 from penstock.deliver.feed import Follower
-from penstock.deliver.outlet import Outlet
-from penstock.deliver.settings import DeliverSettings
-from penstock.web.responses import problem
+from penstock.web.responses import error_response
 from penstock.web.sse import ServerSentEvents, Write, event, retry, run_until_first_ends, wait_for
 
-LONGEST = 4_096
+MAX_MESSAGE = 4_096
 """Bytes of a message from a client."""
-_KEEP_ALIVE = 15.0
+_HEARTBEAT = 15.0
 _VIOLATION, _GOING_AWAY = 1008, 1001
-_START_UP = 20.0
+_START_TIMEOUT = 20.0
 
 
 class FeedEndpoint:
@@ -30,42 +28,42 @@ class FeedEndpoint:
 
     def __init__(self, delivery: Delivery, settings: DeliverSettings, clock: Clock) -> None:
         self._delivery, self._settings, self._clock = delivery, settings, clock
-        self._patience = settings.patience.total_seconds()
+        self._timeout = settings.timeout.total_seconds()
 
     async def http(self, request: Request) -> Response:
         wants_events = "text/event-stream" in request.headers.get("accept", "")
-        outlet = await self._open(request, follows=wants_events)
-        if isinstance(outlet, Response):
-            return outlet
+        live = await self._open(request, follow=wants_events)
+        if isinstance(live, Response):
+            return live
         if wants_events:
             token = request.headers.get("last-event-id") or _after(request)
-            return EventStream(self._delivery, outlet, token, self._patience)
-        message = outlet.feed.join(_after(request))
+            return EventStream(self._delivery, live, token, self._timeout)
+        message = live.feed.join(_after(request))
         return Response(message.text, headers={"cache-control": "no-store"}, media_type="application/json")
 
     async def websocket(self, socket: WebSocket) -> None:
-        outlet = await self._open(socket, follows=True)
-        if isinstance(outlet, Response):
-            await socket.send_denial_response(outlet)
+        live = await self._open(socket, follow=True)
+        if isinstance(live, Response):
+            await socket.send_denial_response(live)
             return
         await socket.accept()
-        await WebSocketClient(socket, self._delivery, outlet, self._clock, self._patience).follow(_after(socket))
+        await WebSocketClient(socket, self._delivery, live, self._clock, self._timeout).follow(_after(socket))
 
-    async def _open(self, connection: HTTPConnection, follows: bool) -> Outlet | Response:
+    async def _open(self, connection: HTTPConnection, follow: bool) -> LiveFeed | Response:
         """The requested feed, or the response that rejects the client."""
         name = connection.path_params["name"]
-        outlet = self._delivery.outlets.get(name)
-        if outlet is None:
-            return problem(404, f'there is no feed "{name}"', {"feeds": sorted(self._delivery.outlets)})
-        if follows and self._delivery.clients >= self._settings.clients:
-            return problem(503, f"{self._settings.clients} clients follow already; come back later")
+        live = self._delivery.feeds.get(name)
+        if live is None:
+            return error_response(404, f'unknown feed "{name}"', {"feeds": sorted(self._delivery.feeds)})
+        if follow and self._delivery.clients >= self._settings.clients:
+            return error_response(503, f"too many clients: the limit is {self._settings.clients}")
         try:
-            # A table that is still being read would look as if rows had vanished.
-            async with asyncio.timeout(_START_UP):
+            # Without waiting, an incomplete table would look as if rows had been deleted.
+            async with asyncio.timeout(_START_TIMEOUT):
                 await self._delivery.ready.wait()
         except TimeoutError:
-            return problem(503, "the tables are still being read; come back later")
-        return outlet
+            return error_response(503, "the tables are still being read; try again later")
+        return live
 
 
 def _after(connection: HTTPConnection) -> str | None:
@@ -73,7 +71,7 @@ def _after(connection: HTTPConnection) -> str | None:
 
 
 class RateLimit:
-    """Messages that a client may send: some at once, and some per second."""
+    """A limit of messages from a client: a burst, and a rate per second."""
 
     def __init__(self, clock: Clock, burst: float = 40, per_second: float = 10) -> None:
         self._clock = clock
@@ -81,7 +79,7 @@ class RateLimit:
         self._left, self._at = burst, clock.elapsed()
 
     def spend(self) -> bool:
-        """Whether one more message is within it."""
+        """Whether one more message is within the limit."""
         now = self._clock.elapsed()
         self._left = min(self._burst, self._left + (now - self._at) * self._per_second) - 1
         self._at = now
@@ -89,19 +87,19 @@ class RateLimit:
 
 
 class WebSocketClient:
-    """One WebSocket client. It receives messages of the feed, and may send `{"ping": x}` and `{"latency": [ms, …]}`."""
+    """One WebSocket client. It gets the messages of the feed, and may send `{"ping": x}` and `{"latency": [ms, …]}`."""
 
-    def __init__(self, socket: WebSocket, delivery: Delivery, outlet: Outlet, clock: Clock, patience: float) -> None:
+    def __init__(self, socket: WebSocket, delivery: Delivery, live: LiveFeed, clock: Clock, timeout: float) -> None:
         self._socket = socket
-        self._delivery, self._outlet = delivery, outlet
-        self._clock, self._patience = clock, patience
+        self._delivery, self._live = delivery, live
+        self._clock, self._timeout = clock, timeout
         self._pongs: list[float] = []
 
     async def follow(self, token: str | None) -> None:
-        """Return when the client is gone, was dropped, or the delivery closes."""
-        with self._outlet.following() as waker:
+        """Send until the client disconnects, is dropped, or the delivery closes."""
+        with self._live.following() as waker:
             await run_until_first_ends(
-                self._send(Follower(self._outlet.feed, token), waker),
+                self._send(Follower(self._live.feed, token), waker),
                 self._receive(waker),
                 (WebSocketDisconnect, WebSocketDisconnected, TimeoutError),
             )
@@ -115,19 +113,19 @@ class WebSocketClient:
             if message := follower.take():
                 await self._in_time(self._socket.send_text(message.text))
             await waker.wait()
-        await self._in_time(self._socket.close(_GOING_AWAY, "the delivery stops; come back with your position"))
+        await self._in_time(self._socket.close(_GOING_AWAY, "the server stops; reconnect with your position"))
 
     async def _in_time(self, sending: Awaitable[None]) -> None:
-        async with asyncio.timeout(self._patience):
+        async with asyncio.timeout(self._timeout):
             await sending
 
     async def _receive(self, waker: asyncio.Event) -> None:
         rate_limit = RateLimit(self._clock)
-        while (said := await self._socket.receive())["type"] != "websocket.disconnect":
+        while (message := await self._socket.receive())["type"] != "websocket.disconnect":
             try:
                 if not rate_limit.spend():
                     raise Refused("the message", "rate limit exceeded")
-                self._handle(said.get("text"))
+                self._handle(message.get("text"))
             except Refused as refused:
                 await self._in_time(self._socket.close(_VIOLATION, str(refused)))
                 return
@@ -136,15 +134,15 @@ class WebSocketClient:
 
     def _handle(self, text: str | None) -> None:
         try:
-            said = orjson.loads(text or "")
+            message = orjson.loads(text or "")
         except orjson.JSONDecodeError as error:
             raise Refused("the message", "it is not JSON") from error
-        match said:
+        match message:
             case {"ping": int() | float() as sent} if _finite(sent):
                 self._pongs.append(sent)
-            case {"latency": list(took)} if all(_finite(ms) for ms in took):
-                for ms in took:
-                    self._outlet.to_the_browser.add(ms)
+            case {"latency": list(values)} if all(_finite(ms) for ms in values):
+                for ms in values:
+                    self._live.latency_to_browser.add(ms)
             case _:
                 raise Refused("the message", 'send {"ping": number} or {"latency": [milliseconds, …]}')
 
@@ -154,15 +152,15 @@ def _finite(value: object) -> bool:
 
 
 class EventStream(ServerSentEvents):
-    """One client of server-sent events; the id of each event is the position that the client reaches by it."""
+    """One client of server-sent events. The id of each event is the position after it."""
 
-    def __init__(self, delivery: Delivery, outlet: Outlet, token: str | None, patience: float) -> None:
-        super().__init__(patience)
-        self._delivery, self._outlet, self._token = delivery, outlet, token
+    def __init__(self, delivery: Delivery, live: LiveFeed, token: str | None, timeout: float) -> None:
+        super().__init__(timeout)
+        self._delivery, self._live, self._token = delivery, live, token
 
     async def stream(self, write: Write) -> None:
-        with self._outlet.following() as waker:
-            follower = Follower(self._outlet.feed, self._token)
+        with self._live.following() as waker:
+            follower = Follower(self._live.feed, self._token)
             text = retry(1_000)
             while not self._delivery.closing.is_set():
                 waker.clear()
@@ -170,4 +168,4 @@ class EventStream(ServerSentEvents):
                     text += event(message.text.encode(), message.position)
                 if text:
                     await write(text)
-                text = await wait_for(waker, _KEEP_ALIVE)
+                text = await wait_for(waker, _HEARTBEAT)

@@ -1,15 +1,17 @@
-"""A feed: a table that follows a result channel, and what each client misses of it. No I/O.
+"""A feed: a table that follows a result channel, and the changes that a client has not seen yet. No I/O.
 
-A client holds a copy of the table. It gets a snapshot first, then changes, each with the position that it reaches by
-them. What a client misses is found from where each row was written, not from a list of past messages: so a slow client
-costs one number, gets the latest of each row only, and holds nobody up.
+A client holds a copy of the table. It gets a snapshot first, then changes; each message carries the position that the
+client reaches with it. Missed changes are found by the position of each row's last entry, not in a list of past
+messages. So a slow client costs one number, gets only the latest state of each row, and delays no other client.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
+from hashlib import blake2b
+from hmac import compare_digest
 from typing import Literal
 
 import orjson
@@ -17,17 +19,58 @@ import orjson
 from penstock.core.clock import Micros
 from penstock.core.contracts import Entry
 from penstock.core.errors import Refused
-from penstock.deliver.position import Mark, Position, Tokens
 
-AWAY = timedelta(minutes=10)
-"""How long a client may be away and still get only what it missed. Channels have to keep their deletions for longer."""
+MAX_ABSENCE = timedelta(minutes=10)
+"""A client that was away for longer gets a snapshot. Channels have to keep deletions for longer than this."""
 
-_A_MICROSECOND = timedelta(microseconds=1)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A position in one partition: the next offset, and the newest time of appending before it."""
+
+    offset: int = 0
+    appended: Micros = 0
+
+
+Position = Mapping[int, Mark]
+"""By partition."""
+
+
+class ResumeTokens:
+    """Positions as opaque, signed text, bound to one table.
+
+    Tokens of another table, of a topic that was created again, and forged ones cannot be read.
+    """
+
+    _MAX_SIZE = 8_192
+
+    def __init__(self, *table: str) -> None:
+        self._secret = blake2b("\0".join(table).encode(), digest_size=32).digest()
+
+    def write(self, position: Position) -> str:
+        body = ".".join(f"{part}-{mark.offset:x}-{mark.appended:x}" for part, mark in sorted(position.items()))
+        return f"{self._signature(body)}.{body}"
+
+    def read(self, token: str | None) -> Position | None:
+        """The position, or None if this is not a token of this table."""
+        if not token or len(token) > self._MAX_SIZE or not token.isascii():
+            return None
+        signature, _, body = token.partition(".")
+        if not compare_digest(signature, self._signature(body)):
+            return None
+        # The signature proves that `write` made the body, so its format is known.
+        parts = [part.split("-") for part in body.split(".")] if body else []
+        return {int(part): Mark(int(offset, 16), int(appended, 16)) for part, offset, appended in parts}
+
+    def _signature(self, body: str) -> str:
+        return blake2b(body.encode(), key=self._secret, digest_size=8).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a key holds now: a row, or None when it is gone. Key and row are JSON texts."""
+    """The new state of a key: a row, or None if it was deleted. Key and row are JSON texts."""
 
     key: bytes
     row: bytes | None
@@ -45,7 +88,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Message:
-    """Either the whole table, or what changed; with it a copy of the table is at `position`."""
+    """The whole table, or changes; with it, a copy of the table is at `position`."""
 
     kind: Literal["snapshot", "changes"]
     feed: str
@@ -54,17 +97,17 @@ class Message:
 
     @cached_property
     def text(self) -> str:
-        """The message as clients get it: JSON on one line. Made once for all clients that get it."""
+        """The message as JSON on one line. Made once for all clients that get it."""
         document = {"kind": self.kind, "feed": self.feed, "position": self.position}
         return orjson.dumps({**document, "rows": [row.json() for row in self.rows]}).decode()
 
 
 @dataclass(slots=True)
-class Held:
-    """The last change of a key, and where its last entry lies. A row that is gone is held too, for those who had it."""
+class Row:
+    """The last change of a key, and the position of its last entry. Deleted rows are remembered for some time, too."""
 
     change: Change
-    tick: int
+    revision: int
     partition: int
     offset: int
     appended: Micros
@@ -75,54 +118,54 @@ class Held:
 class _Partition:
     begin: Mark
     mark: Mark
-    # In the order of their last entries, and therefore of the times at which these were appended.
+    # In the order of their last entries, and therefore of the times of appending.
     keys: dict[bytes, None] = field(default_factory=dict)
 
 
 class Feed:
     """The table of one result channel.
 
-    `keep` takes rows away that had no entry for so long, by the times at which entries were appended. `history` is the
-    number of removed rows that are remembered: a client that was away for more of them gets a snapshot.
+    `retention` removes rows without an entry for that long, by the times of appending. `history` is the number of
+    removed rows that are remembered: a client that missed more of them gets a snapshot.
     """
 
-    def __init__(self, name: str, topic_id: str, keep: timedelta | None = None, history: int = 10_000) -> None:
+    def __init__(self, name: str, topic_id: str, retention: timedelta | None = None, history: int = 10_000) -> None:
         self.name = name
-        self.taken = self.passed = self.duplicate = self.refused = 0
-        """How many entries were taken, each once, and what they were: newer than what was held, or not, or broken."""
+        self.received = self.passed = self.duplicate = self.refused = 0
+        """How many entries were received, each counted once, and how many of them were newer, not newer, or invalid."""
         self.refusal: str | None = None
-        self._keep = None if keep is None else keep // _A_MICROSECOND
+        self._retention = None if retention is None else retention // _MICROSECOND
         self._history = history
-        self._tokens = Tokens(name, topic_id, str(self._keep))
-        self._tick = 0
+        self._tokens = ResumeTokens(name, topic_id, str(self._retention))
+        self._revision = 0
         self._newest: Micros = 0
         self._partitions: dict[int, _Partition] = {}
-        # Both in the order of their last change: what somebody misses is at the end.
-        self._held: dict[bytes, Held] = {}
-        self._gone: dict[bytes, None] = {}
-        # What was forgotten: nobody who stood before this can be told what was removed since.
-        self._forgotten_tick = 0
+        # Both in the order of their last change: what a client misses is at the end.
+        self._rows: dict[bytes, Row] = {}
+        self._deleted: dict[bytes, None] = {}
+        # Up to where removed rows were forgotten: a client at an earlier position needs a snapshot.
+        self._forgotten_revision = 0
         self._forgotten_offset: defaultdict[int, int] = defaultdict(int)
         self._forgotten_time: Micros | None = None
         self._last_snapshot: tuple[int, Message] | None = None
         self._last_changes: tuple[int, int, Message] | None = None
 
     def __len__(self) -> int:
-        return len(self._held) - len(self._gone)
+        return len(self._rows) - len(self._deleted)
 
     @property
-    def tick(self) -> int:
-        """Grows with every change of the table."""
-        return self._tick
+    def revision(self) -> int:
+        """A number that grows with every change of the table."""
+        return self._revision
 
-    def positions(self) -> dict[int, int]:
-        """Where reading the channel goes on."""
+    def offsets(self) -> dict[int, int]:
+        """The next offset of each partition."""
         return {number: partition.mark.offset for number, partition in self._partitions.items()}
 
-    # --- what comes in ------------------------------------------------------------------------------------------------
+    # --- input --------------------------------------------------------------------------------------------------------
 
     def push(self, entries: Iterable[Entry]) -> None:
-        """Apply entries, in order within each partition. What is not newer, or was applied already, changes nothing."""
+        """Apply entries, in order within each partition. Older or repeated entries change nothing."""
         for entry in entries:
             partition = self._partitions.get(entry.partition)
             if partition is None:
@@ -130,7 +173,7 @@ class Feed:
                 partition = self._partitions[entry.partition] = _Partition(begin, begin)
             if entry.offset < partition.mark.offset:
                 continue
-            self.taken += 1
+            self.received += 1
             partition.mark = Mark(entry.offset + 1, max(entry.appended, partition.mark.appended))
             self._newest = max(self._newest, entry.appended)
             try:
@@ -144,146 +187,146 @@ class Feed:
         self._forget()
 
     def _apply(self, change: Change, entry: Entry, partition: _Partition) -> None:
-        held = self._held.get(change.key)
-        if held is not None:
-            self._partitions[held.partition].keys.pop(change.key, None)
-        if held is None or _newer(change, held):
+        row = self._rows.get(change.key)
+        if row is not None:
+            self._partitions[row.partition].keys.pop(change.key, None)
+        if row is None or _newer(change, row):
             self.passed += 1
-            self._settle(change, entry.partition, entry.offset, partition.mark.appended)
+            self._store(change, entry.partition, entry.offset, partition.mark.appended)
         else:
-            if _gone_again(change, held.change):
+            if _newer_deletion(change, row.change):
                 self.passed += 1
-                held.change, held.evicted = change, False
+                row.change, row.evicted = change, False
             else:
                 self.duplicate += 1
-            # The row stays, but lives on from here: after a compaction this entry is the only one that is left.
-            held.partition, held.offset, held.appended = entry.partition, entry.offset, partition.mark.appended
-        if self._held[change.key].change.row is not None:
+            # The row gets the position of this entry: after a compaction, it is the only one that is left.
+            row.partition, row.offset, row.appended = entry.partition, entry.offset, partition.mark.appended
+        if self._rows[change.key].change.row is not None:
             partition.keys[change.key] = None
 
-    def _settle(self, change: Change, partition: int, offset: int, appended: Micros, evicted: bool = False) -> None:
-        self._tick += 1
-        self._held.pop(change.key, None)
-        self._gone.pop(change.key, None)
-        self._held[change.key] = Held(change, self._tick, partition, offset, appended, evicted)
+    def _store(self, change: Change, partition: int, offset: int, appended: Micros, evicted: bool = False) -> None:
+        self._revision += 1
+        self._rows.pop(change.key, None)
+        self._deleted.pop(change.key, None)
+        self._rows[change.key] = Row(change, self._revision, partition, offset, appended, evicted)
         if change.row is None:
-            self._gone[change.key] = None
+            self._deleted[change.key] = None
 
     def _evict(self) -> None:
-        if self._keep is None:
+        if self._retention is None:
             return
-        horizon = self._newest - self._keep
+        horizon = self._newest - self._retention
         for partition in self._partitions.values():
-            while partition.keys and (held := self._held[next(iter(partition.keys))]).appended < horizon:
-                change = held.change
+            while partition.keys and (row := self._rows[next(iter(partition.keys))]).appended < horizon:
+                change = row.change
                 del partition.keys[change.key]
                 removed = Change(change.key, None, change.version, None)
-                self._settle(removed, held.partition, held.offset, held.appended, evicted=True)
+                self._store(removed, row.partition, row.offset, row.appended, evicted=True)
 
     def _forget(self) -> None:
-        while len(self._gone) > self._history:
-            key = next(iter(self._gone))
-            del self._gone[key]
-            held = self._held.pop(key)
-            self._forgotten_tick = held.tick
-            self._forgotten_offset[held.partition] = max(self._forgotten_offset[held.partition], held.offset + 1)
-            if held.evicted:
-                self._forgotten_time = max(self._forgotten_time or 0, held.appended)
+        while len(self._deleted) > self._history:
+            key = next(iter(self._deleted))
+            del self._deleted[key]
+            row = self._rows.pop(key)
+            self._forgotten_revision = row.revision
+            self._forgotten_offset[row.partition] = max(self._forgotten_offset[row.partition], row.offset + 1)
+            if row.evicted:
+                self._forgotten_time = max(self._forgotten_time or 0, row.appended)
 
-    # --- what goes out ------------------------------------------------------------------------------------------------
+    # --- output -------------------------------------------------------------------------------------------------------
 
-    def find(self, key: bytes) -> Held | None:
-        """The row of a key, in the spelling of `orjson.dumps`, and where it lies; None when there is none."""
-        held = self._held.get(key)
-        return held if held is not None and held.change.row is not None else None
+    def find(self, key: bytes) -> Row | None:
+        """The row of a key, as `orjson.dumps` writes it; None if there is none."""
+        row = self._rows.get(key)
+        return row if row is not None and row.change.row is not None else None
 
     def position(self) -> str:
         return self._tokens.write({number: partition.mark for number, partition in self._partitions.items()})
 
     def join(self, token: str | None = None) -> Message:
-        """What a client that stands at `token` misses; the whole table when that cannot be told."""
+        """The changes since the position `token`, or the whole table if they are not known."""
         position = self._tokens.read(token)
         if position is None or not self._covers(position):
             return self._snapshot()
         horizon = self._horizon(position)
         missed = [
-            held.change
-            for held in self._held.values()
-            if held.offset >= position.get(held.partition, _START).offset or (held.evicted and held.appended >= horizon)
+            row.change
+            for row in self._rows.values()
+            if row.offset >= position.get(row.partition, _START).offset or (row.evicted and row.appended >= horizon)
         ]
         return Message("changes", self.name, self.position(), missed)
 
-    def since(self, tick: int) -> Message:
-        """What a client misses that got everything up to `tick`."""
-        if tick < self._forgotten_tick:
+    def since(self, revision: int) -> Message:
+        """The changes after this revision."""
+        if revision < self._forgotten_revision:
             return self._snapshot()
-        if self._last_changes is None or self._last_changes[:2] != (tick, self._tick):
+        if self._last_changes is None or self._last_changes[:2] != (revision, self._revision):
             missed: list[Change] = []
-            for held in reversed(self._held.values()):
-                if held.tick <= tick:
+            for row in reversed(self._rows.values()):
+                if row.revision <= revision:
                     break
-                missed.append(held.change)
+                missed.append(row.change)
             message = Message("changes", self.name, self.position(), missed[::-1])
-            self._last_changes = (tick, self._tick, message)
+            self._last_changes = (revision, self._revision, message)
         return self._last_changes[2]
 
     def _snapshot(self) -> Message:
-        if self._last_snapshot is None or self._last_snapshot[0] != self._tick:
-            rows = [held.change for held in self._held.values() if held.change.row is not None]
-            self._last_snapshot = (self._tick, Message("snapshot", self.name, self.position(), rows))
+        if self._last_snapshot is None or self._last_snapshot[0] != self._revision:
+            rows = [row.change for row in self._rows.values() if row.change.row is not None]
+            self._last_snapshot = (self._revision, Message("snapshot", self.name, self.position(), rows))
         return self._last_snapshot[1]
 
     def _horizon(self, position: Position) -> Micros:
         """Rows whose last entry was appended before this were not in the table at that position."""
-        return max((mark.appended for mark in position.values()), default=0) - (self._keep or 0)
+        return max((mark.appended for mark in position.values()), default=0) - (self._retention or 0)
 
     def _covers(self, position: Position) -> bool:
-        """Whether all that was removed since is still known here."""
+        """Whether all removals since that position are still known."""
         if not position.keys() <= self._partitions.keys():
             return False
         for number, partition in self._partitions.items():
-            # A partition that had no entry at that position is missed as a whole, if its beginning is still there.
+            # A partition without an entry at that position is sent as a whole, if its beginning is still known.
             then, now = position.get(number, partition.begin), partition.mark
             away = now.appended - then.appended
             if number not in position and then.offset > 0:
                 return False
             if then.offset > now.offset or then.offset < self._forgotten_offset[number]:
                 return False
-            if then.offset < now.offset and away > AWAY // _A_MICROSECOND:
+            if then.offset < now.offset and away > MAX_ABSENCE // _MICROSECOND:
                 return False
         return self._forgotten_time is None or self._horizon(position) > self._forgotten_time
 
 
 class Follower:
-    """One client's way through a feed: `take` gives the next message, made of all that changed since the last."""
+    """One client of a feed: `take` gives the next message, with all changes since the last one."""
 
     def __init__(self, feed: Feed, token: str | None = None) -> None:
         self._feed = feed
         self._token = token
-        self._tick: int | None = None
+        self._revision: int | None = None
 
     def take(self) -> Message | None:
-        """The next message, or None while there is nothing new. The first is always there."""
-        tick, self._tick = self._tick, self._feed.tick
-        if tick is None:
+        """The next message, or None if nothing changed. The first call always gives one."""
+        revision, self._revision = self._revision, self._feed.revision
+        if revision is None:
             return self._feed.join(self._token)
-        return None if tick == self._feed.tick else self._feed.since(tick)
+        return None if revision == self._feed.revision else self._feed.since(revision)
 
 
 _START = Mark()
 
 
-def _newer(change: Change, held: Held) -> bool:
-    known = held.change
-    if known.row is None and (change.row is None or held.evicted):
-        # What was removed for its age is deleted nowhere: any entry brings it back.
+def _newer(change: Change, row: Row) -> bool:
+    last = row.change
+    if last.row is None and (change.row is None or row.evicted):
+        # An evicted row was not deleted by the query: any entry with a row brings it back.
         return change.row is not None
-    return change.version is None or known.version is None or change.version > known.version
+    return change.version is None or last.version is None or change.version > last.version
 
 
-def _gone_again(change: Change, held: Change) -> bool:
-    """Whether it is newer, and deletes what is deleted: clients have nothing to learn from it."""
-    return change.row is held.row is None and (change.version or 0) > (held.version or 0)
+def _newer_deletion(change: Change, last: Change) -> bool:
+    """Whether it deletes, with a newer version, what is deleted already: clients need no message."""
+    return change.row is last.row is None and (change.version or 0) > (last.version or 0)
 
 
 def _parse(entry: Entry) -> Change:
@@ -293,13 +336,13 @@ def _parse(entry: Entry) -> Change:
     except orjson.JSONDecodeError as error:
         raise Refused("a result", f"it is not JSON: {error}") from error
     if not isinstance(key, list):
-        raise Refused("a result", "its key is not an array of values")
+        raise Refused("a result", "its key is not an array")
     if row is not None and not isinstance(row, dict):
         raise Refused("a result", "its value is not an object")
-    told = dict(entry.headers)
-    # Written anew: on one line, and one key has one spelling.
+    headers = dict(entry.headers)
+    # Serialized again: on one line, and equal keys become equal bytes.
     text = None if row is None else orjson.dumps(row)
-    return Change(orjson.dumps(key), text, _number(told, "version"), _number(told, "time"))
+    return Change(orjson.dumps(key), text, _number(headers, "version"), _number(headers, "time"))
 
 
 def _number(headers: dict[str, bytes], name: str) -> int | None:

@@ -1,6 +1,6 @@
 """The status of all processes as Prometheus metrics. No I/O.
 
-A value that is not known is left out: a series that ends says more than a number that was made up.
+Unknown values are omitted: a series that ends is clearer than an invented number.
 """
 
 import math
@@ -15,37 +15,37 @@ from penstock.audit.judge import Verdict
 from penstock.core.clock import is_running
 
 _COUNTERS = (
-    ("records_total", "Records that a stage took, by what became of them.", "stage channel outcome"),
-    ("deaths_total", "How often a process died, since the run began.", "process"),
+    ("records_total", "Records that a stage read, by outcome.", "stage channel outcome"),
+    ("deaths_total", "Deaths of a process since the run began.", "process"),
 )
 _SUMMARIES = (
-    ("latency_seconds", "From a record's sender to the end of a stage.", "stage channel"),
-    ("step_seconds", "From the beginning of a stage to its end.", "stage channel"),
+    ("latency_seconds", "Latency from the sender of a record to the end of a stage.", "stage channel"),
+    ("step_seconds", "Latency from the beginning to the end of a stage.", "stage channel"),
 )
 _GAUGES = (
-    ("in_flight", "Records that are due at a stage and may still come.", "stage channel"),
-    ("missing", "Records that should have been taken by a stage, and were not.", "stage channel"),
+    ("in_flight", "Records that a stage has not read yet.", "stage channel"),
+    ("missing", "Records that a stage should have read, and has not.", "stage channel"),
     ("verdict", "1 for the verdict of the audit, 0 for the other two.", "verdict"),
-    ("discrepancies", "Records or rows that are not as they have to be.", "kind stage"),
-    ("doubts", "Reasons why the verdict is not known.", "kind subject"),
-    ("unknown_seconds", "How long a source that cannot be asked again was not heard.", "channel"),
-    ("senders", "Senders that were seen in a channel, or have said that they sent.", "channel"),
-    ("alarms", "Alarms that are on.", "name stage"),
-    ("lag", "Entries that wait for a part of the pipeline.", "node"),
-    ("rate", "What a part of the pipeline passes on per second.", "node"),
-    ("query_mode", "1, with the mode in which a query runs.", "query mode"),
-    ("query_input_rate", "Records that a query took per second of its last batch.", "query"),
-    ("query_batch_seconds", "How long the last batch of a query took, and the parts of it.", "query part"),
-    ("query_age_seconds", "How long ago the last batch of a query ended: so old are the other figures.", "query"),
+    ("discrepancies", "Records or rows with a discrepancy, by kind.", "kind stage"),
+    ("doubts", "Reasons why the verdict is unknown.", "kind subject"),
+    ("unknown_seconds", "Outage of a source that cannot be replayed.", "channel"),
+    ("senders", "Senders that were seen in a channel, or reported that they sent to it.", "channel"),
+    ("alarms", "Active alarms.", "name stage"),
+    ("lag", "Entries that a node of the pipeline has not read yet.", "node"),
+    ("rate", "Records per second of a node of the pipeline.", "node"),
+    ("query_mode", "1, with the mode of a query.", "query mode"),
+    ("query_input_rate", "Records per second in the last batch of a query.", "query"),
+    ("query_batch_seconds", "Duration of the last batch of a query, and of its parts.", "query part"),
+    ("query_age_seconds", "Time since the end of the last batch of a query: the age of its other metrics.", "query"),
     ("query_watermark_seconds", "The watermark of a query, in seconds since 1970.", "query"),
-    ("query_watermark_behind_seconds", "How far the watermark of a query is behind the newest event time.", "query"),
-    ("query_event_time_skew_seconds", "How old the newest event was when the last batch ended.", "query"),
-    ("query_state_rows", "Rows of state, where Spark counts them.", "query"),
-    ("query_state_bytes", "What the state of a query takes, in memory and on disk.", "query place"),
-    ("query_state_load_seconds", "How long loading state took: for the last batch, and at the start.", "query when"),
-    ("query_state_cache_hit_ratio", "Blocks of state found in memory, of all that the last batch read.", "query"),
-    ("up", "1 when a process has spoken within the last 10 seconds.", "process"),
-    ("memory_bytes", "Memory of a process, with its children where they are seen.", "process"),
+    ("query_watermark_behind_seconds", "Distance from the watermark of a query to the newest event time.", "query"),
+    ("query_event_time_skew_seconds", "Age of the newest event at the end of the last batch.", "query"),
+    ("query_state_rows", "Rows of state, if Spark counts them.", "query"),
+    ("query_state_bytes", "Size of the state of a query, in memory and on disk.", "query place"),
+    ("query_state_load_seconds", "Time to load state: for the last batch, and at the start.", "query when"),
+    ("query_state_cache_hit_ratio", "Share of the state blocks of the last batch that were in memory.", "query"),
+    ("up", "1 if a process has reported within the last 10 seconds.", "process"),
+    ("memory_bytes", "Memory of a process, with its children if they are visible.", "process"),
 )
 _QUANTILES = {"0": "min", "0.5": "p50", "0.95": "p95", "0.99": "p99", "1": "max"}
 _QUERY = "query:"
@@ -55,7 +55,7 @@ _Number = int | float
 
 
 def metrics(status: Mapping[str, object]) -> bytes:
-    """The status document of the delivery in the text format of Prometheus. It is valid for any status."""
+    """The status document of the delivery in the text format of Prometheus. Any status gives valid text."""
     collector, document = _Collector(), _document(status)
     for part in (_balance, _nodes, _queries, _processes):
         part(document, collector)
@@ -63,27 +63,27 @@ def metrics(status: Mapping[str, object]) -> bytes:
 
 
 class _Collector:
-    """All metrics. Values that are not numbers are left out, values with the same labels are added up."""
+    """All metrics. Values that are not numbers are omitted; values with equal labels are added."""
 
     def __init__(self) -> None:
         prefix = "penstock_"
         self._summaries = {
-            name: SummaryMetricFamily(prefix + name, says, labels=labels.split()) for name, says, labels in _SUMMARIES
+            name: SummaryMetricFamily(prefix + name, text, labels=labels.split()) for name, text, labels in _SUMMARIES
         }
         self._others: dict[str, CounterMetricFamily | GaugeMetricFamily] = {
             **{
-                name: CounterMetricFamily(prefix + name, says, labels=labels.split())
-                for name, says, labels in _COUNTERS
+                name: CounterMetricFamily(prefix + name, text, labels=labels.split())
+                for name, text, labels in _COUNTERS
             },
-            **{name: GaugeMetricFamily(prefix + name, says, labels=labels.split()) for name, says, labels in _GAUGES},
+            **{name: GaugeMetricFamily(prefix + name, text, labels=labels.split()) for name, text, labels in _GAUGES},
         }
 
     def add(self, name: str, value: object, *labels: str) -> None:
         if (number := _number(value)) is not None:
             self._others[name].add_metric(labels, number)
 
-    def summarise(self, name: str, summary: object, stage: str, channel: str) -> None:
-        """A summary of milliseconds as one of seconds; its quantiles 0 and 1 are the least and the most."""
+    def add_summary(self, name: str, summary: object, stage: str, channel: str) -> None:
+        """Add a summary in milliseconds as seconds; the quantiles 0 and 1 are the minimum and the maximum."""
         metric, latency = self._summaries[name], _document(summary)
         for quantile, figure in _QUANTILES.items():
             if (seconds := _seconds(latency.get(figure))) is not None:
@@ -107,16 +107,16 @@ class _Collector:
 def _balance(status: _Document, into: _Collector) -> None:
     balance = _document(status.get("balance"))
     for hop in _documents(balance.get("hops")):
-        # A source reads no channel: its label is the channel that it fills.
+        # A source reads no channel; its label is the channel that it writes.
         stage, channel = _text(hop.get("stage")), _text(hop.get("reads")) or _text(hop.get("writes"))
         for outcome, number in _items(hop.get("outcomes")):
             into.add("records_total", number, stage, channel, outcome)
         into.add("in_flight", hop.get("in_flight"), stage, channel)
         into.add("missing", hop.get("missing"), stage, channel)
-        into.summarise("latency_seconds", hop.get("latency"), stage, channel)
-        into.summarise("step_seconds", hop.get("step"), stage, channel)
-    # While the auditor is silent, the verdict is not known.
-    verdict = _text(balance.get("verdict")) if _spoke(status, "audit") else Verdict.NOT_KNOWN
+        into.add_summary("latency_seconds", hop.get("latency"), stage, channel)
+        into.add_summary("step_seconds", hop.get("step"), stage, channel)
+    # Without a report of the auditor, the verdict is unknown.
+    verdict = _text(balance.get("verdict")) if _is_up(status, "audit") else Verdict.NOT_KNOWN
     for one in Verdict:
         into.add("verdict", int(verdict == one), one)
     for finding in _documents(balance.get("discrepancies")):
@@ -138,7 +138,7 @@ def _nodes(status: _Document, into: _Collector) -> None:
 
 
 def _queries(status: _Document, into: _Collector) -> None:
-    """What Spark reported of the last batch of each query."""
+    """Spark's progress report of the last batch of each query."""
     now = _number(status.get("now"))
     for node, figures in _by_name(status.get("nodes")):
         if not node.startswith(_QUERY):
@@ -158,8 +158,8 @@ def _queries(status: _Document, into: _Collector) -> None:
         into.add("query_event_time_skew_seconds", _seconds(figures.get("skew")), query)
         store = _document(figures.get("store"))
         into.add("query_state_rows", store.get("rows"), query)
-        for place in ("memory", "disk"):
-            into.add("query_state_bytes", store.get(place), query, place)
+        for medium in ("memory", "disk"):
+            into.add("query_state_bytes", store.get(medium), query, medium)
         for when, ms in (("last", store.get("load")), ("start", store.get("restored"))):
             into.add("query_state_load_seconds", _seconds(ms), query, when)
         hits, misses = _number(store.get("hits")), _number(store.get("misses"))
@@ -170,17 +170,17 @@ def _queries(status: _Document, into: _Collector) -> None:
 def _processes(status: _Document, into: _Collector) -> None:
     processes = dict(_by_name(status.get("processes")))
     usage = dict(_by_name(processes.get("run", {}).get("usage")))
-    # Processes of an earlier run that are not part of this one are left out.
-    ours = sorted(name for name in processes if not usage or name == "run" or name in usage)
-    for name in ours:
-        into.add("up", int(_spoke(status, name)), name)
-    for name in sorted({*ours, *usage}):
-        seen, reported = usage.get(name, {}).get("memory"), processes.get(name, {}).get("memory")
-        into.add("memory_bytes", reported if seen is None else seen, name)
+    # Without processes of an earlier run.
+    current = sorted(name for name in processes if not usage or name == "run" or name in usage)
+    for name in current:
+        into.add("up", int(_is_up(status, name)), name)
+    for name in sorted({*current, *usage}):
+        measured, reported = usage.get(name, {}).get("memory"), processes.get(name, {}).get("memory")
+        into.add("memory_bytes", reported if measured is None else measured, name)
         into.add("deaths_total", usage.get(name, {}).get("deaths"), name)
 
 
-def _spoke(status: _Document, process: str) -> bool:
+def _is_up(status: _Document, process: str) -> bool:
     now = _number(status.get("now"))
     at = _number(dict(_by_name(status.get("processes"))).get(process, {}).get("at"))
     return now is not None and is_running(at, now)
@@ -208,7 +208,7 @@ def _items(value: object) -> Iterator[tuple[str, object]]:
 
 
 def _text(value: object) -> str:
-    # A lone surrogate, which a name from outside may hold, cannot be encoded.
+    # Names may hold lone surrogates, which UTF-8 cannot encode.
     return value.encode(errors="replace").decode() if isinstance(value, str) else ""
 
 

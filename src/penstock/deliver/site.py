@@ -1,4 +1,4 @@
-"""The pages: their files, the script of charts, and the documents that say what to draw."""
+"""The pages: their files, the script that draws charts, and the JSON documents that describe what to draw."""
 
 import asyncio
 import gzip
@@ -29,9 +29,9 @@ _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".
 
 @dataclass(frozen=True, slots=True)
 class ChartSpec:
-    """A chart of the page: a Vega-Lite specification whose data is named "rows", filled from a feed.
+    """A chart of the page: a Vega-Lite specification whose data is named "rows" and comes from a feed.
 
-    Without one (None) the rows are shown as a table.
+    Without a specification, the rows are shown as a table.
     """
 
     name: str
@@ -43,29 +43,29 @@ class ChartSpec:
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    """A file of the page, ready to be sent."""
+    """A file of the page, also compressed."""
 
     body: bytes
-    packed: bytes
-    kind: str
+    gzipped: bytes
+    media_type: str
     etag: str
     cache: str
 
     @classmethod
-    def of(cls, body: bytes, kind: str, cache: str = "no-cache") -> "_File":
-        return cls(body, gzip.compress(body, 6), kind, f'"{blake2b(body, digest_size=12).hexdigest()}"', cache)
+    def of(cls, body: bytes, media_type: str, cache: str = "no-cache") -> "_File":
+        return cls(body, gzip.compress(body, 6), media_type, f'"{blake2b(body, digest_size=12).hexdigest()}"', cache)
 
-    def answer(self, request: Request) -> Response:
+    def response(self, request: Request) -> Response:
         headers = {"etag": self.etag, "cache-control": self.cache, "vary": "accept-encoding"}
         if self.etag in request.headers.get("if-none-match", ""):
             return Response(status_code=304, headers=headers)
         if "gzip" in request.headers.get("accept-encoding", ""):
-            return Response(self.packed, headers={**headers, "content-encoding": "gzip"}, media_type=self.kind)
-        return Response(self.body, headers=headers, media_type=self.kind)
+            return Response(self.gzipped, headers={**headers, "content-encoding": "gzip"}, media_type=self.media_type)
+        return Response(self.body, headers=headers, media_type=self.media_type)
 
 
 class Site:
-    """What a browser loads before it follows feeds."""
+    """All that a browser loads before it follows feeds."""
 
     def __init__(
         self, charts: Sequence[ChartSpec], graph: Mapping[str, object], title: str, cache: Path | None
@@ -80,9 +80,9 @@ class Site:
         }
 
     @asynccontextmanager
-    async def making(self) -> AsyncIterator[None]:
-        """Make the script of the charts, while the rest is served already."""
-        self._vega = asyncio.ensure_future(asyncio.to_thread(self._make_vega))
+    async def preparing(self) -> AsyncIterator[None]:
+        """Build the script of the charts, while other files are served already."""
+        self._vega = asyncio.ensure_future(asyncio.to_thread(self._build_vega))
         try:
             yield
         finally:
@@ -93,54 +93,51 @@ class Site:
             *(Route(path, self._file(name)) for path, name in _PAGES.items()),
             *(Route(f"/{name}", self._file(name)) for name in self._files if name not in _PAGES.values()),
             Route("/vega.js", self._script),
-            Route("/charts", self._say_charts),
-            Route("/graph", self._say_graph),
+            Route("/charts", self._get_charts),
+            Route("/graph", self._get_graph),
         ]
 
     def _file(self, name: str) -> Callable[[Request], Awaitable[Response]]:
-        async def answer(request: Request) -> Response:
-            return self._files[name].answer(request)
+        async def get(request: Request) -> Response:
+            return self._files[name].response(request)
 
-        return answer
+        return get
 
     async def _script(self, request: Request) -> Response:
-        assert self._vega is not None, "the app is served within its lifespan"
-        # Shielded: a browser that goes away must not stop the making for all others.
-        return (await asyncio.shield(self._vega)).answer(request)
+        assert self._vega is not None, "outside of the lifespan of the app"
+        # Shielded: a browser that disconnects must not cancel it for others.
+        return (await asyncio.shield(self._vega)).response(request)
 
-    async def _say_charts(self, _: Request) -> Response:
+    async def _get_charts(self, _: Request) -> Response:
         return reply(self._charts)
 
-    async def _say_graph(self, _: Request) -> Response:
+    async def _get_graph(self, _: Request) -> Response:
         return reply(self._graph)
 
-    def _make_vega(self) -> _File:
-        # The page asks for it by version.
+    def _build_vega(self) -> _File:
+        # The address on the page contains the version.
         return _File.of(vega_script(self._cache), "text/javascript", "public, max-age=31536000, immutable")
 
 
 def _page_file(file: Traversable, replacements: Mapping[str, str]) -> _File:
     text = file.read_text(encoding="utf-8")
     if file.name.endswith(".html"):
-        for word, meaning in replacements.items():
-            text = text.replace(word, meaning)
+        for placeholder, value in replacements.items():
+            text = text.replace(placeholder, value)
     return _File.of(text.encode(), _TYPES[Path(file.name).suffix])
 
 
 def vega_script(cache: Path | None) -> bytes:
-    """The script that draws the charts: Vega, Vega-Lite and Embed.
-
-    Bundling takes a second or two, so it is kept in `cache`, by version.
-    """
-    kept = cache and cache / f"vega-{VEGA_VERSION}.js"
-    if kept and kept.is_file():
-        return kept.read_bytes()
-    made = vl_convert.javascript_bundle(_SNIPPET).encode()
-    if kept:
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        # Renamed into place, so that nobody reads half of it.
-        handle, draft = tempfile.mkstemp(dir=kept.parent)
+    """The script that draws the charts: Vega, Vega-Lite and Embed, cached by version because bundling takes seconds."""
+    path = cache and cache / f"vega-{VEGA_VERSION}.js"
+    if path and path.is_file():
+        return path.read_bytes()
+    script = vl_convert.javascript_bundle(_SNIPPET).encode()
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed, so that no process reads a part of it.
+        handle, draft = tempfile.mkstemp(dir=path.parent)
         with os.fdopen(handle, "wb") as file:
-            file.write(made)
-        Path(draft).replace(kept)
-    return made
+            file.write(script)
+        Path(draft).replace(path)
+    return script

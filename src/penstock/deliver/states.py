@@ -1,4 +1,4 @@
-"""What a query remembers of a key, for those who ask the page: the analysis is asked, and the newest row is added."""
+"""The state of a query by key: a request to the analysis, and the newest row of the key from the feed."""
 
 import asyncio
 from collections.abc import Mapping
@@ -13,79 +13,81 @@ from starlette.responses import Response
 from penstock.core.clock import Clock, is_running
 from penstock.deliver.delivery import Delivery
 from penstock.deliver.feed import Feed
-from penstock.web.responses import problem, reply
+from penstock.web.responses import error_response, reply
 
 PROCESS, ADDRESS = "analyse", "answers"
-"""The process that knows, and under what it says where it can be asked."""
+"""The process that serves the state, and the field of its status with its address."""
 
-_PATIENCE = 45.0
-_MOST = 64 << 20
-_TOGETHER = 32
+_TIMEOUT = 45.0
+_READ_SIZE = 64 << 20
+_MAX_REQUESTS = 32
 
 
-class States:
-    def __init__(self, delivery: Delivery, clock: Clock, patience: float = _PATIENCE) -> None:
-        self._delivery, self._clock, self._patience = delivery, clock, patience
-        self._asking = 0
+class StateEndpoint:
+    """Forwards requests for state to the analysis."""
 
-    async def one(self, request: Request) -> Response:
+    def __init__(self, delivery: Delivery, clock: Clock, timeout: float = _TIMEOUT) -> None:
+        self._delivery, self._clock, self._timeout = delivery, clock, timeout
+        self._open = 0
+
+    async def get(self, request: Request) -> Response:
         """The state of a key, and its newest row."""
         query, key = request.path_params["query"], request.path_params["key"]
-        answer = await self._ask(f"/state/{quote(query, safe='')}/{quote(key, safe='')}")
+        answer = await self._forward(f"/state/{quote(query, safe='')}/{quote(key, safe='')}")
         if isinstance(answer, Response):
             return answer
-        outlet = self._delivery.outlets.get(str(answer.get("into")))
-        status, document = together(answer, row_of(outlet.feed, answer.get("key")) if outlet else None)
+        live = self._delivery.feeds.get(str(answer.get("into")))
+        status, document = combine(answer, newest_row(live.feed, answer.get("key")) if live else None)
         return reply(document, status)
 
-    async def some(self, request: Request) -> Response:
+    async def scan(self, request: Request) -> Response:
         """The state of many keys."""
-        asked = f"?{request.url.query}" if request.url.query else ""
-        answer = await self._ask(f"/state/{quote(request.path_params['query'], safe='')}{asked}")
+        query_string = f"?{request.url.query}" if request.url.query else ""
+        answer = await self._forward(f"/state/{quote(request.path_params['query'], safe='')}{query_string}")
         return answer if isinstance(answer, Response) else reply(answer)
 
-    async def _ask(self, path: str) -> dict[str, Any] | Response:
-        """What the analysis answers, or why there is no answer."""
+    async def _forward(self, path: str) -> dict[str, Any] | Response:
+        """The answer of the analysis, or an error response."""
         address = self._address()
         if address is None:
-            return _away("it has said nothing for ten seconds")
-        if self._asking >= _TOGETHER:
-            return problem(503, f"{self._asking} questions are being answered; come back later")
-        self._asking += 1
+            return _unavailable("it has not reported for ten seconds")
+        if self._open >= _MAX_REQUESTS:
+            return error_response(503, f"too many requests for state: the limit is {_MAX_REQUESTS}")
+        self._open += 1
         try:
-            status, document = await _fetched(address, path, self._patience)
+            status, document = await _fetch(address, path, self._timeout)
         except TimeoutError:
-            return _away(f"it has not answered within {self._patience:g} s")
+            return _unavailable(f"no answer within {self._timeout:g} s")
         except (OSError, ValueError, EOFError) as error:
-            return _away(str(error))
+            return _unavailable(str(error))
         finally:
-            self._asking -= 1
+            self._open -= 1
         if status == 200:
             return document
         facts = {name: value for name, value in document.items() if name != "error"}
-        return problem(status, str(document.get("error", "")), facts)
+        return error_response(status, str(document.get("error", "")), facts)
 
     def _address(self) -> str | None:
-        said = self._delivery.said(PROCESS)
-        address = said.get(ADDRESS) if is_running(said.get("at"), self._clock.now()) else None
+        status = self._delivery.process_status(PROCESS)
+        address = status.get(ADDRESS) if is_running(status.get("at"), self._clock.now()) else None
         return address if isinstance(address, str) and address.startswith("http://") else None
 
 
-def together(answer: Mapping[str, Any], row: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
-    """The state of a key and its newest row as one answer; with its status: neither is there, or one of them."""
+def combine(answer: Mapping[str, Any], row: Mapping[str, Any] | None) -> tuple[int, dict[str, Any]]:
+    """The HTTP status and the document for the state of a key and its newest row; 404 if it has neither."""
     found = {name: answer.get(name) for name in ("query", "key", "state", "position", "note")}
     if row is not None or found["state"] is not None:
         return 200, {**found, "row": row}
     key = orjson.dumps(found["key"]).decode()
-    known = [orjson.dumps(one).decode() for one in answer.get("keys", ())]
-    fix = f"its keys look like {', '.join(known)}" if known else found["note"] or "it has no keys yet"
-    error = f"{found['query']} has nothing under {key}"
+    examples = [orjson.dumps(one).decode() for one in answer.get("keys", ())]
+    fix = f"its keys look like {', '.join(examples)}" if examples else found["note"] or "it has no keys yet"
+    error = f"{found['query']} has no state for the key {key}"
     return 404, {"error": error, "place": "the key", "fix": fix, "keys": answer.get("keys", [])}
 
 
-def row_of(feed: Feed, key: object) -> dict[str, Any] | None:
-    """The newest row of a key, and where it lies."""
-    for one in spellings(key):
+def newest_row(feed: Feed, key: object) -> dict[str, Any] | None:
+    """The newest row of a key, with its position."""
+    for one in readings(key):
         if (found := feed.find(orjson.dumps(one))) is not None:
             return {
                 "row": orjson.Fragment(found.change.row or b"null"),
@@ -96,8 +98,8 @@ def row_of(feed: Feed, key: object) -> dict[str, Any] | None:
     return None
 
 
-def spellings(key: object) -> list[object]:
-    """What a key may mean: a bare value is a text, or a number, or whatever else JSON knows."""
+def readings(key: object) -> list[object]:
+    """The possible meanings of a key: a bare value is text, or JSON such as a number."""
     found = [key]
     if isinstance(key, list) and len(key) == 1 and isinstance(key[0], str):
         with suppress(orjson.JSONDecodeError):
@@ -105,25 +107,25 @@ def spellings(key: object) -> list[object]:
     return found
 
 
-async def _fetched(address: str, path: str, patience: float) -> tuple[int, dict[str, Any]]:
-    """What is at an address. In HTTP's first version, for there the end of the answer is that of the connection."""
+async def _fetch(address: str, path: str, seconds: float) -> tuple[int, dict[str, Any]]:
+    """A GET request with HTTP/1.0, where the end of the connection ends the response."""
     parts = urlsplit(address)
-    async with asyncio.timeout(patience):
-        reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=_MOST)
+    async with asyncio.timeout(seconds):
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port, limit=_READ_SIZE)
         try:
             writer.write(f"GET {path} HTTP/1.0\r\nHost: {parts.netloc}\r\n\r\n".encode())
             head = await reader.readuntil(b"\r\n\r\n")
-            body = await reader.read(_MOST)
-            while more := await reader.read(_MOST):
+            body = await reader.read(_READ_SIZE)
+            while more := await reader.read(_READ_SIZE):
                 body += more
         finally:
             writer.close()
     document = orjson.loads(body)
     if not isinstance(document, dict):
-        raise ValueError("its answer is no object")
+        raise ValueError("its answer is not a JSON object")
     return int(head.split(b" ", 2)[1]), document
 
 
-def _away(why: str) -> Response:
-    facts = {"place": "the analysis", "fix": "ask again later; the newest rows are at /feeds/NAME"}
-    return problem(503, f"the analysis is away: {why}", facts)
+def _unavailable(why: str) -> Response:
+    facts = {"place": "the analysis", "fix": "try again later; the newest rows are at /feeds/NAME"}
+    return error_response(503, f"the analysis is unavailable: {why}", facts)

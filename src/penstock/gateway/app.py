@@ -12,11 +12,9 @@ from starlette.routing import Route
 from penstock.gateway.channels import ChannelRoutes
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.groups import GroupRoutes
-from penstock.web.idle_timeout import http_config
 from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
-from penstock.web.problems import handlers
-from penstock.web.responses import SecurityHeaders
-from penstock.web.server import listen, run_server, url_of, wait_first
+from penstock.web.responses import SecurityHeaders, handlers
+from penstock.web.server import http_config, listen, run_server, url_of, wait_first
 
 OVERVIEW = """\
 Penstock's gateway: channels over HTTP. Errors are JSON: error, place, fix.

@@ -21,9 +21,8 @@ from penstock.gateway.fetch import (
 )
 from penstock.gateway.gateway import Gateway
 from penstock.web.bodies import media_type
-from penstock.web.problems import Problem
 from penstock.web.query import Query
-from penstock.web.responses import reply
+from penstock.web.responses import Problem, reply
 
 JSON, LINES, RAW = "application/json", "application/x-ndjson", "application/octet-stream"
 _STARTS = ("offset", "since", "positions", "from")
@@ -99,7 +98,7 @@ class ChannelRoutes:
         if "positions" in query:
             if "partition" in query:
                 raise Problem(400, "?partition", "it contradicts ?positions", "give one of them")
-            positions = query.positions("positions")
+            positions = query.offsets("positions")
             return lambda _: positions
         only = query.number("partition", 0) if "partition" in query else None
         if "offset" in query:

@@ -13,8 +13,8 @@ from penstock.core.clock import Micros
 from penstock.core.record import Origin, Record
 from penstock.core.text import did_you_mean
 from penstock.gateway.settings import GatewaySettings
-from penstock.web.problems import Problem
 from penstock.web.query import LARGEST, Query
+from penstock.web.responses import Problem
 
 _SPACE = re.compile(r"[ \t\n\r]*")
 

@@ -14,8 +14,8 @@ from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.gateway.encode import size
 from penstock.gateway.settings import GatewaySettings
-from penstock.web.problems import Problem
 from penstock.web.query import Query
+from penstock.web.responses import Problem
 
 READ_PARAMETERS = ("max", "max_bytes", "wait", "format")
 """The query parameters of a read."""

@@ -19,7 +19,7 @@ from penstock.gateway.sessions import Sessions
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.writer import ChannelWriter
 from penstock.web.bodies import BodyReader
-from penstock.web.problems import Problem
+from penstock.web.responses import Problem
 
 Answer = TypeVar("Answer")
 

@@ -22,9 +22,8 @@ from penstock.gateway.fetch import READ_PARAMETERS, read_limits, watch_disconnec
 from penstock.gateway.gateway import LEAVING, Gateway
 from penstock.gateway.sessions import ConsumerSession, Polled
 from penstock.web.bodies import media_type
-from penstock.web.problems import Problem
 from penstock.web.query import Query
-from penstock.web.responses import reply
+from penstock.web.responses import Problem, reply
 
 Answer = TypeVar("Answer")
 

@@ -21,7 +21,7 @@ from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 from penstock.gateway.encode import partitions
 from penstock.gateway.fetch import ReadLimits, read_some
 from penstock.gateway.settings import GatewaySettings
-from penstock.web.problems import Problem
+from penstock.web.responses import Problem
 
 Answer = TypeVar("Answer")
 

@@ -18,7 +18,7 @@ from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.settings import Section, load
 from penstock.core.text import SIMULATED
-from penstock.deliver.settings import DeliverSettings
+from penstock.deliver.delivery import DeliverSettings
 from penstock.gateway.settings import GatewaySettings
 from penstock.pipeline.description import Channel, Description, SourceSpec
 from penstock.supervise.folder import NAME

@@ -19,9 +19,8 @@ from penstock.core.signatures import parse_secrets
 from penstock.push.shelf import BOOKMARKS, CHANNEL, DEAD, HEARTBEATS, Shelf, Shelved
 from penstock.push.stream import PATIENCE, build
 from penstock.push.wake import Waker
-from penstock.web.idle_timeout import http_config
 from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
-from penstock.web.server import listen, run_server, url_of, wait_first
+from penstock.web.server import http_config, listen, run_server, url_of, wait_first
 
 LEAST = 8 << 20
 """Bytes: the last segment stays whatever was acknowledged, and with much less it could take all the room."""

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from penstock.push.shelf import Shelf
-from penstock.web.responses import SecurityHeaders, problem, reply
+from penstock.web.responses import SecurityHeaders, error_response, reply
 from penstock.web.sse import ServerSentEvents, Write, event, retry, wait_for
 
 PATIENCE = 30.0
@@ -45,7 +45,7 @@ class _Visits:
             return refused
         shelf = self._shelf
         if shelf.closing:
-            return problem(503, "the proxy stops; come back later")
+            return error_response(503, "the proxy stops; come back later")
         if (position := shelf.position(request.headers.get("last-event-id"))) is not None:
             await shelf.acknowledge(position)
         return _Visit(self, shelf, shelf.acknowledged if position is None else position, self._heartbeat)
@@ -55,7 +55,7 @@ class _Visits:
         if not self._token or hmac.compare_digest(said, b"Bearer " + self._token):
             return None
         facts = {"place": "the header authorization", "fix": "send Bearer and the token of this proxy"}
-        return problem(401, "who asks here has to say the token", facts, {"www-authenticate": "Bearer"})
+        return error_response(401, "who asks here has to say the token", facts, {"www-authenticate": "Bearer"})
 
 
 class _Visit(ServerSentEvents):

@@ -30,7 +30,7 @@ from penstock.run.accounts import accounting, announce
 from penstock.run.background import beside
 from penstock.run.lakes import Lakes
 from penstock.run.queries import Queries, result_writers
-from penstock.run.state_server import SLOTS, StateAnswers, answering
+from penstock.run.state_server import SLOTS, SparkStateReader, serve_state
 from penstock.run.static_tables import Refreshing
 from penstock.run.status import Figures, pulse
 from penstock.run.tier import Ready, Tier, bring_about
@@ -79,7 +79,7 @@ def _run(description: Description, config: Config, stop: threading.Event, ready:
         partitions = {name: len(channels.bounds(name)) for name in description.channels}
         _require_slots(description, config, partitions, spark, there)
         # An address that is taken ends all this before a query has begun.
-        with answering(StateAnswers(spark, description), config.spark.answers) as address:
+        with serve_state(SparkStateReader(spark, description), config.spark.answers) as address:
             queries = Queries(spark, description, channels, ids)
             lakes = Lakes(spark, description, config, channels, ids)
             watch = Watch(description.statics, spark.tables, partial(table, spark.spark), SystemClock())

@@ -7,8 +7,8 @@ from datetime import timedelta
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels, Offsets
 from penstock.deliver.app import build, serve
-from penstock.deliver.feed import AWAY
-from penstock.deliver.outlet import FeedSpec
+from penstock.deliver.delivery import FeedSpec
+from penstock.deliver.feed import MAX_ABSENCE
 from penstock.deliver.site import ChartSpec
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import ROWS, Channel, Description, PageSpec
@@ -20,7 +20,6 @@ from penstock.supervise.jars import cache_folder
 
 
 def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
-    """The page, and a feed for each result."""
     channels = config.bind()
     feeds = [
         FeedSpec(
@@ -58,10 +57,10 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
 
 
 def _start(channels: Channels, channel: Channel) -> Offsets:
-    """What perished long ago need not be read again: only what a client that comes back may still have to be told."""
+    """Where reading begins: older entries are expired, and no client may resume before them."""
     if channel.retention is None:
         return {}
-    microseconds = (channel.retention + 2 * AWAY) // timedelta(microseconds=1)
+    microseconds = (channel.retention + 2 * MAX_ABSENCE) // timedelta(microseconds=1)
     return channels.since(channel.name, SystemClock().now() - microseconds)
 
 

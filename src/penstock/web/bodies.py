@@ -1,4 +1,4 @@
-"""Bodies of requests, read within limits of size and time, compressed or not."""
+"""Request bodies, plain or gzip, read within limits of size and time."""
 
 import asyncio
 import zlib
@@ -9,23 +9,23 @@ from datetime import timedelta
 from starlette.requests import Request
 
 from penstock.core.errors import Unavailable
-from penstock.web.problems import Problem
+from penstock.web.responses import Problem
 
 _MAX_MEMBERS = 100
-"""So many gzip members may follow each other in a body. Empty ones cost time and bring nothing."""
+"""Gzip members in a body. A limit, because empty members cost time and hold no data."""
 _CHUNK = 64 << 10
 
 
 class BodyReader:
     """Reads whole bodies.
 
-    `most`: bytes of a body; `memory`: bytes of all bodies that are held; `upload`: time for a body to arrive.
+    `max_size`: bytes of a body; `memory`: bytes of all bodies in memory; `upload`: time for a body to arrive.
     """
 
     def __init__(
-        self, server: str, most: int, memory: int, upload: timedelta, gzip: bool = False, allow_empty: bool = False
+        self, server: str, max_size: int, memory: int, upload: timedelta, gzip: bool = False, allow_empty: bool = False
     ) -> None:
-        self._server, self._most, self._memory = server, most, memory
+        self._server, self._max_size, self._memory = server, max_size, memory
         self._upload, self._gzip, self._allow_empty = upload.total_seconds(), gzip, allow_empty
         self._held = 0
 
@@ -33,25 +33,26 @@ class BodyReader:
     async def body(self, request: Request, too_large: Problem | None = None) -> AsyncIterator[bytes]:
         """The whole body. It counts towards `memory` while the context is open.
 
-        `too_large`: what is raised for a body beyond `limit` of its facts; without it, `most` is the limit.
+        `too_large`: the error for a body that is larger than the fact `limit` of this error; the default limit is
+        `max_size`.
         """
         gunzip = self._decompressor(request)
         refusal = too_large or self._too_large()
-        announced, most = request.headers.get("content-length", "0"), int(str(refusal.facts["limit"]))
-        if not announced.isdecimal() or len(announced) > 20 or int(announced) > self._max_sent(most, gunzip):
+        announced, limit = request.headers.get("content-length", "0"), int(str(refusal.facts["limit"]))
+        if not announced.isdecimal() or len(announced) > 20 or int(announced) > self._max_sent(limit, gunzip):
             raise refusal
-        taken = bytearray()
+        body = bytearray()
         try:
-            await self._fill(taken, request, gunzip, refusal, most)
-            if not taken and not self._allow_empty:
+            await self._fill(body, request, gunzip, refusal, limit)
+            if not body and not self._allow_empty:
                 raise Problem(400, "the body", "it is empty", "send a record")
-            yield bytes(taken)
+            yield bytes(body)
         finally:
-            self._held -= len(taken)
+            self._held -= len(body)
 
-    def _max_sent(self, most: int, gunzip: "_Gunzip | None") -> int:
-        """The bytes that may be sent. Data that compresses badly is larger than its content."""
-        return most if gunzip is None else max(most, self._most)
+    def _max_sent(self, limit: int, gunzip: "_Gunzip | None") -> int:
+        """The limit of bytes before decompression: data that compresses badly grows."""
+        return limit if gunzip is None else max(limit, self._max_size)
 
     def _decompressor(self, request: Request) -> "_Gunzip | None":
         coding = ", ".join(request.headers.getlist("content-encoding")).strip().lower() or "identity"
@@ -59,37 +60,37 @@ class BodyReader:
             return None
         if self._gzip and coding in ("gzip", "x-gzip"):
             return _Gunzip()
-        fix = "send it as gzip, or as it is" if self._gzip else "send it as it is"
-        raise Problem(415, "the header content-encoding", f'"{coding[:40]}" is not taken', fix)
+        fix = "use gzip, or no compression" if self._gzip else "send it without compression"
+        raise Problem(415, "the header content-encoding", f'"{coding[:40]}" is not supported', fix)
 
     async def _fill(
-        self, taken: bytearray, request: Request, gunzip: "_Gunzip | None", refusal: Problem, most: int
+        self, body: bytearray, request: Request, gunzip: "_Gunzip | None", refusal: Problem, limit: int
     ) -> None:
-        came = 0
+        sent = 0
         try:
             async with asyncio.timeout(self._upload):
                 async for chunk in request.stream():
-                    if (came := came + len(chunk)) > self._max_sent(most, gunzip):
+                    if (sent := sent + len(chunk)) > self._max_sent(limit, gunzip):
                         raise refusal
                     for part in (chunk,) if gunzip is None else gunzip.feed(chunk):
-                        if len(taken) + len(part) > most:
+                        if len(body) + len(part) > limit:
                             raise refusal
-                        self._add(taken, part)
+                        self._add(body, part)
         except TimeoutError:
-            fix = "send it faster, or less at a time"
+            fix = "send it faster, or fewer records in a request"
             raise Problem(408, "the body", f"it did not arrive within {self._upload:g} s", fix) from None
-        if gunzip is not None and not gunzip.whole:
-            raise _broken_gzip("it ends too early")
+        if gunzip is not None and not gunzip.complete:
+            raise _broken_gzip("the data ends early")
 
-    def _add(self, taken: bytearray, part: bytes) -> None:
+    def _add(self, body: bytearray, part: bytes) -> None:
         if self._held + len(part) > self._memory:
-            raise Unavailable(self._server, "more is being sent to it than it holds at a time; nothing was taken", 1.0)
-        taken += part
+            raise Unavailable(self._server, "its memory for request bodies is full; the request was rejected", 1.0)
+        body += part
         self._held += len(part)
 
     def _too_large(self) -> Problem:
-        why, fix = f"it has more than {self._most:,} bytes", "send fewer records in a request, or raise body"
-        return Problem(413, "the body", why, fix, {"limit": self._most, "option": "body"})
+        why, fix = f"it has more than {self._max_size:,} bytes", "send fewer records in a request, or raise body"
+        return Problem(413, "the body", why, fix, {"limit": self._max_size, "option": "body"})
 
 
 class _Gunzip:
@@ -98,49 +99,49 @@ class _Gunzip:
     def __init__(self) -> None:
         self._inflate = zlib.decompressobj(wbits=31)
         self._members = 1
-        self._begun = False
+        self._started = False
 
     @property
-    def whole(self) -> bool:
-        return self._inflate.eof or not self._begun
+    def complete(self) -> bool:
+        return self._inflate.eof or not self._started
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         while data:
             if self._inflate.eof:
                 if self._members == _MAX_MEMBERS:
-                    raise _broken_gzip(f"it has more than {_MAX_MEMBERS} parts")
+                    raise _broken_gzip(f"it has more than {_MAX_MEMBERS} members")
                 self._members += 1
                 self._inflate = zlib.decompressobj(wbits=31)
-            self._begun = True
+            self._started = True
             yield from self._decompressed(data)
             data = self._inflate.unused_data
 
     def _decompressed(self, data: bytes) -> Iterator[bytes]:
-        found = b""
-        # It may have consumed all input and still hold output. At its end it consumes nothing more: what lies behind it
-        # would come back for ever.
-        while not self._inflate.eof and (data or len(found) == _CHUNK):
+        part = b""
+        # Without input, there may still be output. At the end of a member, zlib consumes no more input: without the
+        # check of `eof`, the loop would never end.
+        while not self._inflate.eof and (data or len(part) == _CHUNK):
             try:
-                found = self._inflate.decompress(data, _CHUNK)
+                part = self._inflate.decompress(data, _CHUNK)
             except zlib.error as error:
                 raise _broken_gzip(str(error)) from error
             data = self._inflate.unconsumed_tail
-            yield found
+            yield part
 
 
 def _broken_gzip(why: str) -> Problem:
-    return Problem(400, "the body", f"it cannot be unpacked: {why}", "pack it by gzip, once")
+    return Problem(400, "the body", f"it is not valid gzip: {why}", "compress it with gzip, once")
 
 
 def media_type(request: Request, *accepted: str) -> str:
-    """The type of the body; a problem when it is not accepted."""
+    """The media type of the body; Problem if it is not accepted."""
     kind, *parameters = request.headers.get("content-type", "").split(";")
     found = kind.strip().lower()
     if found not in accepted:
-        why = f"{found} is not taken here" if found else "it is missing"
+        why = f"{found} is not supported here" if found else "it is missing"
         raise Problem(415, "the header content-type", why, f"send {' or '.join(accepted)}")
     for parameter in parameters:
         name, _, value = parameter.strip().partition("=")
         if name.lower() == "charset" and value.strip('"').lower() not in ("utf-8", "utf8"):
-            raise Problem(415, "the header content-type", f"the charset {value} is not taken", "send UTF-8")
+            raise Problem(415, "the header content-type", f"the charset {value} is not supported", "send UTF-8")
     return found

@@ -8,7 +8,7 @@ from ipaddress import ip_address
 from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from penstock.web.responses import problem
+from penstock.web.responses import error_response
 
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
@@ -26,12 +26,12 @@ class OriginCheck:
     """Accepts or rejects requests by their headers Host and Origin.
 
     Pages of other sites send their Origin: only those in `origins` are accepted. A site can point its own name to this
-    machine (DNS rebinding); its browser then takes this server for that site. So Host has to be a known name of this
-    server when a browser asks: an IP address, the name of this machine, `names`, or the hosts of `origins`.
+    machine (DNS rebinding); a browser then treats this server as that site. So the Host of a browser's request has to
+    be a name of this server: an IP address, the name of this machine, `names`, or the hosts of `origins`.
 
-    `listener`: the socket, or its IP address. A server on a loopback address accepts known names only. Any other server
-    accepts any Host of a client that is no browser (no Origin), because it cannot know all its names. So does one with
-    `proxied`, also on a loopback address: a proxy may pass on the Host of its client.
+    `listener`: the socket, or its IP address. A server on a loopback address accepts only these names. Any other server
+    accepts any Host from a client that is not a browser (no Origin), because it may have further names. So does one
+    with `proxied`, also on a loopback address: a proxy may pass on the Host of its client.
     """
 
     def __init__(
@@ -49,20 +49,20 @@ class OriginCheck:
     def refusal(self, hosts: Sequence[str], origins: Sequence[str]) -> Refusal | None:
         """Why a request with these headers is rejected, or None. Either header may occur several times."""
         if len(hosts) > 1:
-            return Refusal("host", "it is there twice")
+            return Refusal("host", "it occurs twice", "send it once")
         others = [origin for origin in origins if origin not in self._origins]
         for host in hosts:
-            if (others or self._loopback) and not self._is_known(_without_port(host)):
+            if (others or self._loopback) and not self._is_own_name(_without_port(host)):
                 return Refusal(
                     "host",
-                    f'"{host}" is none of the names of this server',
-                    f"ask for {' or '.join(sorted(self._names))}, or set the name that it has",
+                    f'"{host}" is not a name of this server',
+                    f"use {' or '.join(sorted(self._names))}, or add the name to the server's configuration",
                 )
         if any([origin.partition("://")[2]] != list(hosts) for origin in others):
-            return Refusal("origin", "pages of other sites may not ask here", "let the server allow this site: origins")
+            return Refusal("origin", "cross-site request", "add the site to the option origins of the server")
         return None
 
-    def _is_known(self, name: str) -> bool:
+    def _is_own_name(self, name: str) -> bool:
         return name in self._names or (not self._loopback and _is_address(name))
 
 
@@ -78,7 +78,7 @@ class OriginCheckMiddleware:
             refusal = self._origin_check.refusal(headers.getlist("host"), headers.getlist("origin"))
             if refusal is not None:
                 facts = {"place": f"the header {refusal.header}", "fix": refusal.fix}
-                await problem(403, refusal.why, facts)(scope, receive, send)
+                await error_response(403, refusal.why, facts)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 

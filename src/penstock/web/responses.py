@@ -1,35 +1,117 @@
-"""JSON responses, and the headers of every response."""
+"""JSON responses, errors of requests as JSON (error, place, fix), and security headers."""
 
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Awaitable, Callable, Mapping
 
 import orjson
 from starlette.datastructures import MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
+
+log = logging.getLogger(__name__)
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
 
 def reply(document: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON response that is not to be cached."""
+    """A JSON response that must not be cached."""
     return Response(
         orjson.dumps(document), status, {"cache-control": "no-store", **(headers or {})}, "application/json"
     )
 
 
-def problem(
+def error_response(
     status: int, error: str, facts: Mapping[str, object] | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """An error response: a sentence and facts."""
+    """A JSON response with `error`, a sentence, and further facts."""
     retry = {"retry-after": "1"} if status == 503 else {}
     return reply({"error": error, **(facts or {})}, status, {**retry, **(headers or {})})
 
 
-_NO_CONTENT = "default-src 'none'; frame-ancestors 'none'"
+class Problem(PenstockError):
+    """Raised when a request is rejected: the status, the place, the problem, the fix."""
+
+    def __init__(
+        self, status: int, place: str, error: str, fix: str = "", facts: Mapping[str, object] | None = None
+    ) -> None:
+        super().__init__(status, place, error, fix, facts)
+        self.status, self.place, self.error, self.fix, self.facts = status, place, error, fix, facts or {}
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.error}" + (f"; {self.fix}" if self.fix else "")
+
+
+def handlers(server: str, not_found: str) -> Mapping[type[Exception], Handler]:
+    """Exception handlers for an app.
+
+    `server`: the server's name, for internal errors. `not_found`: the fix for an unknown address.
+    """
+
+    async def on_error(_: Request, error: Exception) -> Response:
+        """Errors that Penstock raises on purpose."""
+        assert isinstance(error, PenstockError)
+        found = error if isinstance(error, Problem) else _as_problem(error, server)
+        if isinstance(error, Unavailable) and error.retry_after is not None:
+            return _response(found, {"retry-after": str(max(1, math.ceil(error.retry_after)))})
+        return _response(found)
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        """Unknown addresses and methods."""
+        assert isinstance(error, HTTPException)
+        place = f"{request.method} {request.url.path}"
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            return _response(Problem(405, place, "method not allowed", f"use {allowed}"), error.headers)
+        if error.status_code == 404:
+            return _response(Problem(404, place, "unknown address", not_found))
+        return _response(Problem(error.status_code, place, error.detail), error.headers)
+
+    async def on_fault(request: Request, error: Exception) -> Response:
+        """An internal error: the traceback goes to the log, not to the client."""
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        fix = "the log of the server shows the cause"
+        return _response(Problem(500, f"{request.method} {request.url.path}", f"internal error in {server}", fix))
+
+    return {
+        PenstockError: on_error,
+        HTTPException: on_http,
+        ClientDisconnect: _on_disconnect,
+        Exception: on_fault,
+    }
+
+
+async def _on_disconnect(_: Request, __: Exception) -> Response:
+    """Not sent: the client disconnected before its body was complete."""
+    return Response(status_code=400)
+
+
+def _as_problem(error: PenstockError, server: str) -> Problem:
+    match error:
+        case Unavailable():
+            return Problem(503, error.service, error.reason, "try again later")
+        case Unaccounted():
+            return Problem(410, error.channel, str(error), "continue at the oldest offset that is kept")
+        case Refused():
+            return Problem(400, error.what, error.reason)
+        case Misconfigured():
+            return Problem(409, error.place, error.problem, error.fix)
+    return Problem(500, server, str(error))
+
+
+def _response(error: Problem, headers: Mapping[str, str] | None = None) -> Response:
+    facts = {"place": error.place, "fix": error.fix, **error.facts}
+    return error_response(error.status, error.error, facts, headers)
 
 
 class SecurityHeaders:
     """Middleware that adds the security headers for browsers."""
 
-    def __init__(self, app: ASGIApp, policy: str = _NO_CONTENT) -> None:
+    def __init__(self, app: ASGIApp, policy: str = "default-src 'none'; frame-ancestors 'none'") -> None:
         self._app = app
         self._headers = {
             "content-security-policy": policy,

@@ -1,4 +1,4 @@
-"""Server-sent events: responses that stay open."""
+"""Server-sent events."""
 
 import asyncio
 import re
@@ -19,7 +19,7 @@ def event(data: bytes, id: str) -> bytes:
 
 
 def retry(milliseconds: int) -> bytes:
-    """Tells the client how long to wait before it connects again."""
+    """The time that the client waits before it reconnects."""
     return b"retry: %d\n\n" % milliseconds
 
 
@@ -36,7 +36,7 @@ async def wait_for(changed: asyncio.Event, heartbeat: float) -> bytes:
 async def run_until_first_ends(
     sending: Coroutine[Any, Any, None], receiving: Coroutine[Any, Any, None], expected: tuple[type[Exception], ...]
 ) -> None:
-    """Run both and cancel the other when one ends. `expected`: errors of a client that disconnects."""
+    """Run both until one ends; cancel the other. `expected`: errors that are ignored, such as a disconnect."""
     tasks = [asyncio.create_task(sending), asyncio.create_task(receiving)]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -50,7 +50,7 @@ async def run_until_first_ends(
 
 
 class ServerSentEvents(Response, ABC):
-    """The response to one client. A client that reads nothing for `timeout` seconds is dropped."""
+    """The response to one client. A client that does not read for `timeout` seconds is disconnected."""
 
     media_type = "text/event-stream"
 
@@ -61,7 +61,7 @@ class ServerSentEvents(Response, ABC):
 
     @abstractmethod
     async def stream(self, write: Write) -> None:
-        """Write events as they come. It is cancelled when the client disconnects."""
+        """Write events. It is cancelled when the client disconnects."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

@@ -1,4 +1,4 @@
-"""Sending of webhooks, signed as Standard Webhooks are."""
+"""Send webhooks, signed as Standard Webhooks require, and read Retry-After."""
 
 import json
 import logging
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import TypedDict
 from urllib.parse import urlsplit
 
@@ -15,19 +16,20 @@ import httpx
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import PenstockError, Unavailable
 from penstock.core.signatures import sign
-from penstock.web.retry_after import retry_after
 
 TIMEOUT = 10.0
+MAX_PAUSE = 300.0
+"""Seconds: longer pauses are cut to this."""
 _RETRIED = (408, 429)
-_SHORTEST_PAUSE = 1.0
+_MIN_PAUSE = 1.0
 
-# It logs each request with its whole address, which may be secret.
+# httpx logs each request with its whole address, which may be secret.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """The id stays the same for each attempt."""
+    """A message, with an id that is the same for all attempts."""
 
     id: str
     body: bytes
@@ -47,8 +49,8 @@ class Rejected(PenstockError):
         self.who, self.status = who, status
 
     def __str__(self) -> str:
-        moved = "redirects are not followed, give the address itself"
-        return f"{self.who} answers {self.status}: {moved if self.status < 400 else 'the message is not sent again'}"
+        fix = "redirects are not followed; use the final address" if self.status < 400 else "the message is not retried"
+        return f"{self.who} answers {self.status}: {fix}"
 
 
 def new_id() -> str:
@@ -65,23 +67,23 @@ class Webhook:
 
     @property
     def who(self) -> str:
-        """For logs: the path and the query may be secret."""
+        """The name for logs, without path and query, which may be secret."""
         return f"the webhook at {urlsplit(self.url).netloc}"
 
     def message(self, kind: str, data: Mapping[str, object], id: str = "") -> Message:
         time = datetime.fromtimestamp(self.clock.now() / 1e6, UTC).isoformat().replace("+00:00", "Z")
-        # In ASCII: names from outside may hold anything, and the body is valid everywhere.
+        # ASCII, because names may hold lone surrogates, which UTF-8 cannot encode.
         body = json.dumps({"type": kind, "timestamp": time, "data": data}).encode("ascii")
         return Message(id or new_id(), body)
 
     def post(self, client: httpx.Client, message: Message) -> None:
-        """Send once; Unavailable when it can be sent again, Rejected when it cannot."""
-        with self._translated(), client.stream("POST", self.url, **self._content(message)) as response:
+        """Send once; Unavailable if a retry may help, Rejected if not."""
+        with self._unavailable(), client.stream("POST", self.url, **self._content(message)) as response:
             self._check(response)
 
     async def post_async(self, client: httpx.AsyncClient, message: Message) -> None:
-        """As `post`."""
-        with self._translated():
+        """Like `post`."""
+        with self._unavailable():
             async with client.stream("POST", self.url, **self._content(message)) as response:
                 self._check(response)
 
@@ -92,7 +94,7 @@ class Webhook:
         return {"content": message.body, "headers": headers, "follow_redirects": False}
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _unavailable(self) -> Iterator[None]:
         try:
             yield
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
@@ -102,6 +104,20 @@ class Webhook:
         status = response.status_code
         if status >= 500 or status in _RETRIED:
             pause = retry_after(response.headers.get("retry-after"), self.clock)
-            raise Unavailable(self.who, f"it answers {status}", None if pause is None else max(pause, _SHORTEST_PAUSE))
+            raise Unavailable(self.who, f"it answers {status}", None if pause is None else max(pause, _MIN_PAUSE))
         if not response.is_success:
             raise Rejected(self.who, status)
+
+
+def retry_after(header: str | None, clock: Clock) -> float | None:
+    """The seconds of Retry-After, a number or a date; None when it is missing or not readable."""
+    if header is None:
+        return None
+    try:
+        if header.strip().isdecimal():
+            seconds = float(header)
+        else:
+            seconds = parsedate_to_datetime(header).timestamp() - clock.now() / 1e6
+    except (ValueError, OverflowError):
+        return None
+    return min(max(seconds, 0.0), MAX_PAUSE)

@@ -163,7 +163,7 @@ class SlowStage:
 def _took(hop: Json, nodes: Mapping[str, Json]) -> float | None:
     """The p99 of the stage alone, in ms: of the last minutes where its node tells them, otherwise that of the hop."""
     figures = nodes.get(str(hop["stage"]), {})
-    after = _p99(figures.get("door")) or _p99(figures.get("latency")) or _p99(_channel(nodes, hop.get("writes")))
+    after = _p99(figures.get("delivery")) or _p99(figures.get("latency")) or _p99(_channel(nodes, hop.get("writes")))
     if not hop.get("reads"):
         return after or _p99(hop.get("latency"))
     before = _p99(_channel(nodes, hop["reads"]))

@@ -23,9 +23,8 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Guarantee, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured
 from penstock.core.record import LARGEST_JUMP
-from penstock.web.idle_timeout import http_config
 from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
-from penstock.web.server import run_server
+from penstock.web.server import http_config, run_server
 
 RECEIPTS = "/receipts"
 _FAREWELL = 2

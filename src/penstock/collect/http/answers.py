@@ -18,7 +18,7 @@ from penstock.core.clock import Clock, Micros
 from penstock.core.contracts import Entry, Offsets, SourceContext
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.core.record import Origin
-from penstock.web.problems import Problem
+from penstock.web.responses import Problem
 
 log = logging.getLogger(__name__)
 

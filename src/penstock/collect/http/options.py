@@ -7,8 +7,8 @@ from datetime import timedelta
 from starlette.requests import Request
 
 from penstock.collect.door import why_no_sender
-from penstock.web.problems import Problem
 from penstock.web.query import Query, integer
+from penstock.web.responses import Problem
 
 _IDENTITY = ("sender", "epoch", "seq")
 _KEY = "the header idempotency-key"

@@ -25,9 +25,8 @@ from penstock.collect.senders import Senders
 from penstock.core.contracts import Arrival, ResumeState
 from penstock.core.errors import Refused, Unavailable
 from penstock.web.bodies import BodyReader
-from penstock.web.problems import Problem, handlers
 from penstock.web.query import LARGEST, Query
-from penstock.web.responses import SecurityHeaders, problem, reply
+from penstock.web.responses import Problem, SecurityHeaders, error_response, handlers, reply
 
 if TYPE_CHECKING:
     from penstock.collect.http import HttpSource
@@ -271,7 +270,7 @@ def _told(answer: Answer, text: str) -> Response:
     value = answer.row
     if answer.refused is not None:
         facts = {"place": "the record", "fix": "correct it, and send it as another record", "receipt": text}
-        return problem(422, answer.refused, facts, _location(text))
+        return error_response(422, answer.refused, facts, _location(text))
     try:
         orjson.loads(value)
         kind = "application/json"

@@ -29,11 +29,9 @@ from penstock.core.contracts import Guarantee, Intake, ResumeState, SourceContex
 from penstock.core.errors import Misconfigured
 from penstock.core.signatures import parse_secrets, verify
 from penstock.web.bodies import BodyReader
-from penstock.web.idle_timeout import http_config
 from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
-from penstock.web.problems import Problem, handlers
-from penstock.web.responses import SecurityHeaders, reply
-from penstock.web.server import run_server
+from penstock.web.responses import Problem, SecurityHeaders, handlers, reply
+from penstock.web.server import http_config, run_server
 
 LONGEST_ID = 256
 LONGEST_CHALLENGE = 1_000

@@ -18,7 +18,7 @@ from penstock.core.clock import Clock
 from penstock.core.contracts import Arrival
 from penstock.core.errors import Unavailable
 from penstock.core.record import Origin
-from penstock.web.problems import Problem
+from penstock.web.responses import Problem
 
 log = logging.getLogger(__name__)
 
