@@ -113,7 +113,8 @@ def test_a_row_or_a_state_alone_is_enough(folder: Path) -> None:
 def test_a_key_that_is_not_there_is_told_with_some_that_are(folder: Path) -> None:
     told = state(folder, "get", "totals", "fr")
     assert told.exit_code == 1
-    assert 'totals has nothing under ["fr"]; its keys look like ["nl"], ["ñ/☃"]' in told.stderr
+    assert '["fr"]' in told.stderr
+    assert '["nl"], ["ñ/☃"]' in told.stderr
 
 
 @pytest.mark.parametrize(
