@@ -46,7 +46,7 @@ class Scenario(ABC):
 
     @asynccontextmanager
     async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
-        safe = [taken.places.get(self._called(sender), (0, 0)) for sender in range(self.senders)]
+        safe = [taken.numbers.get(self._called(sender), (0, 0)) for sender in range(self.senders)]
         epoch = max(epoch for epoch, _ in safe) or int(time.time())
         yield self._records(epoch, [seq if known == epoch else 0 for known, seq in safe])
 

@@ -58,7 +58,7 @@ class Outside:
     def _held(record: Arrival | Heartbeat | OutageInterval, taken: ResumeState) -> bool:
         if not isinstance(record, Arrival) or record.origin is None:
             return False
-        epoch, seq = taken.places.get(record.origin.sender, (0, 0))
+        epoch, seq = taken.numbers.get(record.origin.sender, (0, 0))
         return record.origin.epoch == epoch and record.origin.seq <= seq
 
     async def _settle(self, error: Exception | None) -> None:

@@ -33,7 +33,7 @@ class Scripted:
 
     @asynccontextmanager
     async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
-        self.opened.append(dict(taken.places))
+        self.opened.append(dict(taken.numbers))
         generation = self.generations.pop(0)
         if generation is None:
             raise Unavailable(self.name, "away")

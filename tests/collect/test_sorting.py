@@ -38,12 +38,12 @@ def test_what_has_no_number_gets_one_at_intake() -> None:
 
 def test_what_has_a_mark_is_known_by_it_and_keeps_both() -> None:
     sort = sorting()
-    first = sort.sort(intake(Arrival(b"x", cursor="a1", mark="a"), Arrival(b"x", cursor="b1", mark="b")), NOW)
+    first = sort.sort(intake(Arrival(b"x", cursor="a1", dedup_key="a"), Arrival(b"x", cursor="b1", dedup_key="b")), NOW)
     assert [record.extra for record in first.records] == [
         (("cursor", b"a1"), ("mark", b"a")),
         (("cursor", b"b1"), ("mark", b"b")),
     ]
-    again = sort.sort(intake(Arrival(b"x", cursor="a2", mark="a"), Arrival(b"x", cursor="a1", mark="c")), NOW)
+    again = sort.sort(intake(Arrival(b"x", cursor="a2", dedup_key="a"), Arrival(b"x", cursor="a1", dedup_key="c")), NOW)
     assert (again.duplicates, [dict(record.extra)["mark"] for record in again.records]) == (1, [b"c"])
 
 

@@ -57,7 +57,7 @@ class Reconnecting(Wrapping):
         settled = _Settled(taken)
         heard = self.heard
         # Whether its last connection gave numbers after which it can be asked to go on.
-        numbered = heard is None or bool(taken.places) or taken.cursor is not None
+        numbered = heard is None or bool(taken.numbers) or taken.cursor is not None
         delays = self.delays()
         while True:
             try:
@@ -90,7 +90,7 @@ class _Settled:
 
     def __init__(self, taken: ResumeState) -> None:
         self._numbers = Numbers()
-        for sender, (epoch, seq) in taken.places.items():
+        for sender, (epoch, seq) in taken.numbers.items():
             self._numbers.add(sender, epoch, 0, seq)
         for sender, (epoch, seq) in taken.highest.items():
             self._numbers.add(sender, epoch, seq)

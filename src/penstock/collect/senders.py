@@ -52,7 +52,7 @@ class Senders:
 
     def __init__(self, taken: ResumeState, largest_jump: int = LARGEST_JUMP) -> None:
         self._largest_jump = largest_jump
-        self._safe = {sender: _Run(epoch, 1, last) for sender, (epoch, last) in taken.places.items()}
+        self._safe = {sender: _Run(epoch, 1, last) for sender, (epoch, last) in taken.numbers.items()}
         self._highest = dict(taken.highest)
 
     def admit(self, sender: str, epoch: int, first: int, last: int) -> None:

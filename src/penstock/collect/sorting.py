@@ -71,7 +71,7 @@ class Sorting:
             # Nobody outside may speak in the name of a collector: two records could then share an origin.
             if origin is None or not outside:
                 if (cursor := arrival.cursor) is not None:
-                    mark = mark_of(cursor, arrival.value, arrival.mark)
+                    mark = mark_of(cursor, arrival.value, arrival.dedup_key)
                     if self.known.came(mark):
                         # The source was lost, and gives again what is on its way: that is no way back.
                         found.duplicates += 1

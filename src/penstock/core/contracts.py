@@ -30,13 +30,14 @@ class Guarantee(StrEnum):
 
 @light_dataclass
 class Arrival:
-    """One payload from outside.
+    """One payload that a source received.
 
-    `origin`: where the outside numbers its records. `cursor`: where it does not, but can go on after a place of its
-    own: the text by which this source finds what follows this very record, another for each record. It is kept with
-    the record, which is known by it when it comes again. `mark`: by what it is known instead, where the cursor tells
-    of others, too, and may be another one then. `refused`: why it cannot be taken as it is; then it becomes a dead
-    letter. `shed`: it was dropped on purpose, because there was too much: it is counted, and that is all.
+    `origin`: the sender, epoch and number, where the sender numbers its records.
+    `cursor`: where records have no numbers but the source can resume: the text from which it resumes after this record,
+    different for each record. It is stored in the headers of the record and identifies a repeated record.
+    `dedup_key`: identifies the record instead of the cursor, where a repeated record can have another cursor.
+    `refused`: the reason why the payload is invalid; it becomes a dead letter.
+    `shed`: dropped by load shedding; it is only counted.
     """
 
     value: bytes
@@ -44,15 +45,15 @@ class Arrival:
     cursor: str | None = None
     refused: str | None = None
     shed: bool = False
-    mark: str | None = None
+    dedup_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What a source yields: some arrivals in order, and the call that tells it that they are safe now.
+    """A batch of arrivals in order, with its acknowledgement.
 
-    `settle(None)` is awaited once all arrivals survive a crash of this process; `settle(error)` when they were not
-    taken. Only then may the source acknowledge to the outside or move its cursor.
+    The ingest loop awaits `settle(None)` when all arrivals are durable (they survive a crash of this process), or
+    `settle(error)` when they may not be. The source acknowledges to the sender only after `settle(None)`.
     """
 
     arrivals: Sequence[Arrival | Heartbeat | OutageInterval]
@@ -60,39 +61,40 @@ class Intake:
 
 
 SenderNumbers = Mapping[str, tuple[int, int]]
-"""Per sender, the (epoch, seq) up to which everything is safe."""
+"""By sender: epoch and sequence number."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResumeState:
-    """What is safe already: where a source that can resume has to go on."""
+    """The point from which a source resumes: all records up to it are durable."""
 
-    places: SenderNumbers = field(default_factory=dict)
+    numbers: SenderNumbers = field(default_factory=dict)
+    """By sender: the last number before the first gap."""
     cursor: str | None = None
-    """That of the last record before which all are safe, for a source whose records have one."""
+    """The cursor of the last record before the first gap, for a source whose records have cursors."""
     highest: SenderNumbers = field(default_factory=dict)
-    """The highest numbers that were taken: there may be gaps before them."""
+    """By sender: the highest durable number. There can be gaps before it."""
 
 
 class Source(Protocol):
-    """A way in: a description of where records come from."""
+    """A description of where records come from."""
 
     @property
     def name(self) -> str:
-        """Also the sender's name, when the collector has to number the records itself."""
+        """Unique in a pipeline. Also the sender's name of records that the collector numbers."""
 
     @property
     def guarantee(self) -> Guarantee: ...
 
     @property
     def description(self) -> str:
-        """Why it can promise that, and what it cannot promise, for people: half a sentence."""
+        """The reason for the guarantee and its limits, for people: a clause without a full stop."""
 
-    def open(self, taken: ResumeState) -> AbstractAsyncContextManager[AsyncIterator[Intake]]:
-        """Connect and go on after `taken`. Raises Unavailable when the other side is away; ends when it is done.
+    def open(self, resume: ResumeState) -> AbstractAsyncContextManager[AsyncIterator[Intake]]:
+        """Connect and resume after `resume`. The iterator ends when the source is exhausted.
 
-        Nothing may be acknowledged before it is settled, and what was not settled is given again at the next opening,
-        as far as the outside still has it.
+        Raises Unavailable when the other side is not reachable. The source acknowledges nothing before `settle(None)`.
+        Records that were not settled are delivered again at the next opening, if the sender still has them.
         """
 
 
@@ -177,9 +179,10 @@ class Sender(Protocol):
     async def send(self, channel: str, records: Sequence[Record]) -> None:
         """Append the records in order; return once they are acknowledged.
 
-        If it raises, some records may have been appended. Sending them again is safe: readers skip origins that they
-        have seen. Raises Unavailable, or waits, while the middleware does not answer; Refused if a record can never be
-        appended, for example because it is too large. If the middleware is slow, this call waits.
+        If it raises, some records may have been appended. Sending them again can append them a second time, with the
+        same origin. Stores, the audit and queries with `unique=` count such a copy once; a query without `unique=`
+        counts it twice. Raises Unavailable, or waits, while the middleware does not answer; Refused if a record can
+        never be appended, for example because it is too large. If the middleware is slow, this call waits.
         """
 
 

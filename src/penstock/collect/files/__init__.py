@@ -225,7 +225,7 @@ class _Reading:
             check = whole if place >= COMPARED else checksum(begins, place)
             flag = "skip" if why is not None else ""
             cursor, mark = head + tail(check, flag, place), file.mark(check, flag, place)
-            arrivals.append(Arrival(value, cursor=cursor, refused=why, mark=mark))
+            arrivals.append(Arrival(value, cursor=cursor, refused=why, dedup_key=mark))
             file.offset, file.check, file.flag = place, check, flag
             size += len(value)
             if len(arrivals) >= TOGETHER or size >= TOGETHER_BYTES:
@@ -251,14 +251,14 @@ class _Reading:
             file.offset, file.check, file.flag = size, check, ""
             # It may come to hold again what it held before: that is another record.
             mark = file.mark(check, str(content.written), size)
-            yield self._intake([Arrival(value, cursor=head + tail(check, "", size), refused=why, mark=mark)])
+            yield self._intake([Arrival(value, cursor=head + tail(check, "", size), refused=why, dedup_key=mark)])
         file.visited, file.complete = (content.size, content.written), True
 
     def _spoilt(self, file: File, spoilt: Spoilt, head: str) -> Intake:
         file.flag = "bad"
         why = f"{file.name} cannot be read on behind byte {file.offset}: {spoilt.why}"
         place = file.check or 0, "bad", file.offset
-        return self._intake([Arrival(b"", cursor=head + tail(*place), refused=why, mark=file.mark(*place))])
+        return self._intake([Arrival(b"", cursor=head + tail(*place), refused=why, dedup_key=file.mark(*place))])
 
     def _intake(self, arrivals: list[Arrival]) -> Intake:
         self._under_way += 1

@@ -43,7 +43,7 @@ class Requests:
     def __init__(self, source: "HttpSource", seals: Seals, taken: ResumeState, answers: Answers | None) -> None:
         self.gathering = Gathering(source.name)
         self.answers = answers
-        self._source, self._seals, self._before = source, seals, taken.places
+        self._source, self._seals, self._before = source, seals, taken.numbers
         # An opening has an epoch of its own: what an earlier one has numbered and lost leaves no gap in this one.
         self._opening = max(source.clock.now(), self._before.get(source.sender, (0, 0))[0] + 1)
         self._last = 0

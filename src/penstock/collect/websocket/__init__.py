@@ -106,7 +106,7 @@ class WebSocketSource:
         connection = await self._connect(taken)
         try:
             if self.resume and self.cursor is None:
-                await connection.send(orjson.dumps({"after": taken.places}), text=True)
+                await connection.send(orjson.dumps({"after": taken.numbers}), text=True)
             for message in self.first:
                 await connection.send(message, text=True)
             async with aclosing(self._intakes(connection, self._reading(taken))) as intakes:
