@@ -21,8 +21,8 @@ from pathlib import Path
 import psutil
 
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.pump import Pump
-from penstock.collect.ways import source_at
+from penstock.collect.ingest import IngestLoop
+from penstock.collect.registry import source_at
 from penstock.core.contracts import Topic
 
 AT_ONCE = 200
@@ -31,7 +31,7 @@ AT_ONCE = 200
 def collect(url: str, folder: str) -> None:
     channels = SqliteChannels(Path(folder))
     channels.ensure([Topic(name) for name in ("idle", "idle.dead", "beats", "marks")])
-    pump = Pump(source_at(url, "intake"), "idle", channels, heartbeats="beats", bookmarks="marks")
+    pump = IngestLoop(source_at(url, "intake"), "idle", channels, heartbeats="beats", bookmarks="marks")
     asyncio.run(pump.run(asyncio.Event()))
 
 

@@ -31,9 +31,9 @@ from websockets.asyncio.client import connect
 
 from penstock.channels.kafka import Kafka
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.pump import Pump
-from penstock.collect.spooling import Spool
-from penstock.collect.ways import source_at
+from penstock.collect.ingest import IngestLoop
+from penstock.collect.registry import source_at
+from penstock.collect.spool import Spool
 from penstock.core.contracts import Topic
 from penstock.core.errors import Unavailable
 from penstock.core.record import Origin
@@ -52,7 +52,7 @@ def collect(url: str, servers: str, topic: str, folder: str) -> None:
     # As the collection tier does.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
-    pump = Pump(
+    pump = IngestLoop(
         source_at(url, "intake"), topic, Kafka(servers), heartbeats=f"{topic}.beats", bookmarks=f"{topic}.marks",
         spool=Spool(SqliteChannels(Path(folder)), topic),
     )  # fmt: skip
@@ -108,7 +108,7 @@ async def by_http(port: int, given: Sequence[bytes]) -> None:
         await asyncio.gather(*(post() for _ in range(4)))
 
 
-WAYS: dict[str, tuple[str, Callable[[int, Sequence[bytes]], Awaitable[None]]]] = {
+SCHEMES: dict[str, tuple[str, Callable[[int, Sequence[bytes]], Awaitable[None]]]] = {
     "websocket": ("listen+ws", by_websocket),
     "tcp, lines": ("listen+tcp", by_tcp),
     "http, JSON lines": ("listen+http", by_http),
@@ -201,7 +201,7 @@ def main() -> None:
         print(f"{'':18} {'records/s':>12} {'of plain':>9} {'CPU µs/record':>14} {'peak MiB':>9}")
         for number in range(told.rounds):
             base = 0.0
-            for name in (PLAIN, WITH_HEADERS, *WAYS):
+            for name in (PLAIN, WITH_HEADERS, *SCHEMES):
                 topic = f"bench-{number}-{name.partition(',')[0].replace(' ', '-')}"
                 _topics(kafka, topic)
                 peak = 0.0
@@ -209,7 +209,7 @@ def main() -> None:
                     took, cpu = plain(kafka.servers, topic, given, headers=name == WITH_HEADERS)
                     base = base or len(given) / took
                 else:
-                    took, cpu, peak = through(kafka, topic, *WAYS[name], given, Path(folder))
+                    took, cpu, peak = through(kafka, topic, *SCHEMES[name], given, Path(folder))
                 rate = len(given) / took
                 rates.setdefault(name, []).append(rate / base)
                 share, per = f"{rate / base:.2f}", f"{cpu / len(given) * 1e6:.1f}"

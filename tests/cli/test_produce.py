@@ -22,7 +22,7 @@ from penstock.channels.kafka import Kafka
 from penstock.cli import app as whole
 from penstock.cli.produce import Reading, Tally, app, json_record, parse_separator, sent, text_record
 from penstock.cli.standard import Input
-from penstock.collect.numbering import Numbering
+from penstock.collect.numbers import Numbering
 from penstock.core.contracts import Entry, Topic
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.record import Origin, Record

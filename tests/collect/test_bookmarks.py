@@ -4,8 +4,8 @@ import pytest
 from tests.audit.odd import Mute
 
 from penstock.collect.bookmarks import Bookmark, recover
+from penstock.collect.dedup import shed_records
 from penstock.collect.numbers import Numbers
-from penstock.collect.sorting import shed
 from penstock.core.errors import Refused, Unavailable
 from penstock.core.record import Origin, Record
 from penstock.testing.channels import MemoryChannels
@@ -39,24 +39,24 @@ def told(found: Numbers) -> set[tuple[str, int, tuple[tuple[int, int], ...]]]:
 
 def test_a_collector_without_a_past_knows_nothing() -> None:
     found = recovered(MemoryChannels())
-    assert (told(found.numbers), found.incarnation, found.heard) == (set(), 0, None)
+    assert (told(found.numbers), found.generation, found.last_received) == (set(), 0, None)
 
 
 def test_a_bookmark_comes_back_as_it_was_written() -> None:
     written = Bookmark(numbers(("a", 1, 1, 5), ("a", 1, 9, 9), ("ü", 2, 1, 3)), {"rsvps": {0: 4, 1: 5}}, 7, 99)
     found = Bookmark.of(written.record("source").value or b"")
     assert told(found.numbers) == told(written.numbers)
-    assert (found.positions, found.incarnation, found.heard) == ({"rsvps": {0: 4, 1: 5}}, 7, 99)
+    assert (found.offsets, found.generation, found.last_received) == ({"rsvps": {0: 4, 1: 5}}, 7, 99)
 
 
 def test_the_last_bookmark_of_the_source_counts() -> None:
     channels = MemoryChannels()
     mark(channels, Bookmark(numbers(("a", 1, 1, 5))))
-    mark(channels, Bookmark(numbers(("a", 1, 1, 8)), incarnation=3))
+    mark(channels, Bookmark(numbers(("a", 1, 1, 8)), generation=3))
     mark(channels, Bookmark(numbers(("a", 1, 1, 99))), source="another")
     found = recovered(channels)
-    assert found.numbers.places() == {"a": (1, 8)}
-    assert found.incarnation == 3
+    assert found.numbers.contiguous() == {"a": (1, 8)}
+    assert found.generation == 3
 
 
 def test_what_the_channel_holds_after_the_bookmark_counts_too() -> None:
@@ -67,7 +67,7 @@ def test_what_the_channel_holds_after_the_bookmark_counts_too() -> None:
     put(channels, Origin("a", 1, 4, 0), channel="rsvps.dead")
     found = recovered(channels)
     assert told(found.numbers) == {("a", 1, ((1, 4),))}
-    assert found.positions == {"rsvps": {0: 3}, "rsvps.dead": {0: 1}}
+    assert found.offsets == {"rsvps": {0: 3}, "rsvps.dead": {0: 1}}
 
 
 def test_without_a_bookmark_the_whole_channel_is_read() -> None:
@@ -91,17 +91,17 @@ def test_a_bookmark_that_claims_more_than_the_channel_holds_is_not_believed() ->
     """The channel was made anew, or lost its end: what it lacks has to come again."""
     channels = MemoryChannels()
     put(channels, Origin("a", 1, 1, 0))
-    mark(channels, Bookmark(numbers(("a", 1, 1, 500)), {"rsvps": {0: 500}}, incarnation=3, heard=9))
+    mark(channels, Bookmark(numbers(("a", 1, 1, 500)), {"rsvps": {0: 500}}, generation=3, last_received=9))
     found = recovered(channels)
-    assert found.numbers.places() == {"a": (1, 1)}
-    assert (found.incarnation, found.heard) == (3, 9)
+    assert found.numbers.contiguous() == {"a": (1, 1)}
+    assert (found.generation, found.last_received) == (3, 9)
 
 
 def test_a_life_that_numbered_records_and_died_before_its_bookmark_is_known() -> None:
     channels = MemoryChannels()
     put(channels, Origin("source", 41, 1, 77))
     found = recovered(channels)
-    assert (found.incarnation, found.heard) == (41, 77)
+    assert (found.generation, found.last_received) == (41, 77)
     assert told(found.numbers) == set()
 
 
@@ -109,7 +109,7 @@ def test_a_life_after_which_there_can_be_none_was_made_up() -> None:
     channels = MemoryChannels(1)
     put(channels, Origin("source", 41, 1, 7))
     put(channels, Origin("source", 2**63 - 1, 1, 7))
-    assert recovered(channels).incarnation == 41
+    assert recovered(channels).generation == 41
 
 
 def test_what_others_wrote_into_the_channel_is_no_obstacle() -> None:
@@ -133,7 +133,7 @@ def test_recovery_is_exact_whatever_was_written_and_marked(seed: int) -> None:
     channels = MemoryChannels(partitions=draw.randint(1, 4))
     held = Numbers()
     for _ in range(draw.randint(1, 20)):
-        ends = {channel: {at: end for at, (_, end) in channels.bounds(channel).items()} for channel in WATCHED}
+        ends = {channel: {at: finish for at, (_, finish) in channels.bounds(channel).items()} for channel in WATCHED}
         for _ in range(draw.randint(0, 30)):
             origin = Origin(draw.choice("abc"), draw.choice((1, 2)), draw.randint(1, 60), 0)
             if origin not in held:
@@ -151,16 +151,16 @@ def test_what_was_dropped_on_purpose_and_told_on_disk_is_no_gap() -> None:
     def record(seq: int) -> tuple[str, Record]:
         return "rsvps", Record(b"%d" % seq, Origin("source", 5, seq, 0), extra=[("cursor", b"%d" % seq)])
 
-    (notice,) = shed("rsvps", [Origin("source", 5, 2, 0), Origin("source", 5, 3, 0)])
-    waiting = [record(1), record(4), ("heartbeats", notice), record(6)]
+    (heartbeat_record,) = shed_records("rsvps", [Origin("source", 5, 2, 0), Origin("source", 5, 3, 0)])
+    waiting = [record(1), record(4), ("heartbeats", heartbeat_record), record(6)]
     found = recover(MemoryChannels(), "bookmarks", "source", WATCHED, waiting, "heartbeats")
-    assert (found.trail.cursor, list(found.trail.beyond)) == ("4", ["6"])
+    assert (found.cursors.cursor, list(found.cursors.after_gap)) == ("4", ["6"])
 
 
 def test_of_what_was_dropped_before_another_channel_nothing_is_believed() -> None:
     channels = MemoryChannels()
-    (notice,) = shed("others", [Origin("source", 5, 1, 0)])
-    channels.append("heartbeats", notice.value, notice.key)
+    (heartbeat_record,) = shed_records("others", [Origin("source", 5, 1, 0)])
+    channels.append("heartbeats", heartbeat_record.value, heartbeat_record.key)
     channels.append("rsvps", b"2", None, [*Origin("source", 5, 2, 0).headers(), ("cursor", b"2")])
     found = recover(channels, "bookmarks", "source", WATCHED, heartbeats="heartbeats")
-    assert (found.trail.cursor, list(found.trail.beyond)) == (None, ["2"])
+    assert (found.cursors.cursor, list(found.cursors.after_gap)) == (None, ["2"])

@@ -5,7 +5,7 @@ import tracemalloc
 
 import pytest
 
-from penstock.collect.sse.event_stream import FIRST_BYTES, LONGEST_ID, LONGEST_RETRY, Event, EventStream
+from penstock.collect.sse import FIRST_BYTES, LONGEST_ID, LONGEST_RETRY, Event, EventStream
 
 
 def read(*chunks: bytes, max_size: int = 1_000) -> list[Event]:

@@ -16,7 +16,7 @@ from tests.collect.outside import Poster, taken, trying
 from tests.ports import later_port
 
 from penstock.collect.http import HttpSource
-from penstock.collect.ways import source_at
+from penstock.collect.registry import source_at
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.testing.killing import KilledContract
@@ -286,9 +286,9 @@ async def test_one_way_is_answered_before_it_is_safe_and_dropped_when_there_is_n
         assert "nothing was taken" in full.json()["error"]
         figures = await door.figures()
         assert figures["dropped"] == 1
-        assert 16 <= figures["on_their_way"] < 25
-        assert len(await door.taken(figures["on_their_way"])) == figures["on_their_way"]
-        assert (await door.figures())["on_their_way"] == 0
+        assert 16 <= figures["in_flight"] < 25
+        assert len(await door.taken(figures["in_flight"])) == figures["in_flight"]
+        assert (await door.figures())["in_flight"] == 0
 
 
 async def test_what_is_not_safe_in_time_may_be_there_and_its_receipt_tells(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ async def test_what_is_not_safe_in_time_may_be_there_and_its_receipt_tells(tmp_p
         assert answer.status_code == 503
         assert "may be there all the same" in answer.json()["error"]
         where = f"/receipts/{answer.json()['receipt']}"
-        assert (await door.client.get(where)).json()["state"] == "on its way"
+        assert (await door.client.get(where)).json()["state"] == "in flight"
         await door.taken(1)
         assert (await door.client.get(where)).json()["state"] == "safe"
 
@@ -347,7 +347,7 @@ async def test_heads_and_bodies_a_byte_at_a_time_are_taken_and_neighbours_do_not
 
 
 async def test_a_body_that_does_not_come_is_given_up_and_so_is_a_head(tmp_path: Path) -> None:
-    source = source_in(tmp_path, upload=timedelta(milliseconds=100), patience=timedelta(seconds=1))
+    source = source_in(tmp_path, upload=timedelta(milliseconds=100), idle_timeout=timedelta(seconds=1))
     async with opened(source) as door:
         head = await door.raw(b"POST /in HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab")
         assert b"408" in head.splitlines()[0]

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.collect.numbering import Numbering, others
+from penstock.collect.numbers import Numbering, other_collectors
 from penstock.core.record import Origin
 
 
@@ -30,9 +30,9 @@ def test_numbers_begin_with_one_and_have_no_gap() -> None:
     ],
 )
 def test_the_names_of_other_collectors_are_known(sender: str, is_other: bool) -> None:
-    assert others("b", ["a", "b", "c+d"])(sender) is is_other
+    assert other_collectors("b", ["a", "b", "c+d"])(sender) is is_other
 
 
 def test_another_worker_is_another_collector() -> None:
-    found = others("b.1", ["b"])
+    found = other_collectors("b.1", ["b"])
     assert [found(one) for one in ("b", "b.1", "b.1.http", "b.2", "b.http")] == [True, False, False, True, True]

@@ -12,15 +12,15 @@ def taken(*origins: tuple[str, int, int]) -> Numbers:
 
 
 def test_a_resume_goes_on_before_the_first_gap() -> None:
-    assert taken(("a", 1, 1), ("a", 1, 2), ("a", 1, 4)).places() == {"a": (1, 2)}
+    assert taken(("a", 1, 1), ("a", 1, 2), ("a", 1, 4)).contiguous() == {"a": (1, 2)}
 
 
 def test_a_missing_beginning_is_a_gap_too() -> None:
-    assert taken(("a", 1, 5), ("a", 1, 6)).places() == {"a": (1, 0)}
+    assert taken(("a", 1, 5), ("a", 1, 6)).contiguous() == {"a": (1, 0)}
 
 
 def test_the_newest_epoch_goes_on() -> None:
-    assert taken(("a", 7, 1), ("a", 3, 1), ("a", 3, 2)).places() == {"a": (7, 1)}
+    assert taken(("a", 7, 1), ("a", 3, 1), ("a", 3, 2)).contiguous() == {"a": (7, 1)}
 
 
 def test_the_two_newest_epochs_are_remembered() -> None:
@@ -44,7 +44,7 @@ def test_a_sender_that_jumps_about_costs_bounded_memory_and_loses_nothing() -> N
     assert len(list(runs)) == numbers.RUNS
     assert runs.last == 6 * numbers.CHECK_EVERY
     assert runs.first == 3
-    assert found.places() == {"mad": (1, 0)}
+    assert found.contiguous() == {"mad": (1, 0)}
 
 
 def test_a_flood_of_senders_pushes_out_the_quiet_ones() -> None:

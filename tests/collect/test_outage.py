@@ -11,8 +11,8 @@ from tests.collect.waiting import until
 
 from penstock.channels.kafka import Kafka
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.pump import Pump
-from penstock.collect.spooling import Spool
+from penstock.collect.ingest import IngestLoop
+from penstock.collect.spool import Spool
 from penstock.collect.websocket import WebSocketSource
 from penstock.core.contracts import Entry, Topic
 from penstock.core.record import Origin
@@ -38,14 +38,14 @@ class Run:
     def __init__(self, kafka: Kafka, name: str, url: str, folder: Path) -> None:
         self.kafka, self.name = kafka, name
         kafka.ensure([Topic(name, 3), *(Topic(f"{name}.{kind}") for kind in ("dead", "beats", "marks"))])
-        self.pump = Pump(
+        self.pump = IngestLoop(
             WebSocketSource(url, "rsvps", resume=True),
             name,
             kafka,
             heartbeats=f"{name}.beats",
             bookmarks=f"{name}.marks",
             key="group.group_id",
-            spool=Spool(SqliteChannels(folder), name, patience=0.5),
+            spool=Spool(SqliteChannels(folder), name, timeout=0.5),
         )
         self.running = asyncio.create_task(self.pump.run(asyncio.Event()))
 

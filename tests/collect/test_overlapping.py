@@ -15,8 +15,8 @@ from websockets.asyncio.server import ServerConnection, serve
 from websockets.http11 import Request, Response
 
 from penstock.channels.memory import MemoryChannels
+from penstock.collect.ingest import IngestLoop
 from penstock.collect.overlapping import Down, Known, Lines, Overlapping, Up, overlapping
-from penstock.collect.pump import Pump
 from penstock.collect.websocket import WebSocketSource
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
@@ -96,13 +96,13 @@ class Listening:
 
     def __init__(self, source: Overlapping) -> None:
         self.channels = MemoryChannels()
-        self.pump = Pump(
+        self.pump = IngestLoop(
             source,
             "into",
             self.channels,
             heartbeats="beats",
             bookmarks="marks",
-            mark_every=timedelta(milliseconds=20),
+            bookmark_every=timedelta(milliseconds=20),
             delays=lambda: repeat(0.01),
         )
 

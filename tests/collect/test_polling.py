@@ -18,7 +18,7 @@ from tests.collect.scripted import Server, head, listening, serving
 
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.polling import PollingSource
-from penstock.collect.ways import source_at
+from penstock.collect.registry import source_at
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.testing.killing import KilledContract

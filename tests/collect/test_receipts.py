@@ -15,8 +15,8 @@ from tests.collect.waiting import until
 
 from penstock.audit.account import Account, Outcome, Share
 from penstock.channels.memory import MemoryChannels
-from penstock.collect.http import HttpSource, answers, whereabouts
-from penstock.collect.http.receipts import Receipt, Seals, seals
+from penstock.collect.http import HttpSource, receipts
+from penstock.collect.http.receipts import Receipt, ReceiptSigner, receipt_signer
 from penstock.core.contracts import ResumeState, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
@@ -40,33 +40,33 @@ async def state(client: httpx.AsyncClient, posted: httpx.Response) -> dict[str, 
 
 
 def test_a_receipt_is_a_text_and_back() -> None:
-    sealing = Seals(b"k" * 32)
+    sealing = ReceiptSigner(b"k" * 32)
     for receipt in (ONE, replace(ONE, sender="käse\U0001f9c0" * 40, epoch=2**63 - 1, count=10_000)):
-        assert sealing.opened(sealing.sealed(receipt)) == receipt
+        assert sealing.decode(sealing.encode(receipt)) == receipt
 
 
-@pytest.mark.parametrize("text", ["", "x", "é", "A" * 5_000, "====", "../..", Seals(b"another").sealed(ONE)])
+@pytest.mark.parametrize("text", ["", "x", "é", "A" * 5_000, "====", "../..", ReceiptSigner(b"another").encode(ONE)])
 def test_nobody_makes_one_up(text: str) -> None:
-    assert Seals(b"k" * 32).opened(text) is None
+    assert ReceiptSigner(b"k" * 32).decode(text) is None
 
 
 def test_a_bit_that_flips_voids_it() -> None:
-    sealing = Seals(b"k" * 32)
-    text = sealing.sealed(ONE)
+    sealing = ReceiptSigner(b"k" * 32)
+    text = sealing.encode(ONE)
     for place in range(0, len(text) - 1):
         other = text[:place] + ("A" if text[place] != "A" else "B") + text[place + 1 :]
-        assert sealing.opened(other) is None
+        assert sealing.decode(other) is None
 
 
 def test_the_key_lies_in_the_folder_for_nobody_else_to_read(tmp_path: Path) -> None:
-    text = seals(tmp_path / "new", "../a/b").sealed(ONE)
+    text = receipt_signer(tmp_path / "new", "../a/b").encode(ONE)
     (key,) = (tmp_path / "new").iterdir()
     assert key.name == "..%2Fa%2Fb.key"
     assert key.stat().st_mode & 0o077 == 0
-    assert seals(tmp_path / "new", "../a/b").opened(text) == ONE
+    assert receipt_signer(tmp_path / "new", "../a/b").decode(text) == ONE
     os.truncate(key, 3)
     with pytest.raises(Misconfigured, match="this is no key"):
-        seals(tmp_path / "new", "../a/b")
+        receipt_signer(tmp_path / "new", "../a/b")
 
 
 async def test_a_receipt_tells_the_place_in_the_channel_and_which_stages_have_read_it(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ async def test_a_receipt_tells_the_place_in_the_channel_and_which_stages_have_re
         told = await state(client, posted)
         assert (told["state"], told["channel"], told["found"]) == ("safe", "into", 1)
         assert (told["sender"], told["seq"], told["records"]) == ("door.http", 2, 1)
-        assert told["places"] == [{"seq": 2, "partition": 0, "offset": 1}]
+        assert told["offsets"] == [{"seq": 2, "partition": 0, "offset": 1}]
         assert told["stages"] == [{"stage": "query:a", "read": False}]
         account = replace(account, shares={"into": Share({0: 0}, {0: 2}, 2)})
         channels.append("bookmarks", account.dumps(), account.key)
@@ -98,7 +98,7 @@ async def test_a_receipt_of_many_tells_of_all(tmp_path: Path) -> None:
         posted = await client.post("/in?lines", content=b"\n".join(b"%d" % number for number in range(150)))
         assert posted.json()["receipts"] == 150
         told = await state(client, posted)
-        assert (told["state"], told["found"], len(told["places"])) == ("safe", 150, 100)
+        assert (told["state"], told["found"], len(told["offsets"])) == ("safe", 150, 100)
 
 
 async def test_what_the_channel_refuses_is_found_among_its_dead_letters(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ async def test_receipts_hold_beyond_the_life_of_a_collector(tmp_path: Path) -> N
 
 
 def told_epoch(posted: httpx.Response, folder: Path) -> int:
-    receipt = seals(folder, "door").opened(posted.json()["receipt"])
+    receipt = receipt_signer(folder, "door").decode(posted.json()["receipt"])
     assert receipt is not None
     return receipt.epoch
 
@@ -187,13 +187,13 @@ async def test_while_the_channels_are_away_a_receipt_tells_what_it_can(
         def away(self: object, receipt: object) -> None:
             raise Unavailable("the channel", "it is away")
 
-        monkeypatch.setattr(whereabouts.Searching, "_find", away)
+        monkeypatch.setattr(receipts.Locator, "_find", away)
         told = await state(client, posted)
         assert (told["state"], told["trouble"]) == ("safe", "the channel is unavailable: it is away")
 
 
 async def test_a_search_is_bounded_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whereabouts, "LOOK_AT", 1)
+    monkeypatch.setattr(receipts, "MAX_ENTRIES", 1)
     channels = MemoryChannels()
     async with running(source_in(tmp_path), channels) as client:
         # Not found at the first look: it lies behind others.
@@ -329,7 +329,7 @@ async def test_too_many_who_wait_are_turned_away_and_nothing_of_them_is_taken(tm
 
 
 async def test_the_last_answers_are_remembered_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(answers, "REMEMBERED", 2)
+    monkeypatch.setattr(receipts, "MAX_ANSWERS", 2)
     channels = MemoryChannels()
     async with running(source_in(tmp_path, answers="results"), channels) as client, answering(channels):
         posted = [await client.post("/in?answer=20s", content=b"%d" % number) for number in range(3)]

@@ -1,11 +1,13 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import islice, repeat
 
 import pytest
 
+from penstock.collect.bookmarks import Bookmark
+from penstock.collect.numbers import number_runs
 from penstock.collect.reconnecting import LONGEST, SHORTEST, backoff, reconnecting
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SenderNumbers
 from penstock.core.errors import Unavailable
@@ -54,22 +56,28 @@ def record(seq: int, epoch: int = 1) -> Arrival:
 
 
 async def run(
-    source: Scripted, places: SenderNumbers, heard: int | None = None, settle: bool = True
+    source: Scripted, numbers: SenderNumbers, heard: int | None = None, settle: bool = True
 ) -> tuple[list[Arrival | Heartbeat | OutageInterval], list[str | None]]:
+    """What comes of a source, as the ingest loop hears it: what is settled is durable."""
     found: list[Arrival | Heartbeat | OutageInterval] = []
     watched: list[str | None] = []
-    wrapped = reconnecting(
+    bookmark = Bookmark()
+    for sender, (epoch, seq) in numbers.items():
+        bookmark.numbers.add(sender, epoch, 1, seq)
+    intakes = reconnecting(
         source,
+        bookmark.resume_state,
         Ticking(now=100),
         heard,
         lambda error: watched.append(error.reason if error else None),
         lambda: repeat(0.0),
     )
-    assert (wrapped.name, wrapped.guarantee) == (source.name, source.guarantee)
-    async with wrapped.open(ResumeState(places)) as intakes:
+    async with aclosing(intakes):
         async for intake in intakes:
             found += intake.arrivals
             if settle:
+                for run in number_runs(intake.arrivals):
+                    bookmark.numbers.add(*run)
                 await intake.settle(None)
     return found, watched
 

@@ -16,10 +16,9 @@ from penstock.audit.balance import balance
 from penstock.audit.findings import Kind, Watched, reduced
 from penstock.audit.hops import Hop
 from penstock.audit.ledger import Ledger
-from penstock.collect.gathering import OVERHEAD
-from penstock.collect.pump import Pump
+from penstock.collect.dedup import shed_numbers, shed_records
+from penstock.collect.ingest import ARRIVAL_OVERHEAD, IngestLoop
 from penstock.collect.shedding import MOST_BYTES, Deciding, Shed, shedding
-from penstock.collect.sorting import shed, shed_by
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Heartbeat, Origin, OutageInterval
@@ -189,9 +188,9 @@ async def test_what_breaks_the_source_is_raised_after_what_came_before() -> None
     assert [one.value for one in found] == [b"x"]
 
 
-async def pumped(source: Source) -> tuple[MemoryChannels, Pump]:
+async def pumped(source: Source) -> tuple[MemoryChannels, IngestLoop]:
     channels = MemoryChannels(2)
-    pump = Pump(source, "into", channels, heartbeats="heartbeats", bookmarks="bookmarks")
+    pump = IngestLoop(source, "into", channels, heartbeats="heartbeats", bookmarks="bookmarks")
     await pump.run(asyncio.Event())
     return channels, pump
 
@@ -233,7 +232,9 @@ async def test_what_was_dropped_and_comes_again_is_a_record_like_others(tmp_path
     one, two = (Arrival(b"%d" % n, Origin("s", 1, n, 1_000)) for n in (1, 2))
     channels = MemoryChannels(1)
     for some in ([Arrival(b"", Origin("s", 1, 1, 1_000), shed=True), two], [one]):
-        pump = Pump(Outside([some]), "into", channels, heartbeats="heartbeats", bookmarks=f"bookmarks-{len(some)}")
+        pump = IngestLoop(
+            Outside([some]), "into", channels, heartbeats="heartbeats", bookmarks=f"bookmarks-{len(some)}"
+        )
         await pump.run(asyncio.Event())
     hop = audited(channels, tmp_path / "ledger.db")
     assert (hop.outcomes[Outcome.SHED], hop.outcomes[Outcome.PASSED], hop.missing) == (0, 2, 0)
@@ -264,7 +265,7 @@ async def test_what_is_dropped_takes_room_as_well() -> None:
         while outside.given != before:
             before = outside.given
             await asyncio.sleep(0.05)
-        assert outside.given * 2_000 * OVERHEAD < 2 * MOST_BYTES
+        assert outside.given * 2_000 * ARRIVAL_OVERHEAD < 2 * MOST_BYTES
 
 
 async def test_who_brought_what_nobody_takes_is_told() -> None:
@@ -291,23 +292,23 @@ async def test_what_was_dropped_is_no_gap_to_which_a_source_goes_back() -> None:
     channels = MemoryChannels(1)
     given = [Arrival(b"" if n % 2 else b"%d" % n, cursor=str(n), shed=bool(n % 2)) for n in range(1, 101)]
     first = Placed([[one] for one in given])
-    await Pump(first, "into", channels, heartbeats="heartbeats", bookmarks="lost").run(asyncio.Event())
+    await IngestLoop(first, "into", channels, heartbeats="heartbeats", bookmarks="lost").run(asyncio.Event())
     second = Placed([])
-    await Pump(second, "into", channels, heartbeats="heartbeats", bookmarks="bookmarks").run(asyncio.Event())
+    await IngestLoop(second, "into", channels, heartbeats="heartbeats", bookmarks="bookmarks").run(asyncio.Event())
     assert second.after == "100"
 
 
 def test_notices_of_what_was_dropped_fit_into_a_channel() -> None:
     origins = [Origin("名" * 200, 1, 2 * n, 0) for n in range(10_000)]
-    told = [record.value or b"" for record in shed("into", origins)]
+    told = [record.value or b"" for record in shed_records("into", origins)]
     assert max(map(len, told)) < 900_000
-    found = [number for value in told for _, number in shed_by("名" * 200, "into", value)]
+    found = [number for value in told for _, number in shed_numbers("名" * 200, "into", value)]
     assert found == [origin.seq for origin in origins]
 
 
 @pytest.mark.parametrize("value", [None, b"", b"[]", b"5", b'{"kind":"shed"}', b'{"kind":"shed","channel":"into"}'])
 def test_a_notice_that_tells_nothing_drops_nothing(value: bytes | None) -> None:
-    assert list(shed_by("s", "into", value)) == []
+    assert list(shed_numbers("s", "into", value)) == []
 
 
 @pytest.mark.parametrize(
@@ -326,4 +327,4 @@ def test_a_notice_that_tells_nothing_drops_nothing(value: bytes | None) -> None:
     ],
 )
 def test_nor_does_one_with_nonsense(runs: bytes) -> None:
-    assert list(shed_by("s", "into", b'{"kind":"shed","channel":"into","runs":' + runs + b"}")) == []
+    assert list(shed_numbers("s", "into", b'{"kind":"shed","channel":"into","runs":' + runs + b"}")) == []

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from itertools import repeat
@@ -14,8 +15,8 @@ from tests.collect.scripted import Events, head, listening, serving
 
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.reconnecting import reconnecting
+from penstock.collect.registry import source_at
 from penstock.collect.sse import SseSource, last_id
-from penstock.collect.ways import source_at
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Arrival, Guarantee, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
@@ -95,9 +96,11 @@ async def test_without_ids_and_without_resume_there_are_no_cursors() -> None:
 
 async def test_what_a_server_without_ids_said_meanwhile_is_reported_as_unknown() -> None:
     async with serving(HEAD + b"data: same\n\n") as server:
-        source = reconnecting(SseSource(f"sse+{server.url}", "x"), SystemClock(), delays=lambda: repeat(0.001))
+        source = reconnecting(
+            SseSource(f"sse+{server.url}", "x"), ResumeState, SystemClock(), delays=lambda: repeat(0.001)
+        )
         found: list[object] = []
-        async with source.open(ResumeState()) as intakes:
+        async with aclosing(source) as intakes:
             async for intake in intakes:
                 found += intake.arrivals
                 if len(found) == 5:

@@ -18,7 +18,7 @@ from tests.collect.waiting import until
 from tests.ports import later_port
 
 from penstock.channels.memory import MemoryChannels
-from penstock.collect.ways import source_at
+from penstock.collect.registry import source_at
 from penstock.collect.webhook import WebhookSource
 from penstock.collect.webhook.deliveries import Deliveries, Delivery
 from penstock.core.contracts import Arrival, Intake, ResumeState

@@ -11,8 +11,16 @@ from tests.collect.outside import followed
 from websockets.asyncio.server import ServerConnection, serve
 
 from penstock.channels.memory import MemoryChannels
-from penstock.collect.websocket import MOST_MESSAGES, WebSocketSource, with_parameter
-from penstock.collect.websocket.messages import END, MessageCursors, Reading, place_of, read
+from penstock.collect.websocket import (
+    END,
+    MOST_MESSAGES,
+    MessageCursors,
+    Reading,
+    WebSocketSource,
+    place_of,
+    read,
+    with_parameter,
+)
 from penstock.core.contracts import Arrival, Guarantee, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Heartbeat, Origin, OutageInterval

@@ -12,8 +12,8 @@ from typing import Any
 from starlette.requests import Request
 from tests.fuzz.target import Given, pieces, small, target, tried
 
-from penstock.collect import bodies
 from penstock.collect.files.folder import Compressed, Spoilt
+from penstock.collect.listen import split_lines
 from penstock.web import bodies as web_bodies
 from penstock.web.bodies import BodyReader
 from penstock.web.responses import Problem
@@ -27,7 +27,7 @@ def body_lines(data: bytes) -> None:
     most, count, body = 1 + given.byte() % 40, 1 + given.byte() % 8, given.rest()
     whole = [line[:-1] if line.endswith(b"\r") else line for line in body.split(b"\n")]
     expected = [line for line in whole if line]
-    found = tried(lambda: bodies.lines(body, most, count), Problem)
+    found = tried(lambda: split_lines(body, most, count), Problem)
     if isinstance(found, Problem):
         assert found.status in (400, 413)
         assert not expected or len(expected) > count or max(map(len, expected)) > most

@@ -14,11 +14,11 @@ from websockets.datastructures import Headers
 from websockets.exceptions import InvalidHeaderValue
 from websockets.http11 import Request as Handshake
 
-from penstock.collect.door import door, why_no_sender
 from penstock.collect.framing import framing
-from penstock.collect.http.options import PostOptions
+from penstock.collect.http.requests import PostOptions
+from penstock.collect.listen import endpoint, invalid_sender
 from penstock.collect.tcp import _who
-from penstock.collect.websocket.messages import LARGEST
+from penstock.collect.websocket import LARGEST
 from penstock.collect.websocket_server import WebSocketServer, _named, _Serving
 from penstock.core.contracts import ResumeState
 from penstock.core.errors import Refused
@@ -49,7 +49,7 @@ def hello(data: bytes) -> None:
             assert (type(epoch), type(has)) == (int, int)
             assert found[2] is None
             assert {"seq": 1, **json.loads(found[0])} == {"sender": sender, "epoch": epoch, "seq": has}
-            assert why_no_sender(sender, "rsvps") is None
+            assert invalid_sender(sender, "rsvps") is None
             assert Origin.of(Origin(sender, epoch, has, 0).headers()) is not None
 
 
@@ -63,7 +63,7 @@ def hello(data: bytes) -> None:
 def query(data: bytes) -> None:
     who = tried(lambda: _named(data.decode("latin-1"), "rsvps"), Refused)
     if who is not None and not isinstance(who, Refused):
-        assert why_no_sender(who.sender, "rsvps") is None
+        assert invalid_sender(who.sender, "rsvps") is None
         assert 0 <= who.epoch < LARGEST
         assert 1 <= who.has < LARGEST
         assert Origin.of(Origin(who.sender, who.epoch, who.has, 0).headers()) is not None
@@ -91,7 +91,7 @@ def handshake(data: bytes) -> None:
         # The library does not let it through.
         return
     source, origin_check = WebSocketServer(_ADDRESS, "rsvps"), OriginCheck("127.0.0.1")
-    serving = _Serving(source, door(_ADDRESS, "rsvps"), ResumeState(), origin_check)
+    serving = _Serving(source, endpoint(_ADDRESS, "rsvps"), ResumeState(), origin_check)
     answer = cast(HTTPStatus | None, serving.answer(cast(ServerConnection, _Client()), Handshake(path, headers)))
     if answer is None:
         assert _named(urlsplit(path).query, "rsvps") is not None
@@ -121,5 +121,5 @@ def asked(data: bytes) -> None:
     assert len(names) == len(set(names))
     assert found.answer is None or 0 <= found.answer <= 60
     if (identity := found.identity) is not None:
-        assert why_no_sender(identity.sender, "rsvps") is None
+        assert invalid_sender(identity.sender, "rsvps") is None
         assert Origin.of(Origin(identity.sender, identity.epoch, identity.seq, 0).headers()) is not None

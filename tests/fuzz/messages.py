@@ -11,10 +11,9 @@ from examples.feeds.coinbase import Product, Trade, timestamp
 from examples.feeds.coinbase import read as read_trade
 from tests.fuzz.target import Given, raw, target, tried
 
-from penstock.collect.door import why_no_sender
-from penstock.collect.keys import key_of
-from penstock.collect.websocket import with_parameter
-from penstock.collect.websocket.messages import END, LARGEST, Reading, place_of, read
+from penstock.collect.dedup import key_of
+from penstock.collect.listen import invalid_sender
+from penstock.collect.websocket import END, LARGEST, Reading, place_of, read, with_parameter
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Arrival
 from penstock.core.errors import Unavailable
@@ -96,7 +95,7 @@ def _is_sane(one: Arrival | Heartbeat, message: bytes, document: object, numbere
         origin: Origin | Heartbeat = one.origin
     else:
         origin = one
-    assert why_no_sender(origin.sender, "") is None
+    assert invalid_sender(origin.sender, "") is None
     assert all(0 <= number < LARGEST for number in (origin.epoch, origin.seq, origin.time))
 
 

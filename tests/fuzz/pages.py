@@ -6,9 +6,9 @@ from typing import Any
 
 from tests.fuzz.target import Given, part, raw, small, target, tried
 
+from penstock.collect.polling import New, Paging, Spot
 from penstock.collect.polling import pages as page_module
 from penstock.collect.polling.pages import HEADER, LONGEST_CURSOR, Answer, Page, read
-from penstock.collect.polling.paging import New, Paging, Spot
 from penstock.core.contracts import Arrival
 from penstock.core.errors import Refused
 

@@ -6,12 +6,11 @@ import httpx
 from tests.fuzz.target import Given, raw, target, tried
 
 from penstock.collect.bookmarks import Bookmark
-from penstock.collect.cursors import CHECKSUM, CURSOR, Mark, Trail, cursor_of, mark_in, remembered
+from penstock.collect.cursors import CHECKSUM, CURSOR, CursorState, RecordId, cursor_of, id_in_channel, shortened
 from penstock.collect.files.progress import File, Progress, Sight, tail
-from penstock.collect.polling.paging import Spot
+from penstock.collect.polling import Spot
 from penstock.collect.sse import last_id
-from penstock.collect.websocket import with_parameter
-from penstock.collect.websocket.messages import Reading, place_of
+from penstock.collect.websocket import Reading, place_of, with_parameter
 from penstock.core.contracts import Arrival
 from penstock.core.errors import Misconfigured, Refused
 from penstock.core.record import Origin
@@ -33,7 +32,7 @@ def cursors(data: bytes) -> None:
     """Whatever lies in the header of a record, each source goes on somewhere, or says that it is not its own."""
     headers = [("other", b"\xff"), (CURSOR, data), (CHECKSUM, data)]
     cursor = cursor_of(headers)
-    assert (mark_in(headers, b"a") or (None,))[0] == cursor
+    assert (id_in_channel(headers, b"a") or (None,))[0] == cursor
     after = last_id(cursor)
     assert after is None or _VALUE.fullmatch(after)
     spot = Spot.of(cursor)
@@ -47,11 +46,11 @@ def cursors(data: bytes) -> None:
     assert said.cursor is not None
     assert place_of(said.cursor) == place_of(cursor)
     _progress(cursor)
-    trail = Trail()
+    cursors = CursorState()
     if cursor is not None:
-        trail.add([Mark(cursor, 1)])
-        again = Bookmark.of(Bookmark(trail=trail).record("rsvps").value or b"").trail
-        assert (again.cursor, again.recent) == (_joined(cursor), {_joined(remembered(cursor)): 1})
+        cursors.add([RecordId(cursor, 1)])
+        again = Bookmark.of(Bookmark(cursors=cursors).record("rsvps").value or b"").cursors
+        assert (again.cursor, again.recent) == (_joined(cursor), {_joined(shortened(cursor)): 1})
 
 
 def _joined(text: str) -> str:
@@ -128,11 +127,15 @@ def bookmarks(data: bytes) -> None:
         return
     again = Bookmark.of(found.record("rsvps").value or b"")
     assert _runs(again) == _runs(found)
-    assert (again.positions, again.incarnation, again.heard) == (found.positions, found.incarnation, found.heard)
-    assert (again.duplicates, again.last, again.trail) == (found.duplicates, found.last, found.trail)
-    for sender, (epoch, seq) in found.numbers.places().items():
+    assert (again.offsets, again.generation, again.last_received) == (
+        found.offsets,
+        found.generation,
+        found.last_received,
+    )
+    assert (again.duplicates, again.last, again.cursors) == (found.duplicates, found.last, found.cursors)
+    for sender, (epoch, seq) in found.numbers.contiguous().items():
         assert Origin.of(Origin(sender, epoch, seq, 0).headers()) is not None
-    assert Origin.of(Origin("rsvps", found.incarnation, 1, found.heard or 0).headers()) is not None
+    assert Origin.of(Origin("rsvps", found.generation, 1, found.last_received or 0).headers()) is not None
 
 
 def _runs(bookmark: Bookmark) -> list[tuple[str, int, list[tuple[int, int]]]]:

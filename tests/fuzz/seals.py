@@ -7,9 +7,9 @@ from typing import cast
 from starlette.requests import Request
 from tests.fuzz.target import Given, target, tried
 
-from penstock.collect.http.receipts import Receipt, Seals
+from penstock.collect.http.receipts import Receipt, ReceiptSigner
 from penstock.collect.webhook import WebhookSource, _Messages
-from penstock.collect.webhook.numbered import Numbered
+from penstock.collect.webhook.deliveries import Numbered
 from penstock.core.errors import Misconfigured
 from penstock.core.signatures import parse_secrets, sign, verify
 from penstock.testing.clock import ManualClock
@@ -101,15 +101,15 @@ def secrets(data: bytes) -> None:
 def receipts(data: bytes) -> None:
     """What was sealed opens as what it was; no other text opens at all."""
     given = Given(data)
-    sealing = Seals(b"k" * 32)
+    sealing = ReceiptSigner(b"k" * 32)
     sender = given.text()
     numbers = [given.among((0, 1, 2**31, 2**63 - 1)) ^ given.byte() for _ in range(5)]
     receipt = Receipt(sender, *numbers)
-    text = sealing.sealed(receipt)
-    assert sealing.opened(text) == receipt
-    assert Seals(b"j" * 32).opened(text) is None
+    text = sealing.encode(receipt)
+    assert sealing.decode(text) == receipt
+    assert ReceiptSigner(b"j" * 32).decode(text) is None
     for made in (given.text(), given.rest().decode("latin-1")):
-        assert sealing.opened(made) is None or made == text
+        assert sealing.decode(made) is None or made == text
         at = given.byte()
         for other in (text[:at] + made + text[at:], text[:at] + made + text[at + len(made) :], text[: len(text) - at]):
-            assert other == text or sealing.opened(other) is None
+            assert other == text or sealing.decode(other) is None

@@ -6,10 +6,9 @@ from collections.abc import Callable, Iterable
 
 from tests.fuzz.target import Given, pieces, small, target
 
-from penstock.collect import framing
+from penstock.collect import framing, sse
 from penstock.collect.framing import FAR, Found, Framing, Lengths, Lines
-from penstock.collect.sse import cursor_of, event_stream, last_id
-from penstock.collect.sse.event_stream import LONGEST_RETRY, Event, EventStream
+from penstock.collect.sse import LONGEST_RETRY, Event, EventStream, cursor_of, last_id
 
 _KEPT = 16
 _ID = 8
@@ -108,7 +107,7 @@ def _lengths_of(stream: bytes, most: int) -> list[Found]:
 def events(data: bytes) -> None:
     given = Given(data)
     most, after, sizes, stream = 1 + given.byte() % 60, given.among((None, b"7", b"5")), given.some(), given.rest()
-    with small(event_stream, LONGEST_ID=_ID, FIRST_BYTES=_FIRST):
+    with small(sse, LONGEST_ID=_ID, FIRST_BYTES=_FIRST):
         expected, retry = _events_of(stream, most, after)
         cuts: list[Iterable[bytes]] = [[stream], pieces(stream, sizes), (bytes([one]) for one in stream)]
         for chunks in cuts:

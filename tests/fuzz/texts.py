@@ -7,13 +7,13 @@ from typing import Any
 
 from tests.fuzz.target import Given, target, tried
 
-from penstock.collect.ways import WAYS, source_at
+from penstock.collect.registry import SCHEMES, source_at
 from penstock.core.errors import Misconfigured
 from penstock.gateway.decode import JsonScanner, Part, Unreadable
 
-_SCHEMES = sorted(WAYS)
+_SCHEMES = sorted(SCHEMES)
 # They are imported when they are asked for; that would be too late to be watched.
-for _way in WAYS.values():
+for _way in SCHEMES.values():
     importlib.import_module(_way.partition(":")[0])
 
 

@@ -14,8 +14,7 @@ import pytest
 from tests.collect.scripted import Events, head, listening
 from tests.collect.waiting import until
 
-from penstock.collect.sse import SseSource
-from penstock.collect.sse.event_stream import Event, EventStream
+from penstock.collect.sse import Event, EventStream, SseSource
 from penstock.core.errors import Misconfigured
 from penstock.core.signatures import verify
 from penstock.push import PushProxy

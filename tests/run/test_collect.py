@@ -19,8 +19,8 @@ from penstock.audit.balance import ChannelBalance, balance
 from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import LARGEST, Kafka
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.http.whereabouts import reason_of
-from penstock.collect.sorting import DEAD_BYTES
+from penstock.collect.dedup import DEAD_BYTES
+from penstock.collect.http.receipts import dead_reason
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
@@ -263,7 +263,7 @@ def test_how_large_a_record_may_be_is_for_its_topic_to_say(
     assert {entry.value for entry in scan(kafka, name)} == {fits, b"after"}
     (letter,) = scan(kafka, f"{name}.dead")
     assert letter.value == too_large[:DEAD_BYTES]
-    assert f"more than the {limit(kafka, name)} that the channel takes" in (reason_of(letter) or "")
+    assert f"more than the {limit(kafka, name)} that the channel takes" in (dead_reason(letter) or "")
 
 
 @pytest.mark.parametrize("takes", [2_000, 20_000, 1_048_588, 5_000_000])

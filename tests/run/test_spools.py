@@ -14,7 +14,7 @@ from tests.running import Run
 from penstock.channels.kafka import Kafka
 from penstock.channels.memory import MemoryChannels
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.spooling import Spool
+from penstock.collect.spool import Spool
 from penstock.core.contracts import Entry
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin, Record
@@ -46,7 +46,7 @@ def leave(folder: Path, spool: str, channel: str, count: int = 3) -> Spool:
     one = Spool(SqliteChannels(folder / ".penstock" / "spool"), spool)
 
     async def acknowledge() -> None:
-        async with one.over(Away()) as sender:
+        async with one.open(Away()) as sender:
             await sender.send(channel, [Record(b"%d" % n, number(n), b"key") for n in range(1, count + 1)])
 
     asyncio.run(acknowledge())
@@ -102,7 +102,7 @@ async def test_what_the_channel_holds_already_is_not_brought_again(tmp_path: Pat
     channels.append("orders", b"2", b"key", number(2).headers())
     await bring(abandoned, channels, asyncio.Event())
     assert [one.value for one in channels.entries("orders")] == [b"2", b"1", b"3"]
-    assert list(abandoned.waiting()) == []
+    assert list(abandoned.records()) == []
 
 
 @pytest.mark.parametrize("spool", ["{}.3", "former"], ids=["of a worker", "of a source"])
@@ -112,7 +112,7 @@ def test_what_waits_for_one_that_is_no_more_is_brought_to_its_channel(
     name = fresh("left")
     abandoned = leave(tmp_path, spool.format(name), name)
     config = wired(tmp_path, kafka, workers="2")
-    collected(described(name, free_port), config, lambda: eventually(lambda: not list(abandoned.waiting())))
+    collected(described(name, free_port), config, lambda: eventually(lambda: not list(abandoned.records())))
     found = entries(kafka, name)
     assert [(Origin.read(one.headers), one.key, one.value) for one in found] == [
         (number(n), b"key", b"%d" % n) for n in (1, 2, 3)
@@ -123,7 +123,7 @@ def test_also_where_no_source_is_left(kafka: Kafka, tmp_path: Path, fresh: Fresh
     app = Pipeline(name := fresh("sourceless"))
     app.channel(name)
     abandoned = leave(tmp_path, name, name)
-    arrived = partial(eventually, lambda: not list(abandoned.waiting()))
+    arrived = partial(eventually, lambda: not list(abandoned.records()))
     collected(app.describe(), wired(tmp_path, kafka), arrived)
     assert len(entries(kafka, name)) == 3
 
@@ -140,7 +140,7 @@ def test_a_run_starts_a_collector_for_what_waits(
     abandoned = leave(tmp_path, name, name)
     with closing(Run(tmp_path)) as running:
         running.start()
-        eventually(lambda: not list(abandoned.waiting()))
+        eventually(lambda: not list(abandoned.records()))
     assert len(entries(kafka, name)) == 3
 
 
@@ -183,7 +183,7 @@ async def test_a_stop_is_heard_while_the_channel_is_away(tmp_path: Path) -> None
     stop.set()
     async with asyncio.timeout(60):
         await bringing
-    assert len(list(spool.waiting())) == 3
+    assert len(list(spool.records())) == 3
 
 
 @pytest.fixture

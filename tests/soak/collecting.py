@@ -11,13 +11,13 @@ from pathlib import Path
 
 from penstock.channels.kafka import Kafka
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.pump import Pump
-from penstock.collect.spooling import Spool
-from penstock.collect.ways import source_at
+from penstock.collect.ingest import IngestLoop
+from penstock.collect.registry import source_at
+from penstock.collect.spool import Spool
 
 
 async def collect(folder: Path, servers: str, channel: str, url: str) -> None:
-    pump = Pump(
+    pump = IngestLoop(
         source_at(url, "feed"),
         channel,
         Kafka(servers),

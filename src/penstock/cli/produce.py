@@ -18,7 +18,7 @@ import typer
 from penstock.cli.channels import found, require_writable, there
 from penstock.cli.options import Folder, Profile, Servers, parse_duration
 from penstock.cli.standard import Input
-from penstock.collect.numbering import Numbering
+from penstock.collect.numbers import Numbering
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Sender
 from penstock.core.errors import Misconfigured, PenstockError, Refused

@@ -1,8 +1,7 @@
-"""How a collector knows, after a crash, what its channel holds already.
+"""Bookmarks: how a collector knows, after a crash, which records its channel holds already.
 
-A bookmark says which numbers were taken, and up to which positions of the channel this is complete. What the channel
-holds beyond them is read from the channel itself. So the answer is exact, however old the bookmark is: the channel is
-the truth, and a bookmark only saves reading all of it.
+A bookmark says which numbers are durable, and up to which offsets of the channel this is complete. What lies after
+these offsets is read from the channel. So the result is exact, however old the bookmark is.
 """
 
 import json
@@ -13,12 +12,11 @@ from typing import Any
 
 import orjson
 
-from penstock.collect.cursors import Finding, Trail, mark_in
+from penstock.collect.cursors import CursorRecovery, CursorState, id_in_channel
+from penstock.collect.dedup import SpoolDedup, shed_numbers
 from penstock.collect.numbers import Numbers
-from penstock.collect.sorting import shed_by
-from penstock.collect.sought import Sought
 from penstock.core.clock import Micros
-from penstock.core.contracts import Channels, Offsets
+from penstock.core.contracts import Channels, Offsets, ResumeState
 from penstock.core.errors import Refused
 from penstock.core.record import Origin, Record
 from penstock.core.scan import Bounds, scan
@@ -28,102 +26,100 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class Bookmark:
-    """How far a collector is.
-
-    Every record that lies before `positions` is in `numbers`, and every number in `numbers` survives a crash.
-    `incarnation` is the collector's last life that may have numbered records; `heard`, when the last record came that
-    survives a crash.
-    """
+    """What is durable. Every record before `offsets` is in `numbers`, and every number in `numbers` is durable."""
 
     numbers: Numbers = field(default_factory=Numbers)
-    positions: Mapping[str, Offsets] = field(default_factory=dict)
-    incarnation: int = 0
-    heard: Micros | None = None
+    offsets: Mapping[str, Offsets] = field(default_factory=dict)
+    generation: int = 0
+    """The last generation of the collector that may have numbered records."""
+    last_received: Micros | None = None
+    """When the last durable record arrived."""
     duplicates: int = 0
-    """How many arrivals were there already, in all lives of the collector."""
+    """How many duplicates were dropped, in all generations of the collector."""
     last: int = 0
-    """The last number of that incarnation that survives a crash, together with all before it."""
-    trail: Trail = field(default_factory=Trail)
-    """How far the source is, where its records have cursors."""
+    """The last number of this generation that is durable, together with all before it."""
+    cursors: CursorState = field(default_factory=CursorState)
+
+    def resume_state(self) -> ResumeState:
+        return ResumeState(self.numbers.contiguous(), self.cursors.cursor, self.numbers.highest())
 
     def add(self, source: str, origin: Origin | None) -> None:
-        """A record of this origin is safe; the collector has the name of its source where it numbers itself."""
+        """Note that a record with this origin is durable. `source`: the sender name of the collector itself."""
         if origin is None:
             return
         if origin.sender == source:
-            if origin.epoch < 2**63 - 1:  # The next life has a number, too: somebody made this one up.
-                self.incarnation = max(self.incarnation, origin.epoch)
-            self.heard = max(self.heard or 0, origin.time)
+            if origin.epoch < 2**63 - 1:  # The next generation needs a number, too.
+                self.generation = max(self.generation, origin.epoch)
+            self.last_received = max(self.last_received or 0, origin.time)
         else:
             self.numbers.add(origin.sender, origin.epoch, origin.seq)
 
     def record(self, source: str) -> Record:
-        """As it lies in the bookmarks channel."""
+        """This bookmark as a record of the bookmarks channel."""
         runs: dict[str, dict[str, list[tuple[int, int]]]] = {}
         for sender, epoch, found in self.numbers:
             runs.setdefault(sender, {})[str(epoch)] = list(found)
         document = {
-            "incarnation": self.incarnation,
-            "heard": self.heard,
+            "incarnation": self.generation,
+            "heard": self.last_received,
             "duplicates": self.duplicates,
             "last": self.last,
-            "cursor": self.trail.cursor,
-            "recent": self.trail.recent,
-            "beyond": self.trail.beyond,
+            "cursor": self.cursors.cursor,
+            "recent": self.cursors.recent,
+            "beyond": self.cursors.after_gap,
             "positions": {
-                channel: {str(partition): offset for partition, offset in positions.items()}
-                for channel, positions in self.positions.items()
+                channel: {str(partition): offset for partition, offset in offsets.items()}
+                for channel, offsets in self.offsets.items()
             },
             "runs": runs,
         }
-        return Record(_dumped(document), key=source.encode())
+        return Record(_dumps(document), key=source.encode())
 
     @classmethod
     def of(cls, value: bytes) -> "Bookmark":
-        """Refused when it cannot be read."""
+        """From the bookmarks channel. Raises Refused if it cannot be read."""
         try:
-            document = _loaded(value)
+            document = _loads(value)
             numbers = Numbers()
             for sender, epochs in document["runs"].items():
-                # What is no text cannot be the name of a sender.
+                # Raises for half of a surrogate pair: not a valid sender name.
                 sender.encode()
                 for epoch, runs in epochs.items():
                     for first, last in runs:
-                        numbers.add(sender, _number(int(epoch)), _number(first), _number(last))
-            positions = {
-                channel: {_number(int(partition)): _number(offset) for partition, offset in offsets.items()}
-                for channel, offsets in document["positions"].items()
+                        numbers.add(sender, _int64(int(epoch)), _int64(first), _int64(last))
+            offsets = {
+                channel: {_int64(int(partition)): _int64(offset) for partition, offset in partitions.items()}
+                for channel, partitions in document["positions"].items()
             }
-            heard = document["heard"]
+            last_received = document["heard"]
             return cls(
                 numbers,
-                positions,
-                _number(document["incarnation"]),
-                None if heard is None else _number(heard),
-                _number(document.get("duplicates", 0)),
-                _number(document.get("last", 0)),
-                Trail.of(document),
+                offsets,
+                _int64(document["incarnation"]),
+                None if last_received is None else _int64(last_received),
+                _int64(document.get("duplicates", 0)),
+                _int64(document.get("last", 0)),
+                CursorState.of(document),
             )
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise Refused("a bookmark", f"it cannot be read: {error!r}") from error
 
 
-def _number(told: object) -> int:
-    """As an origin may hold it: what lies beyond could be read, but never be written again."""
-    if type(told) is not int or not -(2**63) <= told < 2**63:
-        raise ValueError(f"{told!r} is no number of 64 bits")
-    return told
+def _int64(value: object) -> int:
+    if type(value) is not int or not -(2**63) <= value < 2**63:
+        raise ValueError(f"{value!r} is not a 64-bit integer")
+    return value
 
 
-def _dumped(document: Mapping[str, object]) -> bytes:
+def _dumps(document: Mapping[str, object]) -> bytes:
     try:
         return orjson.dumps(document)
     except TypeError:
-        # A cursor may be any text, such as half of a pair of surrogates.
+        # A cursor can be any text, such as half of a surrogate pair.
         return json.dumps(document).encode()
 
 
-def _loaded(value: bytes) -> Any:
+def _loads(value: bytes) -> Any:
     try:
         return orjson.loads(value)
     except orjson.JSONDecodeError:
@@ -135,57 +131,56 @@ def recover(
     bookmarks: str,
     source: str,
     watched: Sequence[str],
-    waiting: Iterable[tuple[str, Record]] = (),
+    spooled: Iterable[tuple[str, Record]] = (),
     heartbeats: str | None = None,
-    sought: Sought | None = None,
+    dedup: SpoolDedup | None = None,
 ) -> Bookmark:
-    """The last bookmark of the source, brought up to the end of the channels that it fills. It blocks.
+    """The last bookmark of the source, updated to the end of the channels that it fills. Blocks.
 
-    `waiting` are records that are safe elsewhere, on their way into channels. `heartbeats`: the channel that tells
-    which numbers were dropped on purpose before the first of these channels. They lie nowhere, and are no gap.
-    `sought` is told what the channels hold beyond the bookmark.
+    `spooled`: durable records that are not in their channel yet. `heartbeats`: the channel with the numbers that were
+    shed before the first of the watched channels; they are not gaps. `dedup` observes the records after the bookmark.
 
-    A bookmark that cannot be read, or that claims more than a channel holds (it was made anew, or lost its end), is not
-    believed: then the whole channels are read.
+    A bookmark is ignored if it cannot be read, or claims more than a channel holds (the channel was recreated or
+    truncated). Then the whole channels are read.
     """
     bookmark = _last(channels, bookmarks, source)
     bounds = {channel: channels.bounds(channel) for channel in watched}
-    if not _fits(bookmark.positions, bounds):
+    if not _fits(bookmark.offsets, bounds):
         log.warning("the bookmark of %s claims more than its channel holds: reading the whole channel", source)
-        # Where the source was is believed all the same: what the channel lost, it would not give again by itself.
-        bookmark = replace(bookmark, numbers=Numbers(), positions={}, last=0)
-    finding = Finding(bookmark.trail, bookmark.incarnation, bookmark.last)
+        # The cursor stays: the source would not repeat what the channel lost.
+        bookmark = replace(bookmark, numbers=Numbers(), offsets={}, last=0)
+    recovery = CursorRecovery(bookmark.cursors, bookmark.generation, bookmark.last)
     for channel in watched:
-        for entry in scan(channels, channel, bookmark.positions.get(channel), bounds[channel]):
+        for entry in scan(channels, channel, bookmark.offsets.get(channel), bounds[channel]):
             origin = Origin.read(entry.headers)
             bookmark.add(source, origin)
-            if origin is not None and sought is not None:
-                sought.see(channel, origin)
+            if origin is not None and dedup is not None:
+                dedup.observe(channel, origin)
             if origin is not None and origin.sender == source:
-                finding.add(origin.epoch, origin.seq, mark_in(entry.headers, entry.value))
+                recovery.add(origin.epoch, origin.seq, id_in_channel(entry.headers, entry.value))
     if heartbeats is not None:
         bounds[heartbeats] = channels.bounds(heartbeats)
-        for entry in scan(channels, heartbeats, bookmark.positions.get(heartbeats), bounds[heartbeats]):
-            _pass_over(shed_by(source, watched[0], entry.value), bookmark, finding)
-    for channel, record in waiting:
+        for entry in scan(channels, heartbeats, bookmark.offsets.get(heartbeats), bounds[heartbeats]):
+            _add_shed(shed_numbers(source, watched[0], entry.value), bookmark, recovery)
+    for channel, record in spooled:
         if channel in watched:
             bookmark.add(source, record.origin)
             if record.origin is not None and record.origin.sender == source:
-                finding.add(record.origin.epoch, record.origin.seq, mark_in(record.extra, record.value))
+                recovery.add(record.origin.epoch, record.origin.seq, id_in_channel(record.extra, record.value))
         elif channel == heartbeats:
-            _pass_over(shed_by(source, watched[0], record.value), bookmark, finding)
-    finding.end()
-    bookmark.positions = {
+            _add_shed(shed_numbers(source, watched[0], record.value), bookmark, recovery)
+    recovery.finish()
+    bookmark.offsets = {
         channel: {partition: end for partition, (_, end) in partitions.items()}
         for channel, partitions in bounds.items()
     }
     return bookmark
 
 
-def _pass_over(dropped: Iterable[tuple[int, int]], bookmark: Bookmark, finding: Finding) -> None:
-    for epoch, seq in dropped:
-        bookmark.incarnation = max(bookmark.incarnation, epoch)
-        finding.add(epoch, seq)
+def _add_shed(numbers: Iterable[tuple[int, int]], bookmark: Bookmark, recovery: CursorRecovery) -> None:
+    for epoch, seq in numbers:
+        bookmark.generation = max(bookmark.generation, epoch)
+        recovery.add(epoch, seq)
 
 
 def _last(channels: Channels, bookmarks: str, source: str) -> Bookmark:
@@ -198,14 +193,14 @@ def _last(channels: Channels, bookmarks: str, source: str) -> Bookmark:
     try:
         return Bookmark.of(value)
     except Refused as refused:
-        log.warning("the bookmark of %s is not used, the whole channel is read: %s", source, refused)
+        log.warning("the bookmark of %s is ignored, the whole channel is read: %s", source, refused)
         return Bookmark()
 
 
-def _fits(positions: Mapping[str, Offsets], bounds: Mapping[str, Bounds]) -> bool:
+def _fits(offsets: Mapping[str, Offsets], bounds: Mapping[str, Bounds]) -> bool:
     return all(
         offset <= bounds[channel].get(partition, (0, 0))[1]
-        for channel, offsets in positions.items()
+        for channel, partitions in offsets.items()
         if channel in bounds
-        for partition, offset in offsets.items()
+        for partition, offset in partitions.items()
     )

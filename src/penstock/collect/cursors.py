@@ -1,7 +1,7 @@
-"""Cursors: how a collector knows where a source was whose records have no numbers, but a place of their own. No I/O.
+"""Cursors: how the collector resumes a source whose records have no numbers. No I/O.
 
-A cursor lies in the headers of its record. So where to go on is known from the channel itself, together with what it
-holds: there is no moment at which one is written and the other is not.
+The cursor of a record is one of its headers. So the channel itself holds the point from which to resume, written
+together with the records.
 """
 
 import zlib
@@ -16,181 +16,178 @@ from penstock.core.record import Headers
 
 CURSOR = "cursor"
 """The header."""
-MARK = "mark"
-"""The header beside it, where the record is known by something else."""
-RECENT = 100
-"""So many of the last records a bookmark remembers: some sources begin with the record that they go on after."""
-KNOWN = 1 << 16
-"""So many within a life: no more can be on their way when a source is opened again, which then gives them again."""
-FORGOTTEN_AFTER = 100_000
-"""After so many records, what lay beyond a gap has come again, or never will."""
+DEDUP_KEY = "mark"
+"""The header with the dedup key of the record, where it has one."""
 CHECKSUM = "checksum"
-"""The header with that of the whole payload, beside a cursor whose record holds only its beginning."""
-LONGEST = 100
-"""Characters: of a longer cursor, what is remembered is a digest. The last one is kept as it is, to go on after it."""
+"""The header with the checksum of the whole payload, where a dead letter holds only its first bytes."""
+RECENT = 100
+"""How many of the last records a bookmark remembers: some sources resume with the record itself, not after it."""
+MAX_RECENT = 1 << 16
+"""How many a process remembers. More than can be in flight when a source reconnects and repeats them."""
+FORGOTTEN_AFTER = 100_000
+"""After this many records, a record after a gap is not expected to be repeated any more."""
+MAX_LENGTH = 100
+"""Characters. A longer cursor is remembered as a digest. Only the last one is kept in full, to resume after it."""
 
 
-class Mark(NamedTuple):
-    """A cursor, and the checksum of its payload: who uses a cursor twice for different payloads loses nothing by that.
-
-    `own`: by what the record is known, where it is not the cursor.
-    """
+class RecordId(NamedTuple):
+    """Identifies a record with a cursor. The checksum of the payload tells apart records that share a cursor."""
 
     cursor: str
     checksum: int
-    own: str | None = None
+    dedup_key: str | None = None
 
     @property
-    def known_by(self) -> tuple[str, int]:
-        return remembered(self.cursor if self.own is None else self.own), self.checksum
+    def identity(self) -> tuple[str, int]:
+        return shortened(self.cursor if self.dedup_key is None else self.dedup_key), self.checksum
 
 
-def mark_of(cursor: str, value: bytes, own: str | None = None) -> Mark:
-    return Mark(cursor, zlib.crc32(value), own)
+def record_id(cursor: str, value: bytes, dedup_key: str | None = None) -> RecordId:
+    return RecordId(cursor, zlib.crc32(value), dedup_key)
 
 
 def cursor_of(headers: Headers) -> str | None:
     return _text(headers, CURSOR)
 
 
-def _text(headers: Headers, wanted: str) -> str | None:
+def _text(headers: Headers, header: str) -> str | None:
     for name, value in headers:
-        if name == wanted:
+        if name == header:
             try:
                 return value.decode(errors="surrogatepass")
             except UnicodeDecodeError:
-                # No source of ours has written it.
+                # Not written by a source of Penstock.
                 return None
     return None
 
 
-def mark_in(headers: Headers, value: bytes | None) -> Mark | None:
-    """That of a record as it lies in a channel."""
+def id_in_channel(headers: Headers, value: bytes | None) -> RecordId | None:
+    """The id of a record in a channel; None if it has no cursor."""
     if (cursor := cursor_of(headers)) is None:
         return None
-    own = _text(headers, MARK)
-    for name, told in headers:
-        if name == CHECKSUM and told.isdigit() and len(told) <= 10:
-            return Mark(cursor, int(told), own)
-    return mark_of(cursor, value or b"", own)
+    dedup_key = _text(headers, DEDUP_KEY)
+    for name, header in headers:
+        if name == CHECKSUM and header.isdigit() and len(header) <= 10:
+            return RecordId(cursor, int(header), dedup_key)
+    return record_id(cursor, value or b"", dedup_key)
 
 
-def remembered(cursor: str) -> str:
-    """What stands for a cursor where many are kept."""
-    if len(cursor) <= LONGEST:
+def shortened(cursor: str) -> str:
+    """A cursor as it is remembered: a digest if it is long."""
+    if len(cursor) <= MAX_LENGTH:
         return cursor
     return "#" + blake2b(cursor.encode(errors="surrogatepass"), digest_size=16).hexdigest()
 
 
-class Known:
-    """The last marks that came, and those that a former life has left beyond a gap."""
+class RecentRecords:
+    """The last records that were received, and those that a former process left after a gap."""
 
-    def __init__(self, marks: Iterable[Mark] = (), beyond: Iterable[Mark] = ()) -> None:
-        self._marks = OrderedDict.fromkeys(mark.known_by for mark in marks)
-        self._beyond = {mark.known_by for mark in beyond}
-        self._left = FORGOTTEN_AFTER
+    def __init__(self, ids: Iterable[RecordId] = (), after_gap: Iterable[RecordId] = ()) -> None:
+        self._received = OrderedDict.fromkeys(one.identity for one in ids)
+        self._after_gap = {one.identity for one in after_gap}
+        self._remaining = FORGOTTEN_AFTER
 
-    def came(self, mark: Mark) -> bool:
-        """Whether it came in this life already, or before the place where this life began: a trail is behind it."""
-        return mark.known_by in self._marks
+    def received(self, one: RecordId) -> bool:
+        """Whether this process received it, or it lies before the point at which this process resumed."""
+        return one.identity in self._received
 
-    def add(self, mark: Mark) -> bool:
-        """Whether it is new."""
-        known_by = mark.known_by
-        if known_by in self._marks:
+    def add(self, one: RecordId) -> bool:
+        """Return whether it is new."""
+        identity = one.identity
+        if identity in self._received:
             return False
-        self._marks[known_by] = None
-        if len(self._marks) > KNOWN:
-            self._marks.popitem(last=False)
-        new = known_by not in self._beyond
-        # What has a mark of its own may come in another order than before, and so behind any number of others.
-        if mark.own is None:
-            self._left -= 1
-            if not self._left:
-                self._beyond.clear()
+        self._received[identity] = None
+        if len(self._received) > MAX_RECENT:
+            self._received.popitem(last=False)
+        new = identity not in self._after_gap
+        # Records with a dedup key can come in another order than before, so after any number of others.
+        if one.dedup_key is None:
+            self._remaining -= 1
+            if not self._remaining:
+                self._after_gap.clear()
         return new
 
 
 @dataclass
-class Trail:
-    """How far a source is. A crash can leave a record without one that came before it: then it lies beyond a gap."""
+class CursorState:
+    """How far a source was read. After a crash, a record can be durable while one before it is not: a gap."""
 
     cursor: str | None = None
-    """All records up to the one that has it survive a crash."""
+    """All records up to the one with this cursor are durable."""
     recent: dict[str, int] = field(default_factory=dict)
-    """The marks of the last of them."""
-    beyond: dict[str, int] = field(default_factory=dict)
-    """Marks of records that survive a crash and come after `cursor`."""
+    """The ids of the last of them."""
+    after_gap: dict[str, int] = field(default_factory=dict)
+    """The ids of durable records that come after `cursor`."""
     _added: int = 0
 
     @classmethod
-    def of(cls, document: Mapping[str, Any]) -> "Trail":
-        """From a bookmark; ValueError or TypeError when it cannot be read."""
+    def of(cls, document: Mapping[str, Any]) -> "CursorState":
+        """From a bookmark. Raises ValueError or TypeError if it is invalid."""
         cursor = document.get("cursor")
-        recent, beyond = (
+        recent, after_gap = (
             {str(text): int(sum_) for text, sum_ in document.get(name, {}).items()} for name in ("recent", "beyond")
         )
-        return cls(None if cursor is None else str(cursor), recent, beyond)
+        return cls(None if cursor is None else str(cursor), recent, after_gap)
 
-    def known(self) -> Known:
-        return Known(starmap(Mark, self.recent.items()), starmap(Mark, self.beyond.items()))
+    def recent_records(self) -> RecentRecords:
+        return RecentRecords(starmap(RecordId, self.recent.items()), starmap(RecordId, self.after_gap.items()))
 
-    def add(self, marks: Iterable[Mark]) -> None:
-        """These are safe now, in this order, and all before them: those that are new, and those that lay beyond a gap.
+    def add(self, ids: Iterable[RecordId]) -> None:
+        """Note that these records are durable, in this order, and all before them.
 
-        One that has been passed already does not belong here: it would put the source back.
+        They are new, or came after a gap. One that was passed before must not be added: the cursor would move back.
         """
-        for mark in marks:
-            self.cursor = mark.cursor
-            short, checksum = mark.known_by
+        for one in ids:
+            self.cursor = one.cursor
+            short, checksum = one.identity
             self.recent[short] = checksum
-            self.beyond.pop(short, None)
+            self.after_gap.pop(short, None)
             self._added += 1
         while len(self.recent) > RECENT:
             del self.recent[next(iter(self.recent))]
         if self._added > FORGOTTEN_AFTER:
-            self.beyond.clear()
+            self.after_gap.clear()
 
 
-class Finding:
-    """Brings a trail up to what a channel holds, whose partitions are read in any order."""
+class CursorRecovery:
+    """Updates a cursor state from the records of a channel, whose partitions are read in any order."""
 
-    def __init__(self, trail: Trail, incarnation: int, last: int) -> None:
-        self._trail = trail
-        self._since = incarnation
-        self._lives = {incarnation: _Life(last + 1)}
+    def __init__(self, state: CursorState, generation: int, last: int) -> None:
+        self._state = state
+        self._first = generation
+        self._generations = {generation: _Generation(last + 1)}
 
-    def add(self, epoch: int, seq: int, mark: Mark | None = None) -> None:
-        """A number that the collector has given itself, and its mark; none where it was dropped on purpose."""
-        if epoch >= self._since:
-            self._lives.setdefault(epoch, _Life(1)).add(seq, mark)
+    def add(self, epoch: int, seq: int, one: RecordId | None = None) -> None:
+        """A number that the collector gave, and the id of the record; None if the record was shed."""
+        if epoch >= self._first:
+            self._generations.setdefault(epoch, _Generation(1)).add(seq, one)
 
-    def end(self) -> None:
-        """All was read."""
-        for _, generation in sorted(self._lives.items()):
-            self._trail.add(generation.whole)
-            for mark in generation.waiting.values():
-                if mark is not None:
-                    short, checksum = mark.known_by
-                    self._trail.beyond[short] = checksum
+    def finish(self) -> None:
+        """Call after all records were added."""
+        for _, generation in sorted(self._generations.items()):
+            self._state.add(generation.before_gap)
+            for one in generation.pending.values():
+                if one is not None:
+                    short, checksum = one.identity
+                    self._state.after_gap[short] = checksum
 
 
 @dataclass
-class _Life:
-    """The numbers that an incarnation has given: they have no gaps but those that its end has left."""
+class _Generation:
+    """The numbers that one generation of the collector gave. They have no gaps, except those that its crash left."""
 
     next: int
-    whole: list[Mark] = field(default_factory=list)
-    """The last marks before the first gap."""
-    waiting: dict[int, Mark | None] = field(default_factory=dict)
+    before_gap: list[RecordId] = field(default_factory=list)
+    """The last ids before the first gap."""
+    pending: dict[int, RecordId | None] = field(default_factory=dict)
 
-    def add(self, seq: int, mark: Mark | None) -> None:
+    def add(self, seq: int, one: RecordId | None) -> None:
         if seq < self.next:
             return
-        self.waiting[seq] = mark
-        while self.next in self.waiting:
-            if (found := self.waiting.pop(self.next)) is not None:
-                self.whole.append(found)
+        self.pending[seq] = one
+        while self.next in self.pending:
+            if (found := self.pending.pop(self.next)) is not None:
+                self.before_gap.append(found)
             self.next += 1
-        if len(self.whole) > 2 * RECENT:
-            del self.whole[:-RECENT]
+        if len(self.before_gap) > 2 * RECENT:
+            del self.before_gap[:-RECENT]

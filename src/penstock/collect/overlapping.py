@@ -7,9 +7,9 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from penstock.collect.keys import key_of
+from penstock.collect.dedup import key_of
 from penstock.collect.reconnecting import backoff
-from penstock.collect.wrapping import Wrapping
+from penstock.collect.registry import SourceWrapper
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Misconfigured, Unavailable
@@ -31,7 +31,7 @@ def overlapping(source: Source, by: str | Sequence[str] | None = None, connectio
 
 
 @dataclass(frozen=True)
-class Overlapping(Wrapping):
+class Overlapping(SourceWrapper):
     """A wrapper; it has the shape of a source. The last `remember` records are known when they come once more."""
 
     by: str | Sequence[str] | None = None

@@ -13,9 +13,9 @@ from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from penstock.collect.gathering import OVERHEAD
-from penstock.collect.keys import key_of
-from penstock.collect.wrapping import Wrapping
+from penstock.collect.dedup import key_of
+from penstock.collect.ingest import ARRIVAL_OVERHEAD
+from penstock.collect.registry import SourceWrapper
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Intake, ResumeState, Source
 from penstock.core.errors import Misconfigured, Unavailable
@@ -149,7 +149,7 @@ class _Held:
 
 
 @dataclass(frozen=True)
-class Shedding(Wrapping):
+class Shedding(SourceWrapper):
     shed: Shed
     behind: Callable[[], int]
     clock: Clock
@@ -241,4 +241,4 @@ def _measured(arrivals: Sequence[Arrival | Heartbeat | OutageInterval]) -> tuple
     """How many pass, and how many bytes all of them take: one that is dropped is still to be counted, and waits."""
     size = sum(len(one.value) if isinstance(one, Arrival) else 0 for one in arrivals)
     kept = sum(isinstance(one, Arrival) and not one.shed for one in arrivals)
-    return kept, size + (len(arrivals) + 1) * OVERHEAD
+    return kept, size + (len(arrivals) + 1) * ARRIVAL_OVERHEAD

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from penstock.collect.framing import Found, Lines
-from penstock.collect.gathering import TOGETHER
+from penstock.collect.ingest import BATCH_RECORDS
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 
@@ -94,7 +94,7 @@ async def _readable(descriptor: int) -> bool:
 
 def _intakes(found: list[Found]) -> list[Intake]:
     arrivals = [Arrival(value, refused=why) for value, _, why in found]
-    return [Intake(arrivals[at : at + TOGETHER], _nothing) for at in range(0, len(arrivals), TOGETHER)]
+    return [Intake(arrivals[at : at + BATCH_RECORDS], _nothing) for at in range(0, len(arrivals), BATCH_RECORDS)]
 
 
 async def _nothing(error: Exception | None) -> None:

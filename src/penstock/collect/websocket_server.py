@@ -23,10 +23,19 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
-from penstock.collect.door import Door, door, origins_of, why_no_sender
-from penstock.collect.gathering import Gathering
-from penstock.collect.holding import Held, Holding
-from penstock.collect.senders import LARGEST, Senders, counted, promise, same_name
+from penstock.collect.ingest import IngestQueue
+from penstock.collect.listen import (
+    MAX_NUMBER,
+    Endpoint,
+    SenderStates,
+    allowed_origins,
+    duplicate_sender,
+    endpoint,
+    invalid_sender,
+    last_number,
+    listener_guarantee,
+)
+from penstock.collect.read_budget import BudgetedConnection, ReadBudget
 from penstock.collect.websocket import received
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
@@ -70,21 +79,21 @@ class WebSocketServer:
     numbered: ClassVar[str] = "by its senders"
 
     def __post_init__(self) -> None:
-        door(self.url, self.name)
-        object.__setattr__(self, "origins", origins_of(self.origins))
+        endpoint(self.url, self.name)
+        object.__setattr__(self, "origins", allowed_origins(self.origins))
 
     @property
     def guarantee(self) -> Guarantee:
-        return promise(self.named, self.shared)[0]
+        return listener_guarantee(self.named, self.shared)[0]
 
     @property
     def description(self) -> str:
-        return promise(self.named, self.shared)[1]
+        return listener_guarantee(self.named, self.shared)[1]
 
     @asynccontextmanager
     async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
-        at = door(self.url, self.name)
-        with at.opened(self.name, self.shared) as listener:
+        at = endpoint(self.url, self.name)
+        with at.listen(self.name, self.shared) as listener:
             serving = _Serving(self, at, taken, OriginCheck(listener, at.host, origins=self.origins))
             server = await serve(
                 serving.attend,
@@ -102,12 +111,12 @@ class WebSocketServer:
                 logger=_QUIET,
             )
             try:
-                async with aclosing(serving.gathering.intakes()) as intakes:
+                async with aclosing(serving.queue.intakes()) as intakes:
                     yield intakes
             finally:
                 try:
                     # Who is told that its records are safe need not send them again.
-                    await serving.gathering.close()
+                    await serving.queue.close()
                     await serving.told()
                 finally:
                     server.close()
@@ -128,7 +137,7 @@ class _Who:
 class _Visit:
     """A connection: how far its messages have come, are safe, and are said to be."""
 
-    client: Held
+    client: BudgetedConnection
     who: _Who | None
     last: int
     safe: int
@@ -141,18 +150,18 @@ class _Visit:
 class _Serving:
     """The connections of one opening, and how far each sender is."""
 
-    def __init__(self, source: WebSocketServer, at: Door, taken: ResumeState, origin_check: OriginCheck) -> None:
-        self.gathering = Gathering(source.name)
+    def __init__(self, source: WebSocketServer, at: Endpoint, taken: ResumeState, origin_check: OriginCheck) -> None:
+        self.queue = IngestQueue(source.name)
         self._source, self._door, self._origin_check = source, at, origin_check
-        self._senders = Senders(taken, 0 if source.shared else source.largest_jump)
-        self._holding = Holding(source.connections + _LEAVING)
+        self._senders = SenderStates(taken, 0 if source.shared else source.largest_jump)
+        self._holding = ReadBudget(source.connections + _LEAVING)
         self._connected: dict[_Who, _Visit] = {}
         self._open = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._logged: set[str] = set()
 
-    def connection(self, *of_the_library: Any, **options: Any) -> Held:
-        return Held(self._holding, *of_the_library, **options)
+    def connection(self, *of_the_library: Any, **options: Any) -> BudgetedConnection:
+        return BudgetedConnection(self._holding, *of_the_library, **options)
 
     def answer(self, client: ServerConnection, request: Request) -> Response | None:
         """Before a connection becomes a WebSocket: None lets it."""
@@ -177,25 +186,25 @@ class _Serving:
         return None
 
     async def attend(self, client: ServerConnection) -> None:
-        assert isinstance(client, Held)
+        assert isinstance(client, BudgetedConnection)
         assert client.request is not None
         who = _named(urlsplit(client.request.path).query, self._source.name)
         after = self._after(who)
         visit = _Visit(client, who, after, after, after)
         self._open += 1
-        client.met()
+        client.accept()
         try:
             if who is not None:
                 if (before := self._connected.get(who)) is not None:
                     # It lost that connection, and came back before we noticed.
-                    before.client.leave(CloseCode.POLICY_VIOLATION, "another connection of this sender")
-                    self._warn(same_name(who.sender, who.epoch))
+                    before.client.reject(CloseCode.POLICY_VIOLATION, "another connection of this sender")
+                    self._warn(duplicate_sender(who.sender, who.epoch))
                 self._connected[who] = visit
             with suppress(ConnectionClosed):
                 await client.send(orjson.dumps({"after": after}), text=True)
                 await self._receive(visit)
         finally:
-            client.over()
+            client.finish()
             self._open -= 1
             if who is not None and self._connected.get(who) is visit:
                 del self._connected[who]
@@ -209,7 +218,7 @@ class _Serving:
     def _after(self, who: _Who | None) -> int:
         if who is None:
             return 0
-        return self._senders.after(who.sender, who.epoch, who.has)
+        return self._senders.resume_after(who.sender, who.epoch, who.has)
 
     async def _receive(self, visit: _Visit) -> None:
         while True:
@@ -222,21 +231,21 @@ class _Serving:
                 too_large = f"it is larger than the {self._source.max_size} bytes that a message may have"
             if messages or too_large:
                 try:
-                    safe = await self.gathering.put(self._arrivals(visit, messages, too_large))
+                    safe = await self.queue.put(self._arrivals(visit, messages, too_large))
                 except Refused as refused:
-                    visit.client.leave(CloseCode.POLICY_VIOLATION, refused.reason)
+                    visit.client.reject(CloseCode.POLICY_VIOLATION, refused.reason)
                     return
                 except Unavailable as error:
-                    visit.client.leave(CloseCode.TRY_AGAIN_LATER, error.reason)
+                    visit.client.reject(CloseCode.TRY_AGAIN_LATER, error.reason)
                     return
                 safe.add_done_callback(partial(self._settled, visit, visit.last))
-                visit.client.taken(len(messages))
+                visit.client.release(len(messages))
             if closed is not None:
                 return
 
     def _arrivals(self, visit: _Visit, messages: Sequence[bytes], too_large: str | None) -> list[Arrival]:
         """Messages under their numbers, and the receipt of one behind them; Refused when they have no numbers."""
-        first, visit.last = visit.last + 1, counted(visit.last, len(messages) + bool(too_large))
+        first, visit.last = visit.last + 1, last_number(visit.last, len(messages) + bool(too_large))
         if (who := visit.who) is None:
             arrivals = [Arrival(message) for message in messages]
             return [*arrivals, Arrival(b"", refused=too_large)] if too_large else arrivals
@@ -249,13 +258,13 @@ class _Serving:
     def _settled(self, visit: _Visit, last: int, safe: "asyncio.Future[None]") -> None:
         if safe.cancelled() or safe.exception() is not None:
             visit.failed = True
-            visit.client.leave(CloseCode.TRY_AGAIN_LATER, "the records were not taken")
+            visit.client.reject(CloseCode.TRY_AGAIN_LATER, "the records were not taken")
             return
         if visit.failed:
             return
         first, visit.safe = visit.safe + 1, last
         if (who := visit.who) is not None:
-            self._senders.safe(who.sender, who.epoch, first, last)
+            self._senders.acknowledge(who.sender, who.epoch, first, last)
         if visit.telling is None:
             visit.telling = asyncio.create_task(self._tell(visit))
             self._tasks.add(visit.telling)
@@ -288,7 +297,7 @@ def _named(query: str, source: str) -> _Who | None:
     if "sender" not in given:
         return None
     sender = given["sender"][0]
-    if (why := why_no_sender(sender, source)) is not None:
+    if (why := invalid_sender(sender, source)) is not None:
         raise Refused("a connection", why[0].upper() + why[1:])
     epoch, has = (_whole(given.get(name, [default])[0]) for name, default in (("epoch", ""), ("seq", "1")))
     if epoch is None:
@@ -301,4 +310,4 @@ def _named(query: str, source: str) -> _Who | None:
 
 def _whole(text: str) -> int | None:
     usual = text.isascii() and text.isdecimal() and len(text) < 20
-    return int(text) if usual and int(text) <= LARGEST else None
+    return int(text) if usual and int(text) <= MAX_NUMBER else None

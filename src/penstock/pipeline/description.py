@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from penstock.analysis.query import Json, Query, Shape, Static
+from penstock.collect.registry import source_at
 from penstock.collect.shedding import Shed
-from penstock.collect.ways import source_at
 from penstock.core.contracts import Source
 from penstock.core.errors import Misconfigured, located
 from penstock.core.text import did_you_mean

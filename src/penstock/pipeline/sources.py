@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from penstock.collect.overlapping import overlapping
-from penstock.collect.ways import source_at, takes
+from penstock.collect.registry import has_option, source_at
 from penstock.core.contracts import NeedsContext, Source, SourceContext
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import Config
@@ -31,10 +31,10 @@ def made(
         source = spec.custom
     else:
         options = dict(spec.options)
-        if delivery is Delivery.AT_MOST_ONCE and takes(address, "resume"):
+        if delivery is Delivery.AT_MOST_ONCE and has_option(address, "resume"):
             # Who wants nothing twice asks for nothing again.
             options["resume"] = False
-        if config.collect.workers > 1 and takes(address, "shared"):
+        if config.collect.workers > 1 and has_option(address, "shared"):
             options["shared"] = True
         if environ is not None:
             options = {option: _told(spec, option, value, environ) for option, value in options.items()}
@@ -46,7 +46,7 @@ def made(
 
 def shareable(spec: SourceSpec, config: Config) -> bool:
     """Whether several processes can listen for it."""
-    return spec.custom is None and takes(config.address(spec), "shared")
+    return spec.custom is None and has_option(config.address(spec), "shared")
 
 
 def of_worker(name: str, worker: int) -> str:

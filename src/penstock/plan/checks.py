@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import Any
 
 from penstock.channels.kafka import Kafka
-from penstock.collect.door import door
+from penstock.collect.listen import endpoint
 from penstock.core.contracts import Channels, Source
 from penstock.core.errors import Misconfigured
 from penstock.core.text import did_you_mean, redact_address
@@ -154,7 +154,7 @@ def check(description: Description, config: Config, environ: Mapping[str, str] |
 def _apart(sources: Iterable[Source]) -> None:
     """Each that listens has a port of its own."""
     urls = {source.name: str(getattr(source, "url", "")) for source in sources}
-    doors = [(name, door(url, name)) for name, url in urls.items() if url.startswith("listen+")]
+    doors = [(name, endpoint(url, name)) for name, url in urls.items() if url.startswith("listen+")]
     for (other, there), (name, at) in combinations(doors, 2):
         if at.port == there.port and (at.host == there.host or not {at.host, there.host}.isdisjoint(_EVERYWHERE)):
             why = f"it listens at {at.authority}, where source {other} listens, too"

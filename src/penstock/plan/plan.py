@@ -12,8 +12,8 @@ from penstock.analysis.modes import Need, Verdict, guessed, need
 from penstock.analysis.query import Mode, Query, Static
 from penstock.analysis.session import wait_for_slots
 from penstock.analysis.state.keyed import keeps_state, unnumbered
+from penstock.collect.registry import kind_of
 from penstock.collect.shedding import shedding
-from penstock.collect.ways import kind_of
 from penstock.core.errors import Misconfigured, raise_all
 from penstock.core.text import did_you_mean, redact_address
 from penstock.pipeline.config import LOCAL, LOCALS, Config

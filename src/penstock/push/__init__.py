@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.pump import Pump
+from penstock.collect.ingest import IngestLoop
 from penstock.core.contracts import Source
 from penstock.core.errors import Misconfigured
 from penstock.core.signatures import parse_secrets
@@ -69,7 +69,7 @@ class PushProxy:
         """
         shelf = Shelf(SqliteChannels(self.folder), self.most)
         await shelf.prepare()
-        pump = Pump(
+        pump = IngestLoop(
             Shelved(self.source, shelf), CHANNEL, shelf.disk, dead=DEAD, heartbeats=HEARTBEATS, bookmarks=BOOKMARKS
         )
         with listen("the proxy's", host, port, PATIENCE) as listener:
@@ -99,7 +99,7 @@ class PushProxy:
             if isinstance(end, Exception):
                 raise end
 
-    async def _pump(self, pump: Pump, stop: asyncio.Event) -> None:
+    async def _pump(self, pump: IngestLoop, stop: asyncio.Event) -> None:
         await pump.run(stop)
         await stop.wait()
 

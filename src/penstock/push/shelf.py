@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.wrapping import Wrapping
+from penstock.collect.registry import SourceWrapper
 from penstock.core.contracts import Arrival, Entry, Intake, ResumeState, Topic
 
 CHANNEL = "events"
@@ -144,7 +144,7 @@ class Shelf:
 
 
 @dataclass(frozen=True)
-class Shelved(Wrapping):
+class Shelved(SourceWrapper):
     """A source that waits while a shelf is full, and tells it when something is safe there."""
 
     shelf: Shelf

@@ -11,8 +11,8 @@ from typing import Any
 
 from penstock.audit.account import Account, Outcome, Share
 from penstock.channels.kafka import Kafka
-from penstock.collect.numbering import others
-from penstock.collect.pump import USUAL_BYTES, Pump
+from penstock.collect.ingest import DEFAULT_RECORD_BYTES, IngestLoop
+from penstock.collect.numbers import other_collectors
 from penstock.collect.shedding import shedding
 from penstock.collect.standby import GroupSeat, seated
 from penstock.core.clock import SystemClock
@@ -43,7 +43,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
     with ExitStack() as stack:
         lags = stack.enter_context(_lags(description, channels))
         pumps = {
-            name: Pump(
+            name: IngestLoop(
                 _shed(source, _source(source, name, description, config, channels), lags),
                 source.into,
                 channels,
@@ -51,11 +51,13 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
                 bookmarks=description.bookmarks,
                 dead=description.channels[source.into].dead,
                 key=source.partition_by[0] if len(source.partition_by) == 1 else source.partition_by or None,
-                limit_bytes=limit(channels, source.into),
-                mark_bytes=limit(channels, description.bookmarks),
+                max_record_bytes=limit(channels, source.into),
+                max_bookmark_bytes=limit(channels, description.bookmarks),
                 spool=spool_of(name, config, channels),
-                others=others(name, [one.name for one in description.sources if one.into == source.into]),
-                lacking=space.lacking,
+                is_other_collector=other_collectors(
+                    name, [one.name for one in description.sources if one.into == source.into]
+                ),
+                pause_reason=space.lacking,
             )
             for source in specs
             for name in [of_worker(source.name, worker)]
@@ -72,11 +74,11 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
                     f"source:{name}",
                     description.name,
                     clock.now(),
-                    {source.into: Share({}, {}, doubled, {Outcome.DUPLICATE: doubled})},
-                    step=doubled,
+                    {source.into: Share({}, {}, total_duplicates, {Outcome.DUPLICATE: total_duplicates})},
+                    step=total_duplicates,
                 )
                 for source, (name, pump) in zip(specs, pumps.items(), strict=True)
-                if (doubled := pump.doubled)
+                if (total_duplicates := pump.total_duplicates)
             ]
 
         async def collect() -> None:
@@ -161,7 +163,7 @@ def limit(channels: Channels, channel: str) -> int:
     """How many bytes a record may have there, with its key: what the topic takes, less room for headers and frames."""
     told = channels.limit(channel) if isinstance(channels, Kafka) else None
     # The name of a sender has up to 200 characters; a cursor, which lies in the headers, too, can be longer.
-    return USUAL_BYTES if told is None else max(0, told - max(told // 8, 1_024))
+    return DEFAULT_RECORD_BYTES if told is None else max(0, told - max(told // 8, 1_024))
 
 
 def _state(figures: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,11 +177,11 @@ def _state(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {**figures, "state": "connected" if figures["connected"] else "waiting", "note": note}
 
 
-async def _tried(pumps: Collection[Pump], stop: threading.Event) -> None:
+async def _tried(pumps: Collection[IngestLoop], stop: threading.Event) -> None:
     """Wait until each source was opened or could not be. Not for ever: what the channels hold may be long to read."""
     with suppress(TimeoutError):
         async with asyncio.timeout(_TRY_FOR):
-            while not stop.is_set() and not all(pump.tried for pump in pumps):  # noqa: ASYNC110 (as in until_set)
+            while not stop.is_set() and not all(pump.attempted for pump in pumps):  # noqa: ASYNC110 (as in until_set)
                 await asyncio.sleep(0.02)
 
 

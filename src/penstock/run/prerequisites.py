@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from penstock.collect.door import Door, door
+from penstock.collect.listen import Endpoint, endpoint
 from penstock.core.errors import Misconfigured, raise_all
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
@@ -61,14 +61,14 @@ def _checks(config: Config, needs: Needs, description: Description | None) -> It
             ports["[page] port"] = config.page.port
         for source in description.sources:
             if (url := config.address(source)).startswith("listen+"):
-                yield partial(_listen, source.name, door(url, source.name), config.collect.workers > 1)
+                yield partial(_listen, source.name, endpoint(url, source.name), config.collect.workers > 1)
     for setting, port in ports.items():
         if port is not None:
             yield partial(require_free, port, setting)
 
 
-def _listen(name: str, at: Door, shared: bool) -> None:
-    with at.opened(name, shared):
+def _listen(name: str, at: Endpoint, shared: bool) -> None:
+    with at.listen(name, shared):
         pass
 
 

@@ -10,9 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from penstock.channels.sqlite import SqliteChannels
+from penstock.collect.dedup import SpoolDedup
 from penstock.collect.reconnecting import backoff
-from penstock.collect.sought import Sought
-from penstock.collect.spooling import Spool
+from penstock.collect.spool import Spool
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
@@ -42,7 +42,7 @@ def spool_of(name: str, config: Config, channels: Channels) -> Spool | None:
     spool = _spool(name, config)
     if _used(config, channels):
         return spool
-    if next(spool.waiting(), None):
+    if next(spool.records(), None):
         why, fix = _UNSET
         raise Misconfigured(f"source {name}", f"records that were acknowledged wait on disk, and {why}", fix)
     return None
@@ -58,11 +58,11 @@ def left(description: Description, config: Config, channels: Channels) -> list[S
     }
     names = {of_worker(name, worker) for name, count in workers.items() for worker in range(count)}
     ours = {topic.name for topic in topics(description)}
-    found = []
+    in_channel = []
     for spool in waiting(config):
         if spool.name in names or _held(spool):
             continue
-        into = Counter(channel for channel, _ in spool.waiting())
+        into = Counter(channel for channel, _ in spool.records())
         why, fix = "", ""
         if not _used(config, channels):
             why, fix = _UNSET
@@ -72,8 +72,8 @@ def left(description: Description, config: Config, channels: Channels) -> list[S
         if why:
             problem = f"{into.total():,} records that were acknowledged wait there, and {why}"
             raise Misconfigured(str(_folder(config) / spool.name), problem, fix)
-        found.append(spool)
-    return found
+        in_channel.append(spool)
+    return in_channel
 
 
 def waiting(config: Config) -> Iterator[Spool]:
@@ -81,7 +81,7 @@ def waiting(config: Config) -> Iterator[Spool]:
     folder = _folder(config)
     for name in SqliteChannels(folder).names() if folder.exists() else ():
         spool = _spool(name, config)
-        if next(spool.waiting(), None):
+        if next(spool.records(), None):
             yield spool
 
 
@@ -106,17 +106,17 @@ async def _brought(spool: Spool, channels: Channels) -> None:
             break
         except Unavailable:
             await asyncio.sleep(delay)
-    async with channels.sender() as sender, spool.over(sender, sought.found) as spooling:
-        await spooling.through()
+    async with channels.sender() as sender, spool.open(sender, sought.in_channel) as spooling:
+        await spooling.forwarded()
 
 
-def _sought(spool: Spool, channels: Channels) -> Sought:
+def _sought(spool: Spool, channels: Channels) -> SpoolDedup:
     """Which of them their channels hold: they were on their way, too, not long before the first one came to disk."""
-    sought, since = Sought(spool.waiting()), max(0, (spool.began() or 0) - _LONG_BEFORE)
-    for channel in {channel for channel, _ in spool.waiting()}:
+    sought, since = SpoolDedup(spool.records()), max(0, (spool.oldest() or 0) - _LONG_BEFORE)
+    for channel in {channel for channel, _ in spool.records()}:
         for entry in scan(channels, channel, channels.since(channel, since)):
             if (origin := Origin.read(entry.headers)) is not None:
-                sought.see(channel, origin)
+                sought.observe(channel, origin)
     return sought
 
 

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.pump import Pump
-from penstock.collect.spooling import Spool
-from penstock.collect.wrapping import Wrapping
+from penstock.collect.ingest import IngestLoop
+from penstock.collect.registry import SourceWrapper
+from penstock.collect.spool import Spool
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Sender, Source, Topic
 from penstock.core.errors import Unavailable
 from penstock.core.record import Origin, Record
@@ -141,7 +141,7 @@ class Victim:
         channels, spool = _channels(self.folder), _spool(self.folder)
         records = [(Origin.read(entry.headers), entry.value or b"") for entry in scan(channels, "into")]
         if waiting:
-            records += [(record.origin, record.value or b"") for name, record in spool.waiting() if name == "into"]
+            records += [(record.origin, record.value or b"") for name, record in spool.records() if name == "into"]
         return {(origin.sender, origin.epoch, origin.seq) if origin else None: value for origin, value in records}
 
 
@@ -162,7 +162,7 @@ def _channels(folder: Path) -> SqliteChannels:
 
 
 def _spool(folder: Path) -> Spool:
-    return Spool(SqliteChannels(folder / "spool"), "into", patience=0.05)
+    return Spool(SqliteChannels(folder / "spool"), "into", timeout=0.05)
 
 
 # --- in the process that dies -----------------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ def _dying(files: SqliteChannels, fate: _Fate, steps: tuple[Step, Step], away: b
 
 
 @dataclass(frozen=True)
-class _DyingSource(Wrapping):
+class _DyingSource(SourceWrapper):
     """A source that dies around its acknowledgements."""
 
     fate: _Fate
@@ -263,13 +263,13 @@ async def _collect(source: Source, folder: Path, fate: _Fate) -> None:
     on_disk = fate.step in ON_DISK
     channels = _dying(_channels(folder), fate, (Step.BEFORE_CHANNEL, Step.AFTER_CHANNEL), away=on_disk)
     disk = _dying(SqliteChannels(folder / "spool"), fate, (Step.BEFORE_DISK, Step.AFTER_DISK))
-    pump = Pump(
+    pump = IngestLoop(
         _DyingSource(source, fate),
         "into",
         channels,
         heartbeats="heartbeats",
         bookmarks="bookmarks",
-        mark_every=timedelta(milliseconds=50),
+        bookmark_every=timedelta(milliseconds=50),
         delays=lambda: repeat(0.01),
         spool=replace(_spool(folder), disk=disk),
     )

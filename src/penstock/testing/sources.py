@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from unittest import SkipTest
 
 from penstock.channels.memory import MemoryChannels
-from penstock.collect.pump import Pump
+from penstock.collect.ingest import IngestLoop
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Unavailable
 from penstock.testing.documents import DOCUMENTS
@@ -176,13 +176,13 @@ class Running:
 
     def __init__(self, source: Source, channels: MemoryChannels) -> None:
         self._channels, self._stop = channels, asyncio.Event()
-        self.pump = Pump(
+        self.pump = IngestLoop(
             source,
             "into",
             channels,
             heartbeats="heartbeats",
             bookmarks="bookmarks",
-            mark_every=timedelta(milliseconds=20),
+            bookmark_every=timedelta(milliseconds=20),
             delays=lambda: repeat(0.01),
         )
         self._task: asyncio.Task[None] | None = None

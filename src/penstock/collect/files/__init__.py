@@ -14,7 +14,7 @@ from typing import TypeVar
 from penstock.collect.files.folder import Content, Folder, Spoilt
 from penstock.collect.files.progress import GONE, File, Progress, TooYoung, checksum, tail
 from penstock.collect.framing import KEPT, Found, Lines
-from penstock.collect.gathering import TOGETHER, TOGETHER_BYTES
+from penstock.collect.ingest import BATCH_BYTES, BATCH_RECORDS
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
 
@@ -228,7 +228,7 @@ class _Reading:
             arrivals.append(Arrival(value, cursor=cursor, refused=why, dedup_key=mark))
             file.offset, file.check, file.flag = place, check, flag
             size += len(value)
-            if len(arrivals) >= TOGETHER or size >= TOGETHER_BYTES:
+            if len(arrivals) >= BATCH_RECORDS or size >= BATCH_BYTES:
                 yield self._intake(arrivals)
                 arrivals, size = [], 0
         if arrivals:

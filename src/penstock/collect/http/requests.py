@@ -1,9 +1,12 @@
-"""The requests of one opening of an HTTP source: what is taken, what is answered, where records are."""
+"""The requests of one opening of an HTTP source."""
 
 import asyncio
 import logging
+import re
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -15,18 +18,73 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.collect.bodies import lines, too_large
-from penstock.collect.gathering import Gathering
-from penstock.collect.http.answers import Answer, Answers
-from penstock.collect.http.options import PostOptions
-from penstock.collect.http.receipts import Key, Receipt, Seals
-from penstock.collect.http.whereabouts import Searching, Whereabouts
-from penstock.collect.senders import Senders
+from penstock.collect.http.receipts import Answer, Answers, Key, Location, Locator, Receipt, ReceiptSigner
+from penstock.collect.ingest import IngestQueue
+from penstock.collect.listen import MAX_NUMBER, SenderStates, invalid_sender, split_lines, too_large
 from penstock.core.contracts import Arrival, ResumeState
 from penstock.core.errors import Refused, Unavailable
 from penstock.web.bodies import BodyReader
-from penstock.web.query import LARGEST, Query
+from penstock.web.query import Query, integer
 from penstock.web.responses import Problem, SecurityHeaders, error_response, handlers, reply
+
+_IDENTITY = ("sender", "epoch", "seq")
+_KEY_HEADER = "the header idempotency-key"
+
+
+@dataclass(frozen=True)
+class SenderIdentity:
+    """The name and epoch of a sender that numbers its records, and the number of the first record of a body."""
+
+    sender: str
+    epoch: int
+    seq: int
+
+
+@dataclass(frozen=True)
+class PostOptions:
+    """The query parameters and headers of a POST. `answer`: seconds to wait for the row of the record."""
+
+    lines: bool = False
+    oneway: bool = False
+    answer: float | None = None
+    identity: SenderIdentity | None = None
+
+    @classmethod
+    def of(cls, request: Request, source: str, own: str, longest: timedelta) -> "PostOptions":
+        query = Query(request, ("lines", "oneway", "answer", *_IDENTITY))
+        lines, oneway = query.flag("lines"), query.flag("oneway")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        answer = query.seconds("answer", longest)
+        if answer is not None and oneway:
+            raise Problem(400, "?answer", "a request with ?oneway gets no answer", "remove ?oneway")
+        lines = lines or kind in ("application/x-ndjson", "application/jsonl")
+        return cls(lines, oneway, answer, _identity(request, query, source, own))
+
+
+def _identity(request: Request, query: Query, source: str, own: str) -> SenderIdentity | None:
+    key = request.headers.getlist("idempotency-key")
+    given = {name: text for name in _IDENTITY if (text := query.text(name)) is not None}
+    if key:
+        # Keys without an order would have to be kept without a limit. Numbers are kept as runs.
+        found = re.fullmatch(r'"?(.+)/([0-9]+)/([0-9]+)"?', key[0]) if len(key) == 1 else None
+        if found is None:
+            fix = "write SENDER/EPOCH/SEQ: a name, a number that grows with each restart, the number of the record"
+            raise Problem(400, _KEY_HEADER, "it is not SENDER/EPOCH/SEQ", fix)
+        named = dict(zip(_IDENTITY, found.groups(), strict=True))
+        if given and given != named:
+            raise Problem(400, _KEY_HEADER, "the address has another identity", "use one of them")
+        given = named
+    if not given:
+        return None
+    place = _KEY_HEADER if key else "?sender, ?epoch, ?seq"
+    if missing := [name for name in _IDENTITY if name not in given]:
+        raise Problem(400, place, f"{' and '.join(missing)} is missing", "set all three, or none")
+    reason = invalid_sender(given["sender"], source) or invalid_sender(given["sender"], own)
+    if reason is not None:
+        raise Problem(400, place, reason, "choose another name")
+    epoch, seq = (integer(_KEY_HEADER if key else f"?{name}", given[name]) for name in ("epoch", "seq"))
+    return SenderIdentity(given["sender"], epoch, seq)
+
 
 if TYPE_CHECKING:
     from penstock.collect.http import HttpSource
@@ -34,28 +92,30 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _FAILED = 10_000
-"""So many of the last that were not taken are remembered."""
+"""How many of the last failed requests are remembered."""
 
 
 class Requests:
-    """Numbers what comes, hands it over, and knows what is safe."""
+    """The requests of one opening: numbers records, puts them into the queue, and knows which are durable."""
 
-    def __init__(self, source: "HttpSource", seals: Seals, taken: ResumeState, answers: Answers | None) -> None:
-        self.gathering = Gathering(source.name)
+    def __init__(
+        self, source: "HttpSource", signer: ReceiptSigner, resume: ResumeState, answers: Answers | None
+    ) -> None:
+        self.queue = IngestQueue(source.name)
         self.answers = answers
-        self._source, self._seals, self._before = source, seals, taken.numbers
-        # An opening has an epoch of its own: what an earlier one has numbered and lost leaves no gap in this one.
+        self._source, self._signer, self._before = source, signer, resume.numbers
+        # Each opening has its own epoch: numbers that an earlier one lost leave no gap in this one.
         self._opening = max(source.clock.now(), self._before.get(source.sender, (0, 0))[0] + 1)
         self._last = 0
-        self._senders = Senders(taken, 0 if source.shared else source.largest_jump)
+        self._senders = SenderStates(resume, 0 if source.shared else source.largest_jump)
         self._bodies = BodyReader(f"the source {source.name}", source.body, source.memory, source.upload, gzip=True)
-        self._searching = Searching(source.home) if source.home else None
+        self._locator = Locator(source.context) if source.context else None
         self._pending: dict[Key, asyncio.Future[None]] = {}
         self._failed: dict[Key, None] = {}
         self._closing = asyncio.get_running_loop().create_future()
-        self._taken = self._dropped = self._refused = 0
+        self._accepted = self._dropped = self._refused = 0
 
-    # --- taking -------------------------------------------------------------------------------------------------------
+    # --- POST ---------------------------------------------------------------------------------------------------------
 
     async def post(self, request: Request) -> Response:
         try:
@@ -63,25 +123,27 @@ class Requests:
         except Problem as problem:
             if problem.status < 500:
                 self._refused += 1
-                # Whoever sends nonsense must not fill the log, too: the first, the tenth, the hundredth.
+                # Log the 1st, the 10th, the 100th: invalid requests must not fill the log.
                 if str(self._refused).strip("0") == "1":
-                    log.warning("source %s refuses a body, %d so far: %s", self._source.name, self._refused, problem)
+                    log.warning(
+                        "source %s: a body was refused, %d so far: %s", self._source.name, self._refused, problem
+                    )
             raise
 
     async def _post(self, request: Request) -> Response:
         source = self._source
         options = PostOptions.of(request, source.name, source.sender, source.wait)
         if options.identity is None and source.named:
-            raise Problem(400, "?sender", "it is not said who sends", "give ?sender=NAME&epoch=N&seq=N")
+            raise Problem(400, "?sender", "it is missing", "add ?sender=NAME&epoch=N&seq=N")
         if options.answer is not None and self.answers is None:
             raise self._no_answers()
-        self._room(options)
-        record = None if options.lines else too_large("the body", source.max_size, lines=True)
-        async with self._bodies.body(request, record) as body:
+        self._check_space(options)
+        limit = None if options.lines else too_large("the body", source.max_size, lines=True)
+        async with self._bodies.body(request, limit) as body:
             payloads = self._payloads(body, options)
-            # From here to `put` nothing is awaited: numbers have no gaps, and lie in their order.
-            self._room(options)
-            receipt = self._numbered(len(payloads), options)
+            # No await between here and `put`: numbers have no gaps, and are in order.
+            self._check_space(options)
+            receipt = self._number(len(payloads), options)
             with ExitStack() as stack:
                 answer = None
                 if self.answers is not None:
@@ -91,69 +153,68 @@ class Requests:
                 if options.identity is None:
                     self._last += receipt.count
                 arrivals = [Arrival(*one) for one in zip(payloads, receipt.origins(), strict=True)]
-                safe = await self.gathering.put(arrivals)
+                durable = await self.queue.put(arrivals)
                 stack = stack.pop_all()
         with stack:
-            self._pending[receipt.key] = safe
-            safe.add_done_callback(partial(self._settled, receipt, options.oneway))
+            self._pending[receipt.key] = durable
+            durable.add_done_callback(partial(self._settled, receipt, options.oneway))
             del body, payloads, arrivals
-            return await self._answered(receipt, options, safe, answer)
+            return await self._respond(receipt, options, durable, answer)
 
-    async def _answered(
+    async def _respond(
         self,
         receipt: Receipt,
         options: PostOptions,
-        safe: "asyncio.Future[None]",
+        durable: "asyncio.Future[None]",
         answer: "asyncio.Future[Answer] | None",
     ) -> Response:
-        begun = self._source.clock.elapsed()
-        text = self._seals.sealed(receipt)
+        started = self._source.clock.elapsed()
+        text = self._signer.encode(receipt)
         if not options.oneway:
-            await asyncio.wait([safe], timeout=self._source.within.total_seconds())
-            if not safe.done():
-                why = "it is not known to be safe yet, and may be there all the same"
-                facts = {"receipt": text}
-                raise Problem(503, "the record", why, "ask for the receipt, or send it again", facts)
-            safe.result()
+            await asyncio.wait([durable], timeout=self._source.within.total_seconds())
+            if not durable.done():
+                reason = "the record is not durable yet, but may become so"
+                raise Problem(503, "the record", reason, "read the receipt, or send it again", {"receipt": text})
+            durable.result()
         if answer is not None and options.answer is not None:
-            left = options.answer - (self._source.clock.elapsed() - begun)
-            await self._until(answer, left)
+            remaining = options.answer - (self._source.clock.elapsed() - started)
+            await self._wait_for(answer, remaining)
             if answer.done():
-                return _told(answer.result(), text)
+                return _response(answer.result(), text)
         return reply({"receipt": text, "receipts": receipt.count}, 202, _location(text))
 
-    def _room(self, options: PostOptions) -> None:
-        if not self.gathering.full:
+    def _check_space(self, options: PostOptions) -> None:
+        if not self.queue.full:
             return
         if options.oneway:
             self._dropped += 1
-        raise Unavailable(f"the source {self._source.name}", "it has no room; nothing was taken", 1.0)
+        raise Unavailable(f"source {self._source.name}", "its queue is full; nothing was accepted", 1.0)
 
     def _payloads(self, body: bytes, options: PostOptions) -> Sequence[bytes]:
         if not options.lines:
             return [body]
-        found = lines(body, self._source.max_size, self._source.records)
+        found = split_lines(body, self._source.max_size, self._source.records)
         if options.answer is not None and len(found) > 1:
-            raise Problem(400, "?answer", "several records have several answers", "send one at a time")
+            raise _several_answers()
         return found
 
-    def _numbered(self, count: int, options: PostOptions) -> Receipt:
+    def _number(self, count: int, options: PostOptions) -> Receipt:
         now = self._source.clock.now()
         if (identity := options.identity) is None:
             return Receipt(self._source.sender, self._opening, self._last + 1, count, now, self._opening)
-        if identity.seq + count - 1 > LARGEST:
-            raise Problem(400, "?seq", "the numbers of these records lie beyond 64 bits", "begin another epoch")
+        if identity.seq + count - 1 > MAX_NUMBER:
+            raise Problem(400, "?seq", "the numbers of these records are beyond 64 bits", "start another epoch")
         try:
             self._senders.admit(identity.sender, identity.epoch, identity.seq, identity.seq + count - 1)
         except Refused as refused:
             raise Problem(400, "?seq", refused.reason) from refused
         return Receipt(identity.sender, identity.epoch, identity.seq, count, now, self._opening)
 
-    def _settled(self, receipt: Receipt, oneway: bool, safe: "asyncio.Future[None]") -> None:
-        if self._pending.get(receipt.key) is safe:
+    def _settled(self, receipt: Receipt, oneway: bool, durable: "asyncio.Future[None]") -> None:
+        if self._pending.get(receipt.key) is durable:
             del self._pending[receipt.key]
-        if not safe.cancelled() and safe.exception() is None:
-            self._taken += receipt.count
+        if not durable.cancelled() and durable.exception() is None:
+            self._accepted += receipt.count
             self._failed.pop(receipt.key, None)
             return
         self._dropped += oneway
@@ -161,15 +222,15 @@ class Requests:
         if len(self._failed) > _FAILED:
             del self._failed[next(iter(self._failed))]
 
-    # --- telling ------------------------------------------------------------------------------------------------------
+    # --- GET ----------------------------------------------------------------------------------------------------------
 
     async def figures(self, request: Request) -> Response:
         Query(request)
         return reply(
             {
                 "source": self._source.name,
-                "records": self._taken,
-                "on_their_way": len(self._pending),
+                "records": self._accepted,
+                "in_flight": len(self._pending),
                 "dropped": self._dropped,
                 "refused": self._refused,
                 "waiting": self.answers.waiting if self.answers else 0,
@@ -179,20 +240,20 @@ class Requests:
     async def receipt(self, request: Request) -> Response:
         query = Query(request, ("answer",))
         text = request.path_params["id"]
-        receipt = self._seals.opened(text)
+        receipt = self._signer.decode(text)
         if receipt is None:
-            raise Problem(404, "the receipt", "nobody here has given it", "send a record: the answer holds a receipt")
+            raise Problem(404, "the receipt", "it is unknown", "use the receipt from the response to a POST")
         wait = query.seconds("answer", self._source.wait)
         if wait is None:
             return reply(await self._state(text, receipt))
         if self.answers is None:
             raise self._no_answers()
         if receipt.count > 1:
-            raise Problem(400, "?answer", "several records have several answers", "send one at a time")
+            raise _several_answers()
         with self.answers.awaited(receipt.key) as answer:
-            await self._until(answer, wait)
+            await self._wait_for(answer, wait)
             if answer.done():
-                return _told(answer.result(), text)
+                return _response(answer.result(), text)
         return reply(await self._state(text, receipt), 202, _location(text))
 
     async def _state(self, text: str, receipt: Receipt) -> dict[str, object]:
@@ -205,44 +266,43 @@ class Requests:
             "records": receipt.count,
             "time": receipt.time,
         }
-        known = self._known(receipt)
-        found = Whereabouts()
-        if self._searching is not None and self._source.home is not None and known != "on its way":
+        state = self._state_without_search(receipt)
+        location = Location()
+        if self._locator is not None and self._source.context is not None and state != "in flight":
             try:
-                found = await self._searching.find(receipt)
-                document |= found.document(self._source.home)
+                location = await self._locator.find(receipt)
+                document |= location.document(self._source.context)
             except Unavailable as error:
-                if known is None:
+                if state is None:
                     raise
                 document["trouble"] = str(error)
-        if found.dead:
-            known = "refused"
-        elif known is None:
-            known = "safe" if len(found.into) == receipt.count else "unknown"
-        document["state"] = known
+        if location.dead:
+            state = "refused"
+        elif state is None:
+            state = "safe" if len(location.into) == receipt.count else "unknown"
+        document["state"] = state
         return document
 
-    def _known(self, receipt: Receipt) -> str | None:
-        """What is known without a search."""
+    def _state_without_search(self, receipt: Receipt) -> str | None:
         if receipt.opening == self._opening:
             if receipt.key in self._pending:
-                return "on its way"
+                return "in flight"
             return None if receipt.key in self._failed else "safe"
         epoch, until = self._before.get(receipt.sender, (0, 0))
         return "safe" if epoch == receipt.epoch and receipt.first + receipt.count - 1 <= until else None
 
-    async def _until(self, answer: "asyncio.Future[Answer]", left: float) -> None:
-        await asyncio.wait([answer, self._closing], timeout=max(0, left), return_when=asyncio.FIRST_COMPLETED)
+    async def _wait_for(self, answer: "asyncio.Future[Answer]", seconds: float) -> None:
+        await asyncio.wait([answer, self._closing], timeout=max(0, seconds), return_when=asyncio.FIRST_COMPLETED)
 
     def _no_answers(self) -> Problem:
         return Problem(400, "?answer", "this source has no answers", 'set answers="CHANNEL", the results of a query')
 
     async def close(self) -> None:
-        """Those who wait hear what there is."""
-        await self.gathering.close()
+        """Accept nothing more, and answer the requests that wait."""
+        await self.queue.close()
         self._closing.cancel()
-        if self._searching is not None:
-            self._searching.stop()
+        if self._locator is not None:
+            self._locator.stop()
 
 
 def app(requests: Requests, path: str, origins: Sequence[str] = ()) -> Starlette:
@@ -252,31 +312,34 @@ def app(requests: Requests, path: str, origins: Sequence[str] = ()) -> Starlette
         middleware.append(
             Middleware(CORSMiddleware, allow_origins=origins, allow_headers=["*"], expose_headers=exposed)
         )
-    made = Starlette(
+    starlette = Starlette(
         routes=[
             Route(path, requests.post, methods=["POST"]),
             Route(path, requests.figures),
             Route("/receipts/{id}", requests.receipt),
         ],
         middleware=middleware,
-        exception_handlers=handlers("the source", "ask at the address of the source"),
+        exception_handlers=handlers("the source", "use the address of the source"),
     )
-    made.router.redirect_slashes = False
-    return made
+    starlette.router.redirect_slashes = False
+    return starlette
 
 
-def _told(answer: Answer, text: str) -> Response:
-    """The row; or why there is none, which is the sender's to mend."""
-    value = answer.row
+def _several_answers() -> Problem:
+    return Problem(400, "?answer", "several records have several answers", "send one record per request")
+
+
+def _response(answer: Answer, text: str) -> Response:
+    """The row, or 422 with the reason why there is none."""
     if answer.refused is not None:
-        facts = {"place": "the record", "fix": "correct it, and send it as another record", "receipt": text}
-        return error_response(422, answer.refused, facts, _location(text))
+        fields = {"place": "the record", "fix": "correct it, and send it as another record", "receipt": text}
+        return error_response(422, answer.refused, fields, _location(text))
     try:
-        orjson.loads(value)
-        kind = "application/json"
+        orjson.loads(answer.row)
+        content_type = "application/json"
     except orjson.JSONDecodeError:
-        kind = "application/octet-stream"
-    return Response(value, 200, {"cache-control": "no-store", **_location(text)}, kind)
+        content_type = "application/octet-stream"
+    return Response(answer.row, 200, {"cache-control": "no-store", **_location(text)}, content_type)
 
 
 def _location(text: str) -> dict[str, str]:

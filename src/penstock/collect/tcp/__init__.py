@@ -17,10 +17,17 @@ from functools import partial
 
 import orjson
 
-from penstock.collect.door import door, why_no_sender
 from penstock.collect.framing import FRAMES, Found, Framing, framing
-from penstock.collect.gathering import LAND_WITHIN, TOGETHER, Gathering
-from penstock.collect.senders import LARGEST, Senders, counted, promise, same_name
+from penstock.collect.ingest import BATCH_RECORDS, STOP_TIMEOUT, IngestQueue
+from penstock.collect.listen import (
+    MAX_NUMBER,
+    SenderStates,
+    duplicate_sender,
+    endpoint,
+    invalid_sender,
+    last_number,
+    listener_guarantee,
+)
 from penstock.collect.tcp.connection import LAST_WORDS, Connection
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
@@ -63,7 +70,7 @@ class TcpSource:
     clock: Clock = field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
-        door(self.url, self.name, path=False)
+        endpoint(self.url, self.name, path=False)
         if self.frames not in FRAMES:
             fix = f"it is one of {', '.join(FRAMES)}"
             raise Misconfigured(f"source {self.name}, frames", f'"{self.frames}" is not known', fix)
@@ -79,28 +86,28 @@ class TcpSource:
 
     @property
     def guarantee(self) -> Guarantee:
-        return promise(self.named, self.shared)[0] if self.acknowledge else Guarantee.BEST_EFFORT
+        return listener_guarantee(self.named, self.shared)[0] if self.acknowledge else Guarantee.BEST_EFFORT
 
     @property
     def description(self) -> str:
         if not self.acknowledge:
             return "senders are told nothing: what had left them and was not taken at a crash is lost"
-        return promise(self.named, self.shared)[1]
+        return listener_guarantee(self.named, self.shared)[1]
 
     @asynccontextmanager
     async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         serving = _Serving(self, taken)
-        with door(self.url, self.name, path=False).opened(self.name, self.shared) as listener:
+        with endpoint(self.url, self.name, path=False).listen(self.name, self.shared) as listener:
             listener.setblocking(False)
             accepting = asyncio.create_task(serving.accept(listener))
             try:
-                async with aclosing(serving.gathering.intakes()) as intakes:
+                async with aclosing(serving.queue.intakes()) as intakes:
                     yield intakes
             finally:
                 accepting.cancel()
                 try:
                     # Who is told that its records are safe need not send them again.
-                    await serving.gathering.close()
+                    await serving.queue.close()
                 finally:
                     await serving.close()
 
@@ -132,9 +139,9 @@ class _Serving:
     """The connections of one opening, and how far each sender is."""
 
     def __init__(self, source: TcpSource, taken: ResumeState) -> None:
-        self.gathering = Gathering(source.name)
+        self.queue = IngestQueue(source.name)
         self._source = source
-        self._senders = Senders(taken, 0 if source.shared else source.largest_jump)
+        self._senders = SenderStates(taken, 0 if source.shared else source.largest_jump)
         self._connected: dict[_Who, _Visit] = {}
         self._visits: dict[_Visit, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(TURNS)
@@ -241,11 +248,11 @@ class _Serving:
             largest.connection.leave(why)
 
     async def _meet(self, visit: _Visit, who: _Who, has: int) -> None:
-        after = self._senders.after(*who, has)
+        after = self._senders.resume_after(*who, has)
         if (before := self._connected.get(who)) is not None:
             # It lost that connection, and came back before we noticed.
             before.connection.leave("there is another connection of this sender")
-            self._warn(same_name(*who))
+            self._warn(duplicate_sender(*who))
         self._connected[who] = visit
         visit.who, visit.met = who, True
         visit.last = visit.safe = visit.told = after
@@ -253,9 +260,9 @@ class _Serving:
 
     async def _take(self, visit: _Visit, found: Sequence[Found]) -> None:
         now = self._source.clock.now()
-        counted(visit.last, len(found))
-        for at in range(0, len(found), TOGETHER):
-            some, last = found[at : at + TOGETHER], visit.last
+        last_number(visit.last, len(found))
+        for at in range(0, len(found), BATCH_RECORDS):
+            some, last = found[at : at + BATCH_RECORDS], visit.last
             if visit.connection.why is not None and self._source.acknowledge:
                 raise Refused("a connection", visit.connection.why)
             if visit.who is None:
@@ -268,7 +275,7 @@ class _Serving:
                 ]
             visit.last += len(some)
             try:
-                visit.latest = await self.gathering.put(arrivals)
+                visit.latest = await self.queue.put(arrivals)
             except Unavailable as error:
                 raise Refused("records", error.reason) from error
             if self._source.acknowledge:
@@ -288,7 +295,7 @@ class _Serving:
             return
         first, visit.safe = visit.safe + 1, last
         if (who := visit.who) is not None:
-            self._senders.safe(*who, first, last)
+            self._senders.acknowledge(*who, first, last)
         if visit.telling is None and visit in self._visits:
             visit.telling = asyncio.create_task(self._tell(visit))
 
@@ -319,7 +326,7 @@ class _Serving:
                 self._warn(description)
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(LAND_WITHIN):
+            async with asyncio.timeout(STOP_TIMEOUT):
                 await self._landed(visit)
         # There are no words for one that does not even take what it is told of its records.
         if visit.telling is None:
@@ -360,8 +367,8 @@ def _who(hello: Found, source: str) -> tuple[_Who, int]:
         said = {}
     match {"seq": 1, **said} if isinstance(said, dict) else said:
         case {"sender": str(sender), "epoch": int(epoch), "seq": int(has), **more} if not more:
-            if (wrong := why_no_sender(sender, source)) is not None:
+            if (wrong := invalid_sender(sender, source)) is not None:
                 raise Refused("a connection", wrong)
-            if 0 <= epoch <= LARGEST and 1 <= has <= LARGEST and not {type(epoch), type(has)} & {bool}:
+            if 0 <= epoch <= MAX_NUMBER and 1 <= has <= MAX_NUMBER and not {type(epoch), type(has)} & {bool}:
                 return (sender, epoch), has
     raise Refused("a connection", _BEGIN)

@@ -4,7 +4,7 @@ import asyncio
 import socket
 from contextlib import suppress
 
-from penstock.collect.door import PATIENCE
+from penstock.collect.listen import SEND_TIMEOUT
 
 CHUNK = 64 << 10
 """So much is read at once: many records in a step, and little memory if each of them is tiny."""
@@ -24,8 +24,8 @@ class Connection:
         with suppress(OSError):
             connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if hasattr(socket, "TCP_KEEPIDLE"):
-                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(PATIENCE))
-                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(PATIENCE / 3))
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(SEND_TIMEOUT))
+                connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, int(SEND_TIMEOUT / 3))
 
     def leave(self, why: str) -> None:
         """Whoever waits for it wakes up, and finds the reason."""

@@ -19,11 +19,9 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-from penstock.collect.bodies import too_large
-from penstock.collect.door import door
-from penstock.collect.numbering import OF_WEBHOOKS
-from penstock.collect.webhook.deliveries import Delivery
-from penstock.collect.webhook.numbered import Numbered
+from penstock.collect.listen import endpoint, too_large
+from penstock.collect.numbers import WEBHOOK_SUFFIX
+from penstock.collect.webhook.deliveries import Delivery, Numbered
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Guarantee, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured
@@ -67,7 +65,7 @@ class WebhookSource:
     clock: Clock = field(default_factory=SystemClock)
 
     def __post_init__(self) -> None:
-        path = unquote(door(self.url, self.name).path)
+        path = unquote(endpoint(self.url, self.name).path)
         if "{" in path or "}" in path:
             raise Misconfigured(f"source {self.name}", f'"{path}" cannot be its path', "leave out the braces")
         known = self._keys()
@@ -95,7 +93,7 @@ class WebhookSource:
     @property
     def sender(self) -> str:
         """In whose name the messages are numbered."""
-        return f"{self.name}{OF_WEBHOOKS}"
+        return f"{self.name}{WEBHOOK_SUFFIX}"
 
     def with_context(self, home: SourceContext) -> "WebhookSource":
         """The same source, which keeps its ids where its pipeline keeps everything."""
@@ -103,9 +101,9 @@ class WebhookSource:
 
     @asynccontextmanager
     async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
-        at = door(self.url, self.name)
+        at = endpoint(self.url, self.name)
         async with AsyncExitStack() as stack:
-            listener = stack.enter_context(at.opened(self.name))
+            listener = stack.enter_context(at.listen(self.name))
             highest = taken.highest.get(self.sender, (0, 0))
             numbered = Numbered(self.name, self.sender, Path(self.folder), self.remember, self.clock, highest)
             await stack.enter_async_context(numbered.opened())
@@ -116,7 +114,7 @@ class WebhookSource:
             )
             config = http_config(checked, self.connections, self.patience.total_seconds(), _FAREWELL)
             await stack.enter_async_context(run_server(config, listener))
-            intakes = await stack.enter_async_context(aclosing(numbered.gathering.intakes()))
+            intakes = await stack.enter_async_context(aclosing(numbered.queue.intakes()))
             try:
                 yield intakes
             finally:

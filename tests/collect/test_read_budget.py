@@ -15,8 +15,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
-from penstock.collect import gathering, holding, websocket_server
-from penstock.collect.holding import Held
+from penstock.collect import ingest, read_budget, websocket_server
+from penstock.collect.read_budget import BudgetedConnection
 from penstock.collect.websocket_server import WebSocketServer
 from penstock.core.contracts import Intake, ResumeState
 
@@ -25,7 +25,7 @@ CHUNK = 256 << 10
 """So much a transport reads at once."""
 
 
-class Weighed(Held):
+class Weighed(BudgetedConnection):
     """Knows how much all of its kind hold, and the most that it ever was."""
 
     all: list["Weighed"]
@@ -41,24 +41,24 @@ class Weighed(Held):
 
     @classmethod
     def held(cls) -> int:
-        return sum(one.waiting + one.unfinished for one in cls.all)
+        return sum(one.waiting + one.incomplete for one in cls.all)
 
 
 @pytest.fixture(autouse=True)
 def weighed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(Weighed, "all", [], raising=False)
     monkeypatch.setattr(Weighed, "most", 0, raising=False)
-    monkeypatch.setattr(websocket_server, "Held", Weighed)
+    monkeypatch.setattr(websocket_server, "BudgetedConnection", Weighed)
     yield
     assert Weighed.held() == 0
 
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gathering.Gathering.__init__, "__defaults__", (100_000,))
+    monkeypatch.setattr(ingest.IngestQueue.__init__, "__defaults__", (100_000,))
     """What holds one up holds all of them up."""
-    monkeypatch.setattr(holding, "WAITING", 400_000)
-    monkeypatch.setattr(holding, "MOST", 400_000)
+    monkeypatch.setattr(read_budget, "SHARED_BYTES", 400_000)
+    monkeypatch.setattr(read_budget, "MAX_BYTES", 400_000)
 
 
 @asynccontextmanager
@@ -84,7 +84,7 @@ async def filled(sender: ClientConnection) -> int:
     """It sends until so much waits that nobody is read; how many that were."""
     for count in range(1, 100):
         await sender.send(b"x" * 100_000)
-        if all(one.held_back for one in Weighed.all):
+        if all(one.paused for one in Weighed.all):
             return count
         await asyncio.sleep(0.001)
     raise AssertionError("it was never held up")
@@ -97,7 +97,7 @@ async def test_very_many_that_bring_a_little_each_are_bounded_and_all_of_it_arri
         for sender in senders:
             # One read takes all of it: nobody is held up by what it brings itself.
             await sender.send(b"x" * 20_000)
-        await until(lambda: all(one.held_back for one in Weighed.all))
+        await until(lambda: all(one.paused for one in Weighed.all))
         late = asyncio.create_task(met(f"{url}late"))
         found = await taken(intakes, 100)
         assert len({one.origin.sender for one in found if one.origin is not None}) == 100
@@ -105,16 +105,16 @@ async def test_very_many_that_bring_a_little_each_are_bounded_and_all_of_it_arri
             await told(sender, 1)
         await stack.enter_async_context(await late)
         # All of them together would have brought five times as much.
-        assert Weighed.most <= holding.MOST + CHUNK
+        assert Weighed.most <= read_budget.MAX_BYTES + CHUNK
 
 
 @pytest.mark.usefixtures("little_room")
 async def test_whoever_brings_more_is_held_up_before_all_the_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "MOST", holding.MOST * 10)
+    monkeypatch.setattr(read_budget, "MAX_BYTES", read_budget.MAX_BYTES * 10)
     async with opened() as (url, intakes), await met(f"{url}idle") as idle, await met(f"{url}busy") as busy:
         for _ in range(10):
             await busy.send(b"x" * 100_000)
-        await until(lambda: [one.held_back for one in Weighed.all] == [False, True])
+        await until(lambda: [one.paused for one in Weighed.all] == [False, True])
         await (await idle.ping())
         assert len(await taken(intakes, 10)) == 10
         await told(busy, 10)
@@ -131,7 +131,7 @@ async def test_a_message_that_does_not_end_holds_nobody_up() -> None:
             yield b"z"
 
         sending = asyncio.create_task(slow.send(parts()))
-        await until(lambda: any(one.unfinished for one in Weighed.all))
+        await until(lambda: any(one.incomplete for one in Weighed.all))
         count = await filled(fast)
         assert len(await taken(intakes, count)) == count
         await told(fast, count)
@@ -145,14 +145,14 @@ async def test_a_message_that_does_not_end_holds_nobody_up() -> None:
 async def test_whoever_holds_most_has_to_go_when_too_much_does_not_end(
     whole: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(holding, "UNFINISHED", 200_000)
+    monkeypatch.setattr(read_budget, "INCOMPLETE_BYTES", 200_000)
     async with opened() as (url, intakes), await met(f"{url}small") as small, await met(f"{url}large") as large:
         begun = Frame(Opcode.TEXT, b"x" * 50_000, fin=False).serialize(mask=True)
         small.transport.write(begun[: len(begun) if whole else -10])
-        await until(lambda: any(one.unfinished for one in Weighed.all))
+        await until(lambda: any(one.incomplete for one in Weighed.all))
         begun = Frame(Opcode.TEXT, b"x" * 190_000, fin=False).serialize(mask=True)
         large.transport.write(begun[: len(begun) if whole else -10])
-        with pytest.raises(ConnectionClosed, match=r"1013 .* too many messages here that do not end"):
+        with pytest.raises(ConnectionClosed, match=r"1013 .* incomplete messages"):
             await large.recv()
         small.transport.write(b"" if whole else begun[-10:])
         small.transport.write(Frame(Opcode.CONT, b"y").serialize(mask=True))
@@ -161,7 +161,7 @@ async def test_whoever_holds_most_has_to_go_when_too_much_does_not_end(
 
 
 async def test_a_handshake_that_does_not_end_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "UNFINISHED", 200_000)
+    monkeypatch.setattr(read_budget, "INCOMPLETE_BYTES", 200_000)
     async with opened() as (url, intakes), await met(f"{url}a") as sender:
         port = int(url.partition("?")[0].rpartition(":")[2].strip("/"))
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

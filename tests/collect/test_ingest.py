@@ -14,9 +14,8 @@ import pytest
 from tests.collect.waiting import until
 
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.crossing import MOST_INTAKES
-from penstock.collect.pump import Pump
-from penstock.collect.spooling import Spool
+from penstock.collect.ingest import MAX_INTAKES, IngestLoop
+from penstock.collect.spool import Spool
 from penstock.collect.websocket import WebSocketSource
 from penstock.core.contracts import Arrival, Channels, Entry, Guarantee, Intake, ResumeState, Sender, Source
 from penstock.core.errors import Unavailable
@@ -108,18 +107,18 @@ class _Fragile:
                 raise Crash
 
 
-def pump(source: Source, channels: Channels, **options: Any) -> Pump:
-    return Pump(
+def pump(source: Source, channels: Channels, **options: Any) -> IngestLoop:
+    return IngestLoop(
         source,
         "rsvps",
         channels,
         heartbeats="heartbeats",
         bookmarks="bookmarks",
-        **{"key": "n", "mark_every": timedelta(milliseconds=1), "delays": lambda: repeat(0.0), **options},
+        **{"key": "n", "bookmark_every": timedelta(milliseconds=1), "delays": lambda: repeat(0.0), **options},
     )
 
 
-async def pumped(source: Source, channels: Channels, **options: Any) -> Pump:
+async def pumped(source: Source, channels: Channels, **options: Any) -> IngestLoop:
     one = pump(source, channels, **options)
     await one.run(asyncio.Event())
     return one
@@ -187,7 +186,7 @@ async def test_a_payload_beyond_the_limit_goes_to_the_dead_letters_once() -> Non
     large = Arrival(b"x" * 5_001, Origin("s0", 1, 2, 5))
     source = Outside([Arrival(b"x" * 5_000, Origin("s0", 1, 1, 5)), large])
     for _ in range(2):
-        one = await pumped(source, channels, limit_bytes=5_000)
+        one = await pumped(source, channels, max_record_bytes=5_000)
     assert one.figures()["refused"] == 0
     assert len(channels.entries("rsvps")) == 1
     (dead,) = channels.entries("rsvps.dead")
@@ -265,7 +264,7 @@ async def test_a_crash_at_any_step_loses_nothing_and_doubles_nothing(channel: st
     while True:
         generations += 1
         try:
-            await pumped(Outside(mixed), channels, limit_bytes=1_000)
+            await pumped(Outside(mixed), channels, max_record_bytes=1_000)
             break
         except Crash:
             continue
@@ -283,12 +282,14 @@ async def test_crashes_and_kills_at_random_lose_nothing_and_double_nothing(seed:
     for generation in range(200):
         if generation > 30:
             channels.fate = lambda _: None
-        running = asyncio.create_task(pumped(source, channels, mark_every=timedelta(milliseconds=draw.randint(0, 5))))
+        running = asyncio.create_task(
+            pumped(source, channels, bookmark_every=timedelta(milliseconds=draw.randint(0, 5)))
+        )
         if draw.random() < 0.5 and generation < 30:
             await asyncio.wait((running,), timeout=draw.random() / 200)
             running.cancel()
         (result,) = await asyncio.gather(running, return_exceptions=True)
-        if isinstance(result, Pump):
+        if isinstance(result, IngestLoop):
             break
         assert isinstance(result, Crash | asyncio.CancelledError)
     assert origins(channels) == Counter(record.origin for record in records)
@@ -319,10 +320,10 @@ class Slow(MemoryChannels):
 async def test_no_more_is_on_its_way_than_is_allowed() -> None:
     channels, source = Slow(), Outside(numbered(1_000), chunk=lambda: 1)
     running = asyncio.create_task(pumped(source, channels))
-    await until(lambda: channels.waiting == MOST_INTAKES)
+    await until(lambda: channels.waiting == MAX_INTAKES)
     for _ in range(100):
         await asyncio.sleep(0)
-    assert channels.waiting == MOST_INTAKES
+    assert channels.waiting == MAX_INTAKES
     assert source.settled == []
     channels.go.set()
     await running
@@ -331,7 +332,7 @@ async def test_no_more_is_on_its_way_than_is_allowed() -> None:
 
 async def test_nothing_is_taken_or_settled_while_the_disk_is_full() -> None:
     channels, source, room = MemoryChannels(), Outside(numbered(10)), list[str | None](["the disk is full"])
-    one = pump(source, channels, lacking=lambda: room[0])
+    one = pump(source, channels, pause_reason=lambda: room[0])
     running = asyncio.create_task(one.run(asyncio.Event()))
     await until(lambda: one.figures()["paused"])
     assert (channels.entries("rsvps"), source.settled) == ([], [])
@@ -357,14 +358,14 @@ async def test_a_bookmark_never_claims_what_is_still_on_its_way() -> None:
 async def test_a_bookmark_that_is_too_large_is_not_written_and_not_needed() -> None:
     channels, records = MemoryChannels(), numbered(2_000, senders=200)
     for some in (records[:1_000], records):
-        await pumped(Outside(some), channels, mark_bytes=1_000)
+        await pumped(Outside(some), channels, max_bookmark_bytes=1_000)
     assert all(len(entry.value or b"") <= 1_000 for entry in channels.entries("bookmarks"))
     assert origins(channels) == Counter(record.origin for record in records)
 
 
 async def test_how_large_a_bookmark_may_be_is_not_for_the_channel_of_the_records_to_say() -> None:
     channels, records = MemoryChannels(), numbered(2_000, senders=200)
-    await pumped(Outside(records), channels, limit_bytes=1_000)
+    await pumped(Outside(records), channels, max_record_bytes=1_000)
     assert any(len(entry.value or b"") > 1_000 for entry in channels.entries("bookmarks"))
 
 
@@ -500,7 +501,7 @@ async def test_a_channel_that_cannot_be_asked_fails_the_pump_at_once() -> None:
 
 
 def spool(folder: Path) -> Spool:
-    return Spool(SqliteChannels(folder, sync=False), "source", patience=0.05)
+    return Spool(SqliteChannels(folder, sync=False), "source", timeout=0.05)
 
 
 async def test_a_channel_that_is_away_is_none_of_the_sources_business(tmp_path: Path) -> None:
@@ -540,7 +541,7 @@ async def crashed_while_away(folder: Path) -> Fragile:
 async def test_what_waits_on_disk_is_not_asked_for_again_and_comes_first(tmp_path: Path) -> None:
     channels = await crashed_while_away(tmp_path)
     again = await pumped(Outside(numbered(120)), channels, spool=spool(tmp_path))
-    assert again.doubled == 0
+    assert again.total_duplicates == 0
     assert origins(channels) == Counter(arrival.origin for arrival in numbered(120))
     for sender in ("s0", "s1", "s2"):
         found = [origin.seq for origin in map(origin_of, channels.entries("rsvps")) if origin.sender == sender]
@@ -550,7 +551,7 @@ async def test_what_waits_on_disk_is_not_asked_for_again_and_comes_first(tmp_pat
 async def test_what_waits_on_disk_and_is_in_the_channel_all_the_same_is_not_sent_again(tmp_path: Path) -> None:
     """As after a life whose last records were on their way, and on disk, when it ended."""
     channels = await crashed_while_away(tmp_path)
-    waiting = [record for name, record in spool(tmp_path).waiting() if name == "rsvps"]
+    waiting = [record for name, record in spool(tmp_path).records() if name == "rsvps"]
     for record in waiting[:40]:
         channels.append("rsvps", record.value, record.key, record.headers())
     await pumped(Outside(numbered(120)), channels, spool=spool(tmp_path))
@@ -615,7 +616,7 @@ async def test_what_a_source_gives_again_while_it_is_on_its_way_does_not_put_it_
 
 async def test_all_that_may_be_on_its_way_is_known_when_it_is_given_again() -> None:
     channels, count = Slow(), 150_000
-    source = Placed(count, [(MOST_INTAKES, 2_000), (count, 2_000)])
+    source = Placed(count, [(MAX_INTAKES, 2_000), (count, 2_000)])
     running = asyncio.create_task(pump(source, channels, key=None).run(asyncio.Event()))
     for _ in range(500):
         await asyncio.sleep(0)

@@ -5,8 +5,8 @@ from contextlib import suppress
 import pytest
 
 from penstock.collect.bookmarks import Bookmark
-from penstock.collect.crossing import MOST_BYTES, Crossing, Names
-from penstock.collect.sorting import Sorted
+from penstock.collect.dedup import DedupResult
+from penstock.collect.ingest import MAX_BYTES, ChannelNames, InFlight
 from penstock.core.contracts import Intake
 from penstock.core.errors import Unavailable
 from penstock.core.record import Origin, Record
@@ -42,43 +42,51 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-def crossing(sender: Held) -> Crossing:
-    return Crossing(sender, Names("into", "dead", "heartbeats", "bookmarks"), Bookmark())
+def window_of(sender: Held) -> InFlight:
+    return InFlight(
+        lambda channel, records: asyncio.ensure_future(sender.send(channel, records)),
+        ChannelNames("into", "dead", "heartbeats", "bookmarks"),
+        Bookmark(),
+    )
 
 
-def one(seq: int, notices: bool = False) -> Sorted:
+def one(seq: int, notices: bool = False) -> DedupResult:
     origin = Origin("a", 1, seq, 0)
-    return Sorted(
-        [Record(b"", origin)], numbers=[("a", 1, seq, seq)], notices=[Record(b"")] if notices else [], last=seq
+    return DedupResult(
+        [Record(b"", origin)], runs=[("a", 1, seq, seq)], notices=[Record(b"")] if notices else [], last=seq
     )
 
 
 async def test_intakes_are_sent_side_by_side_and_settled_in_order() -> None:
     sender, settled = Held(), Settled()
-    crossed = crossing(sender)
-    settling = asyncio.create_task(crossed.settle())
+    window = window_of(sender)
+    settling = asyncio.create_task(window.settle())
     for seq in (1, 2, 3):
-        crossed.launch(settled.intake(seq), one(seq), heard=seq, size=1)
+        window.send(settled.intake(seq), one(seq), received=seq, size=1)
     await turns()
     assert len(sender.sends) == 3
     sender.sends[2][1].set_result(None)
     sender.sends[1][1].set_result(None)
     await turns()
     assert settled.told == []
-    assert crossed.safe.numbers.places() == {}
+    assert window.bookmark.numbers.contiguous() == {}
     sender.sends[0][1].set_result(None)
-    await crossed.landed()
+    await window.settled()
     assert settled.told == [(1, None), (2, None), (3, None)]
-    assert (crossed.safe.numbers.places(), crossed.safe.heard, crossed.safe.last) == ({"a": (1, 3)}, 3, 3)
+    assert (window.bookmark.numbers.contiguous(), window.bookmark.last_received, window.bookmark.last) == (
+        {"a": (1, 3)},
+        3,
+        3,
+    )
     settling.cancel()
 
 
 async def test_a_notice_waits_for_the_records_before_it() -> None:
     sender, settled = Held(), Settled()
-    crossed = crossing(sender)
-    settling = asyncio.create_task(crossed.settle())
-    crossed.launch(settled.intake(1), one(1), heard=1, size=1)
-    crossed.launch(settled.intake(2), Sorted(notices=[Record(b"")]), heard=2, size=0)
+    window = window_of(sender)
+    settling = asyncio.create_task(window.settle())
+    window.send(settled.intake(1), one(1), received=1, size=1)
+    window.send(settled.intake(2), DedupResult(notices=[Record(b"")]), received=2, size=0)
     await turns()
     assert [channel for channel, _ in sender.sends] == ["into"]
     sender.sends[0][1].set_result(None)
@@ -89,26 +97,26 @@ async def test_a_notice_waits_for_the_records_before_it() -> None:
 
 async def test_a_failure_is_told_to_all_that_wait() -> None:
     sender, settled = Held(), Settled()
-    crossed = crossing(sender)
-    settling = asyncio.create_task(crossed.settle())
+    window = window_of(sender)
+    settling = asyncio.create_task(window.settle())
     for seq in (1, 2):
-        crossed.launch(settled.intake(seq), one(seq), heard=seq, size=1)
+        window.send(settled.intake(seq), one(seq), received=seq, size=1)
     await turns()
     failure = OSError("the disk is full")
     sender.sends[0][1].set_exception(failure)
     with pytest.raises(OSError, match="the disk is full"):
         await settling
     assert settled.told == [(1, failure), (2, failure)]
-    assert crossed.safe.numbers.places() == {}
+    assert window.bookmark.numbers.contiguous() == {}
 
 
 async def test_too_many_bytes_wait_but_one_intake_alone_never_does() -> None:
     sender, settled = Held(), Settled()
-    crossed = crossing(sender)
-    settling = asyncio.create_task(crossed.settle())
-    await crossed.room(10 * MOST_BYTES)
-    crossed.launch(settled.intake(1), one(1), heard=1, size=10 * MOST_BYTES)
-    waiting = asyncio.create_task(crossed.room(1))
+    window = window_of(sender)
+    settling = asyncio.create_task(window.settle())
+    await window.wait_for_space(10 * MAX_BYTES)
+    window.send(settled.intake(1), one(1), received=1, size=10 * MAX_BYTES)
+    waiting = asyncio.create_task(window.wait_for_space(1))
     await turns()
     assert not waiting.done()
     sender.sends[0][1].set_result(None)
@@ -120,10 +128,10 @@ async def test_too_many_bytes_wait_but_one_intake_alone_never_does() -> None:
 
 async def test_who_is_cut_off_in_the_middle_is_told_too() -> None:
     sender, settled = Held(), Settled()
-    crossed = crossing(sender)
-    settling = asyncio.create_task(crossed.settle())
+    window = window_of(sender)
+    settling = asyncio.create_task(window.settle())
     for seq in (1, 2):
-        crossed.launch(settled.intake(seq), one(seq), heard=seq, size=1)
+        window.send(settled.intake(seq), one(seq), received=seq, size=1)
     await turns()
     settling.cancel()
     with suppress(asyncio.CancelledError):
@@ -134,12 +142,12 @@ async def test_who_is_cut_off_in_the_middle_is_told_too() -> None:
 async def test_nothing_sets_out_any_more_once_something_has_failed() -> None:
     """Nobody would wait for it, and it could arrive when another life has looked already."""
     sender, settled = Held(), Settled()
-    crossed = crossing(sender)
-    settling = asyncio.create_task(crossed.settle())
-    crossed.launch(settled.intake(1), one(1), heard=1, size=1)
+    window = window_of(sender)
+    settling = asyncio.create_task(window.settle())
+    window.send(settled.intake(1), one(1), received=1, size=1)
     await turns()
     sender.sends[0][1].set_exception(ConnectionError("gone"))
     await asyncio.wait((settling,))
     assert isinstance(settling.exception(), ConnectionError)
     with pytest.raises(ConnectionError, match="gone"):
-        await crossed.room(1)
+        await window.wait_for_space(1)

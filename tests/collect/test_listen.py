@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from penstock.collect.ways import source_at
+from penstock.collect.registry import source_at
 from penstock.core.contracts import ResumeState
 from penstock.core.errors import Misconfigured
 

@@ -15,7 +15,7 @@ import pytest
 from tests.collect.waiting import until
 
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.spooling import Spool
+from penstock.collect.spool import Spool
 from penstock.core.contracts import Sender, Topic
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.record import Origin, Record
@@ -62,7 +62,7 @@ def moody() -> Moody:
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Spool:
-    return Spool(SqliteChannels(tmp_path), "source", patience=0.05)
+    return Spool(SqliteChannels(tmp_path), "source", timeout=0.05)
 
 
 def taken(folder: Path) -> int:
@@ -71,11 +71,11 @@ def taken(folder: Path) -> int:
 
 
 async def test_while_the_channel_takes_records_the_disk_is_left_alone(spool: Spool, moody: Moody) -> None:
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         for n in range(1, 11):
             await sender.send("things", [record(n)])
     assert moody.numbers() == list(range(1, 11))
-    assert list(spool.waiting()) == []
+    assert list(spool.records()) == []
     assert spool.disk.bounds("source") == {0: (0, 0)}
 
 
@@ -83,20 +83,20 @@ async def test_while_the_channel_takes_records_the_disk_is_left_alone(spool: Spo
 async def test_what_the_channel_does_not_take_is_safe_on_disk_and_goes_on_in_order(
     spool: Spool, moody: Moody, mood: str
 ) -> None:
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         await sender.send("things", [record(1)])
         moody.mood = mood
         async with asyncio.timeout(20):
             await asyncio.gather(*(sender.send("things", [record(n)]) for n in range(2, 50)))
-        assert sender.away
-        assert [one.origin and one.origin.seq for _, one in spool.waiting()] == list(range(2, 50))
+        assert sender.spooling
+        assert [one.origin and one.origin.seq for _, one in spool.records()] == list(range(2, 50))
         assert sender.depth.records == 48
         moody.mood = "takes"
         await sender.send("things", [record(50)])
         if mood == "hangs":
             # The call that hangs is in the double's hands; a broker ends it by an error of its own.
             return
-        await until(lambda: not sender.away)
+        await until(lambda: not sender.spooling)
         await sender.send("things", [record(51)])
     assert moody.numbers() == list(range(1, 52))
     assert (sender.depth.records, sender.depth.bytes) == (0, 0)
@@ -110,11 +110,11 @@ async def test_a_record_comes_out_as_it_went_in(spool: Spool, moody: Moody) -> N
         Record(b"", None, b"", [("a", b"")]),
     ]
     moody.mood = "raises"
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         await sender.send("things", sent)
         await sender.send("notices", [record(2)])
         moody.mood = "takes"
-        await until(lambda: not sender.away)
+        await until(lambda: not sender.spooling)
     assert [one.headers() for _, one in moody.held] == [one.headers() for one in [*sent, record(2)]]
     assert [(one.value, one.key, one.origin) for _, one in moody.held] == [
         (one.value, one.key, one.origin) for one in [*sent, record(2)]
@@ -124,14 +124,14 @@ async def test_a_record_comes_out_as_it_went_in(spool: Spool, moody: Moody) -> N
 
 async def test_another_life_finds_what_waits_and_sends_it_before_its_own(spool: Spool, moody: Moody) -> None:
     moody.mood = "raises"
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         for n in range(1, 6):
             await sender.send("things", [record(n)])
     moody.mood = "takes"
-    async with spool.over(moody) as again:
-        assert again.away
+    async with spool.open(moody) as again:
+        assert again.spooling
         await again.send("things", [record(6)])
-        await until(lambda: not again.away)
+        await until(lambda: not again.spooling)
         await again.send("things", [record(7)])
     assert moody.numbers() == list(range(1, 8))
 
@@ -140,32 +140,32 @@ async def test_what_was_brought_into_the_channel_is_not_brought_again_and_leaves
     spool: Spool, moody: Moody, tmp_path: Path
 ) -> None:
     moody.mood = "raises"
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         for n in range(1, 101):
             await sender.send("things", [record(n, size=200)])
         full = taken(tmp_path)
         moody.mood = "takes"
-        await until(lambda: not sender.away)
+        await until(lambda: not sender.spooling)
     assert taken(tmp_path) < full / 2
-    async with spool.over(moody):
+    async with spool.open(moody):
         pass
     assert moody.numbers() == list(range(1, 101))
 
 
 async def test_a_full_disk_makes_the_sender_wait_and_loses_nothing(tmp_path: Path, moody: Moody) -> None:
-    spool = Spool(SqliteChannels(tmp_path), "source", most_bytes=1_000, patience=0.05)
+    spool = Spool(SqliteChannels(tmp_path), "source", max_bytes=1_000, timeout=0.05)
     moody.mood = "raises"
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         sending = [asyncio.create_task(sender.send("things", [record(n, size=100)])) for n in range(1, 31)]
         await until(lambda: sender.full)
         await asyncio.sleep(0.1)
         done = [task for task in sending if task.done()]
         assert 0 < len(done) < 30
-        assert len(list(spool.waiting())) == len(done)
+        assert len(list(spool.records())) == len(done)
         moody.mood = "takes"
         async with asyncio.timeout(20):
             await asyncio.gather(*sending)
-        await until(lambda: not sender.away)
+        await until(lambda: not sender.spooling)
     assert moody.numbers() == list(range(1, 31))
 
 
@@ -174,15 +174,15 @@ async def test_a_disk_that_others_have_filled_makes_the_sender_wait_until_there_
 ) -> None:
     free = 0
     moody.mood = "raises"
-    async with Spool(SqliteChannels(tmp_path), "source", patience=0.05, free=lambda: free).over(moody) as sender:
+    async with Spool(SqliteChannels(tmp_path), "source", timeout=0.05, free=lambda: free).open(moody) as sender:
         sending = asyncio.create_task(sender.send("things", [record(1)]))
-        await until(lambda: sender.away)
+        await until(lambda: sender.spooling)
         await asyncio.sleep(0.05)
         assert not sending.done()
         free = 1 << 30
         await asyncio.wait_for(sending, 20)
         moody.mood = "takes"
-        await asyncio.wait_for(sender.through(), 20)
+        await asyncio.wait_for(sender.forwarded(), 20)
     assert moody.numbers() == [1]
 
 
@@ -202,7 +202,7 @@ async def test_a_disk_with_an_io_error_acknowledges_nothing_more(
 
     monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=Connection))
     moody.mood = "raises"
-    async with Spool(SqliteChannels(tmp_path), "source", patience=0.05).over(moody) as sender:
+    async with Spool(SqliteChannels(tmp_path), "source", timeout=0.05).open(moody) as sender:
         await sender.send("things", [record(1)])
         broken = True
         with pytest.raises(Unavailable, match="final"):
@@ -213,16 +213,16 @@ async def test_a_disk_with_an_io_error_acknowledges_nothing_more(
 
 
 async def test_one_that_gives_up_while_it_waits_for_room_is_forgotten(tmp_path: Path, moody: Moody) -> None:
-    spool = Spool(SqliteChannels(tmp_path), "source", most_bytes=100, patience=0.05)
+    spool = Spool(SqliteChannels(tmp_path), "source", max_bytes=100, timeout=0.05)
     moody.mood = "raises"
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         await sender.send("things", [record(1, size=100)])
         late = asyncio.create_task(sender.send("things", [record(2)]))
         await until(lambda: sender.depth.records == 2)
         late.cancel()
         await asyncio.gather(late, return_exceptions=True)
         moody.mood = "takes"
-        await until(lambda: not sender.away)
+        await until(lambda: not sender.spooling)
         await sender.send("things", [record(3)])
     assert moody.numbers() == [1, 3]
 
@@ -230,45 +230,45 @@ async def test_one_that_gives_up_while_it_waits_for_room_is_forgotten(tmp_path: 
 async def test_what_was_on_its_way_when_the_channel_fell_silent_is_there_once_and_first(
     spool: Spool, moody: Moody
 ) -> None:
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         moody.mood = "pauses"
         async with asyncio.timeout(20):
             await asyncio.gather(*(sender.send("things", [record(n), record(n + 1)]) for n in range(1, 21, 2)))
-        assert sender.away
+        assert sender.spooling
         await sender.send("things", [record(21)])
-        assert len(list(spool.waiting())) == 21
+        assert len(list(spool.records())) == 21
         assert moody.numbers() == []
         moody.mood = "takes"
         moody.again.set()
-        await until(lambda: not sender.away)
+        await until(lambda: not sender.spooling)
         await sender.send("things", [record(22)])
     assert moody.numbers() == list(range(1, 23))
     assert (sender.depth.records, sender.depth.bytes) == (0, 0)
 
 
 async def test_what_fails_after_the_channel_fell_silent_is_sent_again(spool: Spool, moody: Moody) -> None:
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         moody.mood = "pauses"
         await asyncio.gather(*(sender.send("things", [record(n)]) for n in range(1, 6)))
         moody.mood, calls = "raises", moody.calls
         moody.again.set()
         await until(lambda: moody.calls > calls)
         moody.mood = "takes"
-        await until(lambda: not sender.away)
+        await until(lambda: not sender.spooling)
     assert moody.numbers() == list(range(1, 6))
 
 
 async def test_who_waits_for_a_silent_channel_is_free_when_it_takes_the_records_while_the_disk_is_full(
     tmp_path: Path, moody: Moody
 ) -> None:
-    spool = Spool(SqliteChannels(tmp_path), "source", patience=0.05, free=lambda: 0)
-    async with spool.over(moody) as sender:
+    spool = Spool(SqliteChannels(tmp_path), "source", timeout=0.05, free=lambda: 0)
+    async with spool.open(moody) as sender:
         moody.mood = "pauses"
         sending = asyncio.create_task(sender.send("things", [record(1)]))
-        await until(lambda: sender.away)
+        await until(lambda: sender.spooling)
         moody.again.set()
         await asyncio.wait_for(sending, 20)
-        await until(lambda: not sender.away)
+        await until(lambda: not sender.spooling)
         assert (sender.depth.records, sender.depth.bytes) == (0, 0)
     assert moody.numbers() == [1]
 
@@ -295,15 +295,15 @@ class Full(SqliteChannels):
 
 async def test_a_disk_that_fails_after_the_channel_took_the_record_is_forgiven(tmp_path: Path, moody: Moody) -> None:
     disk = Full(tmp_path)
-    async with Spool(disk, "source", patience=0.05).over(moody) as sender:
+    async with Spool(disk, "source", timeout=0.05).open(moody) as sender:
         moody.mood, disk.full = "pauses", asyncio.Event()
         sending = asyncio.create_task(sender.send("things", [record(1)]))
-        await until(lambda: sender.away)
+        await until(lambda: sender.spooling)
         await asyncio.sleep(0.02)
         moody.again.set()
         await sending
         disk.full.set()
-        await until(lambda: not sender.away)
+        await until(lambda: not sender.spooling)
         disk.full = None
         await sender.send("things", [record(2)])
         assert (sender.depth.records, sender.depth.bytes) == (0, 0)
@@ -311,16 +311,16 @@ async def test_a_disk_that_fails_after_the_channel_took_the_record_is_forgiven(t
 
 
 async def test_one_that_gives_up_takes_its_call_to_the_channel_with_it(tmp_path: Path, moody: Moody) -> None:
-    spool = Spool(SqliteChannels(tmp_path), "source", patience=0.05, free=lambda: 0)
-    async with spool.over(moody) as sender:
+    spool = Spool(SqliteChannels(tmp_path), "source", timeout=0.05, free=lambda: 0)
+    async with spool.open(moody) as sender:
         moody.mood = "pauses"
         sending = asyncio.create_task(sender.send("things", [record(1)]))
-        await until(lambda: sender.away)
+        await until(lambda: sender.spooling)
         sending.cancel()
         await asyncio.gather(sending, return_exceptions=True)
-        await until(lambda: not sender.away)
+        await until(lambda: not sender.spooling)
         moody.again.set()
-        await asyncio.wait_for(sender.through(), 20)
+        await asyncio.wait_for(sender.forwarded(), 20)
         await asyncio.sleep(0.02)
     assert moody.numbers() == []
 
@@ -334,91 +334,91 @@ async def test_a_channel_that_fails_leaves_what_is_on_its_way_into_another(spool
             await asyncio.shield(super().send(channel, records))
 
     both = Two()
-    async with spool.over(both) as sender:
+    async with spool.open(both) as sender:
         both.mood = "pauses"
         sending = [asyncio.create_task(sender.send("things", [record(n)])) for n in range(1, 4)]
         sending.append(asyncio.create_task(sender.send("broken", [record(9)])))
-        await until(lambda: sender.away)
+        await until(lambda: sender.spooling)
         both.mood = "takes"
         both.again.set()
         await asyncio.gather(*sending)
-        await until(lambda: not sender.away)
+        await until(lambda: not sender.spooling)
     assert both.numbers() == [1, 2, 3]
     assert both.numbers("broken") == [9]
 
 
 async def test_what_the_channel_holds_of_an_earlier_life_is_not_sent_again(spool: Spool, moody: Moody) -> None:
     moody.mood = "raises"
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         for n in range(1, 6):
             await sender.send("things", [record(n)])
         await sender.send("others", [record(2)])
     moody.mood = "takes"
-    async with spool.over(moody, lambda channel, origin: channel == "things" and origin.seq in (2, 3)) as again:
-        await until(lambda: not again.away)
+    async with spool.open(moody, lambda channel, origin: channel == "things" and origin.seq in (2, 3)) as again:
+        await until(lambda: not again.spooling)
         assert (again.depth.records, again.depth.bytes) == (0, 0)
     assert moody.numbers() == [1, 4, 5]
     assert moody.numbers("others") == [2]
-    assert list(spool.waiting()) == []
+    assert list(spool.records()) == []
 
 
 async def test_an_acknowledgement_that_was_lost_makes_a_record_come_twice_and_never_less(
     spool: Spool, moody: Moody
 ) -> None:
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         moody.mood = "takes and raises"
         await sender.send("things", [record(1)])
         moody.mood = "takes"
-        await until(lambda: not sender.away)
+        await until(lambda: not sender.spooling)
     assert len(moody.numbers()) >= 2
     assert set(moody.numbers()) == {1}
 
 
 async def test_what_the_channel_will_never_take_is_told_to_who_sent_it(spool: Spool, moody: Moody) -> None:
     moody.mood = "refuses"
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         with pytest.raises(Refused, match="too large"):
             await sender.send("things", [record(1)])
-        assert not sender.away
+        assert not sender.spooling
 
 
 async def test_what_stays_on_disk_for_good_is_told_to_everybody(spool: Spool, moody: Moody) -> None:
     moody.mood = "raises"
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         await sender.send("things", [record(1)])
         moody.mood = "refuses"
         with pytest.raises(Refused, match="too large"):
-            await asyncio.wait_for(sender.through(), 20)
+            await asyncio.wait_for(sender.forwarded(), 20)
         with pytest.raises(Refused, match="too large"):
             await sender.send("things", [record(2)])
-    assert len(list(spool.waiting())) == 1
+    assert len(list(spool.records())) == 1
 
 
 async def test_two_of_them_may_lie_in_the_same_place(tmp_path: Path, moody: Moody) -> None:
     moody.mood = "raises"
-    one, other = (Spool(SqliteChannels(tmp_path), name, patience=0.05) for name in ("one", "other"))
-    async with one.over(moody) as first, other.over(moody) as second:
+    one, other = (Spool(SqliteChannels(tmp_path), name, timeout=0.05) for name in ("one", "other"))
+    async with one.open(moody) as first, other.open(moody) as second:
         await first.send("things", [record(1)])
         await second.send("things", [record(2)])
         moody.mood = "takes"
-        await first.through()
-        await second.through()
+        await first.forwarded()
+        await second.forwarded()
     assert sorted(moody.numbers()) == [1, 2]
-    assert [*one.waiting(), *other.waiting()] == []
+    assert [*one.records(), *other.waiting()] == []
 
 
 async def test_while_it_is_open_nobody_else_can_open_it(spool: Spool, moody: Moody) -> None:
     """A second one would bring the records of the first into the channel, and forget them."""
     moody.mood = "raises"
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         await sender.send("things", [record(1)])
         with pytest.raises(Misconfigured, match="in use by another process"):
-            async with spool.over(moody):
+            async with spool.open(moody):
                 pass
-        assert len(list(spool.waiting())) == 1
+        assert len(list(spool.records())) == 1
         moody.mood = "takes"
-        await sender.through()
-    async with spool.over(moody):
+        await sender.forwarded()
+    async with spool.open(moody):
         assert moody.numbers() == [1]
 
 
@@ -442,12 +442,12 @@ def held_elsewhere(folder: Path) -> Iterator[None]:
 
 
 async def test_a_process_that_was_killed_holds_it_no_longer(tmp_path: Path, moody: Moody) -> None:
-    spool = Spool(SqliteChannels(tmp_path), "source", patience=0.05)
+    spool = Spool(SqliteChannels(tmp_path), "source", timeout=0.05)
     spool.disk.ensure([Topic("source")])
     with held_elsewhere(tmp_path), pytest.raises(Misconfigured, match="in use by another process"):
-        async with spool.over(moody):
+        async with spool.open(moody):
             pass
-    async with spool.over(moody) as sender:
+    async with spool.open(moody) as sender:
         await sender.send("things", [record(1)])
     assert moody.numbers() == [1]
 
@@ -456,14 +456,14 @@ async def test_order_and_wholeness_hold_whatever_the_channel_does(tmp_path: Path
     """By seeded moods: each number is there, and first copies are in order."""
     for seed in range(8):
         chosen, moody = random.Random(seed), Moody()
-        spool = Spool(SqliteChannels(tmp_path / str(seed), sync=False), "source", patience=0.02)
+        spool = Spool(SqliteChannels(tmp_path / str(seed), sync=False), "source", timeout=0.02)
         number = 0
         for _ in range(3):
-            async with spool.over(moody) as sender:
+            async with spool.open(moody) as sender:
                 number = await _some(chosen, moody, sender, number)
         moody.mood = "takes"
-        async with spool.over(moody) as sender:
-            await until(lambda: not sender.away)
+        async with spool.open(moody) as sender:
+            await until(lambda: not sender.spooling)
         firsts = list(dict.fromkeys(moody.numbers()))
         assert firsts == list(range(1, number + 1)), f"seed {seed}"
 

@@ -1,6 +1,6 @@
 import pytest
 
-from penstock.collect.keys import key_of
+from penstock.collect.dedup import key_of
 
 RSVP = (
     '{"group":{"group_id":42,"name":"Zürich"},"response":"yes","ratio":0.5,"open":true,"none":null,"list":[1]}'.encode()

@@ -1,0 +1,222 @@
+"""Deduplication: which arrivals become records, dead letters, or are dropped as duplicates. No I/O."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import orjson
+
+from penstock.collect.cursors import CHECKSUM, CURSOR, DEDUP_KEY, RecentRecords, RecordId, record_id
+from penstock.collect.numbers import Numbering, Numbers, no_collectors, number_runs
+from penstock.core.clock import Micros
+from penstock.core.contracts import Arrival, Intake
+from penstock.core.record import Headers, Heartbeat, Origin, OutageInterval, Record
+from penstock.core.runs import Runs
+
+DEAD_BYTES = 64 << 10
+"""How much of a refused payload is kept."""
+SHED_RUNS = 500
+"""Runs of numbers in one record about shed arrivals. A channel refuses huge records, and sender names can be long."""
+_MAX_SHED_RUN = 1_000_000
+
+
+@dataclass
+class DedupResult:
+    """The parts of an intake. Each arrival is in exactly one of `records`, `dead`, `shed` and `duplicates`."""
+
+    records: list[Record] = field(default_factory=list)
+    dead: list[Record] = field(default_factory=list)
+    notices: list[Record] = field(default_factory=list)
+    """Records for the heartbeats channel."""
+    duplicates: int = 0
+    runs: Sequence[tuple[str, int, int, int]] = ()
+    """The numbers that senders gave, as runs: sender, epoch, first, last."""
+    last: int = 0
+    """The last number that the collector gave, up to and including this intake."""
+    ids: list[RecordId] = field(default_factory=list)
+    """The arrivals with a cursor that this generation had not received before."""
+    shed: list[Origin] = field(default_factory=list)
+
+
+@dataclass
+class Dedup:
+    """Numbers arrivals without a number, drops repeated ones, refuses those that are too large."""
+
+    channel: str
+    numbering: Numbering
+    received: Numbers
+    key: str | Sequence[str] | None
+    max_bytes: int
+    recent: RecentRecords = field(default_factory=RecentRecords)
+    is_other_collector: Callable[[str], bool] = no_collectors
+
+    def process(self, intake: Intake, now: Micros) -> DedupResult:
+        result = DedupResult()
+        runs = list(number_runs(intake.arrivals))
+        result.runs = [run for run in runs if self._is_external(run[0])]
+        pending, remaining, external, new_run = iter(runs), 0, False, False
+        for arrival in intake.arrivals:
+            if not isinstance(arrival, Arrival):
+                result.notices.append(heartbeat_record(self.channel, arrival))
+                continue
+            headers: Headers = ()
+            if (origin := arrival.origin) is not None:
+                if not remaining:
+                    run = next(pending)
+                    remaining, external = run[3] - run[2] + 1, self._is_external(run[0])
+                    # A run above all numbers that were received has no duplicates.
+                    new_run = external and self.received.extend(*run)
+                remaining -= 1
+            # A sender must not use the name of a collector: two records could then have the same origin.
+            if origin is None or not external:
+                if arrival.cursor is not None:
+                    if not self._is_new(arrival, arrival.cursor, result):
+                        result.duplicates += 1
+                        continue
+                    headers = _cursor_headers(arrival.cursor, arrival.dedup_key)
+                origin = self.numbering.next(now)
+            elif not new_run and not self.received.add(origin.sender, origin.epoch, origin.seq):
+                result.duplicates += 1
+                continue
+            if arrival.shed:
+                result.shed.append(origin)
+            else:
+                self._keep(arrival, origin, headers, result)
+        result.last = self.numbering.last
+        if result.shed:
+            result.notices += shed_records(self.channel, result.shed)
+        return result
+
+    def _is_external(self, sender: str) -> bool:
+        return sender != self.numbering.sender and not self.is_other_collector(sender)
+
+    def _is_new(self, arrival: Arrival, cursor: str, result: DedupResult) -> bool:
+        identity = record_id(cursor, arrival.value, arrival.dedup_key)
+        if self.recent.received(identity):
+            # The source reconnected and repeats records in flight: the resume cursor must not move back to it.
+            return False
+        result.ids.append(identity)
+        return self.recent.add(identity)
+
+    def _keep(self, arrival: Arrival, origin: Origin, headers: Headers, result: DedupResult) -> None:
+        value, reason, key = arrival.value, arrival.refused, None
+        size = len(value)
+        if reason is None:
+            if self.key is not None and size <= self.max_bytes:
+                key = key_of(value, self.key)
+            if (total := size + len(key or b"")) <= self.max_bytes:
+                result.records.append(Record(value, origin, key, headers))
+                return
+            with_key = f" with its key of {len(key)}" if key else ""
+            reason = f"it has {total} bytes{with_key}, more than the {self.max_bytes} that the channel takes"
+        if headers and size > DEAD_BYTES:
+            # The dead letter holds only the first bytes: the checksum identifies a repeated record.
+            headers = (*headers, (CHECKSUM, b"%d" % record_id("", value).checksum))
+        headers = (*headers, ("reason", reason.encode(errors="replace")), ("size", b"%d" % size))
+        result.dead.append(Record(value[:DEAD_BYTES], origin, extra=headers))
+
+
+def _cursor_headers(cursor: str, dedup_key: str | None) -> Headers:
+    headers: Headers = ((CURSOR, cursor.encode(errors="surrogatepass")),)
+    if dedup_key is None:
+        return headers
+    return (*headers, (DEDUP_KEY, dedup_key.encode(errors="surrogatepass")))
+
+
+def heartbeat_record(channel: str, notice: Heartbeat | OutageInterval) -> Record:
+    """A heartbeat or an outage interval, as a record of the heartbeats channel."""
+    match notice:
+        case Heartbeat(sender, epoch, seq, time):
+            key = sender
+            fields = {
+                "kind": "heartbeat",
+                "channel": channel,
+                "sender": sender,
+                "epoch": epoch,
+                "seq": seq,
+                "time": time,
+            }
+        case OutageInterval(source, since, until):
+            key = source
+            fields = {"kind": "blind", "channel": channel, "source": source, "since": since, "until": until}
+    return Record(orjson.dumps(fields), key=key.encode())
+
+
+def shed_records(channel: str, origins: Sequence[Origin]) -> Iterator[Record]:
+    """The numbers of shed arrivals, as records of the heartbeats channel."""
+    runs: dict[tuple[str, int], Runs] = {}
+    for origin in origins:
+        runs.setdefault((origin.sender, origin.epoch), Runs()).add(origin.seq)
+    rows = [[*sender, first, last] for sender, numbers in runs.items() for first, last in numbers]
+    for at in range(0, len(rows), SHED_RUNS):
+        fields = {"kind": "shed", "channel": channel, "runs": rows[at : at + SHED_RUNS]}
+        yield Record(orjson.dumps(fields), key=origins[0].sender.encode())
+
+
+def shed_numbers(sender: str, channel: str, value: bytes | None) -> Iterator[tuple[int, int]]:
+    """The shed numbers of a sender in a record of the heartbeats channel: (epoch, number)."""
+    try:
+        document = orjson.loads(value or b"")
+        if document["kind"] == "shed" and document["channel"] == channel:
+            runs = [(epoch, range(first, last + 1)) for who, epoch, first, last in document["runs"] if who == sender]
+            for epoch, numbers in runs:
+                # The next generation needs a number, too.
+                if type(epoch) is int and 0 <= epoch < 2**63 - 1:
+                    yield from ((epoch, number) for number in numbers[:_MAX_SHED_RUN])
+    except (ValueError, KeyError, TypeError):
+        # Any process can write to the channel. The audit reports such a record.
+        return
+
+
+def key_of(value: bytes, path: str | Sequence[str] | None) -> bytes | None:
+    """The key of a record: the JSON value at a path ("group.group_id"), as text: `42`.
+
+    Several paths give a JSON array: `[42,"yes"]`. None without a path, if the value is not JSON, or if there is no
+    string, number or boolean at the path. Never raises.
+    """
+    if not path:
+        return None
+    try:
+        document = orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return None
+    if isinstance(path, str):
+        found = _scalar_at(document, path)
+        return None if found is None else found.encode() if isinstance(found, str) else orjson.dumps(found)
+    parts = [_scalar_at(document, each) for each in path]
+    return None if None in parts else orjson.dumps(parts)
+
+
+def _scalar_at(document: object, path: str) -> str | int | float | bool | None:
+    for step in path.split("."):
+        if not isinstance(document, dict):
+            return None
+        document = document.get(step)
+    return document if isinstance(document, str | int | float | bool) else None
+
+
+class SpoolDedup:
+    """Which of the records in a spool their channel already holds: a process that ended had still sent them."""
+
+    def __init__(self, spooled: Iterable[tuple[str, Record]] = ()) -> None:
+        self._spooled: dict[tuple[str, str, int], Runs] = {}
+        self._in_channel: dict[tuple[str, str, int], Runs] = {}
+        for channel, record in spooled:
+            if record.origin is not None:
+                _add(self._spooled, channel, record.origin)
+
+    def observe(self, channel: str, origin: Origin) -> None:
+        """Note that the channel holds a record with this origin."""
+        if _contains(self._spooled, channel, origin):
+            _add(self._in_channel, channel, origin)
+
+    def in_channel(self, channel: str, origin: Origin) -> bool:
+        return _contains(self._in_channel, channel, origin)
+
+
+def _add(numbers: dict[tuple[str, str, int], Runs], channel: str, origin: Origin) -> None:
+    numbers.setdefault((channel, origin.sender, origin.epoch), Runs()).add(origin.seq)
+
+
+def _contains(numbers: dict[tuple[str, str, int], Runs], channel: str, origin: Origin) -> bool:
+    runs = numbers.get((channel, origin.sender, origin.epoch))
+    return runs is not None and origin.seq in runs

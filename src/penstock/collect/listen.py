@@ -1,0 +1,194 @@
+"""What sources that listen have in common: the endpoint, and the state of each sender."""
+
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
+from urllib.parse import urlsplit
+
+from penstock.collect.numbers import SENDERS
+from penstock.core.contracts import Guarantee, ResumeState
+from penstock.core.errors import Misconfigured, Refused
+from penstock.core.record import LARGEST_JUMP, LONGEST_SENDER
+from penstock.web.responses import Problem
+from penstock.web.server import authority, listen
+
+T = TypeVar("T")
+
+SEND_TIMEOUT = 30.0
+"""Seconds after which the kernel drops a peer that does not read what is sent to it."""
+MAX_NUMBER = 2**63 - 1
+"""The largest epoch and the largest number. An origin and a bookmark hold 64 bits."""
+_KEEPS = "senders keep records until they are acknowledged"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    host: str
+    port: int
+    path: str
+
+    @property
+    def authority(self) -> str:
+        return authority(self.host, self.port)
+
+    @contextmanager
+    def listen(self, name: str, shared: bool = False) -> Iterator[socket.socket]:
+        """A listening socket. Raises Misconfigured if the address cannot be used.
+
+        `shared`: other processes can listen at the same address; each connection goes to one of them.
+        """
+        with listen(f"source {name},", self.host, self.port, SEND_TIMEOUT, shared) as listener:
+            yield listener
+
+
+def endpoint(address: str, name: str, path: bool = True) -> Endpoint:
+    """Parse `listen+tcp://host:port/path`. `path`: whether it may have a path."""
+    fix = f"write {address.partition('://')[0]}://host:port{'/path' if path else ''}, such as 127.0.0.1:8700"
+    try:
+        parts = urlsplit(address)
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise Misconfigured(f"source {name}", str(error), fix) from error
+    if not host or not port:
+        raise Misconfigured(f"source {name}", f"the address has no {'port' if host else 'host'}", fix)
+    if parts.username is not None or parts.query or parts.fragment or (parts.path.strip("/") and not path):
+        raise Misconfigured(f"source {name}", "the address has more parts than host and port", fix)
+    return Endpoint(host, port, parts.path or "/")
+
+
+def allowed_origins(option: Sequence[str] | str) -> tuple[str, ...]:
+    """Sites whose pages may send: a list, or a text separated by commas or spaces."""
+    return tuple(option.replace(",", " ").split() if isinstance(option, str) else option)
+
+
+def invalid_sender(sender: str, source: str) -> str | None:
+    """Why a sender name is invalid; None if it is valid."""
+    if not 0 < len(sender) <= LONGEST_SENDER:
+        return f"a sender name has 1 to {LONGEST_SENDER} characters"
+    if not sender.isprintable():
+        return "a sender name has only printable characters"
+    if sender == source:
+        return f'"{source}" is the name of this source'
+    return None
+
+
+def listener_guarantee(named: bool, shared: bool) -> tuple[Guarantee, str]:
+    """The guarantee of a source that acknowledges numbers, and the reason. `shared`: by several processes."""
+    if not named:
+        return Guarantee.AT_LEAST_ONCE, f"{_KEEPS}; a sender without a name repeats some after a reconnect"
+    if shared:
+        description = f"{_KEEPS}; after a reconnect to another process at this port, a sender repeats some, "
+        return Guarantee.AT_LEAST_ONCE, description + "with the same numbers"
+    return Guarantee.EXACTLY_ONCE, f"{_KEEPS}, and resume after the last durable one"
+
+
+def last_number(last: int, count: int) -> int:
+    """The number of the last of `count` records after number `last`. Raises Refused beyond 64 bits."""
+    if last + count > MAX_NUMBER:
+        raise Refused("records", "their numbers are beyond 64 bits; start another epoch")
+    return last + count
+
+
+def duplicate_sender(sender: str, epoch: int) -> str:
+    """The warning about a sender that connects while it is connected."""
+    return (
+        f"the sender {sender}, epoch {epoch}, connected twice: the first connection was closed. This is normal after a "
+        "lost connection. Two senders must have different names: otherwise records of one are dropped as duplicates of "
+        "the other"
+    )
+
+
+class SenderStates:
+    """How far each sender is durable. Beyond `SENDERS`, the one that was inactive for longest is forgotten.
+
+    `largest_jump`: a sender is refused if its numbers continue further than this after its last known one; 0: never.
+    """
+
+    def __init__(self, resume: ResumeState, largest_jump: int = LARGEST_JUMP) -> None:
+        self._largest_jump = largest_jump
+        self._durable = {sender: _Run(epoch, 1, last) for sender, (epoch, last) in resume.numbers.items()}
+        self._highest = dict(resume.highest)
+
+    def admit(self, sender: str, epoch: int, first: int, last: int) -> None:
+        """Check the numbers of a sender. Raises Refused if they jump. The first number of an epoch can be any."""
+        known = self._highest.get(sender)
+        if known is not None and known[0] == epoch and 0 < self._largest_jump < first - known[1] - 1:
+            reason = (
+                f"number {first} of the sender {sender} is more than {self._largest_jump:,} after {known[1]}, its "
+                f"last one in epoch {epoch}; start another epoch, or set largest_jump of the source"
+            )
+            raise Refused("records", reason)
+        self._note(sender, epoch, last)
+
+    def resume_after(self, sender: str, epoch: int, first: int) -> int:
+        """The number after which a sender resumes, if the first record that it still has is number `first`.
+
+        Raises Refused if the numbers jump. The sender may have deleted records that were acknowledged, perhaps by
+        another collector. So `first` can be any number, and it continues after those from there on that are durable
+        without a gap.
+        """
+        self.admit(sender, epoch, first, first - 1)
+        run = self._durable.get(sender)
+        if run is not None and run.epoch == epoch and run.first <= first <= run.last + 1:
+            return run.last
+        return first - 1
+
+    def acknowledge(self, sender: str, epoch: int, first: int, last: int) -> None:
+        """Note that first–last are durable."""
+        run, now = self._durable.get(sender), _Run(epoch, first, last)
+        if run is not None and run.epoch > epoch:
+            return
+        if run is not None and run.epoch == epoch and first <= run.last + 1 and run.first <= last + 1:
+            now = _Run(epoch, min(first, run.first), max(last, run.last))
+        _put(self._durable, sender, now)
+        self._note(sender, epoch, last)
+
+    def _note(self, sender: str, epoch: int, last: int) -> None:
+        if self._highest.get(sender, (epoch, last)) <= (epoch, last):
+            _put(self._highest, sender, (epoch, last))
+
+
+class _Run(NamedTuple):
+    epoch: int
+    first: int
+    last: int
+
+
+def _put(states: dict[str, T], sender: str, value: T) -> None:
+    states.pop(sender, None)
+    states[sender] = value
+    if len(states) > SENDERS:
+        del states[next(iter(states))]
+
+
+def split_lines(body: bytes, max_size: int, max_count: int) -> list[bytes]:
+    """The records of a body with one record per line. Raises Problem if one is too large, or there are too many."""
+    found: list[bytes] = []
+    start, number = 0, 0
+    # Not split(): a body of line feeds would become millions of objects.
+    while start < len(body):
+        end = body.find(b"\n", start)
+        end = len(body) if end < 0 else end
+        line = body[start:end].removesuffix(b"\r")
+        start, number = end + 1, number + 1
+        if len(line) > max_size:
+            raise too_large(f"line {number}", max_size)
+        if line:
+            found.append(line)
+        if len(found) > max_count:
+            reason = f"there are more than {max_count} records; none was taken"
+            raise Problem(413, f"line {number}", reason, "send fewer records per request")
+    if not found:
+        raise Problem(400, "the body", "it is empty", "send one record per line")
+    return found
+
+
+def too_large(place: str, max_size: int, lines: bool = False) -> Problem:
+    """The response to a record beyond `max_size`. `lines`: whether a body may have one record per line."""
+    fix = "to allow it, set max_size= of the source, and on Kafka max.message.bytes of its channel"
+    if lines:
+        fix = f"if it has one record per line, post it to ?lines; {fix}"
+    reason = f"it is larger than {max_size:,} bytes, the limit of a record; nothing was taken"
+    return Problem(413, place, reason, fix, {"limit": max_size, "option": "max_size"})
