@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from penstock.collect.ways import source_at
+from penstock.collect.registry import source_at
 
 from penstock.cli import app
 

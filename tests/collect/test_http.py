@@ -161,8 +161,8 @@ async def test_who_sends_too_much_learns_the_limit_and_the_option_that_raises_it
     [
         ("/in", b"", {}, 400, "the body", "it is empty"),
         ("/in?lines", b"\n\r\n", {}, 400, "the body", "it is empty"),
-        ("/in", b"x" * 1_001, {}, 413, "the body", "larger than the 1,000 bytes"),
-        ("/in", b"x" * 5_001, {}, 413, "the body", "larger than the 1,000 bytes"),
+        ("/in", b"x" * 1_001, {}, 413, "the body", "1,000 bytes"),
+        ("/in", b"x" * 5_001, {}, 413, "the body", "1,000 bytes"),
         ("/in?lines", b"x\n" * 2_501, {}, 413, "the body", "more than 5,000 bytes"),
         ("/in?lines", b"a\n" + b"x" * 1_001, {}, 413, "line 2", "nothing was taken"),
         ("/in?lines", b"x\n" * 11, {}, 413, "line 11", "more than 10 records"),
@@ -177,11 +177,11 @@ async def test_who_sends_too_much_learns_the_limit_and_the_option_that_raises_it
         ("/in?sender=a&epoch=1&seq=9223372036854775808", b"x", {}, 400, "?seq", "not a valid integer"),
         ("/in?lines&sender=a&epoch=1&seq=9223372036854775807", b"x\ny", {}, 400, "?seq", "beyond 64 bits"),
         ("/in?sender=a&epoch=1e3&seq=1", b"x", {}, 400, "?epoch", "not a valid integer"),
-        ("/in?sender=a%0Ab&epoch=1&seq=1", b"x", {}, 400, "?sender", "no line feeds"),
-        ("/in?sender=door&epoch=1&seq=1", b"x", {}, 400, "?sender", "this source itself"),
-        ("/in?sender=door.http&epoch=1&seq=1", b"x", {}, 400, "?sender", "this source itself"),
+        ("/in?sender=a%0Ab&epoch=1&seq=1", b"x", {}, 400, "?sender", "printable"),
+        ("/in?sender=door&epoch=1&seq=1", b"x", {}, 400, "?sender", "this source"),
+        ("/in?sender=door.http&epoch=1&seq=1", b"x", {}, 400, "?sender", "this source"),
         ("/in?sender=a&sender=b&epoch=1&seq=1", b"x", {}, 400, "?sender", "twice"),
-        ("/in", b"x", {"idempotency-key": "8e03978e-40d5-43e8-bc93-6894a57f9324"}, 400, "idempotency", "no sender"),
+        ("/in", b"x", {"idempotency-key": "8e03978e-40d5-43e8-bc93-6894a57f9324"}, 400, "idempotency", "SENDER/EPOCH/SEQ"),
         ("/in?sender=a&epoch=1&seq=1", b"x", {"idempotency-key": "a/1/2"}, 400, "idempotency", "another identity"),
         ("/in", b"x", {"content-encoding": "br"}, 415, "content-encoding", "not supported"),
         ("/in", b"x", {"content-encoding": "gzip"}, 400, "the body", "not valid gzip"),
@@ -255,7 +255,7 @@ async def test_a_name_is_asked_for_where_it_is_needed(tmp_path: Path) -> None:
     async with opened(source_in(tmp_path, named=True)) as door:
         answer = await door.posted(b"x")
         assert answer.status_code == 400
-        assert answer.json()["fix"] == "give ?sender=NAME&epoch=N&seq=N"
+        assert answer.json()["fix"] == "add ?sender=NAME&epoch=N&seq=N"
 
 
 async def test_what_is_packed_is_unpacked_also_in_parts(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ async def test_one_way_is_answered_before_it_is_safe_and_dropped_when_there_is_n
             pass
         full = await door.posted(b"x")
         assert (full.status_code, full.headers["retry-after"]) == (503, "1")
-        assert "nothing was taken" in full.json()["error"]
+        assert "queue is full" in full.json()["error"]
         figures = await door.figures()
         assert figures["dropped"] == 1
         assert 16 <= figures["in_flight"] < 25
@@ -295,7 +295,7 @@ async def test_what_is_not_safe_in_time_may_be_there_and_its_receipt_tells(tmp_p
     async with opened(source_in(tmp_path, within=timedelta(milliseconds=50))) as door:
         answer = await door.posted(b"x")
         assert answer.status_code == 503
-        assert "may be there all the same" in answer.json()["error"]
+        assert "not durable yet" in answer.json()["error"]
         where = f"/receipts/{answer.json()['receipt']}"
         assert (await door.client.get(where)).json()["state"] == "in flight"
         await door.taken(1)
@@ -403,11 +403,11 @@ async def test_many_at_once_are_each_answered(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "options", "said"),
     [
-        ("listen+http://127.0.0.1/in", {}, "tells no port"),
-        ("listen+http://127.0.0.1:80/receipts/x", {}, '"/receipts/x" cannot be its path'),
-        ("listen+http://127.0.0.1:80/{id}", {}, "cannot be its path"),
-        ("listen+http://127.0.0.1:80/in", {"max_size": 0}, "max_size: 0 is no number"),
-        ("listen+http://127.0.0.1:80/in", {"records": "many"}, "records: 'many' is no number"),
+        ("listen+http://127.0.0.1/in", {}, "no port"),
+        ("listen+http://127.0.0.1:80/receipts/x", {}, '"/receipts/x"'),
+        ("listen+http://127.0.0.1:80/{id}", {}, "{id}"),
+        ("listen+http://127.0.0.1:80/in", {"max_size": 0}, "max_size: 0"),
+        ("listen+http://127.0.0.1:80/in", {"records": "many"}, "records: 'many'"),
     ],
 )
 def test_what_cannot_be_is_misconfigured(url: str, options: dict[str, Any], said: str) -> None:
@@ -424,7 +424,7 @@ async def test_a_folder_that_cannot_be_is_misconfigured(tmp_path: Path) -> None:
 
 
 async def test_answers_need_channels(tmp_path: Path) -> None:
-    with pytest.raises(Misconfigured, match="answers: it knows no channels"):
+    with pytest.raises(Misconfigured, match="answers"):
         async with source_in(tmp_path, answers="results").open(ResumeState()):
             pass
 

@@ -84,7 +84,7 @@ async def filled(sender: ClientConnection) -> int:
     """It sends until so much waits that nobody is read; how many that were."""
     for count in range(1, 100):
         await sender.send(b"x" * 100_000)
-        if all(one.paused for one in Weighed.all):
+        if all(one.read_paused for one in Weighed.all):
             return count
         await asyncio.sleep(0.001)
     raise AssertionError("it was never held up")
@@ -97,7 +97,7 @@ async def test_very_many_that_bring_a_little_each_are_bounded_and_all_of_it_arri
         for sender in senders:
             # One read takes all of it: nobody is held up by what it brings itself.
             await sender.send(b"x" * 20_000)
-        await until(lambda: all(one.paused for one in Weighed.all))
+        await until(lambda: all(one.read_paused for one in Weighed.all))
         late = asyncio.create_task(met(f"{url}late"))
         found = await taken(intakes, 100)
         assert len({one.origin.sender for one in found if one.origin is not None}) == 100
@@ -114,7 +114,7 @@ async def test_whoever_brings_more_is_held_up_before_all_the_others_are(monkeypa
     async with opened() as (url, intakes), await met(f"{url}idle") as idle, await met(f"{url}busy") as busy:
         for _ in range(10):
             await busy.send(b"x" * 100_000)
-        await until(lambda: [one.paused for one in Weighed.all] == [False, True])
+        await until(lambda: [one.read_paused for one in Weighed.all] == [False, True])
         await (await idle.ping())
         assert len(await taken(intakes, 10)) == 10
         await told(busy, 10)

@@ -207,7 +207,7 @@ async def test_a_jump_is_refused_and_keeps_nobody_out(frames: str) -> None:
 async def test_who_would_count_beyond_64_bits_is_told_so_and_no_such_number_is_given(frames: str) -> None:
     source, last = listening(frames=frames), 2**63 - 1
     hello = b'{"sender":"a","epoch":1,"seq":%d}' % last
-    why = "the numbers of these records lie beyond 64 bits; begin another epoch"
+    why = "their numbers are beyond 64 bits; start another epoch"
     async with source.open(ResumeState()) as intakes:
         async with sending(source) as sender:
             sender.send(hello, b"x", b"y")
@@ -463,9 +463,9 @@ async def test_at_the_end_senders_hear_what_is_safe() -> None:
         (b'{"sender":"\\ud800","epoch":1}', "begin with who sends"),
         (b'{"sender":"","epoch":1}', "1 to 200 characters"),
         (b'{"sender":"' + b"a" * 201 + b'","epoch":1}', "1 to 200 characters"),
-        (b'{"sender":"a\\nb","epoch":1}', "no line feeds"),
-        (b'{"sender":"\\u001b[2J","epoch":1}', "no line feeds"),
-        (b'{"sender":"door","epoch":1}', "the name of this source itself"),
+        (b'{"sender":"a\\nb","epoch":1}', "printable"),
+        (b'{"sender":"\\u001b[2J","epoch":1}', "printable"),
+        (b'{"sender":"door","epoch":1}', "the name of this source"),
     ],
 )
 async def test_who_does_not_say_enough_is_turned_away_with_the_reason(hello: bytes, said: str, frames: str) -> None:

@@ -142,7 +142,7 @@ async def test_who_would_count_beyond_64_bits_is_told_so_and_no_such_number_is_g
             assert orjson.loads(await sender.recv()) == {"after": last - 1}
             both = Frame(Opcode.TEXT, b"x").serialize(mask=True) + Frame(Opcode.TEXT, b"y").serialize(mask=True)
             sender.transport.write(both)
-            with pytest.raises(ConnectionClosed, match=r"1008 .* beyond 64 bits; begin another epoch"):
+            with pytest.raises(ConnectionClosed, match=r"1008 .* beyond 64 bits"):
                 await sender.recv()
         async with connect(f"{url}?sender=a&epoch=1&seq={last}") as sender:
             assert orjson.loads(await sender.recv()) == {"after": last - 1}
@@ -266,9 +266,9 @@ async def test_at_the_end_senders_hear_what_is_safe() -> None:
         ("/?sender=a&epoch=1&seq=x", 400, "counted from 1"),
         ("/?sender=&epoch=1", 400, "1 to 200 characters"),
         ("/?sender=" + "a" * 201 + "&epoch=1", 400, "1 to 200 characters"),
-        ("/?sender=a%0Ab&epoch=1", 400, "no line feeds"),
-        ("/?sender=a%1B%5B2J&epoch=1", 400, "no line feeds"),
-        ("/?sender=door&epoch=1", 400, "the name of this source itself"),
+        ("/?sender=a%0Ab&epoch=1", 400, "printable"),
+        ("/?sender=a%1B%5B2J&epoch=1", 400, "printable"),
+        ("/?sender=door&epoch=1", 400, "the name of this source"),
         ("/?sender=a&sender=b&epoch=1", 400, "each once"),
         ("/?token=1", 400, "may tell sender, epoch and seq"),
     ],

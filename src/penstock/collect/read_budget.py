@@ -108,7 +108,7 @@ class BudgetedConnection(ServerConnection):
         "_pong",
         "_sizes",
         "incomplete",
-        "paused",
+        "read_paused",
         "waiting",
     )
 
@@ -118,7 +118,7 @@ class BudgetedConnection(ServerConnection):
         self._budget = budget
         self._sizes: list[int] = []
         self._partial = 0
-        self.paused = self._accepted = self._finished = False
+        self.read_paused = self._accepted = self._finished = False
         self._pong: asyncio.Future[float] | None = None
         self._closing: asyncio.Task[None] | None = None
 
@@ -131,7 +131,7 @@ class BudgetedConnection(ServerConnection):
         self._budget.add(self)
 
     def _resume_reading(self) -> None:
-        if not self.paused and not self.recv_messages.paused:
+        if not self.read_paused and not self.recv_messages.paused:
             self.transport.resume_reading()
 
     def data_received(self, data: bytes) -> None:
@@ -170,18 +170,18 @@ class BudgetedConnection(ServerConnection):
 
     def _answer_ping(self) -> None:
         """A paused connection cannot receive a pong: it must not time out."""
-        if self.paused and self._pong is not None and not self._pong.done():
+        if self.read_paused and self._pong is not None and not self._pong.done():
             self._pong.set_result(0.0)
 
     # --- called by the budget -----------------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        self.paused = True
+        self.read_paused = True
         self.transport.pause_reading()
         self._answer_ping()
 
     def resume(self) -> None:
-        self.paused = False
+        self.read_paused = False
         self._resume_reading()
 
     def reject(self, code: CloseCode, reason: str) -> None:
