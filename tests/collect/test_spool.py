@@ -404,7 +404,7 @@ async def test_two_of_them_may_lie_in_the_same_place(tmp_path: Path, moody: Mood
         await first.forwarded()
         await second.forwarded()
     assert sorted(moody.numbers()) == [1, 2]
-    assert [*one.records(), *other.waiting()] == []
+    assert [*one.records(), *other.records()] == []
 
 
 async def test_while_it_is_open_nobody_else_can_open_it(spool: Spool, moody: Moody) -> None:
