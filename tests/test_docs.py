@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import typer
 import yaml
-from penstock.collect.registry import source_at
 
 from penstock.cli import app
+from penstock.collect.registry import source_at
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
