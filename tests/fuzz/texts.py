@@ -9,7 +9,7 @@ from tests.fuzz.target import Given, target, tried
 
 from penstock.collect.registry import SCHEMES, source_at
 from penstock.core.errors import Misconfigured
-from penstock.gateway.decode import JsonScanner, Part, Unreadable
+from penstock.gateway.records import JsonReader, Part
 
 _SCHEMES = sorted(SCHEMES)
 # They are imported when they are asked for; that would be too late to be watched.
@@ -38,9 +38,9 @@ def scanning(data: bytes) -> None:
         expected = json.loads(text, object_pairs_hook=_once, parse_constant=_none)
     except (ValueError, RecursionError):
         expected = None
-    found = tried(lambda: _walked(text), Unreadable)
-    if isinstance(found, Unreadable):
-        assert 0 <= found.at <= len(text)
+    found = tried(lambda: _walked(text), json.JSONDecodeError)
+    if isinstance(found, json.JSONDecodeError):
+        assert 0 <= found.pos <= len(text)
         # Names that are there twice are told of the object that is walked over, not of those within.
         assert not isinstance(expected, dict | list)
     else:
@@ -50,21 +50,21 @@ def scanning(data: bytes) -> None:
 
 
 def _walked(text: str) -> dict[str, Any] | list[Any]:
-    scan = JsonScanner(text)
-    found = dict(_members(scan, text)) if text.lstrip(" \t\r\n").startswith("{") else list(_items(scan, text))
-    scan.end()
+    reader = JsonReader(text)
+    found = dict(_members(reader, text)) if text.lstrip(" \t\r\n").startswith("{") else list(_items(reader, text))
+    reader.end()
     return found
 
 
-def _members(scan: JsonScanner, text: str) -> Iterator[tuple[str, Any]]:
-    for name in scan.members():
-        yield name, _value(scan.part(), text)
+def _members(reader: JsonReader, text: str) -> Iterator[tuple[str, Any]]:
+    for name in reader.members():
+        yield name, _value(reader.part(), text)
 
 
-def _items(scan: JsonScanner, text: str) -> Iterator[Any]:
-    for index in scan.items():
+def _items(reader: JsonReader, text: str) -> Iterator[Any]:
+    for index in reader.items():
         assert index >= 0
-        yield _value(scan.part(), text)
+        yield _value(reader.part(), text)
 
 
 def _value(part: Part, text: str) -> Any:

@@ -54,7 +54,7 @@ async def test_a_name_that_is_nearly_right_is_told(client: httpx.AsyncClient, ch
     answer = await client.get("/channels/onne")
     assert answer.status_code == 404
     assert answer.json() == {
-        "error": "there is none of that name",
+        "error": "channel not found",
         "place": "channel onne",
         "fix": 'did you mean "one"?',
     }

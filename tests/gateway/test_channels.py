@@ -361,12 +361,12 @@ async def test_records_are_read_from_an_offset_and_the_next_address_goes_on(
     found = await read(client, RECORDS, partition="0", offset="1", max="2")
     assert [record["value"] for record in found["records"]] == [1, 2]
     assert [record["offset"] for record in found["records"]] == [1, 2]
-    assert found["positions"] == {"0": 3}
-    assert found["next"] == "/channels/one/records?positions=0:3&max=2"
+    assert found["offsets"] == {"0": 3}
+    assert found["next"] == "/channels/one/records?offsets=0:3&max=2"
     found = await read(client, found["next"])
     assert [record["value"] for record in found["records"]] == [3, 4]
     found = await read(client, found["next"])
-    assert (found["records"], found["positions"]) == ([], {"0": 5})
+    assert (found["records"], found["offsets"]) == ([], {"0": 5})
 
 
 async def test_all_partitions_are_read_together(client: httpx.AsyncClient, channels: MemoryChannels) -> None:
@@ -406,7 +406,7 @@ async def test_a_long_poll_is_answered_as_soon_as_there_is_something(
 
 async def test_a_long_poll_ends_empty_after_its_time(client: httpx.AsyncClient) -> None:
     found = await read(client, f"{RECORDS}?offset=0&wait=50ms")
-    assert (found["records"], found["positions"]) == ([], {"0": 0})
+    assert (found["records"], found["offsets"]) == ([], {"0": 0})
 
 
 async def test_long_polls_are_bounded_and_others_pass_by_them(channels: MemoryChannels, opened: Opened) -> None:
@@ -502,11 +502,11 @@ async def test_records_are_read_from_a_moment(opened: Opened) -> None:
         "offset=" + "9" * 10_000,
         "offset=0&offset=0",
         "offset=0&since=1m",
-        "positions=0",
-        "positions=0:1,0:2",
-        "positions=0:x",
-        "positions=",
-        "positions=0:0&partition=0",
+        "offsets=0",
+        "offsets=0:1,0:2",
+        "offsets=0:x",
+        "offsets=",
+        "offsets=0:0&partition=0",
         "partition=x",
         "since=yesterday",
         "from=middle",
@@ -527,10 +527,10 @@ async def test_a_wrong_question_is_400_with_its_place(client: httpx.AsyncClient,
     assert answer.json()["fix"]
 
 
-@pytest.mark.parametrize("query", ["partition=1", "partition=1&offset=0", "positions=1:0", "partition=1&since=1m"])
+@pytest.mark.parametrize("query", ["partition=1", "partition=1&offset=0", "offsets=1:0", "partition=1&since=1m"])
 async def test_a_partition_that_there_is_not_is_404(client: httpx.AsyncClient, query: str) -> None:
     answer = await client.get(f"{RECORDS}?{query}")
-    assert (answer.status_code, answer.json()["fix"]) == (404, "there are 0 to 0")
+    assert (answer.status_code, answer.json()["fix"]) == (404, "use 0")
 
 
 async def test_what_cannot_be_told_as_it_is_asked_is_told_in_base64(
@@ -612,7 +612,7 @@ class StuckSender:
 async def test_what_is_not_acknowledged_is_not_claimed_and_nobody_else_waits(opened: Opened) -> None:
     channels = Stuck()
     channels.ensure([Topic("one"), Topic("two")])
-    async with opened(channels, acknowledged="100 ms") as client:
+    async with opened(channels, send_timeout="100 ms") as client:
         answer = await client.post(RECORDS, json={"records": [{"value": 1}]})
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         assert "may be there" in answer.json()["error"]
@@ -628,7 +628,7 @@ async def test_what_is_not_acknowledged_is_not_claimed_and_nobody_else_waits(ope
 async def test_what_waits_to_be_acknowledged_is_bounded_for_all_channels_together(opened: Opened) -> None:
     channels = Stuck()
     channels.ensure([Topic("one"), Topic("two"), Topic("three")])
-    async with opened(channels, acknowledged="100 ms", memory=100) as client:
+    async with opened(channels, send_timeout="100 ms", memory=100) as client:
         for channel, size, heard in (
             ("one", 90, "may be there"),
             ("two", 30, "may be there"),
@@ -646,7 +646,7 @@ async def test_what_waits_to_be_acknowledged_is_bounded_for_all_channels_togethe
 async def test_channels_that_keep_nothing_can_be_sent_to_and_not_be_read(opened: Opened) -> None:
     tcp = Tcp("127.0.0.1", later_port())
     async with opened(tcp) as client:
-        for query in ("", "?wait=1s", "?positions=0:0"):
+        for query in ("", "?wait=1s", "?offsets=0:0"):
             answer = await client.get(RECORDS + query)
             assert (answer.status_code, answer.json()["place"]) == (409, "channel one")
             assert answer.json()["fix"]

@@ -53,7 +53,7 @@ async def test_a_member_reads_commits_and_the_next_one_goes_on(
     answer = await poll(client, url)
     assert sorted(values(answer)) == list(range(10))
     both = [{"channel": "two", "partition": 0}, {"channel": "two", "partition": 1}]
-    assert (answer["given"], answer["lost"]) == (both, [])
+    assert (answer["assigned"], answer["revoked"]) == (both, [])
     assert sum(one["next"] for one in answer["held"]) == 10
     assert (await commit(client, answer)).status_code == 204
     assert (await client.delete(url)).status_code == 204
@@ -115,26 +115,26 @@ async def test_two_members_share_and_a_commit_after_a_loss_is_409(
     assert len(values(all_of_it)) == 10
     second = await join(client)
     answer = await poll(client, second, "wait=5s")
-    assert [len(answer["given"]), len(answer["held"])] == [1, 1]
+    assert [len(answer["assigned"]), len(answer["held"])] == [1, 1]
     conflict = await commit(client, all_of_it)
     assert conflict.status_code == 409
-    assert conflict.json()["lost"] == answer["given"]
+    assert conflict.json()["revoked"] == answer["assigned"]
     assert (await commit(client, all_of_it)).status_code == 204
     assert (await commit(client, answer)).status_code == 204
-    assert (await poll(client, first, "wait=0s"))["lost"] == answer["given"]
+    assert (await poll(client, first, "wait=0s"))["revoked"] == answer["assigned"]
     told = (await client.get("/groups/g")).json()
     assert (len(told["members"]), told["lag"]) == (2, 0)
 
 
 async def test_a_member_that_is_not_heard_of_has_left(channels: MemoryChannels, opened: Opened) -> None:
     fill(channels, range(4))
-    async with opened(channels, silence="100 ms") as client:
+    async with opened(channels, session_timeout="100 ms") as client:
         gone = await join(client)
         assert len(values(await poll(client, gone))) == 4
         await until(lambda: "g" not in channels.groups())
         answer = await client.post(f"{gone}/commit?answer=1")
         assert answer.status_code == 410
-        assert "not heard of" in answer.json()["error"]
+        assert "no request for" in answer.json()["error"]
         assert len(values(await poll(client, await join(client)))) == 4
 
 

@@ -85,7 +85,7 @@ async def test_records_pass_through_kafka_over_http(kafka: Kafka, fresh: Fresh) 
 async def test_the_partitions_of_a_killed_client_are_dealt_again_by_kafka(kafka: Kafka, fresh: Fresh) -> None:
     channel, group = fresh("dealt"), fresh("group")
     kafka.ensure([Topic(channel, partitions=4)])
-    async with served(kafka, silence="2 seconds") as client:
+    async with served(kafka, session_timeout="2 seconds") as client:
         body = {"records": [{"key": f"k{n}", "value": n} for n in range(100)]}
         assert (await client.post(f"/channels/{channel}/records", json=body)).status_code == 200
         one, other = await join(client, group, channel), await join(client, group, channel)
@@ -343,7 +343,7 @@ async def test_what_is_being_sent_is_acknowledged_before_the_end() -> None:
 
 async def test_connections_that_ask_for_nothing_are_closed() -> None:
     channels = MemoryChannels(None)
-    async with served(channels, connections=3, patience="1 second") as client:
+    async with served(channels, connections=3, idle_timeout="1 second") as client:
         silent = [await _connected(client) for _ in range(3)]
         for _, writer in silent[1:]:
             writer.write(b"GET / HTTP/1.1\r\nHost: local")  # And the rest never comes.
@@ -361,7 +361,7 @@ async def test_connections_that_ask_for_nothing_are_closed() -> None:
 async def test_an_upload_that_takes_longer_than_that_arrives() -> None:
     channels = MemoryChannels(None)
     channels.ensure([Topic("one")])
-    async with served(channels, patience="1 second") as client:
+    async with served(channels, idle_timeout="1 second") as client:
 
         async def slow() -> AsyncIterator[bytes]:
             yield b"begun, "

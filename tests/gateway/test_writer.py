@@ -91,19 +91,17 @@ async def test_who_gives_up_hears_why_and_nothing_overtakes_what_may_be_there() 
     sender = Partitioned()
     writer = ChannelWriter("c", sender, "gateway", SystemClock(), 0.1)
     sender.away = {b"b"}
-    with pytest.raises(
-        Unavailable, match=r"may be there, or come to be \(a partition is unavailable: it has no leader"
-    ):
+    with pytest.raises(Unavailable, match=r"may be there.*\(a partition is unavailable: it has no leader"):
         await writer.write([record(b"a"), record(b"b")])
     with pytest.raises(Unavailable, match=r"were not sent \(a partition is unavailable"):
         await writer.write([record(b"c")])
-    assert writer.held == 2
+    assert writer.in_flight_bytes == 2
     sender.away.clear()
     await until(lambda: writer.idle)
     await writer.write([record(b"d")])
     assert [value for _, value in sorted(sender.log.items())] == [b"a", b"b", b"d"]
     assert [seq for _, seq in sorted(sender.log)] == [1, 2, 3]
-    assert writer.held == 0
+    assert writer.in_flight_bytes == 0
 
 
 async def test_over_a_line_what_failed_is_the_end_of_an_epoch() -> None:

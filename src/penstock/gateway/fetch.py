@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.errors import Unaccounted, Unavailable
-from penstock.gateway.encode import size
+from penstock.gateway.records import size
 from penstock.gateway.settings import GatewaySettings
 from penstock.web.query import Query
 from penstock.web.responses import Problem
@@ -20,118 +20,124 @@ from penstock.web.responses import Problem
 READ_PARAMETERS = ("max", "max_bytes", "wait", "format")
 """The query parameters of a read."""
 
-_USUAL_RECORDS = 500
-_USUAL_BYTES = 1 << 20
+_DEFAULT_RECORDS = 500
+_DEFAULT_BYTES = 1 << 20
 _STEP = 16
-"""Entries are read in steps: no more than this exceed the limit of bytes."""
-_LOOK = 0.5
-"""A long poll checks so often whether its client is still connected, in seconds."""
-_ANSWER = 10.0
-"""Entries below the end of a partition have to arrive within so many seconds."""
+"""Entries are read in steps: at most one step exceeds the limit of bytes."""
+_POLL = 0.5
+"""Seconds between two checks whether the client of a long poll is still connected."""
+_READ_TIMEOUT = 10.0
+"""Seconds within which entries below the end of a partition must arrive."""
+
+Bounds = Mapping[int, tuple[int, int]]
+Start = Callable[[Bounds], Offsets]
+"""The first offsets to read, given the bounds of a channel."""
 
 
 @dataclass(frozen=True)
 class ReadLimits:
-    """How much to read, and how long to wait. `ended`: whether the client is gone."""
+    """How much to read, and how long to wait. `ended`: whether the client has disconnected."""
 
-    most: int
+    records: int
     bytes: int
     wait: float
     ended: Callable[[], bool]
+
+    @classmethod
+    def of(cls, query: Query, settings: GatewaySettings, ended: Callable[[], bool]) -> "ReadLimits":
+        return cls(
+            query.number("max", min(_DEFAULT_RECORDS, settings.records), settings.records, 1),
+            query.number("max_bytes", min(_DEFAULT_BYTES, settings.answer), settings.answer, 1),
+            query.seconds("wait", settings.wait) or 0.0,
+            ended,
+        )
 
 
 @dataclass(frozen=True)
 class Fetched:
     entries: Sequence[Entry]
-    positions: Offsets
+    offsets: Offsets
 
 
 class Reader(Protocol):
     def read(self, most: int, wait: float) -> Sequence[Entry]: ...
 
 
-Start = Callable[[Mapping[int, tuple[int, int]]], Offsets]
-"""Where to begin, given the bounds of a channel."""
-
-
 def fetch(channels: Channels, channel: str, start: Start, limits: ReadLimits) -> Fetched:
-    """Entries from the start on. 410 when they are not kept any more, 416 beyond the end.
+    """Read entries from the start. Problem 410 when they are no longer kept, 416 beyond the end.
 
-    A start that moves with the bounds, such as the beginning, is followed.
+    A start that moves with the bounds, such as the beginning, is computed again.
     """
     bounds = channels.bounds(channel)
-    positions = start(bounds)
-    _check(channel, positions, bounds)
+    offsets = start(bounds)
+    _check(channel, offsets, bounds)
     try:
-        with channels.reader({channel: positions}, only={(channel, partition) for partition in positions}) as reader:
+        with channels.reader({channel: offsets}, only={(channel, partition) for partition in offsets}) as reader:
 
-            def owed() -> bool:
+            def is_behind() -> bool:
                 now = reader.positions(channel)
-                return any(now.get(partition, 0) < bounds[partition][1] for partition in positions)
+                return any(now.get(partition, 0) < bounds[partition][1] for partition in offsets)
 
             found: list[Entry] = []
-            read_some(reader, found, limits, owed)
-            if not found and owed() and not limits.ended():
-                raise Unavailable(f"channel {channel}", "it does not give what it holds")
+            read_some(reader, found, limits, is_behind)
+            if not found and is_behind() and not limits.ended():
+                raise Unavailable(f"channel {channel}", "it does not deliver the records that it holds")
             return Fetched(found, dict(reader.positions(channel)))
     except Unaccounted:
-        # Retention may have been quicker than this call.
+        # Retention may have removed records since the bounds were read.
         now = channels.bounds(channel)
-        if start(now) != positions:
+        if start(now) != offsets:
             return fetch(channels, channel, start, limits)
-        _check(channel, positions, now)
+        _check(channel, offsets, now)
         raise
 
 
-def read_some(source: Reader, into: list[Entry], limits: ReadLimits, owed: Callable[[], bool] = lambda: False) -> None:
+def read_some(
+    source: Reader, into: list[Entry], limits: ReadLimits, is_behind: Callable[[], bool] = lambda: False
+) -> None:
     """Wait for the first entries, then read what is available, up to the limits.
 
-    While entries are `owed`, which exist for sure, it waits for them beyond `limits.wait`.
+    While `is_behind`, entries certainly exist: it waits for them beyond `limits.wait`.
     """
     now = time.monotonic()
-    until, late = now + limits.wait, now + _ANSWER
+    until, late = now + limits.wait, now + _READ_TIMEOUT
     while True:
         left = until - time.monotonic()
-        if left <= 0 and owed():
+        if left <= 0 and is_behind():
             left = late - time.monotonic()
-        into += source.read(min(_STEP, limits.most), max(0.0, min(left, _LOOK)))
+        into += source.read(min(_STEP, limits.records), max(0.0, min(left, _POLL)))
         if into or left <= 0 or limits.ended():
             break
-    taken = sum(map(size, into))
-    while into and len(into) < limits.most and taken < limits.bytes:
-        more = source.read(min(_STEP, limits.most - len(into)), 0)
+    total = sum(map(size, into))
+    while into and len(into) < limits.records and total < limits.bytes:
+        more = source.read(min(_STEP, limits.records - len(into)), 0)
         if not more:
             return
-        taken += sum(map(size, more))
+        total += sum(map(size, more))
         into += more
 
 
-def _check(channel: str, positions: Offsets, bounds: Mapping[int, tuple[int, int]]) -> None:
-    for partition, offset in positions.items():
+def _check(channel: str, offsets: Offsets, bounds: Bounds) -> None:
+    for partition, offset in offsets.items():
         if partition not in bounds:
-            fix = f"there are 0 to {len(bounds) - 1}"
-            raise Problem(404, f"channel {channel}", f"it has no partition {partition}", fix)
+            raise no_partition(channel, partition, len(bounds))
         first, end = bounds[partition]
         place, facts = f"channel {channel}, partition {partition}", {"partition": partition, "first": first, "end": end}
         if offset < first:
-            why = f"offset {offset} is not kept any more: {first - offset} offsets are gone"
-            raise Problem(410, place, why, f"go on from {first}, and account for what is gone", facts)
+            why = f"offset {offset} is no longer kept: {first - offset} offsets are gone"
+            raise Problem(410, place, why, f"continue at {first}, and account for the gap", facts)
         if offset > end:
-            raise Problem(416, place, f"offset {offset} lies beyond the end", f"the next record gets {end}", facts)
+            raise Problem(416, place, f"offset {offset} is beyond the end", f"the next record gets {end}", facts)
 
 
-def read_limits(query: Query, settings: GatewaySettings, ended: Callable[[], bool]) -> ReadLimits:
-    return ReadLimits(
-        query.number("max", min(_USUAL_RECORDS, settings.records), settings.records, 1),
-        query.number("max_bytes", min(_USUAL_BYTES, settings.answer), settings.answer, 1),
-        query.seconds("wait", settings.wait) or 0.0,
-        ended,
-    )
+def no_partition(channel: str, partition: int, count: int) -> Problem:
+    fix = f"use 0 to {count - 1}" if count > 1 else "use 0"
+    return Problem(404, f"channel {channel}", f"partition {partition} not found", fix)
 
 
 @asynccontextmanager
 async def watch_disconnect(request: Request, closing: threading.Event) -> AsyncIterator[Callable[[], bool]]:
-    """A function that tells whether the client is gone, or the gateway closes."""
+    """Yield a function: whether the client has disconnected, or the gateway is closing."""
     left = threading.Event()
 
     async def watch() -> None:

@@ -14,28 +14,28 @@ from penstock.core.contracts import Channels, Sender
 from penstock.core.errors import Unavailable
 from penstock.core.record import Record
 from penstock.core.text import did_you_mean
-from penstock.gateway.decode import Decoder
+from penstock.gateway.records import Decoder
 from penstock.gateway.sessions import Sessions
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.writer import ChannelWriter
 from penstock.web.bodies import BodyReader
 from penstock.web.responses import Problem
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
-_ASKING = 16
-_ASKING_PATIENCE = 5.0
-_KNOWN_FOR = 5.0
-"""A channel that was there is believed to be there for so many seconds."""
-_MOST_WRITERS = 1_000
-_FREE_FOR = 60.0
-"""A channel that no query wrote may be written to for so many seconds before it is looked up again."""
-LEAVING = 5.0
-"""How long the middleware may take to let members go, at the end."""
+_CALLS = 16
+_CALL_WAIT = 5.0
+_NAMES_TTL = 5.0
+"""Seconds for which the names of channels are cached."""
+_MAX_WRITERS = 1_000
+_WRITABLE_TTL = 60.0
+"""Seconds for which it is cached that a channel is not the result of a query."""
+LEAVE_TIMEOUT = 5.0
+"""Seconds within which consumer sessions leave their groups at shutdown."""
 
 
 class Gateway:
-    """Lives while `running()`; everything is within its bounds."""
+    """Serves requests while `running()`."""
 
     def __init__(self, channels: Channels, settings: GatewaySettings | None = None, clock: Clock | None = None) -> None:
         self.channels, self.settings, self.clock = channels, settings or GatewaySettings(), clock or SystemClock()
@@ -45,109 +45,114 @@ class Gateway:
         )
         self.sessions = Sessions(channels, self.settings, self.clock)
         self.closing = threading.Event()
-        """Long polls end when this is set."""
-        self._asking = _Threads(_ASKING, "questions", _ASKING_PATIENCE)
-        self._polling = _Threads(self.settings.polls, "long polls", 0.0)
+        """Set at shutdown: long polls end."""
+        self._calls = _Threads(_CALLS, "calls", _CALL_WAIT)
+        self._polls = _Threads(self.settings.polls, "long polls", 0.0)
         self._sender: Sender | None = None
         self._writers: dict[str, ChannelWriter] = {}
-        self._free: dict[str, float] = {}
+        self._writable: dict[str, float] = {}
+        """When each of these channels was found to be writable."""
         self._names: frozenset[str] = frozenset()
-        self._named = -_KNOWN_FOR
+        self._names_read = -_NAMES_TTL
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Send while the body runs; at its end, what is on its way arrives, and members leave their groups."""
-        acknowledged = self.settings.acknowledged.total_seconds()
+        """Open the sender. At the end, wait for what is in flight, and let consumer sessions leave their groups."""
         async with self.channels.sender() as sender:
             self._sender = sender
             try:
                 yield
             finally:
                 self.closing.set()
+                timeout = self.settings.send_timeout.total_seconds()
                 await asyncio.gather(
-                    self.sessions.close(LEAVING), *(writer.close(acknowledged) for writer in self._writers.values())
+                    self.sessions.close(LEAVE_TIMEOUT), *(writer.close(timeout) for writer in self._writers.values())
                 )
-                self._asking.close()
-                self._polling.close()
+                self._calls.close()
+                self._polls.close()
 
-    async def ask(self, question: Callable[[], Answer]) -> Answer:
-        return await self._asking.run(question)
+    async def call(self, function: Callable[[], Result]) -> Result:
+        """Run a blocking call in a thread."""
+        return await self._calls.run(function)
 
-    async def wait(self, question: Callable[[], Answer]) -> Answer:
-        """As `ask`, for what may take long on purpose."""
-        return await self._polling.run(question)
+    async def poll(self, function: Callable[[], Result]) -> Result:
+        """As `call`, for long polls."""
+        return await self._polls.run(function)
 
     async def names(self) -> Sequence[str]:
-        names = await self.ask(self.channels.names)
-        self._names, self._named = frozenset(names), self.clock.elapsed()
+        names = await self.call(self.channels.names)
+        self._names, self._names_read = frozenset(names), self.clock.elapsed()
         return names
 
-    async def known(self, channel: str) -> None:
-        """Return if there is such a channel; not found, with those that are spelled alike, otherwise."""
+    async def require(self, channel: str) -> None:
+        """Problem 404, with a similar name, unless the channel exists."""
         if not self.channels.promise.replay:
-            return  # Nothing is kept, so nothing is listed: whoever listens is there.
-        if channel in self._names and self.clock.elapsed() - self._named < _KNOWN_FOR:
+            return  # This binder lists no channels.
+        if channel in self._names and self.clock.elapsed() - self._names_read < _NAMES_TTL:
             return
         if channel not in (names := await self.names()):
-            fix = did_you_mean(channel, names, "GET /channels tells which there are")
-            raise Problem(404, f"channel {channel}", "there is none of that name", fix)
+            raise not_found("channel", channel, names, "GET /channels lists all channels")
 
-    async def readable(self, channel: str) -> None:
-        """Conflict where to read is to take away: what this answer has no room for would be lost to everybody."""
+    async def require_readable(self, channel: str) -> None:
+        """Problem 409 where reading removes records: what exceeds the limits of a response would be lost."""
         if not self.channels.promise.replay:
-            why = f"{self.channels.where} gives each record once, to one reader: it cannot be read by positions"
+            why = f"{self.channels.where} delivers each record once, to one reader: it cannot be read by offsets"
             raise Problem(409, f"channel {channel}", why, "read it with penstock consume, or use another binder")
-        await self.known(channel)
+        await self.require(channel)
+
+    async def require_writable(self, channel: str) -> None:
+        """Problem 403 for results, dead letters and internal channels."""
+        checked = self._writable.get(channel)
+        if checked is None or self.clock.elapsed() - checked > _WRITABLE_TTL:
+            self._writable.pop(channel, None)
+            if (refusal := await self.call(partial(protected, channel, self.channels))) is not None:
+                raise Problem(403, f"channel {channel}", *refusal)
+            if len(self._writable) >= _MAX_WRITERS:
+                self._writable.clear()
+            self._writable[channel] = self.clock.elapsed()
+        await self.require(channel)
 
     async def send(self, channel: str, records: Sequence[Record]) -> None:
-        """Return once the channel has acknowledged them all."""
-        if sum(writer.held for writer in self._writers.values()) > self.settings.memory:
-            raise Unavailable("the gateway", "more waits to be acknowledged than it holds; these records were not sent")
+        """Return once the channel has acknowledged all of them."""
+        if sum(writer.in_flight_bytes for writer in self._writers.values()) > self.settings.memory:
+            raise Unavailable("the gateway", "too many bytes wait for acknowledgement; these records were not sent")
         await self._writer(channel).write(records)
-
-    async def writable(self, channel: str) -> None:
-        """Return if clients may write to this channel: not to results, dead letters and internal channels."""
-        looked = self._free.get(channel)
-        if looked is None or self.clock.elapsed() - looked > _FREE_FOR:
-            self._free.pop(channel, None)
-            if (refusal := await self.ask(partial(protected, channel, self.channels))) is not None:
-                raise Problem(403, f"channel {channel}", *refusal)
-            if len(self._free) >= _MOST_WRITERS:
-                self._free.clear()
-            self._free[channel] = self.clock.elapsed()
-        await self.known(channel)
 
     def _writer(self, channel: str) -> ChannelWriter:
         if channel not in self._writers:
-            assert self._sender is not None, "the gateway does not run"
-            if len(self._writers) >= _MOST_WRITERS:
+            assert self._sender is not None, "the gateway is not running"
+            if len(self._writers) >= _MAX_WRITERS:
                 self._writers = {name: writer for name, writer in self._writers.items() if not writer.idle}
-            patience, again = self.settings.acknowledged.total_seconds(), self.channels.promise.replay
+            timeout, retry = self.settings.send_timeout.total_seconds(), self.channels.promise.replay
             self._writers[channel] = ChannelWriter(
-                channel, self._sender, self.settings.sender, self.clock, patience, again
+                channel, self._sender, self.settings.sender, self.clock, timeout, retry
             )
         return self._writers[channel]
 
 
+def not_found(kind: str, name: str, names: Sequence[str], otherwise: str) -> Problem:
+    return Problem(404, f"{kind} {name}", f"{kind} not found", did_you_mean(name, names, otherwise))
+
+
 class _Threads:
-    """Threads for blocking calls, at most so many. A call waits `patience` seconds for a free one."""
+    """A thread pool that rejects calls when all threads are busy for `wait` seconds."""
 
-    def __init__(self, most: int, name: str, patience: float) -> None:
-        self._most, self._name, self._patience = most, name, patience
-        self._pool = ThreadPoolExecutor(most, f"gateway-{name}")
-        self._free = asyncio.Semaphore(most)
+    def __init__(self, size: int, name: str, wait: float) -> None:
+        self._size, self._name, self._wait = size, name, wait
+        self._pool = ThreadPoolExecutor(size, f"gateway-{name}")
+        self._free = asyncio.Semaphore(size)
 
-    async def run(self, call: Callable[[], Answer]) -> Answer:
+    async def run(self, function: Callable[[], Result]) -> Result:
         """The result of the call; Unavailable when no thread is free in time."""
         try:
-            if self._free.locked() and not self._patience:
+            if self._free.locked() and not self._wait:
                 raise TimeoutError
-            async with asyncio.timeout(self._patience or None):
+            async with asyncio.timeout(self._wait or None):
                 await self._free.acquire()
         except TimeoutError:
-            raise Unavailable("the gateway", f"{self._most} {self._name} are under way already", 1.0) from None
-        running = asyncio.get_running_loop().run_in_executor(self._pool, call)
-        # Free when the thread is done, also when the request is gone.
+            raise Unavailable("the gateway", f"{self._size} {self._name} are running already", 1.0) from None
+        running = asyncio.get_running_loop().run_in_executor(self._pool, function)
+        # Released when the thread is done, also when the request is cancelled.
         running.add_done_callback(lambda _: self._free.release())
         return await asyncio.shield(running)
 

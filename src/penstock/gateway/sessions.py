@@ -1,6 +1,6 @@
-"""Consumer sessions: members of groups for HTTP clients. A thread keeps the lease between two requests.
+"""Consumer sessions: group members for HTTP clients. A thread renews the lease between two requests.
 
-Records are sent again until they are committed: an answer that does not arrive loses nothing.
+Records are delivered again until they are committed, so a lost response loses no record.
 """
 
 import asyncio
@@ -18,48 +18,51 @@ from typing import TypeVar
 from penstock.core.clock import Clock
 from penstock.core.contracts import ChannelPartition, Channels, Entry, Member
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
-from penstock.gateway.encode import partitions
 from penstock.gateway.fetch import ReadLimits, read_some
+from penstock.gateway.records import partitions_json
 from penstock.gateway.settings import GatewaySettings
 from penstock.web.responses import Problem
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
-_BEAT = 0.5
-"""A member that is not asked beats so often, in seconds: leases are longer."""
+_HEARTBEAT = 0.5
+"""Seconds between two heartbeats of an idle session: shorter than a lease."""
+_MAX_ENDED = 1_000
+"""Ended sessions that are remembered, with the reason."""
 
 
 @dataclass(frozen=True)
 class Polled:
     entries: Sequence[Entry]
     held: Mapping[ChannelPartition, int]
-    given: Sequence[ChannelPartition]
-    """Since the last answer, as are those that were lost."""
-    lost: Sequence[ChannelPartition]
+    assigned: Sequence[ChannelPartition]
+    """Since the last response, as is `revoked`."""
+    revoked: Sequence[ChannelPartition]
     number: int
-    """By which it is committed."""
+    """The number of the response, for its commit."""
 
 
 class ConsumerSession:
-    """A member of a group. It serves one request at a time, and ends on leave, silence or an error."""
+    """A member of a group. It serves one request at a time, and ends on leave, session timeout or an error."""
 
     def __init__(
-        self, channels: Channels, group: str, names: Sequence[str], beginning: bool, silence: float, clock: Clock
+        self, channels: Channels, group: str, names: Sequence[str], beginning: bool, timeout: float, clock: Clock
     ) -> None:
         self.id, self.group, self.channels = secrets.token_hex(16), group, tuple(names)
         self.joined: Future[None] = _started()
         self.ended: Future[Problem] = _started()
-        """Settled with the reason, once the group knows that this member has left."""
-        self._binder, self._beginning, self._silence, self._clock = channels, beginning, silence, clock
+        """Set to the reason, once the member has left the group."""
+        self._binder, self._beginning, self._timeout, self._clock = channels, beginning, timeout, clock
         self._jobs: queue.SimpleQueue[Callable[[Member], None] | None] = queue.SimpleQueue()
         self._lock, self._busy = threading.Lock(), threading.Lock()
         self._leaving = threading.Event()
         self._pending: list[Entry] = []
+        """Delivered, and not committed."""
         self._number = 0
-        self._given: set[ChannelPartition] = set()
-        self._lost: set[ChannelPartition] = set()
-        self._gone: set[ChannelPartition] = set()
-        """Partitions that went to others with records that we gave and that were not committed."""
+        self._assigned: set[ChannelPartition] = set()
+        self._revoked: set[ChannelPartition] = set()
+        self._revoked_pending: set[ChannelPartition] = set()
+        """Partitions that were revoked while some of their records were pending."""
         self._thread = threading.Thread(target=self._run, name=f"gateway-member-{group}", daemon=True)
         self._thread.start()
 
@@ -67,57 +70,54 @@ class ConsumerSession:
         return self._submit(lambda member: self._poll(member, limits))
 
     def commit(self, number: int) -> "Future[None]":
-        """What the answer of this number gave is done.
+        """Commit the records of the response with this number.
 
-        Conflict when it is not the last one: the client has not got what that would cover. Conflict when partitions
-        were lost meanwhile: nothing is committed then, and another call writes the rest.
+        Problem 409 when it is not the last response: the client has not received what the commit would cover. Problem
+        409 when partitions were revoked meanwhile: nothing is committed, and another call commits the rest.
         """
         return self._submit(lambda member: self._commit(member, number))
 
     def leave(self) -> None:
-        """Begin to leave; `ended` tells when that is done."""
+        """Start to leave the group; `ended` is set when that is done."""
         self._leaving.set()
         self._jobs.put(None)
 
-    # --- from outside to the thread
+    # --- called by requests
 
-    def _submit(self, job: Callable[[Member], Answer]) -> "Future[Answer]":
-        answer: Future[Answer] = _started()
+    def _submit(self, job: Callable[[Member], Result]) -> "Future[Result]":
+        future: Future[Result] = _started()
 
         def run(member: Member) -> None:
-            failure: PenstockError | None = Unavailable(f"group {self.group}", "the member has broken off")
+            failure: PenstockError | None = Unavailable(f"group {self.group}", "the consumer session failed")
             try:
-                found = job(member)
+                result = job(member)
                 failure = None
             except PenstockError as error:
                 failure = error
                 if isinstance(error, Unaccounted):
                     raise
             finally:
-                # Before the answer: who hears it may ask again at once.
+                # Released before the result is set: the client may send its next request at once.
                 self._busy.release()
                 if failure is None:
-                    answer.set_result(found)
+                    future.set_result(result)
                 else:
-                    answer.set_exception(failure)
+                    future.set_exception(failure)
 
         with self._lock:
-            if self.ended.done() or self._leaving.is_set():
-                raise self.why_ended()
+            if self.ended.done():
+                raise self.ended.result()
+            if self._leaving.is_set():
+                raise Problem(410, f"member {self.id}", "it is leaving its group", "join again")
             if not self._busy.acquire(blocking=False):
-                raise Problem(409, f"member {self.id}", "another request of it is under way", "wait for its answer")
+                raise Problem(409, f"member {self.id}", "another request of it is in progress", "wait for its response")
             self._jobs.put(run)
-        return answer
+        return future
 
-    def why_ended(self) -> Problem:
-        if self.ended.done():
-            return self.ended.result()
-        return Problem(410, f"member {self.id}", "it is leaving its group", "join again")
-
-    # --- the thread
+    # --- called by the thread
 
     def _run(self) -> None:
-        reason = "it has broken off"
+        reason = "the session failed"
         try:
             with self._binder.join(self.group, self.channels, self, beginning=self._beginning) as member:
                 self.joined.set_result(None)
@@ -128,100 +128,101 @@ class ConsumerSession:
                 self.joined.set_exception(error)
         finally:
             if not self.joined.done():
-                self.joined.set_exception(Unavailable(f"group {self.group}", "joining was broken off"))
-            why = Problem(410, f"member {self.id}", f"it has left its group: {reason}", "join again")
+                self.joined.set_exception(Unavailable(f"group {self.group}", "joining failed"))
+            problem = Problem(410, f"member {self.id}", f"it has left its group: {reason}", "join again")
             with self._lock:
-                self.ended.set_result(why)
+                self.ended.set_result(problem)
             while not self._jobs.empty():
                 if (job := self._jobs.get()) is not None:
-                    job(_Ended(why))
+                    job(_Ended(problem))
 
     def _serve(self, member: Member) -> str:
-        heard = self._clock.elapsed()
-        beaten = heard
+        """Run the jobs until the session ends; the reason."""
+        active = self._clock.elapsed()
+        heartbeat = active
         while not self._leaving.is_set():
             with suppress(queue.Empty):
-                if (job := self._jobs.get(timeout=_BEAT)) is not None:
+                if (job := self._jobs.get(timeout=_HEARTBEAT)) is not None:
                     job(member)
-                    heard = self._clock.elapsed()
+                    active = self._clock.elapsed()
             now = self._clock.elapsed()
-            if now - heard > self._silence:
+            if now - active > self._timeout:
                 self._leaving.set()
-                return f"it was not heard of for {self._silence:g} s"
-            if now - beaten >= _BEAT:
-                beaten = now
-                self._beat(member)
+                return f"it sent no request for {self._timeout:g} s"
+            if now - heartbeat >= _HEARTBEAT:
+                heartbeat = now
+                self._heartbeat(member)
         return "it was asked to"
 
-    def _beat(self, member: Member) -> None:
-        """Keep the lease, and hear of what is dealt. Nothing is read: a commit would cover it."""
-        with suppress(Unavailable):  # Who asks next hears of it, if it is still so.
+    def _heartbeat(self, member: Member) -> None:
+        """Renew the lease and take part in rebalances. It must not read records: a commit would cover them."""
+        with suppress(Unavailable):  # The next request gets the error, if it persists.
             if early := member.read(0, 0):
-                why = f"{len(early)} records were handed over when none were asked for: nothing can be committed"
+                why = f"{len(early)} records were delivered although 0 were requested: nothing can be committed"
                 raise Unaccounted(early[0].channel, (), why)
 
     def _poll(self, member: Member, limits: ReadLimits) -> Polled:
         if not self._pending:
             self._number += 1
             until_leaving = replace(limits, ended=lambda: limits.ended() or self._leaving.is_set())
-            read_some(_Held(member), self._pending, until_leaving)
-        given, lost = sorted(self._given), sorted(self._lost)
-        self._given.clear()
-        self._lost.clear()
-        return Polled(tuple(self._pending), member.held(), given, lost, self._number)
+            read_some(_AssignedOnly(member), self._pending, until_leaving)
+        assigned, revoked = sorted(self._assigned), sorted(self._revoked)
+        self._assigned.clear()
+        self._revoked.clear()
+        return Polled(tuple(self._pending), member.held(), assigned, revoked, self._number)
 
     def _commit(self, member: Member, number: int) -> None:
         if number != self._number:
-            why = f"answer {number} is not the last one, which is {self._number}: nothing was committed"
-            raise Problem(409, f"member {self.id}", why, "read again: what is not committed is given again")
-        self._unless_gone()
+            why = f"response {number} is not the last one, which is {self._number}: nothing was committed"
+            raise Problem(409, f"member {self.id}", why, "read again: records are delivered until they are committed")
+        self._require_assigned()
         try:
             member.commit()
         except Unavailable:
-            self._beat(member)
-            self._unless_gone()
+            self._heartbeat(member)
+            self._require_assigned()
             raise
         self._pending.clear()
 
-    def _unless_gone(self) -> None:
-        if self._gone:
-            gone = partitions(sorted(self._gone))
-            self._gone.clear()
+    def _require_assigned(self) -> None:
+        if self._revoked_pending:
+            revoked = partitions_json(sorted(self._revoked_pending))
+            self._revoked_pending.clear()
             raise Problem(
                 409,
                 f"group {self.group}",
-                "partitions went to other members before this commit: nothing was committed",
-                "their records are given to others again; commit once more for the rest",
-                {"lost": gone},
+                "partitions were revoked before this commit: nothing was committed",
+                "other members get their records again; commit again for the rest",
+                {"revoked": revoked},
             )
 
-    # --- the dealing, called from within `read`
+    # --- RebalanceListener, called from within `read`
 
     def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
-        self._given |= set(partitions)
+        self._assigned |= set(partitions)
         return {}
 
     def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
-        """What was given and not committed is for others to do again: it is not ours to commit."""
-        moved = set(partitions)
-        self._gone |= {(entry.channel, entry.partition) for entry in self._pending} & moved
-        self._pending[:] = [entry for entry in self._pending if (entry.channel, entry.partition) not in moved]
-        self._lost |= moved
-        self._given -= moved
+        """Forget what is pending of them: other members get it again."""
+        revoked = set(partitions)
+        self._revoked_pending |= {(entry.channel, entry.partition) for entry in self._pending} & revoked
+        self._pending[:] = [entry for entry in self._pending if (entry.channel, entry.partition) not in revoked]
+        self._revoked |= revoked
+        self._assigned -= revoked
 
     def lost(self, partitions: Sequence[ChannelPartition]) -> None:
         self.revoked(partitions)
 
 
-def _started() -> "Future[Answer]":
-    """A future that whoever waits for it cannot cancel."""
-    future: Future[Answer] = Future()
+def _started() -> "Future[Result]":
+    """A future that a waiting request cannot cancel."""
+    future: Future[Result] = Future()
     future.set_running_or_notify_cancel()
     return future
 
 
-class _Held:
-    """A member without entries that were on their way here when their partition went to somebody else."""
+class _AssignedOnly:
+    """Reads without the entries of partitions that were revoked while they were being read."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
@@ -233,23 +234,19 @@ class _Held:
 
 
 class _Ended:
-    """Stands for a member that is no more: a request that came too late hears why."""
+    """Stands in for a member that has left: late requests get the reason."""
 
-    def __init__(self, why: Problem) -> None:
-        self._why = why
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
-        raise self._why
+        raise self._problem
 
     def held(self) -> Mapping[ChannelPartition, int]:
-        raise self._why
+        raise self._problem
 
     def commit(self) -> None:
-        raise self._why
-
-
-_REMEMBERED = 1_000
-"""So many ended sessions are kept with the reason why they ended."""
+        raise self._problem
 
 
 class Sessions:
@@ -262,18 +259,18 @@ class Sessions:
 
     async def join(self, group: str, names: Sequence[str], beginning: bool) -> ConsumerSession:
         if len(self._sessions) >= self._settings.members:
-            raise Unavailable("the gateway", f"{self._settings.members} members are here already", 5.0)
-        silence = self._settings.silence.total_seconds()
-        session = ConsumerSession(self._channels, group, names, beginning, silence, self._clock)
+            raise Unavailable("the gateway", f"it has {self._settings.members} consumer sessions already", 5.0)
+        timeout = self._settings.session_timeout.total_seconds()
+        session = ConsumerSession(self._channels, group, names, beginning, timeout, self._clock)
         self._sessions[session.id] = session
         loop = asyncio.get_running_loop()
         session.ended.add_done_callback(partial(self._on_ended, loop, session))
         try:
-            async with asyncio.timeout(self._settings.acknowledged.total_seconds()):
+            async with asyncio.timeout(self._settings.send_timeout.total_seconds()):
                 await asyncio.wrap_future(session.joined)
         except TimeoutError:
             session.leave()
-            raise Unavailable(f"group {group}", "it could not be joined in time") from None
+            raise Unavailable(f"group {group}", "joining timed out") from None
         return session
 
     def session(self, group: str, member: str) -> ConsumerSession:
@@ -282,24 +279,24 @@ class Sessions:
             return session
         if session is None and member in self._ended:
             raise self._ended[member]
-        fix = f"POST /groups/{group}/members makes one"
-        raise Problem(404, f"group {group}", f'no member "{member}" is here', fix)
+        fix = f"join with POST /groups/{group}/members"
+        raise Problem(404, f"group {group}", f'member "{member}" not found', fix)
 
-    async def leave(self, session: ConsumerSession, patience: float) -> None:
+    async def leave(self, session: ConsumerSession, within: float) -> None:
         session.leave()
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(within):
                 await asyncio.wrap_future(session.ended)
 
-    async def close(self, patience: float) -> None:
-        await asyncio.gather(*(self.leave(session, patience) for session in list(self._sessions.values())))
+    async def close(self, within: float) -> None:
+        await asyncio.gather(*(self.leave(session, within) for session in list(self._sessions.values())))
 
     def _on_ended(self, loop: asyncio.AbstractEventLoop, session: ConsumerSession, _: object) -> None:
-        with suppress(RuntimeError):  # The loop is closed: there are no requests any more.
+        with suppress(RuntimeError):  # The loop is closed.
             loop.call_soon_threadsafe(self._forget, session)
 
     def _forget(self, session: ConsumerSession) -> None:
         self._sessions.pop(session.id, None)
         self._ended[session.id] = session.ended.result()
-        while len(self._ended) > _REMEMBERED:
+        while len(self._ended) > _MAX_ENDED:
             self._ended.popitem(last=False)

@@ -1,4 +1,4 @@
-"""`[gateway]` of penstock.toml: how much the gateway takes, gives and waits."""
+"""`[gateway]` of penstock.toml: limits and timeouts."""
 
 from datetime import timedelta
 
@@ -9,36 +9,34 @@ from penstock.core.settings import Section
 
 
 class GatewaySettings(Section):
-    """Limits, each for one request unless it says otherwise. Sizes are in bytes."""
+    """Limits for one request unless stated otherwise. Sizes are in bytes."""
 
     sender: str = Field(
         "gateway",
         min_length=1,
-        description="in whose name records without an identity are numbered; each gateway needs a name of its own",
+        description="the sender name of records that come without an identity; unique for each gateway",
     )
     body: int = Field(8 << 20, ge=1, description="the size of a body")
     memory: int = Field(
-        64 << 20, ge=1, description="the size of all bodies under way together, and of all not acknowledged"
+        64 << 20, ge=1, description="the size of all bodies in flight, and of all records that are not acknowledged"
     )
-    upload: Duration = Field(timedelta(seconds=60), description="how long a body may take to arrive")
-    records: int = Field(10_000, ge=1, description="records in a body, and in an answer")
-    record: int = Field(
-        900_000, ge=1, description="the size of a record; what the middleware itself refuses has to lie above it"
-    )
+    upload: Duration = Field(timedelta(seconds=60), description="the time for a body to arrive")
+    records: int = Field(10_000, ge=1, description="records in a body, and in a response")
+    record: int = Field(900_000, ge=1, description="the size of a record; below the limit of the middleware itself")
     key: int = Field(16 << 10, ge=1, description="the size of a key")
     headers: int = Field(16 << 10, ge=1, description="the size of all headers of a record")
-    answer: int = Field(8 << 20, ge=1, description="the size of an answer; it may be some records longer")
-    wait: Duration = Field(timedelta(seconds=60), description="how long a long poll may wait")
-    acknowledged: Duration = Field(
-        timedelta(seconds=10), description="how long a channel may take to acknowledge, before the answer is 503"
+    answer: int = Field(8 << 20, ge=1, description="the size of a response; it may exceed this by a few records")
+    wait: Duration = Field(timedelta(seconds=60), description="the longest wait of a long poll")
+    send_timeout: Duration = Field(
+        timedelta(seconds=10), description="the time for a channel to acknowledge; then the response is 503"
     )
-    patience: Duration = Field(
+    idle_timeout: Duration = Field(
         timedelta(seconds=10),
-        description="how long a client may leave an answer unread, or ask for nothing, before it is dropped",
+        description="a connection is closed when its client sends no request, or reads nothing, for this time",
     )
-    polls: int = Field(100, ge=1, description="long polls at the same time, of all clients")
-    members: int = Field(50, ge=1, description="members of groups at the same time, of all clients")
-    silence: Duration = Field(
-        timedelta(seconds=60), description="after how long a member that asks for nothing has left its group"
+    polls: int = Field(100, ge=1, description="concurrent long polls, of all clients")
+    members: int = Field(50, ge=1, description="concurrent consumer sessions, of all clients")
+    session_timeout: Duration = Field(
+        timedelta(seconds=60), description="a consumer session without a request for this time leaves its group"
     )
-    connections: int = Field(1_000, ge=1, description="connections at the same time")
+    connections: int = Field(1_000, ge=1, description="concurrent connections")
