@@ -1,8 +1,6 @@
 import asyncio
 import json
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from contextlib import closing
@@ -23,6 +21,7 @@ from penstock.channels.kafka import Kafka
 from penstock.cli.audit import audit
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Topic
+from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record
 from penstock.pipeline.config import Config
 from penstock.testing.channels import MemoryChannels
@@ -110,11 +109,9 @@ def test_a_ledger_that_nobody_keeps_tells_its_age(tmp_path: Path) -> None:
 
 
 def test_without_a_ledger_it_exits_with_2_and_tells_the_fix(tmp_path: Path) -> None:
-    called = [sys.executable, "-m", "penstock", "audit", "--folder", str(tmp_path)]
-    result = subprocess.run(called, capture_output=True, text=True, check=False, timeout=60)
-    assert result.returncode == 2
-    assert result.stderr.startswith("penstock: ")
-    assert "there is no ledger; start the pipeline once" in result.stderr
+    result = command(tmp_path)
+    assert isinstance(result.exception, Misconfigured)
+    assert "start the pipeline once" in result.exception.fix
     assert not result.stdout
 
 

@@ -16,8 +16,8 @@ def limited(*arguments: str) -> "subprocess.CompletedProcess[str]":
 def test_the_doctor_finds_it(tmp_path: Path) -> None:
     result = limited("doctor", "--json", "--folder", str(tmp_path))
     (found,) = [one for one in json.loads(result.stdout) if one["what"] == "open files"]
-    assert not found["good"]
-    assert "512" in found["told"]
+    assert not found["ok"]
+    assert "512" in found["details"]
     assert result.returncode == 1
 
 

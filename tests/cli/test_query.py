@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from penstock.analysis.interactive import Result
 from penstock.channels.kafka import Kafka
 from penstock.cli import app
-from penstock.cli.query import Printed, Shown
+from penstock.cli.query import RowFormat, RowPrinter
 from penstock.cli.standard import Output
 from penstock.core.contracts import Topic
 from penstock.core.record import Record
@@ -44,14 +44,14 @@ def refused(*arguments: str) -> str:
         (["nowhere.py", "SELECT * FROM a"], "there is no such file"),
         (["SELECT * FROM a"], "channel a: there is none of that name"),
         (["SELECT * FROM a, b", "--schema", "x INT"], "--schema: it reads a and b; say of which: --schema CHANNEL=…"),
-        (["SELECT * FROM a", "--channels", "tcp://127.0.0.1:1"], "is gone for others"),
+        (["SELECT * FROM a", "--servers", "tcp://127.0.0.1:1"], "is gone for others"),
     ],
 )
 def test_what_cannot_work_is_refused_before_spark_starts(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    address = [] if "--channels" in arguments else ["--channels", "file://" + str(tmp_path / "channels")]
+    address = [] if "--servers" in arguments else ["--channels", "file://" + str(tmp_path / "channels")]
     assert said in refused(*arguments, *address)
 
 
@@ -65,7 +65,7 @@ def test_the_folder_counts_also_beside_a_file(tmp_path: Path) -> None:
 
 def printed(rows: list[str], result: Result, most: int | None, capsysbinary: pytest.CaptureFixture[bytes]) -> list[str]:
     stop = Event()
-    one = Printed(Output(), Shown(), most, stop)
+    one = RowPrinter(Output(), RowFormat(), most, stop)
     for row in rows:
         one.take(result, iter([row]))
     assert stop.is_set() is (one.count == most)
@@ -169,16 +169,16 @@ def test_a_query_is_followed_until_ctrl_c_and_leaves_nothing(
     ],
 )
 def test_a_row_is_a_line(row: dict[str, object], keys: tuple[str, ...], text: str) -> None:
-    assert Shown().line(json.dumps(row), keys).decode() == text + "\n"
+    assert RowFormat().line(json.dumps(row), keys).decode() == text + "\n"
 
 
 def test_json_stays_as_it_is() -> None:
-    assert Shown(as_json=True, terminal=True).line('{"a":1}', ("a",)) == b'{"a":1}\n'
+    assert RowFormat(as_json=True, terminal=True).line('{"a":1}', ("a",)) == b'{"a":1}\n'
 
 
 def test_a_wide_row_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "10")
     row = json.dumps({"x": "寿司寿司寿司"})
-    assert Shown(terminal=True).line(row).decode() == "x=寿司寿 …\n"
-    assert Shown(terminal=True).line('{"x": "12345678"}').decode() == "x=12345678\n"
-    assert Shown().line(row).decode() == "x=寿司寿司寿司\n"
+    assert RowFormat(terminal=True).line(row).decode() == "x=寿司寿 …\n"
+    assert RowFormat(terminal=True).line('{"x": "12345678"}').decode() == "x=12345678\n"
+    assert RowFormat().line(row).decode() == "x=寿司寿司寿司\n"

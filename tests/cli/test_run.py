@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.cli.run import NOTHING_LOST
+from penstock.cli.progress import NOTHING_LOST
 
 CLEAN = {name: value for name, value in os.environ.items() if not name.startswith("PENSTOCK_")}
 PENSTOCK = [sys.executable, "-m", "penstock"]

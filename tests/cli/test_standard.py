@@ -7,13 +7,13 @@ from threading import Event
 
 import pytest
 
-from penstock.cli.standard import Input, Lines
+from penstock.cli.standard import Input, LineSplitter
 
 WRITE = """
 import sys
 from penstock.cli.standard import Output
 out = Output()
-assert not out.gone()
+assert not out.closed()
 try:
     out.write(b"%d\\n" % n for n in range(100_000))
 except BrokenPipeError:
@@ -23,7 +23,7 @@ WAIT = """
 from penstock.cli.standard import Output
 out = Output()
 out.write([b"ready\\n"])
-while not out.gone():
+while not out.closed():
     pass
 """
 SHARE = """
@@ -47,7 +47,7 @@ def pipe() -> Iterator[Pipe]:
 def lines(pipe: Pipe, content: bytes, longest: int = 100) -> list[bytes]:
     pipe[1].write(content)
     pipe[1].close()
-    return [line for portion in Input(pipe[0], longest).portions(Event()) for line in portion]
+    return [line for portion in Input(pipe[0], longest).batches(Event()) for line in portion]
 
 
 def test_lines_end_with_a_line_feed_or_both(pipe: Pipe) -> None:
@@ -67,36 +67,36 @@ def test_a_line_that_is_too_long_stays_too_long_and_hurts_no_other(pipe: Pipe) -
 def test_lines_come_in_portions(pipe: Pipe) -> None:
     pipe[1].write(b"\n" * 12_000)
     pipe[1].close()
-    sizes = [len(portion) for portion in Input(pipe[0], 100).portions(Event())]
+    sizes = [len(portion) for portion in Input(pipe[0], 100).batches(Event())]
     assert sizes == [5_000, 5_000, 2_000]
 
 
 def test_a_stop_ends_an_input_that_is_open_and_half_a_line_is_none(pipe: Pipe) -> None:
     stop, given = Event(), Input(pipe[0], 100)
-    portions = given.portions(stop)
+    portions = given.batches(stop)
     pipe[1].write(b"whole\nhalf")
     assert next(portions) == [b"whole"]
     stop.set()
     assert list(portions) == []
-    assert (given.ended, given.torn) == (False, True)
+    assert (given.ended, given.incomplete) == (False, True)
 
 
 def test_nothing_is_torn_where_lines_are_whole_or_the_input_ends(pipe: Pipe) -> None:
     stop, given = Event(), Input(pipe[0], 100)
-    portions = given.portions(stop)
+    portions = given.batches(stop)
     pipe[1].write(b"whole\n")
     assert next(portions) == [b"whole"]
     stop.set()
-    assert (list(portions), given.torn) == ([], False)
+    assert (list(portions), given.incomplete) == ([], False)
     pipe[1].write(b"last")
     pipe[1].close()
-    assert [line for portion in given.portions(Event()) for line in portion] == [b"last"]
-    assert (given.ended, given.torn) == (True, False)
+    assert [line for portion in given.batches(Event()) for line in portion] == [b"last"]
+    assert (given.ended, given.incomplete) == (True, False)
 
 
 def test_a_person_is_asked_before_each_read(pipe: Pipe) -> None:
     asked: list[int] = []
-    portions = Input(pipe[0], 100, lambda: asked.append(1)).portions(Event())
+    portions = Input(pipe[0], 100, lambda: asked.append(1)).batches(Event())
     pipe[1].write(b"a\n")
     assert next(portions) == [b"a"]
     assert len(asked) == 1
@@ -106,8 +106,8 @@ def test_a_person_is_asked_before_each_read(pipe: Pipe) -> None:
 
 
 def cut(*chunks: bytes, longest: int = 100) -> list[bytes]:
-    cutter = Lines(longest)
-    return [line for chunk in chunks for line in cutter.cut(chunk)] + cutter.end()
+    cutter = LineSplitter(longest)
+    return [line for chunk in chunks for line in cutter.feed(chunk)] + cutter.end()
 
 
 def test_a_line_may_come_in_pieces() -> None:

@@ -4,7 +4,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.analysis.checkpoints.rescale import Rescaled
-from penstock.cli.state import app, told
+from penstock.cli.state import app, rescaled_line
 from penstock.core.errors import Misconfigured
 from penstock.supervise.folder import StateFolder
 
@@ -51,10 +51,10 @@ def test_a_query_that_never_ran_has_nothing_to_be_spread(file: Path) -> None:
 
 def test_what_was_done_is_told_in_a_sentence() -> None:
     done = Rescaled("counted", 2, 8, 1_234_567, 12.34, unfinished=True)
-    assert told(done) == (
-        "counted: 1,234,567 rows of state in 8 partitions instead of 2, in 12.3 s; "
-        "the next run goes on from here, and does its last batch again, which was not finished"
-    )
+    line = rescaled_line(done)
+    assert line.startswith("counted: 1,234,567 rows of state, 8 partitions instead of 2, in 12.3 s; ")
+    assert "last batch" in line
+    assert "last batch" not in rescaled_line(Rescaled("counted", 2, 8, 1, 1.0, unfinished=False))
 
 
 def test_a_number_of_partitions_has_to_be_one() -> None:

@@ -81,7 +81,7 @@ def documents(process: "subprocess.Popen[str]") -> Iterator[dict[str, Any]]:
 def test_a_whole_file_exits_with_0(tmp_path: Path) -> None:
     result = command(file(tmp_path, 1000, 1001, 1002))
     assert result.exit_code == 0
-    assert "Whole: nothing is missing among 3 records of 1 sender." in result.stdout
+    assert "Complete: nothing is missing among 3 records of 1 sender." in result.stdout
 
 
 def test_a_loss_exits_with_1_and_is_named(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_loss_exits_with_1_and_is_named(tmp_path: Path) -> None:
     assert result.exit_code == 1
     assert table(result, "sender1") == ["5", "1000", "2000", "997", "1", "1"]
     assert "sender1 misses 1002\nsender1 misses 1004–1999 (996 records)\n" in result.stdout
-    assert "Not whole: 997 records are missing beside 5 records of 1 sender." in result.stdout
+    assert "Incomplete: 997 records missing, 5 records of 1 sender arrived." in result.stdout
 
 
 def test_what_cannot_be_read_exits_with_2_and_is_named(tmp_path: Path) -> None:
@@ -153,15 +153,15 @@ def test_of_many_senders_those_with_findings_are_shown_and_the_others_counted(tm
     assert "bad4 " not in result.stdout.split("misses")[0]
     assert "and 5 more senders that miss, repeat or reorder\n30 senders are whole and in order\n" in result.stdout
     assert result.stdout.count(" misses ") == 20
-    assert "and 5 more ranges; --json names them all" in result.stdout
+    assert "and 5 more ranges; --json lists all" in result.stdout
 
 
 def test_many_senders_that_are_all_whole_need_no_table(tmp_path: Path) -> None:
     for number in range(30):
         path = file(tmp_path, 1, 2, sender=f"good{number}")
     said = command(path).stdout.splitlines()
-    assert said[0] == "30 senders are whole and in order"
-    assert said[-1] == "Whole: nothing is missing among 60 records of 30 senders."
+    assert said[0] == "30 senders are complete and in order"
+    assert said[-1] == "Complete: nothing is missing among 60 records of 30 senders."
 
 
 def test_json_is_all_that_is_printed_and_the_last_document_is_final(tmp_path: Path) -> None:
@@ -224,7 +224,7 @@ def test_a_lapse_is_told_in_a_line(tmp_path: Path) -> None:
         process.stdin.flush()
         told = next(line for line in process.stdout if "2 records in " in line)
         assert " UTC: 2 records in 0." in told
-        assert "; 1 newly missing, 0 came late, 1 missing now; 1 cannot be read" in told
+        assert "; 1 newly missing, 0 arrived late, 1 missing now; 1 cannot be read" in told
         assert process.stdout.readline() == "a misses 2\n"
 
 

@@ -141,7 +141,7 @@ def test_records_that_tell_no_origin_are_named_with_their_offset() -> None:
     report = fed(Log(channels, "updates", ManualClock()))
     assert (report.verdict, report.records) == (Integrity.UNCERTAIN, 1)
     assert [place for place, _ in report.refused] == [f"partition 0, offset {offset}" for offset in (1, 2, 3)]
-    assert report.refused[0][1] == "it has neither headers that tell an origin nor a payload"
+    assert report.refused[0][1] == "it has no origin in its headers, and no payload"
 
 
 def test_what_lies_behind_the_end_fills_a_gap_and_counts_for_nothing_else() -> None:

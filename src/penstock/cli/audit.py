@@ -1,4 +1,4 @@
-"""`penstock audit`: the balance of records, from the ledger, once it has read what the channels hold."""
+"""`penstock audit`: the balance of records, from the ledger."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -33,45 +33,49 @@ def audit(
     folder: Folder = Path(),
     profile: Profile = None,
     as_json: AsJson = False,
-    senders: Annotated[bool, typer.Option("--senders", help="Show every sender, too.")] = False,
+    senders: Annotated[bool, typer.Option("--senders", help="Also show each sender.")] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Unknown intervals and records in flight count as missing, too.")
+        bool, typer.Option("--strict", help="Count unknown intervals and records in flight as missing.")
     ] = False,
     grace: Annotated[
-        float | None, typer.Option(help="Seconds during which a record that is due is in flight, not missing.")
+        float | None,
+        typer.Option(
+            help="The seconds for which an expected record is in flight, not missing.", show_default="the setting"
+        ),
     ] = None,
     wait: Annotated[
-        float, typer.Option(help="Seconds to wait until the audit has read what the channels hold now.")
+        float, typer.Option(help="The seconds to wait until the auditor has read the current end of the channels.")
     ] = 10,
-    watch: Annotated[bool, typer.Option("--watch", help="Show it again and again, until Ctrl-C.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl-C.")] = False,
     query: Annotated[
         str | None,
-        typer.Option("--recompute", help="Compute this query again from the log, and compare row by row."),
+        typer.Option("--recompute", help="Compute this query again from the log, and compare each row."),
     ] = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Compare every row of all stores and results with the channels, once.")
+        bool, typer.Option("--deep", help="Also compare each row of all stores and results with the channels.")
     ] = False,
     pipeline: Annotated[
         Path | None,
-        typer.Option("--pipeline", help="With --recompute or --deep: the file of the pipeline.", exists=True),
+        typer.Option("--pipeline", help="The file of the pipeline, for --recompute and --deep.", exists=True),
     ] = None,
 ) -> None:
-    """Account for every record: what is there, what is missing, what is unknown.
+    """Account for every record: arrived, missing, or unknown.
 
-    Exits with 0 when all is whole, 1 when something is missing, 2 when nothing has run here, 3 when it is not known.
+    Exit code: 0 when nothing is missing, 1 when records are missing, 2 when no pipeline has run here, 3 when the result
+    is unknown.
     """
     if query is not None:
-        from penstock.cli.recompute import recompute  # Spark is imported for those who want it.
+        from penstock.cli.recompute import recompute  # Imports Spark.
 
         raise typer.Exit(
             recompute(folder, profile, pipeline or Running.file_in(Config.read(folder, profile)), query, as_json)
         )
     config = Config.read(folder, profile)
-    patience = int((config.audit.grace.total_seconds() if grace is None else grace) * 1e6)
+    grace_micros = int((config.audit.grace.total_seconds() if grace is None else grace) * 1e6)
     if watch:
-        _watch(config, patience, senders, as_json)
+        _watch(config, grace_micros, senders, as_json)
         return
-    found = _balance(config, patience, wait)
+    found = _balance(config, grace_micros, wait)
     if deep:
         found = deepened(found, folder, profile, pipeline)
     if as_json:
@@ -83,7 +87,7 @@ def audit(
 
 
 def _balance(config: Config, grace: int, wait: float) -> Balance:
-    """The balance, with all that stands against knowing it: a ledger that cannot be read, too."""
+    """The balance. A ledger that cannot be read is a doubt."""
     try:
         return _counted(config, grace, wait)
     except Unreadable as error:
@@ -92,17 +96,17 @@ def _balance(config: Config, grace: int, wait: float) -> Balance:
 
 
 def _counted(config: Config, grace: int, wait: float) -> Balance:
-    """The balance, once the ledger has read what the channels hold."""
+    """The balance, once the ledger has read the current end of the channels."""
     clock = SystemClock()
     with closing(Ledger(config.ledger, read_only=True)) as ledger:
-        asked, doubts = clock.now(), list[Doubt]()
+        started, doubts = clock.now(), list[Doubt]()
         try:
             bounds = _bounds(config, ledger)
         except Unavailable as error:
-            typer.echo(f"penstock: {error}; this is what was read before", err=True)
-            bounds, doubts = {}, [Doubt("channel", error.service, f"the channels cannot be read: {error}")]
+            typer.echo(f"penstock: {error}; the last known state follows", err=True)
+            bounds, doubts = {}, [Doubt("channel", error.service, f"channels cannot be read: {error}")]
         ledger.verify()
-        unread = _awaited(ledger, bounds or {}, wait)
+        unread = _wait_until_read(ledger, bounds or {}, wait)
         content = ledger.content()
     if wait and any(unread.values()):
         doubts.append(Doubt("audit", "audit", f"the auditor has not read {sum(unread.values()):,} entries"))
@@ -112,47 +116,43 @@ def _counted(config: Config, grace: int, wait: float) -> Balance:
     report = replace(content.report or Report(0), doubts=(*doubts, *(content.report.doubts if content.report else ())))
     found = balance(content, clock.now(), grace, unread, report)
     if bounds and not any(unread.values()):
-        found = replace(found, as_of=asked)
+        found = replace(found, as_of=started)
     if any(hop.missing and hop.stage.startswith("store:delta/") for hop in found.hops):
         found = _with_names(found, content, config)
     return found
 
 
 def _unwatched(report: Report | None, now: Micros, config: Config) -> Iterator[Doubt]:
-    """Whether an auditor watches, or has stopped in order."""
+    """A doubt unless an auditor is running, or has stopped normally."""
     if report is None:
-        yield Doubt("audit", "audit", "the auditor has reported nothing yet")
+        yield Doubt("audit", "audit", "no report of the auditor yet")
     elif report.silent(now, config.audit.away_after) or (not report.closed and Running.crashed(config.state)):
-        yield Doubt(
-            "audit", "audit", f"the auditor has reported nothing since {utc(report.at)} and did not stop in order"
-        )
+        yield Doubt("audit", "audit", f"no report of the auditor since {utc(report.at)}, and it did not stop normally")
 
 
 def _spooled(config: Config) -> Iterator[Doubt]:
-    """What waits on disk for its channel while nothing runs here that would bring it there."""
+    """Records in spools, while no pipeline runs here to send them."""
     try:
         for spool in waiting(config):
-            yield Doubt("spool", f"source:{spool.name}", f"records of {spool.name} wait on disk for their channel")
+            yield Doubt("spool", f"source:{spool.name}", f"records of {spool.name} wait in a spool on disk")
     except PenstockError as error:
-        yield Doubt("spool", "spool", f"what waits on disk cannot be read: {error}")
+        yield Doubt("spool", "spool", f"the spools on disk cannot be read: {error}")
 
 
 def _with_names(found: Balance, content: Content, config: Config) -> Balance:
-    """The balance with the numbers that lakes lack, as far as the pipeline and its lakes can be looked at."""
-    # What a lake holds is looked up when something is missing, and not before.
+    """The balance with the numbers that are missing in lakes, if the lakes can be read."""
     from penstock.operate.deep_audit import named
     from penstock.pipeline.load import load
 
     try:
         return named(found, content, load(Path(Running.find(config).file)), config)
     except PenstockError as error:
-        typer.echo(f"penstock: what is missing in a lake is not named: {error}", err=True)
+        typer.echo(f"penstock: missing records of a lake cannot be listed: {error}", err=True)
         return found
 
 
 def deepened(found: Balance, folder: Path, profile: str | None, pipeline: Path | None) -> Balance:
-    """The balance, with what a comparison of everything finds. What it cannot compare is a doubt."""
-    # What reads stores is imported only here.
+    """The balance, with the result of a full comparison. What cannot be compared is a doubt."""
     from penstock.operate.deep_audit import Deep, merged
     from penstock.pipeline.load import load
 
@@ -162,16 +162,15 @@ def deepened(found: Balance, folder: Path, profile: str | None, pipeline: Path |
         deep = Deep(description, here(config), partial(typer.echo, err=True))
         deep.run()
     except PenstockError as error:
-        doubt = Doubt("store", "--deep", f"stores and results were not compared with their channels: {error}")
+        doubt = Doubt("store", "--deep", f"stores and results cannot be compared with their channels: {error}")
         return replace(found, doubts=unique((*found.doubts, doubt)))
     doubts = [one for one in found.doubts if not (one.kind == "store" and one.subject in deep.checked)]
     return replace(found, discrepancies=merged(found.discrepancies, deep), doubts=unique((*doubts, *deep.doubts)))
 
 
 def _watch(config: Config, grace: int, senders: bool, as_json: bool) -> None:
-    """Every second, until Ctrl-C: on a terminal in place, otherwise one below the other."""
+    """Print the balance every second until Ctrl-C: in place on a terminal, otherwise one below the other."""
     console = Console(highlight=False)
-    # On a terminal one sheet replaces the other; in a pipe or a file they follow each other.
     with Live(console=console, auto_refresh=False, screen=True) if console.is_terminal else nullcontext() as live:
         while True:
             try:
@@ -189,7 +188,7 @@ def _watch(config: Config, grace: int, senders: bool, as_json: bool) -> None:
 
 
 def _bounds(config: Config, ledger: Ledger) -> Bounds | None:
-    """What the source channels hold now; None when no run is up that could be asked."""
+    """The bounds of the source channels; None when no pipeline runs here."""
     try:
         channels = here(config).bind()
     except Misconfigured:
@@ -197,8 +196,8 @@ def _bounds(config: Config, ledger: Ledger) -> Bounds | None:
     return {channel: channels.bounds(channel) for channel, kind in ledger.channels().items() if kind is Kind.SOURCE}
 
 
-def _awaited(ledger: Ledger, bounds: Bounds, wait: float) -> dict[str, int]:
-    """What the ledger has not read of that when it has read it all, or the time is over."""
+def _wait_until_read(ledger: Ledger, bounds: Bounds, wait: float) -> dict[str, int]:
+    """Wait until the ledger has read all of that; what is unread after `wait` seconds."""
     until = time.monotonic() + wait
     while any((unread := ledger.unread(bounds)).values()) and time.monotonic() < until:
         time.sleep(0.05)

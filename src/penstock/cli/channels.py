@@ -11,20 +11,20 @@ from penstock.core.text import did_you_mean, printable
 from penstock.pipeline.config import Config
 from penstock.run.services import here
 
-OURS = "penstock."
-"""How the names begin of what pipelines keep for themselves."""
+INTERNAL = "penstock."
+"""The prefix of channels and groups that pipelines use internally."""
 
 
-def found(folder: Path, profile: str | None, servers: str | None) -> Channels:
-    """The channels at `servers` (an address, or host:port of a Kafka), or those of the folder."""
+def find_channels(folder: Path, profile: str | None, servers: str | None) -> Channels:
+    """The channels at `servers` (an address, or host:port of Kafka), or those of the pipeline in the folder."""
     config = Config.read(folder, profile)
     if servers is None:
         return here(config).bind()
     return bind(servers if "://" in servers else f"kafka://{servers}", config.kafka)
 
 
-def there(channels: Channels, names: Sequence[str], *, create: bool = False, hint: str = "") -> None:
-    """Return if the channels are there, or were made; Misconfigured with the way out otherwise."""
+def require_channels(channels: Channels, names: Sequence[str], *, create: bool = False, hint: str = "") -> None:
+    """Misconfigured unless all of them exist. `create` creates those that are missing."""
     if not channels.promise.replay:
         channels.ensure([Topic(name) for name in names])
         return
@@ -35,15 +35,15 @@ def there(channels: Channels, names: Sequence[str], *, create: bool = False, hin
         if create:
             channels.ensure([Topic(name)])
             continue
-        close = f"{alike} Or " if (alike := did_you_mean(name, known, "")) else ""
+        similar = f"{guess} Or " if (guess := did_you_mean(name, known, "")) else ""
         raise Misconfigured(
             f"channel {printable(name)}",
-            f"there is none of that name at {channels.where}",
-            f"{close}make it: penstock topics --create --topic {printable(name)}{hint}",
+            f"not found at {channels.where}",
+            f"{similar}create it: penstock topics --create --topic {printable(name)}{hint}",
         )
 
 
 def require_writable(channels: Channels, name: str) -> None:
-    """Misconfigured for a result, for dead letters and for an internal channel: these have writers of their own."""
+    """Misconfigured for results, dead letters and internal channels: only the pipeline writes to them."""
     if (refusal := protected(name, channels)) is not None:
         raise Misconfigured(f"channel {printable(name)}", *refusal)

@@ -12,9 +12,9 @@ from typing import Annotated, Protocol
 import orjson
 import typer
 
-from penstock.cli.channels import found, there
+from penstock.cli.channels import find_channels, require_channels
 from penstock.cli.options import Folder, Profile, Servers, parse_duration, parse_time
-from penstock.cli.standard import Output
+from penstock.cli.standard import Output, inform
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import ChannelPartition, Channels, Entry, Member, Offsets
 from penstock.core.errors import Misconfigured, Unavailable
@@ -22,33 +22,36 @@ from penstock.core.record import Origin
 from penstock.core.text import counted, printable
 from penstock.supervise.signals import stop_on_signals
 
-_MOST = 1_000
-_PAUSE = 0.2
-_COMMIT_EVERY = 1.0
-"""Seconds between two commits of a group; and one whenever a partition goes."""
+_BATCH = 1_000
+_POLL = 0.2
+_COMMIT_INTERVAL = 1.0
+"""Seconds between two commits of a group. Partitions are also committed before they are revoked."""
 
 
 def consume(
-    topic: Annotated[list[str], typer.Option(help="A channel; may be given several times.", show_default=False)],
+    topic: Annotated[list[str], typer.Option(help="The channel to read. May be repeated.", show_default=False)],
     from_beginning: Annotated[
-        bool, typer.Option("--from-beginning", help="All that is kept; in a group, where nothing is committed.")
+        bool,
+        typer.Option(
+            "--from-beginning", help="Start at the oldest record; in a group, where it has no committed offset."
+        ),
     ] = False,
     offset: Annotated[
-        int | None, typer.Option(min=0, help="From this offset of the partition.", show_default=False)
+        int | None, typer.Option(min=0, help="Start at this offset of the partition.", show_default=False)
     ] = None,
-    partition: Annotated[
-        list[int] | None, typer.Option(min=0, help="Only this partition; may be given several times.")
-    ] = None,
+    partition: Annotated[int | None, typer.Option(min=0, help="Read only this partition.", show_default="all")] = None,
     since: Annotated[
-        str | None, typer.Option(metavar="TIME", help="What came since then: 10m ago, or 2026-11-15T10:00.")
+        str | None, typer.Option(metavar="TIME", help="Start at this time: 10m (ago), or 2026-11-15T10:00.")
     ] = None,
-    group: Annotated[str | None, typer.Option(help="Share the channels with the other members of this group.")] = None,
+    group: Annotated[str | None, typer.Option(help="Read as a member of this consumer group.")] = None,
     max_messages: Annotated[
-        int | None, typer.Option(min=1, help="End after so many records.", show_default="never")
+        int | None, typer.Option(min=1, help="Stop after this number of records.", show_default="no limit")
     ] = None,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="End when nothing came for so long, such as 5s.", show_default="never"),
+        typer.Option(
+            metavar="DURATION", help="Stop when no record arrives for this time, such as 5s.", show_default="no limit"
+        ),
     ] = None,
     print_key: Annotated[bool, typer.Option("--print-key", help="Print KEY : VALUE.")] = False,
     as_json: Annotated[
@@ -58,56 +61,51 @@ def consume(
     folder: Folder = Path(),
     profile: Profile = None,
 ) -> None:
-    """Consume channels: print their records as they come, a line for each, until Ctrl-C.
+    """Print the records of channels, one on each line, until Ctrl-C.
 
-    Without a place to begin, only what comes from now on. As a member of a group, from where the group has committed:
-    what is printed is committed after that, so a record may be printed twice when a member dies, and none is left out.
-    What a member is given and what it loses is told on standard error.
+    Reading starts with new records, unless an option sets another start. A member of a group starts at the committed
+    offset. Offsets are committed after their records are printed: after a crash, a record may be printed twice, but
+    none is skipped. Assigned and revoked partitions are shown on standard error.
 
-    Exits with 0, also when --timeout is over or nobody reads the output any more; 2 when it cannot be read on.
+    Exit code: 0 on success, also after --timeout or when the output is closed; 2 on an error.
     """
     out, clock = Output(), SystemClock()
-    line = json_line if as_json else partial(text_line, print_key=print_key, safe=out.terminal)
-    begin = Begin(from_beginning, offset, partition or (), None if since is None else parse_time("--since", since))
-    begin.check(in_group=group is not None)
-    silence = None if timeout is None else parse_duration("--timeout", timeout).total_seconds()
+    line = json_line if as_json else partial(text_line, print_key=print_key, escape=out.terminal)
+    start = Start(from_beginning, offset, partition, None if since is None else parse_time("--since", since))
+    start.check(in_group=group is not None)
+    idle = None if timeout is None else parse_duration("--timeout", timeout).total_seconds()
     topics = list(dict.fromkeys(topic))
-    channels = found(folder, profile, servers)
-    there(channels, topics)
+    channels = find_channels(folder, profile, servers)
+    require_channels(channels, topics)
     with stop_on_signals() as stop:
-        printed = Printed(out, line, clock)
+        printer = Printer(out, line, clock)
         try:
             if group is None:
-                start, only = begin.positions(channels, topics)
-                with channels.reader(start, only=only) as reader:
-                    printed.all(reader, max_messages, silence, stop)
+                with channels.reader(start.offsets(channels, topics), only=start.only(topics)) as reader:
+                    printer.print_all(reader, max_messages, idle, stop)
             else:
-                joined = Membership(_say, clock).joined(channels, group, topics, beginning=from_beginning)
+                joined = GroupReader(inform, clock).joined(channels, group, topics, beginning=from_beginning)
                 with joined as member:
-                    printed.all(member, max_messages, silence, stop)
+                    printer.print_all(member, max_messages, idle, stop)
         except BrokenPipeError:
-            return  # The reader of the output has enough.
-    _say(counted(printed.count, "record"))
-
-
-def _say(text: str) -> None:
-    typer.echo(text, err=True)
+            return  # The output is closed.
+    inform(counted(printer.count, "record"))
 
 
 # --- print ------------------------------------------------------------------------------------------------------------
 
 
-def text_line(entry: Entry, print_key: bool = False, safe: bool = False) -> bytes:
-    """`VALUE` or `KEY : VALUE`. `safe` escapes what would move the cursor or colour the screen."""
+def text_line(entry: Entry, print_key: bool = False, escape: bool = False) -> bytes:
+    """`VALUE` or `KEY : VALUE`. `escape` escapes control characters."""
     contents = [entry.key, entry.value] if print_key else [entry.value]
     texts = [b"null" if content is None else content for content in contents]
-    if safe:
+    if escape:
         texts = [printable(text.decode(errors="backslashreplace")).encode() for text in texts]
     return b" : ".join(texts) + b"\n"
 
 
 def json_line(entry: Entry) -> bytes:
-    """All of an entry, as an object on a line. What is not UTF-8 is {"base64": "…"}."""
+    """An entry as a JSON object on one line. Bytes that are not UTF-8 are {"base64": "…"}."""
     origin = Origin.read(entry.headers)
     document = {
         "channel": entry.channel,
@@ -136,48 +134,48 @@ class Readable(Protocol):
 
 
 @dataclass
-class Printed:
-    """What was printed so far."""
+class Printer:
+    """Prints entries and counts them."""
 
     out: Output
     line: Callable[[Entry], bytes]
     clock: Clock
     count: int = 0
 
-    def all(self, reader: Readable, most: int | None, silence: float | None, stop: Event) -> None:
-        """Print until `most` are printed, nothing came for `silence` seconds, or `stop` is set.
+    def print_all(self, reader: Readable, limit: int | None, idle: float | None, stop: Event) -> None:
+        """Print until `limit` entries are printed, none arrived for `idle` seconds, or `stop` is set.
 
-        BrokenPipeError when nobody reads them any more.
+        BrokenPipeError when the output is closed.
         """
-        heard = self.clock.elapsed()
+        last = self.clock.elapsed()
         while True:
-            if self.out.gone():
-                # To ask for more would commit the last ones, and nobody may have read them.
+            if self.out.closed():
+                # The next read would commit the last records, which may not have been read.
                 raise BrokenPipeError
             if stop.is_set():
                 return
-            left = _MOST if most is None else min(_MOST, most - self.count)
-            wait = _PAUSE if silence is None else max(0.0, min(_PAUSE, heard + silence - self.clock.elapsed()))
-            if entries := reader.read(left, wait):
+            count = _BATCH if limit is None else min(_BATCH, limit - self.count)
+            wait = _POLL if idle is None else max(0.0, min(_POLL, last + idle - self.clock.elapsed()))
+            if entries := reader.read(count, wait):
                 self.out.write(map(self.line, entries))
                 self.count += len(entries)
-                heard = self.clock.elapsed()
-            elif silence is not None and self.clock.elapsed() - heard >= silence:
+                last = self.clock.elapsed()
+            elif idle is not None and self.clock.elapsed() - last >= idle:
                 return
-            if self.count == most:
+            if self.count == limit:
                 return
 
 
-# --- where to begin ---------------------------------------------------------------------------------------------------
+# --- the first offset -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Begin:
-    """Where to begin; from now on, unless an option says otherwise."""
+class Start:
+    """Where reading starts: at the end, unless an option is set."""
 
     beginning: bool
     offset: int | None
-    partitions: Sequence[int]
+    partition: int | None
     since: Micros | None
 
     def check(self, in_group: bool) -> None:
@@ -185,85 +183,90 @@ class Begin:
         options = {"--from-beginning": self.beginning or None, "--offset": self.offset, "--since": self.since}
         given = [name for name, value in options.items() if value is not None]
         if len(given) > 1:
-            raise Misconfigured(" and ".join(given), "these are several places to begin", "give one of them")
-        if self.partitions:
+            raise Misconfigured(" and ".join(given), "these options contradict each other", "give one of them")
+        if self.partition is not None:
             given.append("--partition")
-        if in_group and (refused := [name for name in given if name != "--from-beginning"]):
-            fix = "move the group while nobody is in it: penstock groups --reset --group G --to …"
-            raise Misconfigured(refused[0], "the group says where its members begin", fix)
+        if in_group and (invalid := [name for name in given if name != "--from-beginning"]):
+            fix = "stop its members and move it: penstock groups --reset --group G --to …"
+            raise Misconfigured(invalid[0], "members of a group start at its committed offsets", fix)
 
-    def positions(
-        self, channels: Channels, names: Sequence[str]
-    ) -> tuple[dict[str, Offsets], Collection[ChannelPartition] | None]:
-        """Per channel, where to begin; and the partitions that are read, if not all are."""
-        start = {name: self._start(channels, name) for name in names}
-        return start, {(name, one) for name in names for one in self.partitions} or None
+    def only(self, names: Sequence[str]) -> Collection[ChannelPartition] | None:
+        """The partitions to read; None for all."""
+        return None if self.partition is None else {(name, self.partition) for name in names}
 
-    def _start(self, channels: Channels, name: str) -> Offsets:
+    def offsets(self, channels: Channels, names: Sequence[str]) -> dict[str, Offsets]:
+        """The first offsets of each channel."""
+        return {name: self._offsets(channels, name) for name in names}
+
+    def _offsets(self, channels: Channels, name: str) -> Offsets:
         bounds = channels.bounds(name)
-        if missing := [str(one) for one in self.partitions if one not in bounds]:
-            problem = f"{name} has no partition {', '.join(missing)}"
+        if self.partition is not None and self.partition not in bounds:
+            problem = f"{name} has no partition {self.partition}"
             raise Misconfigured("--partition", problem, f"it has 0 to {len(bounds) - 1}")
         if self.since is not None:
             return channels.since(name, self.since)
         if self.offset is not None:
-            return self._from(name, bounds, self.offset)
+            return self._from_offset(name, bounds, self.offset)
         if self.beginning and not channels.promise.replay:
-            problem = f"{channels.where} keeps nothing: reading begins now"
+            problem = f"{channels.where} keeps no records: only new ones can be read"
             raise Misconfigured(f"channel {name}", problem, "use kafka://, redis:// or file://")
         return {partition: low if self.beginning else end for partition, (low, end) in bounds.items()}
 
-    def _from(self, name: str, bounds: Mapping[int, tuple[int, int]], offset: int) -> Offsets:
-        chosen = self.partitions or list(bounds)
-        if len(chosen) > 1:
-            problem = f"{name} has {len(bounds)} partitions, each with offsets of its own"
-            raise Misconfigured("--offset", problem, "say which one: --partition P")
-        low, end = bounds[chosen[0]]
-        if not low <= offset <= end:
-            problem = f"{name}/{chosen[0]} does not hold {offset}"
-            raise Misconfigured("--offset", problem, f"it holds {low} to {end}, the next one")
+    def _from_offset(self, name: str, bounds: Mapping[int, tuple[int, int]], offset: int) -> Offsets:
+        if self.partition is None and len(bounds) > 1:
+            problem = f"{name} has {len(bounds)} partitions, each with its own offsets"
+            raise Misconfigured("--offset", problem, "choose one: --partition P")
+        partition = self.partition or 0
+        check_offset("--offset", f"{name}/{partition}", offset, *bounds[partition])
         return dict.fromkeys(bounds, offset)
+
+
+def check_offset(option: str, place: str, offset: int, first: int, end: int) -> None:
+    if not first <= offset <= end:
+        fix = f"give {first} (the oldest record) to {end} (the next record)"
+        raise Misconfigured(option, f"{place} has no offset {offset}", fix)
 
 
 # --- a member of a group ----------------------------------------------------------------------------------------------
 
 
-class Membership:
-    """Reads as a member. What one call of `read` gave is done when the next one comes, and may be committed then."""
+class GroupReader:
+    """Reads as a member of a group. A call of `read` shows that the records of the call before are processed."""
 
-    def __init__(self, say: Callable[[str], None], clock: Clock) -> None:
-        self._say, self._clock = say, clock
+    def __init__(self, report: Callable[[str], None], clock: Clock) -> None:
+        self._report, self._clock = report, clock
         self._member: Member | None = None
         self._new: set[ChannelPartition] = set()
-        self._done = True
-        self._open = False
+        """Assigned, and not reported yet."""
+        self._processed = True
+        self._uncommitted = False
         self._committed = clock.elapsed()
 
     @contextmanager
     def joined(
         self, channels: Channels, group: str, names: Sequence[str], *, beginning: bool
-    ) -> Iterator["Membership"]:
-        """A member for as long as the body runs. What was read last is done, and committed, only if that ends well."""
+    ) -> Iterator["GroupReader"]:
+        """Join the group while the body runs. The last records are committed only if the body ends without an error."""
         with channels.join(group, names, self, beginning=beginning) as self._member:
             try:
                 yield self
             except BaseException:
-                self._say = _nothing  # What ended it is told by others.
+                self._report = _ignore  # The error itself is reported.
                 raise
-            self._settle()
+            self._mark_processed()
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
         assert self._member is not None
-        self._settle()
-        if self._clock.elapsed() - self._committed >= _COMMIT_EVERY:
+        self._mark_processed()
+        if self._clock.elapsed() - self._committed >= _COMMIT_INTERVAL:
             self._commit()
         entries = self._member.read(most, wait)
-        self._done = not entries
+        self._processed = not entries
         if self._new:
-            self._tell_given(entries)
+            self._report_assigned(entries)
         return entries
 
-    # --- what the group says, from within `read`
+    # --- RebalanceListener, called from within `read`
 
     def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
         self._new |= set(partitions)
@@ -271,48 +274,48 @@ class Membership:
 
     def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
         self._commit()
-        self._gone("gave back", partitions)
+        self._report_gone("revoked", partitions)
 
     def lost(self, partitions: Sequence[ChannelPartition]) -> None:
-        self._gone("lost", partitions)
+        self._report_gone("lost", partitions)
 
     # ---
 
-    def _settle(self) -> None:
-        """Whoever asks for more has dealt with what it got."""
-        self._open = self._open or not self._done
-        self._done = True
+    def _mark_processed(self) -> None:
+        self._uncommitted = self._uncommitted or not self._processed
+        self._processed = True
 
     def _commit(self) -> None:
-        if self._member is None or not self._open or not self._done:
+        if self._member is None or not self._uncommitted or not self._processed:
             return
         self._committed = self._clock.elapsed()
         try:
             self._member.commit()
-            self._open = False
+            self._uncommitted = False
         except Unavailable as error:
-            self._say(f"not committed, and so perhaps printed again by others: {error}")
+            self._report(f"commit failed, another member may print the same records again: {error}")
 
-    def _tell_given(self, entries: Sequence[Entry]) -> None:
+    def _report_assigned(self, entries: Sequence[Entry]) -> None:
         assert self._member is not None
-        start = {place: offset for place, offset in self._member.held().items() if place in self._new}
+        start = {partition: offset for partition, offset in self._member.held().items() if partition in self._new}
         for entry in reversed(entries):
-            if (place := (entry.channel, entry.partition)) in start:
-                start[place] = entry.offset
+            if (partition := (entry.channel, entry.partition)) in start:
+                start[partition] = entry.offset
         self._new.clear()
         if start:
             partitions = sorted(start)
-            self._say(f"given {_listed(partitions)} from {', '.join(str(start[place]) for place in partitions)}")
+            offsets = ", ".join(str(start[partition]) for partition in partitions)
+            self._report(f"assigned {_listed(partitions)} at offset {offsets}")
 
-    def _gone(self, what: str, partitions: Sequence[ChannelPartition]) -> None:
-        # What came and went within one call was never ours to tell.
-        told = [place for place in partitions if place not in self._new]
+    def _report_gone(self, how: str, partitions: Sequence[ChannelPartition]) -> None:
+        # A partition that came and went within one call was never reported.
+        reported = [partition for partition in partitions if partition not in self._new]
         self._new -= set(partitions)
-        if told:
-            self._say(f"{what} {_listed(told)}")
+        if reported:
+            self._report(f"{how} {_listed(reported)}")
 
 
-def _nothing(_: str) -> None: ...
+def _ignore(_: str) -> None: ...
 
 
 def _listed(partitions: Sequence[ChannelPartition]) -> str:

@@ -1,4 +1,4 @@
-"""`penstock dlq`: what channels refused; to list it, to look at it, and to send it once more."""
+"""`penstock dlq`: list, show and redrive dead letters."""
 
 import base64
 import heapq
@@ -15,9 +15,9 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from penstock.cli.channels import found
+from penstock.cli.channels import INTERNAL, find_channels
 from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_time
-from penstock.cli.standard import console
+from penstock.cli.standard import print_table
 from penstock.core.clock import Micros
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin
@@ -26,15 +26,16 @@ from penstock.operate.dead_letters import DEAD, Letter, Outcome, Selection, Tall
 from penstock.operate.dead_letters import redrive as send_again
 
 SHOWN_BYTES = 4096
-"""So much of a value is shown."""
-NAMED = 50
-"""So many letters are named; then it is said how many more there are."""
+"""The most bytes of a value that are shown."""
+MAX_LISTED = 50
+"""The most dead letters that are listed."""
 
-Dead = Annotated[str, typer.Argument(help="The channel, with or without .dead.", show_default=False)]
-Reason = Annotated[str, typer.Option(help="Only letters whose reason contains this.", show_default=False)]
-Sender = Annotated[str | None, typer.Option(help="Only letters of this sender.", show_default=False)]
+Channel = Annotated[str, typer.Argument(help="The channel, with or without .dead.", show_default=False)]
+Reason = Annotated[str, typer.Option(help="Only dead letters whose reason contains this text.", show_default=False)]
+Sender = Annotated[str | None, typer.Option(help="Only dead letters of this sender.", show_default=False)]
 Since = Annotated[
-    str | None, typer.Option(help="Only what was refused in this last time, such as 10m.", show_default=False)
+    str | None,
+    typer.Option(help="Only dead letters since this time: 10m (ago), or 2026-11-15T10:00.", show_default=False),
 ]
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=None)
@@ -42,14 +43,18 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=N
 
 @app.callback()
 def dlq() -> None:
-    """List, show and redrive what channels have refused: their dead letters."""
+    """List, show and redrive dead letters: records that a channel or a query rejected."""
 
 
 @app.command("list")
 def list_(
-    channel: Annotated[str | None, typer.Argument(help="A channel; otherwise all.", show_default=False)] = None,
-    each: Annotated[bool, typer.Option("--each", help="Show each letter, the newest last.")] = False,
-    most: Annotated[int, typer.Option(min=1, help="Show at most so many reasons, or of the newest letters.")] = NAMED,
+    channel: Annotated[
+        str | None, typer.Argument(help="The channel, with or without .dead.", show_default="all")
+    ] = None,
+    each: Annotated[bool, typer.Option("--each", help="Show each dead letter, the newest last.")] = False,
+    most: Annotated[
+        int, typer.Option(min=1, help="The most reasons to show; with --each, the most dead letters.")
+    ] = MAX_LISTED,
     reason: Reason = "",
     sender: Sender = None,
     since: Since = None,
@@ -58,18 +63,18 @@ def list_(
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Count the dead letters by their reasons, or show each of them."""
-    channels, chosen = found(folder, profile, servers), Selection(reason, sender, _after(since))
+    """Count dead letters by reason, or show each one."""
+    channels, selection = find_channels(folder, profile, servers), Selection(reason, sender, _after(since))
     names = channels.names()
     wanted = [name for name in names if name.endswith(DEAD)] if channel is None else [_dead(channel, names)]
     if each:
-        newest, total = _newest(chain.from_iterable(letters(channels, name, chosen) for name in wanted), most)
+        newest, total = _newest(chain.from_iterable(letters(channels, name, selection) for name in wanted), most)
         if as_json:
             typer.echo(json.dumps({"matching": total, "letters": [letter.told for letter in newest]}))
         else:
             show_each(newest, total)
     else:
-        counted = {name: tallied(letters(channels, name, chosen)) for name in wanted}
+        counted = {name: tallied(letters(channels, name, selection)) for name in wanted}
         if as_json:
             typer.echo(json.dumps({"channels": [_counts(name, tallies) for name, tallies in counted.items()]}))
         else:
@@ -78,11 +83,11 @@ def list_(
 
 @app.command()
 def show(
-    channel: Dead,
-    place: Annotated[
-        str, typer.Argument(help="Where the letter lies, PARTITION:OFFSET; or where its record lay, CHANNEL:0:17.")
+    channel: Channel,
+    reference: Annotated[
+        str, typer.Argument(help="PARTITION:OFFSET of the dead letter, or CHANNEL:PARTITION:OFFSET of its record.")
     ],
-    raw: Annotated[bool, typer.Option("--raw", help="Write the value and nothing else, byte by byte.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write only the bytes of the value.")] = False,
     folder: Folder = Path(),
     profile: Profile = None,
     servers: Servers = None,
@@ -90,10 +95,10 @@ def show(
 ) -> None:
     """Show one dead letter: reason, origin, headers and value."""
     if raw and as_json:
-        raise Misconfigured("--raw, --json", "both are given", "choose one of them")
-    channels = found(folder, profile, servers)
+        raise Misconfigured("--raw, --json", "they exclude each other", "give one of them")
+    channels = find_channels(folder, profile, servers)
     dead = _dead(channel, channels.names())
-    letter = letter_at(channels, dead, _place(dead, place))
+    letter = letter_at(channels, dead, _reference(dead, reference))
     if raw:
         typer.echo(letter.value or b"", nl=False)
     elif as_json:
@@ -105,38 +110,42 @@ def show(
 
 @app.command()
 def redrive(
-    channel: Dead,
-    places: Annotated[
-        list[str] | None, typer.Argument(help="PARTITION:OFFSET of each letter.", show_default=False)
+    channel: Channel,
+    references: Annotated[
+        list[str] | None, typer.Argument(help="PARTITION:OFFSET of each dead letter.", show_default=False)
     ] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every letter of the channel.")] = False,
+    all_: Annotated[bool, typer.Option("--all", help="All dead letters of the channel.")] = False,
     reason: Reason = "",
     sender: Sender = None,
     since: Since = None,
-    into: Annotated[str | None, typer.Option(help="Another channel to send them into.", show_default=False)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Tell what would be sent; send nothing.")] = False,
+    into: Annotated[
+        str | None, typer.Option(help="The channel to send to.", show_default="the channel that rejected them")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be sent, and send nothing.")] = False,
     folder: Folder = Path(),
     profile: Profile = None,
     servers: Servers = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send dead letters into their channel once more.
+    """Send dead letters to their channel again.
 
-    They keep their identity. What was redriven before is not sent twice, and what came back is not sent again. Exits
-    with 0 when all that was chosen is in the channel, 1 when something is not, 2 when the question was wrong.
+    They keep their identity. A dead letter is sent only once: it is skipped if it was redriven before, or was rejected
+    again after that.
+
+    Exit code: 0 when all selected records are in the channel, 1 when some are not, 2 on an error.
     """
-    selected = bool(places or reason or sender is not None or since)
+    selected = bool(references or reason or sender is not None or since)
     if selected == all_:
-        problem = "this is everything and a selection, too" if all_ else "it is not said which letters"
-        fix = "give PARTITION:OFFSET, --reason, --sender or --since; or --all for every letter"
+        problem = "--all excludes a selection" if all_ else "a selection is required"
+        fix = "give PARTITION:OFFSET, --reason, --sender or --since; or --all alone"
         raise Misconfigured("dlq redrive", problem, fix)
-    channels = found(folder, profile, servers)
+    channels = find_channels(folder, profile, servers)
     names = channels.names()
     dead = _dead(channel, names)
-    # Into dead letters it would be a circle, and the pipeline's own channels hold no records.
-    target = _known(into or dead.removesuffix(DEAD), [name for name in names if not _special(name)])
-    chosen = Selection(reason, sender, _after(since), frozenset(_place(dead, place) for place in places or ()))
-    outcomes = send_again(channels, dead, chosen, target, dry_run, channels.since)
+    # Not to dead letters, and not to internal channels.
+    target = _existing(into or dead.removesuffix(DEAD), [name for name in names if not _is_special(name)])
+    selection = Selection(reason, sender, _after(since), frozenset(_reference(dead, one) for one in references or ()))
+    outcomes = send_again(channels, dead, selection, target, dry_run, channels.since)
     if as_json:
         typer.echo(json.dumps(_account(dead, target, dry_run, outcomes)))
     else:
@@ -146,30 +155,29 @@ def redrive(
     raise typer.Exit(0 if all(outcome.verdict in good for outcome in outcomes) else 1)
 
 
-# --- what is asked ----------------------------------------------------------------------------------------------------
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
 def _dead(channel: str, names: Collection[str]) -> str:
-    return _known(channel.removesuffix(DEAD) + DEAD, [name for name in names if name.endswith(DEAD)])
+    return _existing(channel.removesuffix(DEAD) + DEAD, [name for name in names if name.endswith(DEAD)])
 
 
-def _special(name: str) -> bool:
-    return name.endswith(DEAD) or name.startswith("penstock.")
+def _is_special(name: str) -> bool:
+    return name.endswith(DEAD) or name.startswith(INTERNAL)
 
 
-def _known(name: str, names: Collection[str]) -> str:
+def _existing(name: str, names: Collection[str]) -> str:
     if name in names:
         return name
-    others = f"there are {', '.join(sorted(names))}" if names else "there is none of its kind"
-    fix = did_you_mean(name, names, others)
-    raise Misconfigured(f"channel {printable(name)}", "there is no such channel", fix)
+    others = f"existing channels: {', '.join(sorted(names))}" if names else "there are none"
+    raise Misconfigured(f"channel {printable(name)}", "not found", did_you_mean(name, names, others))
 
 
-def _place(channel: str, text: str) -> str:
-    """A place in full. A bare one is that of a letter."""
+def _reference(channel: str, text: str) -> str:
+    """CHANNEL:PARTITION:OFFSET; the default channel is the one of the dead letters."""
     match = re.fullmatch(r"(?:([A-Za-z0-9._-]+):)?([0-9]{1,9}):([0-9]{1,18})", text)
     if match is None:
-        raise Misconfigured(f'"{printable(text)}"', "this is no place", "write PARTITION:OFFSET, such as 0:17")
+        raise Misconfigured(f'"{printable(text)}"', "it is not valid", "write PARTITION:OFFSET, such as 0:17")
     return f"{match[1] or channel}:{int(match[2])}:{int(match[3])}"
 
 
@@ -177,11 +185,11 @@ def _after(since: str | None) -> Micros | None:
     return None if since is None else parse_time("--since", since)
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
+# --- JSON -------------------------------------------------------------------------------------------------------------
 
 
 def _newest(found: Iterable[Letter], most: int) -> tuple[list[Letter], int]:
-    """The newest letters, the newest last, and how many there are in all; no more than those are held."""
+    """The newest dead letters, the newest last, and the number of all. Only those are held in memory."""
     total = 0
 
     def age(letter: Letter) -> tuple[Micros, str, int, int]:
@@ -226,10 +234,8 @@ def _account(channel: str, into: str, dry: bool, outcomes: Sequence[Outcome]) ->
 
 
 def show_reasons(found: Mapping[str, Sequence[Tally]], most: int) -> None:
-    """A table of the reasons in each channel; a channel without letters has a row, too."""
-    table = Table("channel", "letters", "came back", "first (UTC)", "last (UTC)", "reason")
-    for column in table.columns[1:3]:
-        column.justify = "right"
+    """A table of the reasons in each channel. A channel without dead letters has a row."""
+    table = Table("channel", "dead letters", "rejected again", "first (UTC)", "last (UTC)", "reason")
     rows = 0
     for channel, tallies in found.items():
         for one in tallies[: max(most - rows, 0)]:
@@ -238,40 +244,39 @@ def show_reasons(found: Mapping[str, Sequence[Tally]], most: int) -> None:
         rows += len(tallies)
         if not tallies:
             table.add_row(channel, "0", "", "", "", "")
-    console().print(table)
+    print_table(table, (1, 2))
     if rows > most:
-        typer.echo(f"and {rows - most:,} more; --most {rows} shows them all")
+        typer.echo(f"and {rows - most:,} more; --most {rows} shows all")
 
 
 def show_each(newest: Sequence[Letter], total: int) -> None:
-    """A table of letters, a row for each."""
-    table = Table("letter", "refused (UTC)", "sender/epoch: number", "bytes", "record", "reason")
-    table.columns[3].justify = "right"
+    """A table with a row for each dead letter."""
+    table = Table("dead letter", "rejected (UTC)", "sender/epoch: number", "bytes", "record", "reason")
     for letter in newest:
-        back = "came back: " if letter.came_back else ""
+        back = "rejected again: " if letter.came_back else ""
         table.add_row(
             letter.at,
             _when(letter.entry.appended),
-            _who(letter.origin),
+            _origin(letter.origin),
             f"{letter.size:,}",
             printable(letter.place or ""),
             back + printable(letter.reason),
         )
-    console().print(table)
+    print_table(table, (3,))
     if total > len(newest):
-        typer.echo(f"these are the newest of {total:,} letters; --most {total} shows them all")
+        typer.echo(f"these are the newest of {total:,} dead letters; --most {total} shows all")
 
 
 def letter_lines(letter: Letter) -> Iterator[str]:
-    """All that is known of one letter; of its value, the beginning."""
+    """A dead letter as text, with the start of its value."""
     origin, entry = letter.origin, letter.entry
-    yield f"letter:   {letter.at}"
+    yield f"at:       {letter.at}"
     yield f"reason:   {printable(letter.reason)}"
-    yield f"refused:  {_when(entry.appended)} UTC"
-    yield f"record:   {printable(letter.place) if letter.place else 'it never came into its channel'}"
-    yield f"origin:   {f'{_who(origin)}, sent {_when(origin.time)} UTC' if origin else 'it carries no identity'}"
+    yield f"rejected: {_when(entry.appended)} UTC"
+    yield f"record:   {printable(letter.place) if letter.place else 'not in its channel'}"
+    yield f"origin:   {f'{_origin(origin)}, sent {_when(origin.time)} UTC' if origin else 'no identity'}"
     if letter.came_back:
-        yield "redriven: once, and refused again"
+        yield "redriven: once, and rejected again"
     yield f"key:      {'none' if entry.key is None else _brief(entry.key)}"
     yield "headers:"
     for name, value in entry.headers:
@@ -279,11 +284,11 @@ def letter_lines(letter: Letter) -> Iterator[str]:
     if letter.value is None:
         yield "value:    null"
         return
-    kept = f", of which {len(letter.value):,} were kept" if letter.cut else ""
+    kept = f", of which {len(letter.value):,} are stored" if letter.cut else ""
     yield f"value:    {letter.size:,} bytes{kept}"
     yield from _lines(letter.value)
     if len(letter.value) > SHOWN_BYTES:
-        yield f"these are the first {SHOWN_BYTES:,} bytes; --raw writes them all"
+        yield f"these are the first {SHOWN_BYTES:,} bytes; --raw writes all"
 
 
 def _lines(value: bytes) -> Iterator[str]:
@@ -296,7 +301,7 @@ def _lines(value: bytes) -> Iterator[str]:
             text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
             yield f"  {at:08x}  {row.hex(' '):47}  {text}"
     else:
-        # Only a character that the cut went through is left out.
+        # A character that is cut off at the limit is left out.
         yield from (f"  {printable(line)}" for line in shown.decode(errors="ignore").split("\n") if shown)
 
 
@@ -306,13 +311,13 @@ def _brief(value: bytes) -> str:
 
 
 def redrive_lines(into: str, dry: bool, outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """What became of the letters: first those that are named, which would be sent or are not; then the sum."""
+    """The outcome: the dead letters that are not sent (with --dry-run, also those that would be), then the counts."""
     named = [one for one in outcomes if one.verdict is not Verdict.BEFORE and (dry or one.verdict is not Verdict.SENT)]
-    for one in named[:NAMED]:
-        who = f"{one.letter} ({_who(one.origin)})"
+    for one in named[:MAX_LISTED]:
+        who = f"{one.letter} ({_origin(one.origin)})"
         yield f"{who} would be sent" if one.verdict is Verdict.SENT else f"{who} is not sent: {printable(one.why)}"
-    if len(named) > NAMED:
-        yield f"and {len(named) - NAMED:,} more; --json names them all"
+    if len(named) > MAX_LISTED:
+        yield f"and {len(named) - MAX_LISTED:,} more; --json lists all"
     counts = Counter(one.verdict for one in outcomes)
     skipped = len(outcomes) - counts[Verdict.SENT]
     why = ", ".join(f"{counts[verdict]:,} {label}" for verdict, label in _SKIPPED.items() if counts[verdict])
@@ -322,21 +327,21 @@ def redrive_lines(into: str, dry: bool, outcomes: Sequence[Outcome]) -> Iterator
 
 _SKIPPED = {
     Verdict.BEFORE: "redriven before",
-    Verdict.BACK: "came back",
+    Verdict.BACK: "rejected again",
     Verdict.LATE: "too late for a query",
     Verdict.EXCLUDED: "excluded by a query that fails with it",
-    Verdict.CUT: "kept only in part",
-    Verdict.FAILED: "not taken by the channel",
+    Verdict.CUT: "stored only in part",
+    Verdict.FAILED: "rejected by the channel",
 }
 
 
-def _who(origin: Origin | None) -> str:
+def _origin(origin: Origin | None) -> str:
     return f"{printable(origin.sender)}/{origin.epoch}: {origin.seq}" if origin else "no identity"
 
 
 def _when(at: Micros) -> str:
     if at <= 0:
-        return "at no told time"
+        return "unknown time"
     try:
         return datetime.fromtimestamp(at // 1_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (ValueError, OverflowError, OSError):

@@ -1,4 +1,4 @@
-"""`penstock doctor`: what this machine has and lacks."""
+"""`penstock doctor`: check this machine."""
 
 import json
 import os
@@ -26,42 +26,40 @@ from penstock.supervise.redis import find_redis
 @dataclass(frozen=True)
 class Finding:
     what: str
-    good: bool
-    told: str
+    ok: bool
+    details: str
 
 
 def doctor(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = False) -> None:
-    """Check what this machine has and lacks: Python, Java, the jars, Redis, memory, disk, and the settings.
+    """Check this machine: Python, Java, the jars, Redis, memory, disk, and the settings.
 
-    Exits with 1 when something is missing; each finding says the way out.
+    Exit code: 0 when everything is there, 1 when something is missing. Each finding has a fix.
     """
     findings = [
-        _ask("Python", lambda: f"{sys.version.split()[0]} at {sys.executable}"),
-        _ask("Java", _java),
-        _ask("jars", _jars),
-        _ask("Redis", lambda: str(find_redis())),
-        _ask("settings", lambda: f"{Config.read(folder, profile).folder.absolute()} is in order"),
-        _ask("state folder", lambda: _state(folder)),
-        _measure(
-            "memory", psutil.virtual_memory().available, 3 << 30, "a pipeline with its services takes up to 3 GiB"
-        ),
-        _measure("disk", _free(folder), 5 << 30, "logs, checkpoints and the lake grow here"),
+        _check("Python", lambda: f"{sys.version.split()[0]} at {sys.executable}"),
+        _check("Java", _java),
+        _check("jars", _jars),
+        _check("Redis", lambda: str(find_redis())),
+        _check("settings", lambda: f"{Config.read(folder, profile).folder.absolute()} is valid"),
+        _check("state folder", lambda: _state(folder)),
+        _measure("memory", psutil.virtual_memory().available, 3 << 30, "a pipeline with its services uses up to 3 GiB"),
+        _measure("disk", _free(folder), 5 << 30, "logs, checkpoints and lakes are stored here"),
         _files(),
-        Finding("processors", True, f"{os.cpu_count()}; real-time queries want one each"),
+        Finding("processors", True, f"{os.cpu_count()}; each real-time query needs one"),
     ]
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], ensure_ascii=False))
     else:
         console = Console(highlight=False, soft_wrap=True)
         for finding in findings:
-            mark = Text("ok   ", style="green") if finding.good else Text("wrong", style="bold red")
-            console.print(mark, Text(f" {finding.what}: {finding.told}"), sep="")
-    raise typer.Exit(0 if all(finding.good for finding in findings) else 1)
+            mark = Text("ok   ", style="green") if finding.ok else Text("wrong", style="bold red")
+            console.print(mark, Text(f" {finding.what}: {finding.details}"), sep="")
+    raise typer.Exit(0 if all(finding.ok for finding in findings) else 1)
 
 
-def _ask(what: str, question: Callable[[], str]) -> Finding:
+def _check(what: str, check: Callable[[], str]) -> Finding:
     try:
-        return Finding(what, True, question())
+        return Finding(what, True, check())
     except PenstockError as error:
         return Finding(what, False, str(error))
 
@@ -73,19 +71,19 @@ def _java() -> str:
 
 def _jars() -> str:
     jars = kept_jars()
-    return f"{len(jars.kafka) + len(jars.spark)}, all there" if jars else "none yet; the first run fetches them"
+    return f"{len(jars.kafka) + len(jars.spark)} of them" if jars else "none yet; the first run downloads them"
 
 
 def _state(folder: Path) -> str:
     state = StateFolder(Config.read(folder).state)
     pid = state.holder()
-    return f"{state.path} is held by the process {pid}" if pid else f"{state.path} is free"
+    return f"{state.path} is in use by process {pid}" if pid else f"{state.path} is free"
 
 
 def _free(folder: Path) -> int:
-    """What is free where the folder is, or will be."""
-    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    return shutil.disk_usage(place).free
+    """The free bytes of the disk of the folder, which may not exist yet."""
+    existing = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    return shutil.disk_usage(existing).free
 
 
 def _files() -> Finding:
@@ -94,5 +92,5 @@ def _files() -> Finding:
 
 
 def _measure(what: str, have: int, need: int, why: str) -> Finding:
-    told = f"{have / 2**30:.1f} GiB free"
-    return Finding(what, have >= need, told if have >= need else f"{told}; {need >> 30} GiB are needed: {why}")
+    free = f"{have / 2**30:.1f} GiB free"
+    return Finding(what, have >= need, free if have >= need else f"{free}; {need >> 30} GiB are needed: {why}")

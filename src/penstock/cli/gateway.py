@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.channels import found
+from penstock.cli.channels import find_channels
 from penstock.cli.options import Folder, Profile, Servers
 from penstock.core.contracts import Channels
 from penstock.gateway.app import serve
@@ -24,20 +24,20 @@ def gateway(
     folder: Folder = Path(),
     profile: Profile = None,
 ) -> None:
-    """Serve channels and groups over HTTP, until Ctrl-C: send, read by positions, join groups.
+    """Serve channels over HTTP until Ctrl-C: append records, read by offsets, join consumer groups.
 
-    GET / tells the addresses. Whoever reaches the port may read and write: it listens on this machine alone, unless
-    --host says otherwise.
+    GET / lists the addresses. There is no authentication: every client that reaches the port may read and write.
+    Without --host, only this machine can reach it.
     """
     settings = Config.read(folder, profile).gateway
-    asyncio.run(_serve(found(folder, profile, servers), settings, host, port))
+    asyncio.run(_serve(find_channels(folder, profile, servers), settings, host, port))
 
 
 async def _serve(channels: Channels, settings: GatewaySettings, host: str, port: int) -> None:
     stop = async_stop_event()
 
     def ready(address: str) -> None:
-        typer.echo(f"{channels.where} is at {address}")
+        typer.echo(f"serving {channels.where} at {address}")
         sys.stdout.flush()
 
     await serve(Gateway(channels, settings), host, port, stop, ready)

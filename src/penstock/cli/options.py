@@ -1,4 +1,4 @@
-"""Options that several commands share, and how times and durations are read from options."""
+"""Options that several commands share, and the parsing of times and durations."""
 
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -9,24 +9,31 @@ import typer
 from penstock.core.clock import Clock, Micros, SystemClock, duration
 from penstock.core.errors import Misconfigured
 
-File = Annotated[Path, typer.Argument(help="The Python file that makes the pipeline.", show_default=False)]
+File = Annotated[Path, typer.Argument(help="The Python file that defines the pipeline.", show_default=False)]
 Profile = Annotated[str | None, typer.Option(help="The profile of penstock.toml to use.", show_default=False)]
-Folder = Annotated[Path, typer.Option(help="Where the pipeline runs: the folder that holds .penstock.")]
+Folder = Annotated[Path, typer.Option(help="The folder of the pipeline, which has .penstock in it.")]
+OptionalFolder = Annotated[
+    Path | None,
+    typer.Option(
+        help="The folder of the pipeline, which has .penstock in it.",
+        show_default="the folder of the file, or the current folder",
+    ),
+]
 Servers = Annotated[
     str | None,
     typer.Option(
         "--servers",
         "--bootstrap-server",
         metavar="ADDRESS",
-        help="Where the channels lie: host:port of a Kafka, or kafka://…, redis://…, file://PATH, tcp://….",
-        show_default="what runs in the folder",
+        help="The address of the channels: host:port of Kafka, or kafka://…, redis://…, file://PATH, tcp://….",
+        show_default="the pipeline that runs in the folder",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for other programs.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
 
 def parse_time(option: str, text: str, clock: Clock | None = None) -> Micros:
-    """`10m`: so long ago; or a date and time such as 2026-11-15T10:00, in the local zone unless it names one."""
+    """`10m` (ago), or a date and time such as 2026-11-15T10:00, in the local time zone unless it has its own."""
     try:
         return (clock or SystemClock()).now() - round(duration(text).total_seconds() * 1_000_000)
     except ValueError:
@@ -43,4 +50,5 @@ def parse_duration(option: str, text: str, fix: str = "") -> timedelta:
     try:
         return duration(text)
     except ValueError as error:
-        raise Misconfigured(option, str(error), fix) from error
+        problem, _, usual_fix = str(error).partition("; ")
+        raise Misconfigured(option, problem, f"{usual_fix}; {fix}" if fix else usual_fix) from error

@@ -1,4 +1,4 @@
-"""`penstock plan`: what a pipeline will do."""
+"""`penstock plan`: check and explain a pipeline."""
 
 import json
 import time
@@ -19,27 +19,28 @@ if TYPE_CHECKING:
 
 
 def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
-    """Check a pipeline and explain what it will do: its hops, their guarantees, the mode of each query and why.
+    """Check a pipeline and explain what it will do: its hops, their guarantees, and the mode of each query.
 
-    What needs no Spark is checked first. Nothing is started but Spark's planner, which is asked about each query.
-    Exits with 1 when the pipeline would not start so, or is not connected; with 2 when it cannot be planned at all.
+    Only Spark's planner is started; the checks that do not need it come first.
+
+    Exit code: 0 on success, 1 when the pipeline would not start or is not connected, 2 when it cannot be planned.
     """
-    say = _Progress()
+    progress = _Progress()
     description = load(file)
     config = Config.read(file.parent, profile)
     with description.locating():
         check(description, config)
-    say(f"{file.name}: names, addresses and settings fit")
+    progress(f"{file.name}: names, addresses and settings are valid")
     for finding in unconnected(description):
-        say(f"{finding.level}: {finding}")
-    say("starting Spark, to ask it about the queries")
-    # These take longest to import: who has mistyped something does not wait for them.
+        progress(f"{finding.level}: {finding}")
+    progress("starting Spark to plan the queries")
+    # Imported late: they are slow, and errors above come without them.
     from penstock.plan.plan import plan as make
     from penstock.run.analyse import engine
 
-    # What a run would start is not there yet, and nobody reads from it here.
+    # The services do not run yet, and nothing is read from them.
     with description.locating(), engine(description, config.at("local", "redis://local"), log=None) as spark:
-        made = make(description, config, spark, say)
+        made = make(description, config, spark, progress)
     if as_json:
         typer.echo(json.dumps(made.to_json(), indent=2, ensure_ascii=False))
     else:
@@ -48,24 +49,24 @@ def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
 
 
 class _Progress:
-    """Says on standard error how far the command is, with the seconds since it began."""
+    """Prints progress on standard error, with the seconds since the start."""
 
     def __init__(self) -> None:
-        self._began = time.monotonic()
+        self._start = time.monotonic()
 
     def __call__(self, text: str) -> None:
-        typer.echo(f"{time.monotonic() - self._began:5.1f} s  {text}", err=True)
+        typer.echo(f"{time.monotonic() - self._start:5.1f} s  {text}", err=True)
 
 
 def show(made: "Plan") -> None:
     screen = console()
-    screen.print(f"Its channels lie at {made.channels}.")
-    columns = ("from", "by", "to", "asked for", "given", "because")
-    hops = Table(*columns, title=f"The hops of {made.pipeline}", title_justify="left")
+    screen.print(f"Channels: {made.channels}")
+    columns = ("from", "by", "to", "requested", "guarantee", "because")
+    hops = Table(*columns, title=f"Hops of {made.pipeline}", title_justify="left")
     for hop in made.hops:
         hops.add_row(hop.start, hop.by, hop.end, hop.wanted, hop.guarantee, hop.why)
     screen.print(hops)
-    queries = Table("query", "mode", "because", "key", "identity", "cost", title="Its queries", title_justify="left")
+    queries = Table("query", "mode", "because", "key", "identity", "cost", title="Queries", title_justify="left")
     for query in made.queries:
         queries.add_row(query.name, query.mode, query.why, ", ".join(query.key), query.identity, query.cost)
     screen.print(queries)
@@ -74,7 +75,7 @@ def show(made: "Plan") -> None:
     for cost, price in dict.fromkeys((query.cost, query.price) for query in made.queries):
         screen.print(f"cost {cost}: {price}.")
     if made.slots.most:
-        screen.print(f"The queries can use {made.slots.most} slots of Spark, and need {made.slots.least}.")
+        screen.print(f"Spark slots: the queries need {made.slots.least}, and can use up to {made.slots.most}.")
     for remark in made.remarks:
         screen.print(f"note: {remark}")
     for finding in made.findings:

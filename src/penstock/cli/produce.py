@@ -1,4 +1,4 @@
-"""`penstock produce`: from standard input, or from a generator, into a channel."""
+"""`penstock produce`: write records from standard input, or from a generator, to a channel."""
 
 import asyncio
 import base64
@@ -15,9 +15,9 @@ from typing import Annotated, NoReturn
 import orjson
 import typer
 
-from penstock.cli.channels import found, require_writable, there
+from penstock.cli.channels import find_channels, require_channels, require_writable
 from penstock.cli.options import Folder, Profile, Servers, parse_duration
-from penstock.cli.standard import Input
+from penstock.cli.standard import Input, inform
 from penstock.collect.numbers import Numbering
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Sender
@@ -27,11 +27,9 @@ from penstock.core.text import did_you_mean, printable
 from penstock.simulate.updates import Updates, Walk, new_epoch, updates, walk
 from penstock.supervise.signals import stop_on_signals
 
-_PAUSE = 0.2
+_POLL = 0.2
 _IDENTITY = frozenset({"sender", "epoch", "seq", "time"})
-"""The headers that say who sent a record."""
-
-Create = Annotated[bool, typer.Option("--create", help="Make the channel if it is not there.")]
+"""The headers of a record that identify it."""
 
 app = typer.Typer(add_completion=False, invoke_without_command=True, rich_markup_mode=None)
 
@@ -39,110 +37,124 @@ app = typer.Typer(add_completion=False, invoke_without_command=True, rich_markup
 @app.callback()
 def produce(
     context: typer.Context,
-    topic: Annotated[str | None, typer.Option(help="The channel.", show_default=False)] = None,
+    topic: Annotated[str | None, typer.Option(help="The channel to write to.", show_default=False)] = None,
     key_separator: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Lines are KEY, this, VALUE.", show_default="no keys")
+        str | None,
+        typer.Option(metavar="TEXT", help="The text between key and value of a line.", show_default="no keys"),
     ] = None,
     as_json: Annotated[
         bool, typer.Option("--json", help='Lines are JSON: {"key": …, "value": …, "headers": {…}}.')
     ] = False,
-    sender: Annotated[str, typer.Option(help="In whose name the records are numbered.")] = "produce",
+    sender: Annotated[str, typer.Option(help="The sender name of the numbered records.")] = "produce",
     no_identity: Annotated[bool, typer.Option("--no-identity", help="Do not number the records.")] = False,
-    create: Create = False,
-    longest: Annotated[int, typer.Option(min=1, max=1 << 30, help="The bytes that a line may have.")] = 1 << 20,
+    create: Annotated[bool, typer.Option("--create", help="Create the channel if it does not exist.")] = False,
+    max_line: Annotated[int, typer.Option(min=1, max=1 << 30, help="The most bytes in a line.")] = 1 << 20,
     servers: Servers = None,
     folder: Folder = Path(),
     profile: Profile = None,
 ) -> None:
-    """Produce records from lines of standard input, or from a generator (updates, random-walk).
+    """Write lines of standard input to a channel, or records of a generator (updates, random-walk).
 
-    Each line becomes a record, an empty one too. Records are numbered in their headers (sender, epoch, seq, time), so
-    that `penstock verify` and `penstock audit` can tell whether one is missing; lines whose own headers say who sent
-    them keep that. Nothing is read that the channel has no room for. Ctrl-C: the lines that were read are
-    sent, then it ends; half a line is not.
+    Each line is a record, also an empty one. Records are numbered in their headers (sender, epoch, seq, time), so that
+    `penstock verify` and `penstock audit` find missing records. JSON lines that have these headers keep them. On
+    Ctrl-C, all complete lines are sent; an incomplete line is not.
 
-    Exits with 0 when all that was read is acknowledged, 1 when it is not, 2 when the question was wrong.
+    Exit code: 0 when all records are acknowledged, 1 when some are not, 2 on an error.
     """
     if context.invoked_subcommand is not None:
-        _nothing_before(context)
+        _reject_options(context)
         return
     if topic is None:
         fix = "give --topic NAME; or a generator: updates, random-walk"
-        raise Misconfigured("produce", "it is not said into which channel", fix)
+        raise Misconfigured("produce", "a channel is required", fix)
     if as_json and key_separator is not None:
-        raise Misconfigured("--json", "the key has its place in the JSON", "leave --key-separator out")
+        raise Misconfigured("--json", "the key is part of the JSON", "leave out --key-separator")
     read = json_record if as_json else partial(text_record, separator=parse_separator(key_separator))
     clock = SystemClock()
     numbering = None if no_identity else _numbering(sender, clock)
-    channels = found(folder, profile, servers)
+    channels = find_channels(folder, profile, servers)
     require_writable(channels, topic)
-    there(channels, [topic], create=create, hint=", or add --create")
-    lines = Input.standard(longest, _ask)
-    reading = Reading(lines, read, numbering, clock, longest)
+    require_channels(channels, [topic], create=create, hint=", or add --create")
+    lines = Input.standard(max_line, partial(typer.echo, ">", nl=False, err=True))
+    reader = RecordReader(lines, read, numbering, clock, max_line)
     with stop_on_signals() as stop:
-        code = _ended(channels, topic, _aside(reading.portions(stop)))
-    if lines.torn:
-        typer.echo("the last line had no end yet, and was not sent", err=True)
+        code = _send_all(channels, topic, _in_thread(reader.batches(stop)))
+    if lines.incomplete:
+        inform("the last line was incomplete, and was not sent")
     raise typer.Exit(code)
 
 
 @app.command("updates")
 def updates_(
-    topic: Annotated[str, typer.Option(help="The channel; it is made if it is not there.")] = "updates",
-    every: Annotated[str, typer.Option(metavar="DURATION", help="How often each sender sends.")] = "100ms",
-    count: Annotated[int, typer.Option(min=1, help="How many updates each sender sends every time.")] = 10,
-    senders: Annotated[int, typer.Option(min=1, help="How many senders there are.")] = 1,
+    topic: Annotated[
+        str, typer.Option(help="The channel to write to. It is created if it does not exist.")
+    ] = "updates",
+    every: Annotated[str, typer.Option(metavar="DURATION", help="The time between two batches of a sender.")] = "100ms",
+    count: Annotated[int, typer.Option(min=1, help="The number of updates in a batch.")] = 10,
+    senders: Annotated[int, typer.Option(min=1, help="The number of senders.")] = 1,
     total: Annotated[
-        int | None, typer.Option(min=0, help="End after so many updates of each sender.", show_default="never")
+        int | None, typer.Option(min=0, help="Stop after this number of updates of each sender.", show_default="never")
     ] = None,
-    name: Annotated[str, typer.Option(help="What the senders are called.")] = "sender",
+    name: Annotated[str, typer.Option(help="The name of the senders.")] = "sender",
     servers: Servers = None,
     folder: Folder = Path(),
     profile: Profile = None,
 ) -> None:
-    """Produce numbered updates: {"seq": 1, "sender": "sender", "time": …}, until Ctrl-C.
+    """Write numbered updates until Ctrl-C.
 
-    Each sender counts 1, 2, 3, … in a life that begins now; `penstock verify` tells whether one is missing.
+    An update is {"seq": 1, "sender": "sender", "time": …}. Each sender counts 1, 2, 3, … in an epoch that starts now.
+    `penstock verify` finds missing updates.
     """
-    wanted = Updates(_interval("--every", every), count, senders, total, name)
+    options = Updates(_interval("--every", every), count, senders, total, name)
     clock, pace = SystemClock(), Pace()
-    _generated(updates(wanted, new_epoch(clock), clock, pace.behind), pace, topic, found(folder, profile, servers))
+    batches = updates(options, new_epoch(clock), clock, pace.skip)
+    _generate(batches, pace, topic, find_channels(folder, profile, servers))
 
 
 @app.command()
 def random_walk(
-    topic: Annotated[str, typer.Option(help="The channel; it is made if it is not there.")] = "random_walk",
-    every: Annotated[str, typer.Option(metavar="DURATION", help="How often there is a step.")] = "1s",
-    seed: Annotated[int | None, typer.Option(help="The same seed walks the same way.", show_default="any")] = None,
-    total: Annotated[int | None, typer.Option(min=0, help="End after so many steps.", show_default="never")] = None,
+    topic: Annotated[
+        str, typer.Option(help="The channel to write to. It is created if it does not exist.")
+    ] = "random_walk",
+    every: Annotated[str, typer.Option(metavar="DURATION", help="The time between two steps.")] = "1s",
+    seed: Annotated[
+        int | None, typer.Option(help="The same seed produces the same walk.", show_default="random")
+    ] = None,
+    total: Annotated[
+        int | None, typer.Option(min=0, help="Stop after this number of steps.", show_default="never")
+    ] = None,
     key: Annotated[str, typer.Option(help="The key of the records.")] = "walk",
     servers: Servers = None,
     folder: Folder = Path(),
     profile: Profile = None,
 ) -> None:
-    """Produce a random walk: a position with four decimals at each step, until Ctrl-C."""
-    wanted = Walk(_interval("--every", every), total, seed, key)
+    """Write a random walk until Ctrl-C.
+
+    Each step is a record: the position, with four decimals.
+    """
+    options = Walk(_interval("--every", every), total, seed, key)
     clock, pace = SystemClock(), Pace()
-    _generated(walk(wanted, new_epoch(clock), clock, pace.behind), pace, topic, found(folder, profile, servers))
+    batches = walk(options, new_epoch(clock), clock, pace.skip)
+    _generate(batches, pace, topic, find_channels(folder, profile, servers))
 
 
-def _generated(batches: AsyncIterator[list[Record]], pace: "Pace", topic: str, channels: Channels) -> NoReturn:
+def _generate(batches: AsyncIterator[list[Record]], pace: "Pace", topic: str, channels: Channels) -> NoReturn:
     require_writable(channels, topic)
-    there(channels, [topic], create=True)
+    require_channels(channels, [topic], create=True)
     with stop_on_signals() as stop:
-        code = _ended(channels, topic, _until(stop, batches))
-    pace.told()
+        code = _send_all(channels, topic, _until(stop, batches))
+    pace.report()
     raise typer.Exit(code)
 
 
-def _nothing_before(context: typer.Context) -> None:
+def _reject_options(context: typer.Context) -> None:
+    """Misconfigured for options before the name of a generator."""
     for name in context.params:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
-            which = context.invoked_subcommand
+            command = context.invoked_subcommand
             option = f"--{name.strip('_').replace('_', '-')}"
-            fix = f"write penstock produce {which} {option} …, if {which} has it"
-            raise Misconfigured(option, f"it stands before {which}", fix)
+            raise Misconfigured(option, f"it is before {command}", f"write penstock produce {command} {option} …")
 
 
 def _numbering(sender: str, clock: Clock) -> Numbering:
@@ -151,38 +163,34 @@ def _numbering(sender: str, clock: Clock) -> Numbering:
     except UnicodeEncodeError as error:
         raise Misconfigured("--sender", "it is not UTF-8", "give another name") from error
     if not sender:
-        raise Misconfigured("--sender", "it is empty", "give a name; or --no-identity")
+        raise Misconfigured("--sender", "it is empty", "give a name, or --no-identity")
     return Numbering(sender, new_epoch(clock))
 
 
 def _interval(option: str, text: str) -> timedelta:
-    found = parse_duration(option, text)
-    if not found:
-        raise Misconfigured(option, "this has no end", "give more than 0 ms")
-    return found
+    interval = parse_duration(option, text)
+    if not interval:
+        raise Misconfigured(option, "it must be more than 0 ms", "give a time such as 100ms")
+    return interval
 
 
 def parse_separator(text: str | None) -> bytes | None:
-    r"""The separator as typed: \t is a tab; the bytes of the terminal otherwise."""
+    r"""The separator as bytes; \t is a tab."""
     if text == "":
         raise Misconfigured("--key-separator", "it is empty", "give at least one character, such as :")
     return None if text is None else text.replace("\\t", "\t").encode(errors="surrogateescape")
 
 
-def _ask() -> None:
-    typer.echo(">", nl=False, err=True)
-
-
-# --- a line into a record ---------------------------------------------------------------------------------------------
+# --- a line to a record -----------------------------------------------------------------------------------------------
 
 
 def text_record(line: bytes, separator: bytes | None = None) -> Record:
-    """The record of a line `VALUE`, or `KEY VALUE` with the separator between; Refused when that is not there."""
+    """The record of a line `VALUE`, or `KEY separator VALUE`; Refused when the separator is missing."""
     if separator is None:
         return Record(line)
     key, found, value = line.partition(separator)
     if not found:
-        raise Refused("a line", f"it has no key: there is no {_quoted(separator)} in {_quoted(line)}")
+        raise Refused("a line", f"it has no key: {_quoted(line)} has no separator {_quoted(separator)}")
     return Record(value, None, key)
 
 
@@ -195,20 +203,20 @@ def json_record(line: bytes) -> Record:
     """The record of `{"key": …, "value": …, "headers": …}`: each a text, null, or {"base64": "…"}; Refused otherwise.
 
     The headers are a list of {"name", "value"}, or an object. The other fields of `penstock consume --json` are
-    ignored, so that its output can be produced again.
+    ignored, so that its output is valid input.
     """
     try:
         document = orjson.loads(line)
     except orjson.JSONDecodeError as error:
         raise Refused("a line", f"it is not JSON: {error.msg}") from error
     if not isinstance(document, dict):
-        raise Refused("a line", "it is JSON, but not an object")
+        raise Refused("a line", "it is not a JSON object")
     for name in document:
         if name not in _FIELDS:
-            fix = did_you_mean(name, _FIELDS, f"there are {', '.join(_FIELDS)}")
+            fix = did_you_mean(name, _FIELDS, f"the fields are {', '.join(_FIELDS)}")
             raise Refused("a line", f'"{printable(name)}" is not a field; {fix}')
     if "value" not in document:
-        raise Refused("a line", 'there is no "value"; write null for none')
+        raise Refused("a line", '"value" is missing; write null for a deletion')
     return Record(_bytes("value", document["value"]), None, _bytes("key", document.get("key")), _headers(document))
 
 
@@ -216,130 +224,134 @@ _FIELDS = ("key", "value", "headers", "channel", "partition", "offset", "appende
 
 
 def _headers(document: Mapping[str, object]) -> tuple[tuple[str, bytes], ...]:
-    told = document.get("headers")
-    if told is None:
+    headers = document.get("headers")
+    if headers is None:
         return ()
-    if isinstance(told, dict):
-        told = [{"name": name, "value": value} for name, value in told.items()]
-    if not isinstance(told, list):
-        raise Refused("a line", '"headers" has to be an object, or a list of {"name", "value"}')
+    if isinstance(headers, dict):
+        headers = [{"name": name, "value": value} for name, value in headers.items()]
+    if not isinstance(headers, list):
+        raise Refused("a line", '"headers" must be an object, or a list of {"name": "…", "value": "…"}')
     pairs = []
-    for one in told:
-        if not isinstance(one, dict) or not isinstance(one.get("name"), str):
-            raise Refused("a line", 'each of "headers" has to be {"name": "…", "value": "…"}')
-        pairs.append((one["name"], _bytes(f"headers.{one['name']}", one.get("value")) or b""))
+    for header in headers:
+        if not isinstance(header, dict) or not isinstance(header.get("name"), str):
+            raise Refused("a line", 'each of "headers" must be {"name": "…", "value": "…"}')
+        pairs.append((header["name"], _bytes(f"headers.{header['name']}", header.get("value")) or b""))
     return tuple(pairs)
 
 
-def _bytes(field: str, told: object) -> bytes | None:
-    match told:
+def _bytes(field: str, value: object) -> bytes | None:
+    match value:
         case None:
             return None
         case str():
-            return told.encode()
+            return value.encode()
         case {"base64": str(coded), **rest} if not rest:
             try:
                 return base64.b64decode(coded, validate=True)
             except binascii.Error as error:
                 raise Refused("a line", f'"{printable(field)}" is not base64: {error}') from error
-    raise Refused("a line", f'"{printable(field)}" has to be a text, null, or {{"base64": "…"}}')
-
-
-# --- send -------------------------------------------------------------------------------------------------------------
+    raise Refused("a line", f'"{printable(field)}" must be a text, null, or {{"base64": "…"}}')
 
 
 @dataclass(frozen=True)
-class Reading:
-    """Lines of standard input as records."""
+class RecordReader:
+    """Reads lines of standard input as records."""
 
     lines: Input
     read: Callable[[bytes], Record]
     numbering: Numbering | None
     clock: Clock
-    longest: int
+    max_line: int
 
-    def portions(self, stop: Event) -> Iterator[Sequence[Record]]:
-        """Some records at a time; Refused with its number when a line cannot be read, after all those before it."""
-        at = 0
-        for lines in self.lines.portions(stop):
+    def batches(self, stop: Event) -> Iterator[Sequence[Record]]:
+        """Batches of records. At an invalid line: the records before it, then Refused with the number of the line."""
+        number = 0
+        for lines in self.lines.batches(stop):
             records: list[Record] = []
             for line in lines:
-                at += 1
+                number += 1
                 try:
                     records.append(self._record(line))
                 except Refused as error:
                     yield records
-                    raise Refused(f"line {at}", error.reason) from error
+                    raise Refused(f"line {number}", error.reason) from error
             if records:
                 yield records
 
     def _record(self, line: bytes) -> Record:
-        if len(line) > self.longest:
-            raise Refused("a line", f"it is longer than {self.longest:,} bytes; --longest allows more")
+        if len(line) > self.max_line:
+            raise Refused("a line", f"it is longer than {self.max_line:,} bytes; raise --max-line")
         record = self.read(line)
         if self.numbering is None or any(name in _IDENTITY for name, _ in record.extra):
             return record
         return replace(record, origin=self.numbering.next(self.clock.now()))
 
 
-@dataclass
-class Tally:
-    """What became of the records."""
+# --- send -------------------------------------------------------------------------------------------------------------
 
-    where: str
+
+@dataclass
+class SendResult:
+    """Counts what was acknowledged and what was in flight at the end."""
+
+    channel: str
     acknowledged: int = 0
-    under_way: int = 0
+    in_flight: int = 0
     failure: PenstockError | None = None
 
     @contextmanager
     def sending(self, count: int) -> Iterator[None]:
-        self.under_way = count
+        self.in_flight = count
         yield
-        self.acknowledged, self.under_way = self.acknowledged + count, 0
+        self.acknowledged, self.in_flight = self.acknowledged + count, 0
 
-    def told(self) -> int:
-        """Say it on standard error; the exit code."""
-        typer.echo(f"{self.acknowledged:,} acknowledged by {self.where}", err=True)
+    def report(self) -> int:
+        """Print it on standard error; the exit code."""
+        inform(f"{self.acknowledged:,} acknowledged by {self.channel}")
         if self.failure is not None:
-            typer.echo(f"penstock: {self.failure}", err=True)
-        if self.under_way:
-            typer.echo(f"{self.under_way:,} were not acknowledged: they may be in the channel, or not", err=True)
-        return 0 if self.failure is None and not self.under_way else 1
+            inform(f"penstock: {self.failure}")
+        if self.in_flight:
+            inform(f"{self.in_flight:,} not acknowledged: they may or may not be in the channel")
+        return 0 if self.failure is None and not self.in_flight else 1
 
 
-def _ended(channels: Channels, topic: str, portions: AsyncIterator[Sequence[Record]]) -> int:
-    """Send all, and say what became of it; the exit code."""
-    tally = Tally(f"{topic} at {channels.where}")
-    with suppress(KeyboardInterrupt):  # The second one: who gives up on a broker that is away is told what that means.
-        asyncio.run(sent(channels.sender(), topic, tally, portions))
-    return tally.told()
+def _send_all(channels: Channels, topic: str, batches: AsyncIterator[Sequence[Record]]) -> int:
+    """Send all batches and report the result; the exit code."""
+    result = SendResult(f"{topic} at {channels.where}")
+    # A second Ctrl-C stops waiting for an unavailable broker; the report then shows what is not acknowledged.
+    with suppress(KeyboardInterrupt):
+        asyncio.run(send(channels.sender(), topic, result, batches))
+    return result.report()
 
 
-async def sent(
-    opening: AbstractAsyncContextManager[Sender], topic: str, tally: Tally, portions: AsyncIterator[Sequence[Record]]
+async def send(
+    opening: AbstractAsyncContextManager[Sender],
+    topic: str,
+    result: SendResult,
+    batches: AsyncIterator[Sequence[Record]],
 ) -> None:
-    """Send portion by portion: the next one is asked for when the last one is acknowledged."""
+    """Send batch by batch: the next one is read when the last one is acknowledged."""
     try:
         async with opening as sender:
-            async for records in portions:
-                with tally.sending(len(records)):
+            async for records in batches:
+                with result.sending(len(records)):
                     await sender.send(topic, records)
     except PenstockError as error:
-        tally.failure = error
+        result.failure = error
 
 
-async def _aside(portions: Iterator[Sequence[Record]]) -> AsyncIterator[Sequence[Record]]:
-    """Read in a thread: it may block for long, and the client has to go on meanwhile."""
-    while (records := await asyncio.to_thread(next, portions, None)) is not None:
+async def _in_thread(batches: Iterator[Sequence[Record]]) -> AsyncIterator[Sequence[Record]]:
+    """Read in a thread: reading blocks, and the client must keep running."""
+    while (records := await asyncio.to_thread(next, batches, None)) is not None:
         yield records
 
 
-async def _until(stop: Event, portions: AsyncIterator[list[Record]]) -> AsyncIterator[Sequence[Record]]:
-    """What comes until `stop` is set, however long the next one takes."""
+async def _until(stop: Event, batches: AsyncIterator[list[Record]]) -> AsyncIterator[Sequence[Record]]:
+    """The batches until `stop` is set, also while waiting for the next one."""
     while not stop.is_set():
-        coming = asyncio.ensure_future(anext(portions, None))
+        coming = asyncio.ensure_future(anext(batches, None))
         while not coming.done() and not stop.is_set():
-            await asyncio.wait([coming], timeout=_PAUSE)
+            await asyncio.wait([coming], timeout=_POLL)
         if not coming.done():
             coming.cancel()
             return
@@ -350,15 +362,15 @@ async def _until(stop: Event, portions: AsyncIterator[list[Record]]) -> AsyncIte
 
 @dataclass
 class Pace:
-    """Whether a generator keeps to its schedule."""
+    """Counts the ticks that a generator skips because the channel is too slow."""
 
-    given_up: int = 0
+    skipped: int = 0
 
-    def behind(self, ticks: int) -> None:
-        if not self.given_up:
-            typer.echo("the channel is too slow for this pace: ticks are given up", err=True)
-        self.given_up += ticks
+    def skip(self, ticks: int) -> None:
+        if not self.skipped:
+            inform("the channel is too slow for this rate: ticks are skipped")
+        self.skipped += ticks
 
-    def told(self) -> None:
-        if self.given_up:
-            typer.echo(f"{self.given_up:,} ticks were given up: their records were never made", err=True)
+    def report(self) -> None:
+        if self.skipped:
+            inform(f"{self.skipped:,} ticks were skipped: their records were not generated")

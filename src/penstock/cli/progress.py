@@ -1,6 +1,8 @@
-"""What a person sees while a pipeline starts, runs and stops."""
+"""The progress of a pipeline or of services on the terminal: start, run, stop."""
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -16,10 +18,15 @@ _STYLES = {Kind.READY: "green", Kind.DIED: "bold red", Kind.RESTARTING: "yellow"
 _QUIET = {Kind.STARTED}
 
 
+NOTHING_LOST = (
+    "nothing is lost: acknowledged records are in the channels and spools, and the next run continues from there"
+)
+
+
 class Screen:
     """Lines with the time since the start; a bar while jars are fetched. Colours only on a terminal.
 
-    `dated`: with the date and the time of day instead, for the log of what runs for weeks.
+    `dated`: lines have the date and time instead, for logs.
     """
 
     def __init__(self, dated: bool = False) -> None:
@@ -48,14 +55,14 @@ class Screen:
         if event.kind not in _QUIET:
             self.say(str(event), _STYLES.get(event.kind, ""))
         if not event.lines or self._reasons.get(event.service) == (reason := last_line(event.lines)):
-            # In a restart loop the reason is said once.
+            # In a restart loop the reason is shown once.
             return
         self._reasons[event.service] = reason
         for line in event.lines[-8:]:
             self._console.print(Text(f"          | {line}", style="dim"))
 
     def jars(self, done: int, total: int) -> None:
-        """Once, on the first run of all: the libraries of the JVM come from Maven Central."""
+        """Show the download of the jars from Maven Central, on the first run."""
         if self._bar is None:
             self.say("fetching the jars of Kafka and of Spark's connector (once)")
             columns = (TextColumn("          "), BarColumn(), MofNCompleteColumn())
@@ -68,8 +75,17 @@ class Screen:
     def running(self, name: str, running: Running, folder: Path) -> None:
         where = f"the page is at {running.page}" if running.page else f"its channels are at {running.channels}"
         self.say(f"{name} runs; {where}", "bold green")
-        there = folder_option(folder)
-        self.say(f"penstock status{there} and penstock audit{there} tell more; Ctrl-C stops")
+        option = folder_option(folder)
+        self.say(f"for details: penstock status{option}, penstock audit{option}; to stop: Ctrl-C")
+
+    @contextmanager
+    def stopping(self) -> Iterator[None]:
+        """A second Ctrl-C kills processes that have not stopped yet: say what that means for the records."""
+        try:
+            yield
+        except KeyboardInterrupt:
+            self.say(f"killed before everything had stopped; {NOTHING_LOST}", "yellow")
+            raise
 
     def _end_bar(self) -> None:
         if self._bar is not None:
@@ -78,5 +94,5 @@ class Screen:
 
 
 def folder_option(folder: Path) -> str:
-    """What a command needs to find this folder from where we are."""
+    """The option with which a command finds this folder from the current one."""
     return "" if folder.resolve() == Path.cwd() else f" --folder {folder}"

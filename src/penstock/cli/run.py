@@ -1,11 +1,10 @@
-"""`penstock run`: a pipeline on this machine."""
+"""`penstock run` and `penstock demo`: a pipeline on this machine."""
 
 import os
 import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -23,10 +22,6 @@ from penstock.run.services import prepared
 from penstock.supervise.limits import Space, raise_files, too_few
 from penstock.supervise.signals import stop_on_signals
 
-NOTHING_LOST = (
-    "nothing is lost: what was acknowledged is in the channels and spools, and the next run goes on from there"
-)
-
 
 def run(
     file: File,
@@ -35,7 +30,7 @@ def run(
         list[str] | None,
         typer.Option(
             metavar="QUERY",
-            help="This query begins anew, and its checkpoint is set aside; may be given several times.",
+            help="Give this query a new checkpoint, and keep the old one aside. May be repeated.",
             show_default=False,
         ),
     ] = None,
@@ -43,32 +38,41 @@ def run(
         str | None,
         typer.Option(
             OPTION,
-            metavar="beginning|end|MOMENT|CHANNEL:PARTITION=OFFSET,…",
-            help="Where a new checkpoint begins; a moment is 10m (ago), or 2026-11-15T10:00.",
+            metavar="beginning|end|TIME|CHANNEL:PARTITION=OFFSET,…",
+            help="Where a new checkpoint starts to read. A time is 10m (ago), or 2026-11-15T10:00.",
             show_default=False,
         ),
     ] = None,
 ) -> None:
-    """Run a pipeline on this machine, with all that it needs: Kafka, Redis, Spark, and its page. Ctrl-C stops it.
+    """Run a pipeline on this machine, with Kafka, Redis, Spark and its web page. Stop it with Ctrl-C.
 
-    State lies in .penstock beside the file, and the next run goes on where this one stopped.
+    Its state is in the folder .penstock beside the file. The next run continues where this one stopped.
     """
-    supervised(file, file.parent, profile, _renewal(new_checkpoint or (), begin))
+    run_supervised(file, file.parent, profile, _renewal(new_checkpoint or (), begin))
+
+
+def demo(profile: Profile = None) -> None:
+    """Run the RSVP analyzer: a simulated feed of event replies, Kafka, Spark, Redis, a lake, and a live page.
+
+    Its state is in the folder .penstock of the current folder. Its code is a single file that you can copy.
+    """
+    import penstock.demo
+
+    run_supervised(Path(penstock.demo.__file__).with_name("pipeline.py"), Path(), profile)
 
 
 def _renewal(names: Sequence[str], begin: str | None) -> Renewal | None:
     if not names and begin is None:
         return None
     if not names:
-        raise Misconfigured(OPTION, "it is not said for which query", "give --new-checkpoint QUERY as well")
+        raise Misconfigured(OPTION, "it needs a query", "add --new-checkpoint QUERY")
     if begin is None:
-        problem = "it is not said where the new one begins"
-        raise Misconfigured("--new-checkpoint", problem, f"give {OPTION} beginning, or another place")
+        raise Misconfigured("--new-checkpoint", "it needs a start", f"add {OPTION} beginning, or another start")
     return Renewal(tuple(dict.fromkeys(names)), beginning(begin))
 
 
 def beginning(text: str) -> Begin:
-    """`beginning`, `end`, offsets such as `rsvps:0=120,rsvps:1=80`, or a moment."""
+    """`beginning`, `end`, offsets such as `rsvps:0=120,rsvps:1=80`, or a time."""
     if text in ("beginning", "end"):
         return Begin(end=text == "end")
     if "=" not in text:
@@ -77,14 +81,14 @@ def beginning(text: str) -> Begin:
     for part in text.split(","):
         match = re.fullmatch(r"\s*([^:=\s]+):(\d+)=(\d+)\s*", part)
         if match is None:
-            raise Misconfigured(OPTION, f'"{part}" is no offset', "write CHANNEL:PARTITION=OFFSET,…")
+            raise Misconfigured(OPTION, f'"{part}" is not an offset', "write CHANNEL:PARTITION=OFFSET,…")
         offsets.setdefault(match[1], {})[int(match[2])] = int(match[3])
     return Begin(offsets=offsets)
 
 
-def supervised(file: Path, folder: Path, profile: str | None, renewal: Renewal | None = None) -> None:
-    """Run a file's pipeline with its state in a folder, and show how it goes."""
-    # Until the run itself begins there is nothing to stop in order: a signal ends this at once.
+def run_supervised(file: Path, folder: Path, profile: str | None, renewal: Renewal | None = None) -> None:
+    """Run the pipeline of a file with its state in a folder, and show the progress."""
+    # Nothing is started yet: a signal ends the process at once.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with Screen() as screen:
         if few := too_few(raise_files()):
@@ -103,20 +107,10 @@ def supervised(file: Path, folder: Path, profile: str | None, renewal: Renewal |
         local = LocalRun(file, description, config, profile, renewal)
         local.require()
         machine = prepared(screen)
-        with stop_on_signals() as stop, _told_if_cut_short(screen):
+        with stop_on_signals() as stop, screen.stopping():
             with local.started(machine, stop, screen) as (supervisor, running):
                 if not stop.is_set():
                     screen.running(description.name, running, folder)
                     supervisor.run_until(stop)
-                screen.say("stopping; Ctrl-C again stops at once, and nothing is lost either way")
-            screen.say("stopped; the next run goes on from here")
-
-
-@contextmanager
-def _told_if_cut_short(screen: Screen) -> Iterator[None]:
-    """A second Ctrl-C kills what has not stopped yet: say what that means for the records."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        screen.say(f"killed before all had stopped; {NOTHING_LOST}", "yellow")
-        raise
+                screen.say("stopping; a second Ctrl-C stops at once, and nothing is lost either way")
+            screen.say("stopped; the next run continues from here")

@@ -1,4 +1,4 @@
-"""Standard input by lines, standard output by whole lines, and the console for tables."""
+"""Standard input by lines, standard output by whole lines, and tables."""
 
 import os
 import select
@@ -7,100 +7,101 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Event
 
+import typer
 from rich.console import Console
+from rich.table import Table
 
 from penstock.core.errors import Misconfigured, Unavailable
 
 _CHUNK = 1 << 18
-_PORTION = 5_000
-_PAUSE = 0.2
+_BATCH = 5_000
+_POLL = 0.2
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class Lines:
-    """Cuts chunks of bytes into lines. What it holds stays below `longest` and a chunk, however long a line is."""
+class LineSplitter:
+    """Splits chunks of bytes into lines. It holds at most `max_length` bytes and a chunk, however long a line is."""
 
-    def __init__(self, longest: int) -> None:
-        self._longest = longest
+    def __init__(self, max_length: int) -> None:
+        self._max_length = max_length
         self._rest = b""
-        self._new = True
+        self._first = True
 
-    def cut(self, chunk: bytes) -> list[bytes]:
-        """The lines that end in this chunk. Of a line that is too long comes its beginning: `longest` and one more."""
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The lines that end in this chunk. A line that is too long is cut to `max_length` + 1 bytes."""
         lines = chunk.split(b"\n")
         lines[0] = self._rest + lines[0]
-        self._rest = lines.pop()[: self._longest + 1]
-        return self._marked_off(lines)
+        self._rest = lines.pop()[: self._max_length + 1]
+        return self._without_mark(lines)
 
     def end(self) -> list[bytes]:
-        """The line that the end of the stream ends, if there is one."""
+        """The last line, if it has no line feed."""
         rest, self._rest = self._rest, b""
-        return self._marked_off([rest] if rest else [])
+        return self._without_mark([rest] if rest else [])
 
-    def _marked_off(self, lines: list[bytes]) -> list[bytes]:
-        if self._new and lines:
+    def _without_mark(self, lines: list[bytes]) -> list[bytes]:
+        if self._first and lines:
             lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
-            self._new = False
+            self._first = False
         return lines
 
 
 class Input:
-    """Lines of an open file, as they come. They end with a line feed, which a carriage return may precede."""
+    """Lines of an open file as they arrive. They end with a line feed, or a carriage return and a line feed."""
 
     def __init__(
-        self, descriptor: int, longest: int, ask: Callable[[], None] | None = None, name: str = "standard input"
+        self, descriptor: int, max_length: int, prompt: Callable[[], None] | None = None, name: str = "standard input"
     ) -> None:
-        self._descriptor, self._longest, self._ask, self._name = descriptor, longest, ask, name
+        self._descriptor, self._max_length, self._prompt, self._name = descriptor, max_length, prompt, name
         self.ended = False
-        """It was read to its end."""
-        self.torn = False
-        """A line was begun when it was stopped: nobody knows what it would have been."""
+        """The end of the file was reached."""
+        self.incomplete = False
+        """Reading was stopped within a line."""
 
     @classmethod
-    def standard(cls, longest: int, ask: Callable[[], None]) -> "Input":
-        """Standard input; on a terminal, a person is asked for each line."""
+    def standard(cls, max_length: int, prompt: Callable[[], None]) -> "Input":
+        """Standard input. On a terminal, `prompt` is called for each line."""
         if sys.stdin is None:
             raise Misconfigured("standard input", "it is closed", "give lines: a file, a pipe or a terminal")
-        return cls(sys.stdin.fileno(), longest, ask if sys.stdin.isatty() else None)
+        return cls(sys.stdin.fileno(), max_length, prompt if sys.stdin.isatty() else None)
 
-    def portions(self, stop: Event) -> Iterator[Sequence[bytes]]:
-        """Some lines at a time, none when nothing came for a while, until the end of the file or until `stop` is set.
+    def batches(self, stop: Event) -> Iterator[Sequence[bytes]]:
+        """Batches of lines until the end of the file or `stop`; an empty batch when no line arrived for a while.
 
-        Whole lines that were read before are told; `torn` says whether there was half a one behind them. Of a line that
-        is too long comes enough to see that it is.
+        Lines that were complete before `stop` are returned; `incomplete` is set if there was a part of one more. A line
+        that is too long is cut to `max_length` + 1 bytes.
         """
-        lines, more = Lines(self._longest), True
-        self._prompt()
+        lines, more = LineSplitter(self._max_length), True
+        self._ask()
         while more and not stop.is_set():
             if (chunk := self._read()) is None:
                 yield []
                 continue
             more = bool(chunk)
-            found = lines.cut(chunk) if more else lines.end()
-            # A chunk without an end of line is a portion, too: the caller has its turn.
-            for first in range(0, max(len(found), more), _PORTION):
-                yield [line.removesuffix(b"\r") for line in found[first : first + _PORTION]]
+            found = lines.feed(chunk) if more else lines.end()
+            # A chunk without a complete line is a batch, too: the caller may have other work.
+            for first in range(0, max(len(found), more), _BATCH):
+                yield [line.removesuffix(b"\r") for line in found[first : first + _BATCH]]
             if more:
-                self._prompt()
+                self._ask()
         self.ended = not more
-        # What is stopped ends anywhere; half a line is none.
-        self.torn = more and bool(lines.end())
+        self.incomplete = more and bool(lines.end())
 
-    def _prompt(self) -> None:
-        if self._ask is not None:
-            self._ask()
+    def _ask(self) -> None:
+        if self._prompt is not None:
+            self._prompt()
 
     def _read(self) -> bytes | None:
-        """A chunk, which is empty at the end; None when there is none yet."""
+        """A chunk, which is empty at the end of the file; None when there is none yet."""
         try:
-            ready, _, _ = select.select([self._descriptor], [], [], _PAUSE)
+            ready, _, _ = select.select([self._descriptor], [], [], _POLL)
             return os.read(self._descriptor, _CHUNK) if ready else None
         except OSError as error:
             raise Unavailable(self._name, error.strerror or str(error)) from error
 
 
 class Output:
-    """Standard output. Several processes may share a pipe: lines that fit into it at once are never torn."""
+    """Standard output. Lines that fit into a pipe at once are written whole: several processes may share the pipe."""
 
     def __init__(self) -> None:
         if sys.stdout is None:
@@ -112,13 +113,13 @@ class Output:
         try:
             descriptor = self._out.fileno()
         except OSError:
-            return  # It is no file of the system's.
+            return  # It is not a file of the operating system.
         if stat.S_ISFIFO(os.fstat(descriptor).st_mode):
             self._poll = select.poll()
             self._poll.register(descriptor, 0)
 
     def write(self, lines: Iterable[bytes]) -> None:
-        """Return once all lines are out of this process; BrokenPipeError when nobody reads them any more."""
+        """Write and flush; BrokenPipeError when the reader has closed the pipe."""
         piece = bytearray()
         for line in lines:
             if piece and len(piece) + len(line) > select.PIPE_BUF:
@@ -133,18 +134,30 @@ class Output:
             self._out.write(piece)
             self._out.flush()
         except BrokenPipeError:
-            # What is still in the buffer would be complained about when Python ends.
+            # Otherwise Python reports what is still in the buffer at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), self._out.fileno())
             raise
         except OSError as error:
             raise Unavailable("standard output", error.strerror or str(error)) from error
 
-    def gone(self) -> bool:
-        """Nobody reads it any more."""
+    def closed(self) -> bool:
+        """Whether the reader has closed the pipe."""
         return self._poll is not None and bool(self._poll.poll(0))
 
 
+def inform(text: str) -> None:
+    """Print a message on standard error."""
+    typer.echo(text, err=True)
+
+
 def console() -> Console:
-    """The console for tables: as wide as the terminal, and wide enough for any table where there is none."""
+    """The console for tables: as wide as the terminal, or wide enough for any table."""
     found = Console(highlight=False, markup=False)
     return found if found.is_terminal else Console(highlight=False, markup=False, width=180)
+
+
+def print_table(table: Table, right: Iterable[int] = (), screen: Console | None = None) -> None:
+    """Print a table, with these columns aligned to the right."""
+    for column in right:
+        table.columns[column].justify = "right"
+    (screen or console()).print(table)

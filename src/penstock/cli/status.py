@@ -1,4 +1,4 @@
-"""`penstock status`: how the pipeline that runs here is doing."""
+"""`penstock status`: the state of the running pipeline."""
 
 import json
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from penstock.audit.judge import EXIT_CODES, Verdict
 from penstock.cli.options import AsJson, Folder, Profile
-from penstock.cli.standard import console
+from penstock.cli.standard import console, print_table
 from penstock.core.clock import SystemClock
 from penstock.core.errors import Unavailable
 from penstock.core.text import printable
@@ -24,13 +24,13 @@ from penstock.supervise.folder import StateFolder
 from penstock.supervise.limits import Space
 from penstock.supervise.process import tail
 
-_TROUBLED = {"waiting", "ended", "missing", "reading"}
+_WITH_REASON = {"waiting", "ended", "missing", "reading"}
 
 
 def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = False) -> None:
-    """Show how the pipeline that runs here is doing: rates, lag, latency, memory of each part.
+    """Show the state of the running pipeline: rates, lag, latency and memory of each part, and alarms.
 
-    Exits with 0 when all is whole, 1 when something is missing, 3 when that is not known. Other alarms are shown.
+    Exit code: 0 when nothing is missing, 1 when records are missing, 2 on an error, 3 when the result is unknown.
     """
     config = Config.read(folder, profile)
     if StateFolder(config.state).holder() is None and (services := Services.find(config)) is not None:
@@ -40,7 +40,7 @@ def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
     try:
         found = Status.read(here(config).bind(), running.status)
     except Unavailable as error:
-        _unanswered(config, error)
+        _show_unavailable(config, error)
         raise typer.Exit(EXIT_CODES[Verdict.NOT_KNOWN]) from error
     verdict = found.verdict(SystemClock().now())
     if as_json:
@@ -50,23 +50,25 @@ def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
     raise typer.Exit(EXIT_CODES[verdict])
 
 
-def _unanswered(config: Config, error: Unavailable) -> None:
-    """The channels do not answer: what this machine tells all the same."""
+def _show_unavailable(config: Config, error: Unavailable) -> None:
+    """Without the channels: print what the disk and the logs of Kafka show."""
     typer.echo(f"penstock: {error}", err=True)
     if full := Space(config.state, config.local.reserve).lacking():
         typer.echo(f"penstock: {full}", err=True)
     for log in sorted((config.state / "logs").glob("kafka-*.log")):
-        if said := last_line(lines := tail(log, 20)):
-            typer.echo(f"penstock: {log} ends with: {printable(said)}{repair_of(lines)}", err=True)
+        if line := last_line(lines := tail(log, 20)):
+            typer.echo(f"penstock: {log} ends with: {printable(line)}{repair_of(lines)}", err=True)
 
 
 def show_services(services: Services, as_json: bool) -> None:
-    """Only those are there, by `penstock up`."""
+    """The services of `penstock up`, without a pipeline."""
     if as_json:
         typer.echo(json.dumps({"run": None, "services": asdict(services)}))
         return
-    state = "up" if services.up else "being started"
-    typer.echo(f"no pipeline runs here; the services are {state}: {services.where}; penstock run FILE uses them")
+    state = "up" if services.up else "starting"
+    typer.echo(
+        f"no pipeline runs here; the services are {state}: {services.where}; start a pipeline: penstock run FILE"
+    )
 
 
 def show(running: Running, found: Status, verdict: Verdict) -> None:
@@ -74,8 +76,6 @@ def show(running: Running, found: Status, verdict: Verdict) -> None:
     page = f"the page is at {running.page}, " if running.page else ""
     screen.print(f"{running.pipeline}: {page}its channels are at {running.channels}")
     parts = Table("part", "state", "records", "records/s", "lag", "p50 ms", "p95 ms", "p99 ms", "max ms")
-    for column in parts.columns[2:]:
-        column.justify = "right"
     for name, figures in sorted(found.nodes.items()):
         latency = figures.get("latency") or {}
         parts.add_row(
@@ -86,32 +86,32 @@ def show(running: Running, found: Status, verdict: Verdict) -> None:
             _number(figures.get("lag")),
             *(_number(latency.get(name)) for name in ("p50", "p95", "p99", "max")),
         )
-    screen.print(parts)
+    print_table(parts, range(2, 9), screen)
     if (queries := _queries(found.nodes, SystemClock().now())).rows:
         screen.print(queries)
     for name, figures in sorted(found.nodes.items()):
-        if figures.get("state") in _TROUBLED and (why := figures.get("note") or figures.get("why")):
+        if figures.get("state") in _WITH_REASON and (why := figures.get("note") or figures.get("why")):
             screen.print(f"{name} is {figures['state']}: {why}")
     for name, used in sorted(found.usage.items()):
         if used.get("deaths"):
             times = "once" if used["deaths"] == 1 else f"{used['deaths']:,} times"
-            down = "" if used.get("pid") else ", and is down"
+            down = "" if used.get("pid") else ", and is not running"
             screen.print(
-                f"{name} died {times}{down}: {printable(str(used.get('error')))}", markup=False, style="yellow"
+                f"{name} crashed {times}{down}: {printable(str(used.get('error')))}", markup=False, style="yellow"
             )
     for alarm in found.alarms:
         screen.print(f"{alarm['level']}: {printable(alarm['text'])}", markup=False, style="red")
     screen.print(_memory(found.usage))
-    more = "" if verdict is Verdict.WHOLE else '; see "penstock audit"'
+    more = "" if verdict is Verdict.WHOLE else "; for details: penstock audit"
     screen.print(f"verdict: {verdict}{more}")
 
 
 def _queries(nodes: Mapping[str, Mapping[str, Any]], now: int) -> Table:
-    """What Spark told of the last batch of each query, and how old that is."""
+    """The last batch of each query, as Spark reports it, and its age."""
     columns = ("query", "mode", "in/s", "batch ms", "planning · work · commit", "state rows", "state MiB", "cache")
     table = Table(
         *columns, "restored ms", "watermark behind s", "event time skew s", "late", "as of",
-        title="Their last batches", title_justify="left",
+        title="Last batches", title_justify="left",
     )  # fmt: skip
     table.columns[0].no_wrap = table.columns[4].no_wrap = True
     for column in table.columns[2:]:

@@ -1,4 +1,4 @@
-"""`penstock tier`: one tier of a pipeline in this process, for machines of its own."""
+"""`penstock tier`: one tier of a pipeline in this process, for several machines."""
 
 import logging
 import os
@@ -16,25 +16,29 @@ from penstock.supervise.signals import stop_on_signals
 
 
 def tier(
-    which: Annotated[Tier, typer.Argument(help="Which tier to run.")],
+    which: Annotated[Tier, typer.Argument(help="The tier to run.")],
     file: File,
     profile: Profile = None,
-    folder: Annotated[Path | None, typer.Option(help="Where its state lies.", show_default="beside the file")] = None,
-    ready: Annotated[Path | None, typer.Option(help="A file that gets the pid once the tier does its work.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="The folder of its state.", show_default="the folder of the file")
+    ] = None,
+    ready: Annotated[
+        Path | None, typer.Option(help="A file to which the process id is written once the tier is ready.")
+    ] = None,
 ) -> None:
-    """Run one tier of a pipeline, as a process of its own: the services are found by the addresses in penstock.toml.
+    """Run one tier of a pipeline in a process of its own. The services have the addresses in penstock.toml.
 
-    `penstock run` starts all of them on one machine; on several machines, start each where it belongs.
+    `penstock run` starts all tiers on one machine. With several machines, start each tier on its own machine.
     """
     handler = logging.StreamHandler()
     handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler], level=logging.INFO)
     logging.getLogger("py4j").setLevel(logging.WARNING)
 
-    def tell() -> None:
+    def write_ready() -> None:
         if ready is not None:
             ready.parent.mkdir(parents=True, exist_ok=True)
-            # Whole from the beginning: whoever waits for the file reads it at once.
+            # Renamed into place: a reader never sees a part of it.
             new = ready.with_name(f"{ready.name}.new")
             new.write_text(str(os.getpid()))
             new.replace(ready)
@@ -43,4 +47,4 @@ def tier(
         ready.unlink(missing_ok=True)
     description, config = load(file), Config.read(folder or file.parent, profile)
     with stop_on_signals() as stop, description.locating():
-        run(which, description, config, stop, tell)
+        run(which, description, config, stop, write_ready)

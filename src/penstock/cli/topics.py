@@ -1,4 +1,4 @@
-"""`penstock topics`: what Kafka's own tool of that name does, over any binder."""
+"""`penstock topics`: create, list, describe, alter and delete topics, on any binder."""
 
 import json
 import re
@@ -15,9 +15,9 @@ from rich.table import Table
 
 from penstock.channels.kafka import Kafka
 from penstock.channels.kafka.topics import Copies
-from penstock.cli.channels import OURS, found
+from penstock.cli.channels import INTERNAL, find_channels
 from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_duration
-from penstock.cli.standard import console
+from penstock.cli.standard import console, inform, print_table
 from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.text import counted, did_you_mean, printable
@@ -36,251 +36,255 @@ class Action(StrEnum):
 
 
 @dataclass(frozen=True)
-class Wish:
-    """What is asked about topics; None and empty: not said."""
+class Request:
+    """The options of an action; None and empty: not given."""
 
     topic: str | None = None
     partitions: int | None = None
     replication_factor: int | None = None
     config: Sequence[str] = ()
-    keep: str | None = None
+    retention: str | None = None
     compacted: bool = False
     if_not_exists: bool = False
     if_exists: bool = False
     force: bool = False
 
 
-_FITTING = {
-    Action.CREATE: {"topic", "partitions", "replication_factor", "config", "keep", "compacted", "if_not_exists"},
+_OPTIONS = {
+    Action.CREATE: {"topic", "partitions", "replication_factor", "config", "retention", "compacted", "if_not_exists"},
     Action.LIST: set[str](),
     Action.DESCRIBE: {"topic", "if_exists"},
-    Action.ALTER: {"topic", "partitions", "config", "keep", "if_exists"},
+    Action.ALTER: {"topic", "partitions", "config", "retention", "if_exists"},
     Action.DELETE: {"topic", "if_exists", "force"},
 }
 
 
 def topics(
-    create: Annotated[bool, typer.Option("--create", help="Make a topic.")] = False,
-    list_: Annotated[bool, typer.Option("--list", help="The names of all topics, one to a line.")] = False,
+    create: Annotated[bool, typer.Option("--create", help="Create a topic.")] = False,
+    list_: Annotated[bool, typer.Option("--list", help="List the names of all topics.")] = False,
     describe: Annotated[
-        bool, typer.Option("--describe", help="A topic, or all: partitions, offsets, settings.")
+        bool, typer.Option("--describe", help="Show partitions, offsets and settings of a topic, or of all.")
     ] = False,
-    alter: Annotated[bool, typer.Option("--alter", help="Give a topic more partitions, or other settings.")] = False,
-    delete: Annotated[bool, typer.Option("--delete", help="Destroy a topic and all that it holds.")] = False,
-    topic: Annotated[str | None, typer.Option(metavar="NAME", help="Its name.", show_default=False)] = None,
+    alter: Annotated[bool, typer.Option("--alter", help="Add partitions to a topic, or change its settings.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Delete a topic and all its records.")] = False,
+    topic: Annotated[str | None, typer.Option(metavar="NAME", help="The topic.", show_default=False)] = None,
     partitions: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="How many partitions.", show_default="1")
+        int | None, typer.Option(min=1, max=10_000, help="The number of partitions.", show_default="1")
     ] = None,
     replication_factor: Annotated[
         int | None,
-        typer.Option(min=1, max=1_000, help="How many brokers hold each record.", show_default="3, or all there are"),
+        typer.Option(
+            min=1, max=1_000, help="The number of replicas.", show_default="3, or the number of brokers if fewer"
+        ),
     ] = None,
     config: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A setting in the middleware's own words; may be repeated."),
+        typer.Option(metavar="KEY=VALUE", help="A setting of the middleware, such as of Kafka. May be repeated."),
     ] = None,
-    keep: Annotated[
+    retention: Annotated[
         str | None,
-        typer.Option(metavar="DURATION", help="How long records stay, such as 7d; or forever.", show_default=FOREVER),
+        typer.Option(
+            metavar="DURATION", help="How long records are kept, such as 7d; or forever.", show_default=FOREVER
+        ),
     ] = None,
     compacted: Annotated[
-        bool, typer.Option("--compacted", help="Only the last record of each key has to stay.")
+        bool, typer.Option("--compacted", help="Keep at least the last record of each key, and remove older ones.")
     ] = False,
-    if_not_exists: Annotated[bool, typer.Option("--if-not-exists", help="Leave a topic that is there.")] = False,
-    if_exists: Annotated[bool, typer.Option("--if-exists", help="Do nothing about a topic that is not there.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Delete even what a pipeline keeps for itself.")] = False,
+    if_not_exists: Annotated[
+        bool, typer.Option("--if-not-exists", help="With --create: do nothing if the topic exists.")
+    ] = False,
+    if_exists: Annotated[bool, typer.Option("--if-exists", help="Do nothing if the topic does not exist.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Also delete an internal topic of a pipeline.")] = False,
     servers: Servers = None,
     folder: Folder = Path(),
     profile: Profile = None,
     as_json: AsJson = False,
 ) -> None:
-    """Create, list, describe, alter and delete topics, with the flags of Kafka's own tool, on any middleware.
+    """Create, list, describe, alter and delete topics, with the options of Kafka's own tool.
 
-    Exits with 0 when it is done, 1 when a topic was made that is not all that was asked for, 2 when it could not be
-    done or the question was wrong.
+    Exit code: 0 on success; 1 when a topic was created with other settings than requested; 2 on an error.
     """
-    chosen = dict(zip(Action, (create, list_, describe, alter, delete), strict=True))
-    wish = Wish(topic, partitions, replication_factor, config or (), keep, compacted, if_not_exists, if_exists, force)
-    action = _action([name for name, asked in chosen.items() if asked])
-    _check(action, wish)
-    channels = found(folder, profile, servers)
+    flags = dict(zip(Action, (create, list_, describe, alter, delete), strict=True))
+    request = Request(
+        topic, partitions, replication_factor, config or (), retention, compacted, if_not_exists, if_exists, force
+    )
+    action = _action([name for name, given in flags.items() if given])
+    _check(action, request)
+    channels = find_channels(folder, profile, servers)
     if not channels.promise.replay:
-        raise Misconfigured(
-            f"topics at {channels.where}",
-            "nothing is kept there, so there are none",
-            "use kafka://, redis:// or file://",
-        )
-    _ACTIONS[action](channels, wish, as_json)
+        problem = "records are not stored there, so there are no topics"
+        raise Misconfigured(f"topics at {channels.where}", problem, "use kafka://, redis:// or file://")
+    _ACTIONS[action](channels, request, as_json)
 
 
-# --- what is asked ----------------------------------------------------------------------------------------------------
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
-def _action(asked: Sequence[Action]) -> Action:
-    if len(asked) != 1:
-        problem = f"{' and '.join(asked)} are asked for at once" if asked else "it is not said what to do"
+def _action(given: Sequence[Action]) -> Action:
+    if len(given) != 1:
+        problem = f"{' and '.join(given)} exclude each other" if given else "one action is required"
         raise Misconfigured("topics", problem, f"give one of {', '.join(Action)}")
-    return asked[0]
+    return given[0]
 
 
-def _check(action: Action, wish: Wish) -> None:
-    """Misconfigured where something is said that the action would pass over, or what it needs is not said."""
-    for name, value in vars(wish).items():
-        if value not in (None, False, (), []) and name not in _FITTING[action]:
-            fitting = [one for one, names in _FITTING.items() if name in names]
+def _check(action: Action, request: Request) -> None:
+    """Misconfigured when an option does not apply to the action, or one that it needs is missing."""
+    for name, value in vars(request).items():
+        if value not in (None, False, (), []) and name not in _OPTIONS[action]:
+            actions = [one for one, names in _OPTIONS.items() if name in names]
             option = f"--{name.replace('_', '-')}"
-            raise Misconfigured(option, f"it says nothing to {action}", f"it goes with {', '.join(fitting)}")
-    if action in (Action.CREATE, Action.ALTER, Action.DELETE) and wish.topic is None:
-        raise Misconfigured(f"topics {action}", "it is not said which topic", "name it: --topic NAME")
-    if wish.topic is not None and not _NAME.fullmatch(wish.topic):
-        fix = "use letters, digits, dots, hyphens and underscores, at most 249 of them"
-        raise Misconfigured("--topic", f'"{printable(wish.topic)}" is not a name', fix)
-    if action is Action.ALTER and not (wish.partitions or wish.config or wish.keep):
-        raise Misconfigured("topics --alter", "it is not said what to change", "give --partitions, --config or --keep")
+            raise Misconfigured(option, f"{action} does not use it", f"use it with {', '.join(actions)}")
+    if action in (Action.CREATE, Action.ALTER, Action.DELETE) and request.topic is None:
+        raise Misconfigured(f"topics {action}", "a topic is required", "give --topic NAME")
+    if request.topic is not None and not _NAME.fullmatch(request.topic):
+        fix = "use letters, digits, dots, hyphens and underscores, at most 249 characters"
+        raise Misconfigured("--topic", f'"{printable(request.topic)}" is not a valid name', fix)
+    if action is Action.ALTER and not (request.partitions or request.config or request.retention):
+        raise Misconfigured("topics --alter", "a change is required", "give --partitions, --config or --retention")
 
 
-def _config(wish: Wish) -> dict[str, str]:
-    pairs = [text.partition("=") for text in wish.config]
-    for text, (key, equals, value) in zip(wish.config, pairs, strict=True):
+def _config(request: Request) -> dict[str, str]:
+    pairs = [text.partition("=") for text in request.config]
+    for text, (key, equals, value) in zip(request.config, pairs, strict=True):
         if not (key.strip() and equals and value.strip()):
-            raise Misconfigured("--config", f'"{printable(text)}" is no setting', "write KEY=VALUE")
+            raise Misconfigured("--config", f'"{printable(text)}" is not a setting', "write KEY=VALUE")
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
-def _keep(wish: Wish) -> timedelta | None:
-    if wish.keep is None or wish.keep == FOREVER:
+def _retention(request: Request) -> timedelta | None:
+    if request.retention is None or request.retention == FOREVER:
         return None
-    kept = parse_duration("--keep", wish.keep, f"or {FOREVER}")
-    if kept < _MILLISECOND:
-        raise Misconfigured("--keep", f"{wish.keep} is no time", f"give some time, or {FOREVER}")
-    return kept
+    retention = parse_duration("--retention", request.retention, f"or {FOREVER}")
+    if retention < _MILLISECOND:
+        raise Misconfigured("--retention", f"{request.retention} is too short", f"give a time such as 7d, or {FOREVER}")
+    return retention
 
 
-def _known(channels: Channels, wish: Wish, as_json: bool) -> str | None:
-    """The name of the topic, which is there; None when it is not, and need not be."""
-    name, names = wish.topic or "", channels.names()
+def _existing(channels: Channels, request: Request, as_json: bool) -> str | None:
+    """The name of the topic; None when it does not exist and --if-exists is given."""
+    name, names = request.topic or "", channels.names()
     if name in names:
         return name
-    if not wish.if_exists:
-        fix = (
-            did_you_mean(name, names, f"there are {', '.join(names)}")
-            if names
-            else f"there are none yet; make it: topics --create --topic {name}"
-        )
-        raise Misconfigured(f"topic {name}", f"there is none of that name at {channels.where}", fix)
-    _tell(as_json, {"topic": name, "there": False}, f"{name} is not there; nothing was done")
+    if not request.if_exists:
+        listed = f"existing topics: {', '.join(names)}" if names else f"create it: topics --create --topic {name}"
+        raise Misconfigured(f"topic {name}", f"not found at {channels.where}", did_you_mean(name, names, listed))
+    _print(as_json, {"topic": name, "exists": False}, f"{name} does not exist")
     return None
 
 
-# --- what is done -----------------------------------------------------------------------------------------------------
+# --- actions ----------------------------------------------------------------------------------------------------------
 
 
-def _create(channels: Channels, wish: Wish, as_json: bool) -> None:
-    name = wish.topic or ""
-    wanted = Topic(name, wish.partitions or 1, wish.replication_factor, wish.compacted, _keep(wish), _config(wish))
+def _create(channels: Channels, request: Request, as_json: bool) -> None:
+    name = request.topic or ""
+    topic = Topic(
+        name,
+        request.partitions or 1,
+        request.replication_factor,
+        request.compacted,
+        _retention(request),
+        _config(request),
+    )
     if name in channels.names():
-        if not wish.if_not_exists:
-            fix = "leave it as it is: --if-not-exists; change it: --alter; or choose another name"
-            raise Misconfigured(f"topic {name}", f"it is there already, at {channels.where}", fix)
-        described = Described.of(channels, name)
-        _tell(as_json, {"made": False, **described.to_json()}, f"it is there already: {described.sentence}")
+        if not request.if_not_exists:
+            fix = "add --if-not-exists, change it with --alter, or choose another name"
+            raise Misconfigured(f"topic {name}", f"it exists already at {channels.where}", fix)
+        existing = TopicDescription.of(channels, name)
+        _print(as_json, {"created": False, **existing.to_json()}, f"exists already: {existing.summary}")
         return
-    lacking = channels.ensure([wanted]).differences
-    described = Described.of(channels, name)
-    facts = {"made": True, "differences": lacking, **described.to_json()}
-    _tell(as_json, facts, f"made {described.sentence}", *lacking)
-    if lacking:
+    differences = channels.ensure([topic]).differences
+    created = TopicDescription.of(channels, name)
+    facts = {"created": True, "differences": differences, **created.to_json()}
+    _print(as_json, facts, f"created {created.summary}", *differences)
+    if differences:
         raise typer.Exit(1)
 
 
-def _list(channels: Channels, _: Wish, as_json: bool) -> None:
+def _list(channels: Channels, _: Request, as_json: bool) -> None:
     names = channels.names()
-    _tell(as_json, {"topics": names}, *names)
+    _print(as_json, {"topics": names}, *names)
     if not names and not as_json:
-        # Not among the names: a pipe gets only those.
-        typer.echo(f"there are none yet at {channels.where}; make one: penstock topics --create --topic NAME", err=True)
+        inform(f"there are no topics at {channels.where}; create one: penstock topics --create --topic NAME")
 
 
-def _describe(channels: Channels, wish: Wish, as_json: bool) -> None:
-    if wish.topic is not None and _known(channels, wish, as_json) is None:
+def _describe(channels: Channels, request: Request, as_json: bool) -> None:
+    if request.topic is not None and _existing(channels, request, as_json) is None:
         return
-    described = [Described.of(channels, name) for name in ([wish.topic] if wish.topic else channels.names())]
+    names = [request.topic] if request.topic else channels.names()
+    descriptions = [TopicDescription.of(channels, name) for name in names]
     if as_json:
-        typer.echo(json.dumps({"topics": [one.to_json() for one in described]}))
+        typer.echo(json.dumps({"topics": [description.to_json() for description in descriptions]}))
         return
     screen = console()
-    for one in described:
-        one.show(screen)
+    for description in descriptions:
+        description.show(screen)
 
 
-def _alter(channels: Channels, wish: Wish, as_json: bool) -> None:
-    if (name := _known(channels, wish, as_json)) is None:
+def _alter(channels: Channels, request: Request, as_json: bool) -> None:
+    if (name := _existing(channels, request, as_json)) is None:
         return
-    there = channels.topic(name)
-    more, changes = _more(there, wish), _changes(channels, there, wish)
+    before = channels.topic(name)
+    more, changes = _added_partitions(before, request), _changed_settings(channels, before, request)
     if changes and isinstance(channels, Kafka):
         channels.alter(name, changes)
     if more:
-        channels.ensure([replace(there, partitions=there.partitions + more, replicas=None)])
-    described = Described.of(channels, name)
-    told = [f"now {described.sentence}"]
+        channels.ensure([replace(before, partitions=before.partitions + more, replicas=None)])
+    after = TopicDescription.of(channels, name)
+    lines = [f"now {after.summary}"]
     if more:
-        told.append(f"{counted(more, 'partition')} more: from now on, some keys lie in others than before")
-    _tell(as_json, {"added": more, "changed": changes, **described.to_json()}, *told)
+        lines.append(f"{counted(more, 'partition')} added: new records of some keys go to another partition")
+    _print(as_json, {"added": more, "changed": changes, **after.to_json()}, *lines)
 
 
-def _more(there: Topic, wish: Wish) -> int:
-    wanted = wish.partitions or there.partitions
-    if wanted < there.partitions:
+def _added_partitions(before: Topic, request: Request) -> int:
+    count = request.partitions or before.partitions
+    if count < before.partitions:
         raise Misconfigured(
             "--partitions",
-            f"{there.name} has {there.partitions}, and never gets fewer: what lies in them would be lost",
-            f"give more than {there.partitions}, or make another topic and replay this one into it",
+            f"{before.name} has {before.partitions}, and partitions cannot be removed",
+            f"give more than {before.partitions}, or create another topic and copy this one with penstock replay",
         )
-    if wish.partitions == there.partitions and not (wish.config or wish.keep):
-        raise Misconfigured("--partitions", f"{there.name} has {there.partitions} already", "give more, or nothing")
-    return wanted - there.partitions
+    if request.partitions == before.partitions and not (request.config or request.retention):
+        raise Misconfigured("--partitions", f"{before.name} has {before.partitions} already", "give a larger number")
+    return count - before.partitions
 
 
-def _changes(channels: Channels, there: Topic, wish: Wish) -> Mapping[str, str]:
-    """Settings in Kafka's words: the only middleware that changes those of a topic which is there."""
-    if not (wish.config or wish.keep):
+def _changed_settings(channels: Channels, before: Topic, request: Request) -> Mapping[str, str]:
+    """The changed settings in Kafka's terms: only Kafka can change them."""
+    if not (request.config or request.retention):
         return {}
     if not isinstance(channels, Kafka):
         raise Misconfigured(
             "topics --alter",
-            f"{channels.where} cannot change the settings of a topic that is there",
-            "make another topic with them, and replay this one into it",
+            f"{channels.where} cannot change the settings of an existing topic",
+            "create another topic with them, and copy this one with penstock replay",
         )
-    kept: dict[str, str] = {}
-    if wish.keep is not None:
-        keep = _keep(wish)
-        kept["retention.ms"] = "-1" if keep is None else str(keep // _MILLISECOND)
-        if there.compacted:
-            kept["cleanup.policy"] = "compact" if keep is None else "compact,delete"
-    return {**kept, **_config(wish)}
+    changes: dict[str, str] = {}
+    if request.retention is not None:
+        retention = _retention(request)
+        changes["retention.ms"] = "-1" if retention is None else str(retention // _MILLISECOND)
+        if before.compacted:
+            changes["cleanup.policy"] = "compact" if retention is None else "compact,delete"
+    return {**changes, **_config(request)}
 
 
-def _delete(channels: Channels, wish: Wish, as_json: bool) -> None:
-    if (name := _known(channels, wish, as_json)) is None:
+def _delete(channels: Channels, request: Request, as_json: bool) -> None:
+    if (name := _existing(channels, request, as_json)) is None:
         return
-    if name.startswith(OURS) and not wish.force:
-        raise Misconfigured(
-            f"topic {name}",
-            "a pipeline keeps its own books there: without them it forgets how far it was",
-            "if that is meant: --force",
-        )
-    described = Described.of(channels, name)
+    if name.startswith(INTERNAL) and not request.force:
+        problem = "it is an internal topic: without it, a pipeline loses its progress"
+        raise Misconfigured(f"topic {name}", problem, "to delete it anyway, add --force")
+    description = TopicDescription.of(channels, name)
     channels.remove(name)
-    _tell(as_json, {"deleted": True, **described.to_json()}, f"deleted {described.sentence}")
+    _print(as_json, {"deleted": True, **description.to_json()}, f"deleted {description.summary}")
 
 
-def _tell(as_json: bool, facts: Mapping[str, object], *lines: str) -> None:
+def _print(as_json: bool, facts: Mapping[str, object], *lines: str) -> None:
     for line in [json.dumps(facts)] if as_json else lines:
         typer.echo(line)
 
 
-_ACTIONS: dict[Action, Callable[[Channels, Wish, bool], None]] = {
+_ACTIONS: dict[Action, Callable[[Channels, Request, bool], None]] = {
     Action.CREATE: _create,
     Action.LIST: _list,
     Action.DESCRIBE: _describe,
@@ -289,37 +293,31 @@ _ACTIONS: dict[Action, Callable[[Channels, Wish, bool], None]] = {
 }
 
 
-# --- describe ---------------------------------------------------------------------------------------------------------
-
-
-_UNITS = {"days": timedelta(days=1), "hours": timedelta(hours=1), "minutes": timedelta(minutes=1)}
-
-
 @dataclass(frozen=True)
-class Described:
+class TopicDescription:
     topic: Topic
     bounds: Mapping[int, tuple[int, int]]
     copies: Mapping[int, Copies]
-    """Where a middleware has several machines; empty otherwise."""
+    """The brokers of each partition; empty unless on Kafka."""
 
     @classmethod
-    def of(cls, channels: Channels, name: str) -> "Described":
+    def of(cls, channels: Channels, name: str) -> "TopicDescription":
         copies = channels.copies(name) if isinstance(channels, Kafka) else {}
         return cls(channels.topic(name), channels.bounds(name), copies)
 
     @property
-    def records(self) -> int:
-        """By offsets: some of them may hold none, after compaction and behind transactions."""
+    def offsets(self) -> int:
+        """The number of offsets: an upper bound of the number of records."""
         return sum(end - first for first, end in self.bounds.values())
 
     @property
-    def sentence(self) -> str:
+    def summary(self) -> str:
         topic = self.topic
-        kept = "for ever" if topic.retention is None else f"for {_duration(topic.retention)}"
-        compacted = ", of each key the last" if topic.compacted else ""
+        kept = FOREVER if topic.retention is None else f"for {_duration(topic.retention)}"
+        compacted = ", compacted" if topic.compacted else ""
         return (
             f"{topic.name}: {counted(topic.partitions, 'partition')}, {counted(topic.replicas or 1, 'replica')}, "
-            f"{counted(self.records, 'record')} by offsets, kept {kept}{compacted}"
+            f"{counted(self.offsets, 'offset')}, kept {kept}{compacted}"
         )
 
     def to_json(self) -> dict[str, object]:
@@ -328,9 +326,9 @@ class Described:
             "topic": topic.name,
             "replicas": topic.replicas,
             "compacted": topic.compacted,
-            "keep": topic.retention and topic.retention.total_seconds(),
+            "retention": topic.retention and topic.retention.total_seconds(),
             "config": dict(topic.config),
-            "records": self.records,
+            "records": self.offsets,
             "partitions": [
                 {
                     "partition": partition,
@@ -344,30 +342,26 @@ class Described:
         }
 
     def show(self, screen: Console) -> None:
-        screen.print(self.sentence)
+        screen.print(self.summary)
         if self.topic.config:
             screen.print("  " + ", ".join(f"{key}={value}" for key, value in sorted(self.topic.config.items())))
-        table = Table("partition", "first", "next", "records", *(("leader", "replicas", "in sync") * bool(self.copies)))
-        for column in table.columns[:4]:
-            column.justify = "right"
+        table = Table("partition", "first", "next", "offsets", *(("leader", "replicas", "in sync") * bool(self.copies)))
         for partition, (first, end) in self.bounds.items():
             row = [str(partition), str(first), str(end), str(end - first)]
-            if self.copies:
-                row += _brokers(self.copies.get(partition))
-            table.add_row(*row)
-        screen.print(table)
+            table.add_row(*row, *(_brokers(self.copies.get(partition)) if self.copies else ()))
+        print_table(table, range(4), screen)
 
 
-def _brokers(copies: Copies | None) -> list[str]:
+def _brokers(copies: Copies | None) -> tuple[str, str, str]:
     if copies is None:
-        return ["", "", ""]
+        return "", "", ""
     leader = "none" if copies.leader is None else str(copies.leader)
-    return [leader, ", ".join(map(str, copies.replicas)), ", ".join(map(str, sorted(copies.in_sync)))]
+    return leader, ", ".join(map(str, copies.replicas)), ", ".join(map(str, sorted(copies.in_sync)))
 
 
 def _duration(time: timedelta) -> str:
-    """A time as it would be written: 7 days, 36 hours, 90 seconds."""
-    for unit, length in _UNITS.items():
+    """A duration as people write it: 7 days, 36 hours, 90 seconds."""
+    for unit, length in (("day", timedelta(days=1)), ("hour", timedelta(hours=1)), ("minute", timedelta(minutes=1))):
         if time and not time % length:
-            return counted(time // length, unit.removesuffix("s"))
+            return counted(time // length, unit)
     return f"{time.total_seconds():g} seconds"

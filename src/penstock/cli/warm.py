@@ -1,4 +1,4 @@
-"""`penstock warm`: make later starts quick."""
+"""`penstock warm`: prepare Java for fast starts."""
 
 import typer
 
@@ -9,9 +9,9 @@ from penstock.supervise.java import find_java
 
 
 def warm() -> None:
-    """Fetch the jars and prepare Java for quick starts, once per machine. `penstock run` does it where it is needed."""
+    """Fetch the jars and prepare Java for fast starts, once per machine. `penstock run` also does it when needed."""
     java = find_java()
     jars = ensure_jars(java)
     if not is_warm(java, jars):
         make(java, jars)
-    typer.echo("Kafka and Spark are ready for quick starts")
+    typer.echo("Kafka and Spark are ready for fast starts")

@@ -1,10 +1,8 @@
-"""`penstock webhook`: to register at a provider that posts what happens, and to try it by hand."""
+"""`penstock webhook`: register webhooks at a provider, and send one."""
 
 import json
 import re
 import sys
-import time
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,25 +13,29 @@ import typer
 
 from penstock.cli.options import AsJson
 from penstock.core.errors import Misconfigured, Refused, Unavailable
-from penstock.core.signatures import new_secret, parse_secrets, sign
+from penstock.core.signatures import new_secret, parse_secrets
 from penstock.core.text import printable
+from penstock.web.webhook import TIMEOUT, Message, Rejected, Webhook, new_id
 
-TIMEOUT = 30.0
-_LONGEST_ANSWER = 4 << 20
+_MAX_RESPONSE = 4 << 20
 _FIELDS = {"url": "url", "events": "events", "id": "id", "secret": "secret"}
 _PRIVATE = re.compile(r"secret|token|password|credential|api_?key", re.IGNORECASE)
-"""Fields of an answer that are shown only where they are asked for."""
+"""Fields of a response that `list` does not show."""
 
-Api = Annotated[str, typer.Argument(metavar="PROVIDER_URL", help="Where the provider takes registrations.")]
+Api = Annotated[str, typer.Argument(metavar="PROVIDER_URL", help="The address of the provider's webhook API.")]
 Headers = Annotated[
     list[str] | None,
-    typer.Option("--header", help="A header of the request, such as 'Authorization: Bearer …'.", show_default=False),
+    typer.Option(
+        "--header",
+        help="A header of the request, such as 'Authorization: Bearer …'. May be repeated.",
+        show_default=False,
+    ),
 ]
 Fields = Annotated[
     list[str] | None,
     typer.Option(
         "--field",
-        help="What the provider calls url, events, id or secret, such as url=target.href.",
+        help="The provider's name for url, events, id or secret, such as url=target.href. May be repeated.",
         show_default=False,
     ),
 ]
@@ -46,94 +48,108 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, rich_markup_mode=N
 
 @app.callback()
 def webhook() -> None:
-    """Register webhooks at a provider, list and remove them; sign and send one by hand."""
+    """Register, list and remove webhooks at a provider; sign and send a message."""
 
 
 @app.command()
 def register(
     provider: Api,
-    callback: Annotated[str, typer.Option(help="The address that the provider is to post to.", show_default=False)],
+    callback: Annotated[
+        str, typer.Option(help="The address to which the provider sends its messages.", show_default=False)
+    ],
     events: Annotated[
-        list[str] | None, typer.Option("--events", help="Which events; several, or with commas.", show_default=False)
+        list[str] | None,
+        typer.Option(
+            "--events", help="The events to receive, separated by commas. May be repeated.", show_default=False
+        ),
     ] = None,
     header: Headers = None,
     field: Fields = None,
     as_json: AsJson = False,
 ) -> None:
-    """Register an address at a provider. Prints the id and the secret that it answers, the secret this once."""
+    """Register a webhook, and print its id and secret.
+
+    The secret is shown only this time.
+    """
     names = _names(field)
-    _address("--callback", callback)
-    asked: dict[str, Any] = {}
-    _set(asked, names["url"], callback)
-    if wanted := [one.strip() for some in events or () for one in some.split(",") if one.strip()]:
-        _set(asked, names["events"], wanted)
-    answer = _asked("POST", provider, _headers(header), asked)
-    found = {"id": _get(answer, names["id"]), "secret": _get(answer, names["secret"])}
+    _require_url("--callback", callback)
+    document: dict[str, Any] = {}
+    _set(document, names["url"], callback)
+    if chosen := [one.strip() for some in events or () for one in some.split(",") if one.strip()]:
+        _set(document, names["events"], chosen)
+    response = _request("POST", provider, _headers(header), document)
+    found = {"id": _get(response, names["id"]), "secret": _get(response, names["secret"])}
     if as_json:
         typer.echo(json.dumps(found))
         return
     for name, value in found.items():
-        typer.echo(f"{name:6}  {printable(str(value)) if value is not None else 'the provider tells none'}")
+        typer.echo(f"{name:6}  {printable(str(value)) if value is not None else '(not in the response)'}")
 
 
 @app.command("list")
 def list_(provider: Api, header: Headers = None, field: Fields = None, as_json: AsJson = False) -> None:
-    """List what is registered at a provider, without secrets."""
+    """List the webhooks at a provider, without their secrets."""
     names = _names(field)
-    answer = _asked("GET", provider, _headers(header))
-    rows = [_without_secrets(one) for one in _rows(answer)]
+    response = _request("GET", provider, _headers(header))
+    rows = [_without_secrets(one) for one in _rows(response)]
     if as_json:
         typer.echo(json.dumps(rows))
         return
     if not rows:
-        typer.echo("nothing is registered")
+        typer.echo("no webhooks are registered")
     for row in rows:
         events = _get(row, names["events"])
-        told = ", ".join(map(str, events)) if isinstance(events, list) else "all events" if events is None else events
-        typer.echo(printable(f"{_get(row, names['id'])}  {_get(row, names['url'])}  {told}"))
+        shown = ", ".join(map(str, events)) if isinstance(events, list) else "all events" if events is None else events
+        typer.echo(printable(f"{_get(row, names['id'])}  {_get(row, names['url'])}  {shown}"))
 
 
 @app.command()
 def remove(
     provider: Api,
-    id_: Annotated[str, typer.Argument(metavar="ID", help="The id that registering has told.")],
+    id_: Annotated[str, typer.Argument(metavar="ID", help="The id of the webhook.")],
     header: Headers = None,
 ) -> None:
-    """Remove a registration."""
-    _asked("DELETE", f"{provider.rstrip('/')}/{quote(id_, safe='')}", _headers(header))
+    """Remove a webhook from a provider."""
+    _request("DELETE", f"{provider.rstrip('/')}/{quote(id_, safe='')}", _headers(header))
     typer.echo(f"removed {printable(id_)}")
 
 
 @app.command()
 def secret() -> None:
-    """Make a new secret, for both sides to know."""
+    """Print a new secret, for the sender and the receiver of a webhook."""
     typer.echo(new_secret())
 
 
 @app.command()
 def send(
-    url: Annotated[str, typer.Argument(help="Where the webhook listens.")],
-    file: Annotated[Path, typer.Argument(help="The body; - is the standard input.")],
+    url: Annotated[str, typer.Argument(help="The address of the webhook.")],
+    file: Annotated[Path, typer.Argument(help="The file with the body; - is standard input.")],
     secret: Secret,
-    id_: Annotated[str | None, typer.Option("--id", help="Its id; a new one otherwise.", show_default=False)] = None,
+    id_: Annotated[str | None, typer.Option("--id", help="The id of the message.", show_default="a new one")] = None,
 ) -> None:
-    """Sign a message and send it once. Exits with 0 when it is taken, 1 when it is not."""
-    _address("URL", url)
-    known = parse_secrets("--secret", secret)
-    if not known:
+    """Sign a message and send it once.
+
+    Exit code: 0 when the receiver accepts it, 1 when it rejects it, 2 on an error.
+    """
+    _require_url("URL", url)
+    secrets = parse_secrets("--secret", secret)
+    if not secrets:
         raise Misconfigured("--secret", "it is empty", "give the secret of the webhook")
     try:
         body = sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
     except OSError as error:
         raise Misconfigured(str(file), error.strerror or str(error), "give a file that can be read") from error
-    message = id_ if id_ is not None else f"msg_{uuid.uuid4().hex}"
-    headers = {"content-type": "application/json", **sign(known[0], message, int(time.time()), body)}
-    answer = _sent("POST", url, headers, body)
-    typer.echo(f"{message}  {answer.status_code}  {_said(answer)}")
-    raise typer.Exit(0 if answer.is_success else 1)
+    message = Message(id_ if id_ is not None else new_id(), body)
+    with httpx.Client(timeout=TIMEOUT) as client:
+        try:
+            Webhook(url, secrets[0]).post(client, message)
+        except Rejected as error:
+            typer.echo(f"{message.id}: {error}")
+            raise typer.Exit(1) from error
+    typer.echo(f"{message.id}: accepted")
 
 
-# --- what is asked ----------------------------------------------------------------------------------------------------
+# --- options ----------------------------------------------------------------------------------------------------------
 
 
 def _headers(given: Sequence[str] | None) -> dict[str, str]:
@@ -141,8 +157,8 @@ def _headers(given: Sequence[str] | None) -> dict[str, str]:
     for number, one in enumerate(given or (), 1):
         name, colon, value = one.partition(":")
         if not colon or not name.strip().isascii() or not name.strip() or "\n" in one or "\r" in one:
-            # What it holds may be a token, and stays out of the sentence.
-            raise Misconfigured(f"--header, number {number}", "this is no header", "write 'Name: value'")
+            # The text may be a token, so the message does not repeat it.
+            raise Misconfigured(f"--header, number {number}", "it is not a header", "write 'Name: value'")
         found[name.strip()] = value.strip()
     return found
 
@@ -150,87 +166,79 @@ def _headers(given: Sequence[str] | None) -> dict[str, str]:
 def _names(given: Sequence[str] | None) -> dict[str, str]:
     found = dict(_FIELDS)
     for one in given or ():
-        name, equals, theirs = one.partition("=")
-        if name not in _FIELDS or not equals or not all(theirs.split(".")):
-            fix = f"write one of {', '.join(_FIELDS)}, =, and what the provider calls it"
-            raise Misconfigured(f"--field {printable(one)}", "this names no field", fix)
-        found[name] = theirs
+        name, equals, path = one.partition("=")
+        if name not in _FIELDS or not equals or not all(path.split(".")):
+            fix = f"write NAME=PATH, where NAME is one of {', '.join(_FIELDS)}"
+            raise Misconfigured(f"--field {printable(one)}", "it is not a field", fix)
+        found[name] = path
     return found
 
 
-def _address(place: str, text: str) -> None:
+def _require_url(place: str, text: str) -> None:
     try:
         parts = urlsplit(text)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
         _ = parts.port
     except ValueError:
-        good = False
-    if not good:
-        raise Misconfigured(place, "this is no address", "write https://host/path, without a password")
+        valid = False
+    if not valid:
+        raise Misconfigured(place, "it is not an address", "write https://host/path, without a password")
 
 
-def _asked(method: str, url: str, headers: Mapping[str, str], document: object = None) -> Any:
-    _address("PROVIDER_URL", url)
+# --- requests to a provider -------------------------------------------------------------------------------------------
+
+
+def _request(method: str, url: str, headers: Mapping[str, str], document: object = None) -> Any:
+    """The response of the provider. Redirects are not followed: they would send tokens to another address."""
+    _require_url("PROVIDER_URL", url)
     body = None if document is None else json.dumps(document).encode()
     more = {"accept": "application/json"} | ({"content-type": "application/json"} if body is not None else {})
-    answer = _sent(method, url, {**more, **headers}, body)
-    if not answer.is_success:
-        raise Refused("the request", f"{_who(url)} answers {answer.status_code} {_said(answer)}".strip())
-    if not answer.content:
-        return {}
+    content = bytearray()
     try:
-        return answer.json()
-    except (ValueError, RecursionError):
-        raise Refused("the answer", f"{_who(url)} answers something that is not JSON") from None
-
-
-def _sent(method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> httpx.Response:
-    """Redirects are not followed: they would carry tokens to an address that nobody has given."""
-    try:
-        with httpx.stream(method, url, headers=dict(headers), content=body, timeout=TIMEOUT) as answer:
-            found = bytearray()
-            for part in answer.iter_bytes():
-                found += part
-                if len(found) > _LONGEST_ANSWER:
-                    raise Refused("the answer", f"{_who(url)} answers more than {_LONGEST_ANSWER} bytes")
-            return httpx.Response(answer.status_code, content=bytes(found))
+        with httpx.stream(method, url, headers={**more, **headers}, content=body, timeout=TIMEOUT) as response:
+            for part in response.iter_bytes():
+                content += part
+                if len(content) > _MAX_RESPONSE:
+                    raise Refused("the response", f"{_host(url)} sends more than {_MAX_RESPONSE} bytes")
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise Unavailable(_who(url), str(error) or type(error).__name__) from error
+        raise Unavailable(_host(url), str(error) or type(error).__name__) from error
+    try:
+        found = json.loads(content) if content else {}
+    except (ValueError, RecursionError):
+        found = None
+    if not response.is_success:
+        raise Refused("the request", f"{_host(url)} answers {response.status_code} {_error_text(found)}".strip())
+    if found is None:
+        raise Refused("the response", f"{_host(url)} answers with text that is not JSON")
+    return found
 
 
-def _who(url: str) -> str:
+def _host(url: str) -> str:
     """The path and the query may be secret."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc}"
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
-
-
-def _said(answer: httpx.Response) -> str:
-    """What an answer says of an error, and of what, and the way out; not all of it, which may repeat what was sent."""
-    try:
-        told = answer.json()
-    except (ValueError, RecursionError):
-        return ""
+def _error_text(document: Any) -> str:
+    """The error in a response: problem, place and fix. Other fields may repeat what was sent."""
     for name in ("error", "message", "detail"):
-        if isinstance(told, dict) and isinstance(said := told.get(name), str):
-            place, fix = (told.get(name) for name in ("place", "fix"))
-            said = f"{place}: {said}" if isinstance(place, str) else said
-            return printable(f"{said}; {fix}"[:300] if isinstance(fix, str) else said[:300])
+        if isinstance(document, dict) and isinstance(problem := document.get(name), str):
+            place, fix = (document.get(name) for name in ("place", "fix"))
+            problem = f"{place}: {problem}" if isinstance(place, str) else problem
+            return printable(f"{problem}; {fix}"[:300] if isinstance(fix, str) else problem[:300])
     return ""
 
 
-def _rows(answer: Any) -> list[dict[str, Any]]:
-    """Those of a list, or of the first list that a document holds."""
-    if isinstance(answer, dict):
-        answer = next((value for value in answer.values() if isinstance(value, list)), [])
-    return [one for one in answer if isinstance(one, dict)] if isinstance(answer, list) else []
+def _rows(document: Any) -> list[dict[str, Any]]:
+    """The objects of a list, or of the first list in an object."""
+    if isinstance(document, dict):
+        document = next((value for value in document.values() if isinstance(value, list)), [])
+    return [one for one in document if isinstance(one, dict)] if isinstance(document, list) else []
 
 
 def _without_secrets(document: Any) -> Any:
     if isinstance(document, dict):
-        return {name: _without_secrets(told) for name, told in document.items() if not _PRIVATE.search(name)}
+        return {name: _without_secrets(value) for name, value in document.items() if not _PRIVATE.search(name)}
     return [_without_secrets(one) for one in document] if isinstance(document, list) else document
 
 
