@@ -94,6 +94,18 @@ def test_the_page_of_a_source_lists_its_options(page: str, address: str) -> None
     assert listed <= set(inspect.signature(kind).parameters), page
 
 
+def test_the_functions_of_the_architecture_exist() -> None:
+    rows = re.findall(
+        r"^\| `([\w.]+)` \| `([\w/]+\.py)` \|", (DOCS / "architecture.md").read_text(), flags=re.MULTILINE
+    )
+    assert rows
+    for name, file in rows:
+        value: Any = importlib.import_module(f"penstock.{file.removesuffix('.py').replace('/', '.')}")
+        for part in name.split("."):
+            value = getattr(value, part, None)
+        assert value is not None, f"{name} in {file}"
+
+
 def blocks(page: str, language: str) -> list[str]:
     """The code blocks of a page."""
     found = re.findall(rf"^```{language}[^\n]*\n(.*?)^```", (ROOT / page).read_text(), flags=re.DOTALL | re.MULTILINE)
