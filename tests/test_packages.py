@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "gateway": BASE | {"web"},
     "cli": BASE
     | TIERS
-    | {"gateway", "supervise", "simulate", "pipeline", "plan", "run", "operate", "push", "testing", "demo"},
+    | {"web", "gateway", "supervise", "simulate", "pipeline", "plan", "run", "operate", "push", "testing", "demo"},
     "penstock": {"pipeline", "analysis", "collect", "channels", "core", "cli"},
 }
 STANDS_ALONE = {"pyspark": {"analysis"}, "py4j": {"analysis"}}

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from tests.cli.test_cli import penstock, python
+from tests.cli.test_cli import python
 
 PIPELINE = """
 from penstock import Pipeline
@@ -40,7 +40,7 @@ def test_a_source_that_nothing_reads_and_a_channel_that_nothing_fills_are_said_a
     tmp_path: Path,
 ) -> None:
     write(tmp_path, into="rsvp")
-    found = penstock(tmp_path, "plan", "pipe.py", "--json")
+    found = python(tmp_path, "-m", "penstock", "plan", "pipe.py", "--json")
     assert found.returncode == 1
     told = json.loads(found.stdout)["findings"]
     assert [(one["level"], one["place"]) for one in told] == [("error", "source rsvp"), ("error", "channel rsvps")]

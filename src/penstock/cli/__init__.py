@@ -76,8 +76,8 @@ TRACE = "PENSTOCK_TRACE"
 """The environment variable that shows the traceback of an internal error."""
 
 
-def _print_version(given: bool) -> None:
-    if given:
+def _print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"penstock {importlib.metadata.version('penstock')}")
         raise typer.Exit
 

@@ -28,14 +28,14 @@ def require_channels(channels: Channels, names: Sequence[str], *, create: bool =
     if not channels.promise.replay:
         channels.ensure([Topic(name) for name in names])
         return
-    known = channels.names()
+    existing = channels.names()
     for name in names:
-        if name in known:
+        if name in existing:
             continue
         if create:
             channels.ensure([Topic(name)])
             continue
-        similar = f"{guess} Or " if (guess := did_you_mean(name, known, "")) else ""
+        similar = f"{guess} Or " if (guess := did_you_mean(name, existing, "")) else ""
         raise Misconfigured(
             f"channel {printable(name)}",
             f"not found at {channels.where}",

@@ -181,12 +181,12 @@ class Start:
     def check(self, in_group: bool) -> None:
         """Misconfigured when options contradict each other."""
         options = {"--from-beginning": self.beginning or None, "--offset": self.offset, "--since": self.since}
-        given = [name for name, value in options.items() if value is not None]
-        if len(given) > 1:
-            raise Misconfigured(" and ".join(given), "these options contradict each other", "give one of them")
+        used = [name for name, value in options.items() if value is not None]
+        if len(used) > 1:
+            raise Misconfigured(" and ".join(used), "these options contradict each other", "give one of them")
         if self.partition is not None:
-            given.append("--partition")
-        if in_group and (invalid := [name for name in given if name != "--from-beginning"]):
+            used.append("--partition")
+        if in_group and (invalid := [name for name in used if name != "--from-beginning"]):
             fix = "stop its members and move it: penstock groups --reset --group G --to …"
             raise Misconfigured(invalid[0], "members of a group start at its committed offsets", fix)
 
@@ -221,10 +221,10 @@ class Start:
         return dict.fromkeys(bounds, offset)
 
 
-def check_offset(option: str, place: str, offset: int, first: int, end: int) -> None:
+def check_offset(option: str, name: str, offset: int, first: int, end: int) -> None:
     if not first <= offset <= end:
         fix = f"give {first} (the oldest record) to {end} (the next record)"
-        raise Misconfigured(option, f"{place} has no offset {offset}", fix)
+        raise Misconfigured(option, f"{name} has no offset {offset}", fix)
 
 
 # --- a member of a group ----------------------------------------------------------------------------------------------

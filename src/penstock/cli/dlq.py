@@ -25,8 +25,8 @@ from penstock.core.text import did_you_mean, printable
 from penstock.operate.dead_letters import DEAD, Letter, Outcome, Selection, Tally, Verdict, letter_at, letters, tallied
 from penstock.operate.dead_letters import redrive as send_again
 
-SHOWN_BYTES = 4096
-"""The most bytes of a value that are shown."""
+PREVIEW_BYTES = 4096
+"""The most bytes of a value that are preview."""
 MAX_LISTED = 50
 """The most dead letters that are listed."""
 
@@ -203,8 +203,8 @@ def _newest(found: Iterable[Letter], most: int) -> tuple[list[Letter], int]:
 
 
 def _counts(channel: str, tallies: Sequence[Tally]) -> dict[str, object]:
-    count = sum(tally.count for tally in tallies)
-    return {"channel": channel, "letters": count, "reasons": [asdict(tally) for tally in tallies]}
+    count = sum(row.count for row in tallies)
+    return {"channel": channel, "letters": count, "reasons": [asdict(row) for row in tallies]}
 
 
 def _content(letter: Letter) -> dict[str, object]:
@@ -287,27 +287,27 @@ def letter_lines(letter: Letter) -> Iterator[str]:
     kept = f", of which {len(letter.value):,} are stored" if letter.cut else ""
     yield f"value:    {letter.size:,} bytes{kept}"
     yield from _lines(letter.value)
-    if len(letter.value) > SHOWN_BYTES:
-        yield f"these are the first {SHOWN_BYTES:,} bytes; --raw writes all"
+    if len(letter.value) > PREVIEW_BYTES:
+        yield f"these are the first {PREVIEW_BYTES:,} bytes; --raw writes all"
 
 
 def _lines(value: bytes) -> Iterator[str]:
-    shown = value[:SHOWN_BYTES]
+    preview = value[:PREVIEW_BYTES]
     try:
         value.decode()
     except UnicodeDecodeError:
-        for at in range(0, len(shown), 16):
-            row = shown[at : at + 16]
+        for at in range(0, len(preview), 16):
+            row = preview[at : at + 16]
             text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
             yield f"  {at:08x}  {row.hex(' '):47}  {text}"
     else:
         # A character that is cut off at the limit is left out.
-        yield from (f"  {printable(line)}" for line in shown.decode(errors="ignore").split("\n") if shown)
+        yield from (f"  {printable(line)}" for line in preview.decode(errors="ignore").split("\n") if preview)
 
 
 def _brief(value: bytes) -> str:
-    more = f" … ({len(value):,} bytes)" if len(value) > SHOWN_BYTES else ""
-    return printable(value[:SHOWN_BYTES].decode(errors="backslashreplace")) + more
+    more = f" … ({len(value):,} bytes)" if len(value) > PREVIEW_BYTES else ""
+    return printable(value[:PREVIEW_BYTES].decode(errors="backslashreplace")) + more
 
 
 def redrive_lines(into: str, dry: bool, outcomes: Sequence[Outcome]) -> Iterator[str]:

@@ -142,14 +142,14 @@ def _target(to: str | None, since: str | None) -> Target:
 def _reset(channels: Channels, name: str | None, only: Sequence[str], target: Target, dry: bool, as_json: bool) -> None:
     if name is None:
         raise Misconfigured("--reset", "a group is required", "give --group NAME")
-    place = f"group {printable(name)}"
+    where = f"group {printable(name)}"
     if name.startswith(INTERNAL):
         problem = "it only reports the progress of a pipeline, and is overwritten"
-        raise Misconfigured(place, problem, "reset a group of your own")
+        raise Misconfigured(where, problem, "reset a group of your own")
     committed = _committed(channels, name, only)
     names = list(dict.fromkeys(only)) or sorted({channel for channel, _ in committed})
     if not names:
-        raise Misconfigured(place, "it has no committed offsets, so its channels are unknown", "give --topic NAME")
+        raise Misconfigured(where, "it has no committed offsets, so its channels are unknown", "give --topic NAME")
     require_channels(channels, names)
     moves = {channel: _offsets(channels, channel, target) for channel in names}
     if not dry:

@@ -195,8 +195,8 @@ def text_record(line: bytes, separator: bytes | None = None) -> Record:
 
 
 def _quoted(text: bytes) -> str:
-    shown = printable(text[:60].decode(errors="backslashreplace"))
-    return f'"{shown}{"…" if len(text) > 60 else ""}"'
+    preview = printable(text[:60].decode(errors="backslashreplace"))
+    return f'"{preview}{"…" if len(text) > 60 else ""}"'
 
 
 def json_record(line: bytes) -> Record:

@@ -132,9 +132,9 @@ def _description(file: Path | None, config: Config, servers: str | None) -> Desc
     return None if file is None else load(file)
 
 
-def _schemas(given: Sequence[str], names: Sequence[str]) -> dict[str, str]:
+def _schemas(options: Sequence[str], names: Sequence[str]) -> dict[str, str]:
     found = {}
-    for one in given:
+    for one in options:
         name, equals, ddl = one.partition("=")
         if equals:
             found[name.strip()] = ddl

@@ -17,7 +17,7 @@ from penstock.run.analyse import engine
 from penstock.run.queries import result_writers
 from penstock.run.services import here
 
-_SHOWN = 50
+_MAX_ROWS = 50
 
 _LABELS = {
     Verdict.EXACT: "exactly equal",
@@ -38,12 +38,12 @@ def recompute(folder: Path, profile: str | None, pipeline: Path, query: str, as_
     description = load(pipeline)
     config = here(Config.read(folder, profile))
     check(description, config)
-    chosen = description.query(query)
+    found = description.query(query)
     _progress("starting Spark")
     with engine(description, config, log=None) as spark:
         channels = config.bind()
         spark = replace(spark, writers=result_writers(channels, description, spark))
-        report = compared(spark, channels, description, config, chosen, _progress, wait)
+        report = compared(spark, channels, description, config, found, _progress, wait)
     if as_json:
         typer.echo(json.dumps(report.to_json(), ensure_ascii=False))
     else:
@@ -63,14 +63,14 @@ def show(report: Report) -> None:
         typer.echo(f"{report.query} has read {channel} up to {_offsets(until)}{rest}")
     for one in report.gone:
         typer.echo(f"{one.channel}: retention removed offsets {one.first:,}–{one.last:,} of partition {one.partition}")
-    for holder in report.judged:
-        counts = [f"{holder.counts[verdict]:,} {label}" for verdict, label in _LABELS.items() if holder.counts[verdict]]
-        typer.echo(f"{holder.holder}: {', '.join(counts) or 'no rows'}")
+    for copy in report.judged:
+        counts = [f"{copy.counts[verdict]:,} {label}" for verdict, label in _LABELS.items() if copy.counts[verdict]]
+        typer.echo(f"{copy.holder}: {', '.join(counts) or 'no rows'}")
     differing = _grouped(report)
-    for names, difference in list(differing)[:_SHOWN]:
+    for names, difference in list(differing)[:_MAX_ROWS]:
         _show_difference(report, names, difference)
-    if len(differing) > _SHOWN:
-        typer.echo(f"and {len(differing) - _SHOWN:,} more rows; --json lists all")
+    if len(differing) > _MAX_ROWS:
+        typer.echo(f"and {len(differing) - _MAX_ROWS:,} more rows; --json lists all")
     typer.echo(_verdict(report))
 
 
@@ -80,14 +80,14 @@ def _offsets(until: Any) -> str:
 
 def _grouped(report: Report) -> list[tuple[str, Difference]]:
     """The rows that differ, each once with the copies that have it."""
-    holders: dict[tuple[bytes, str], list[str]] = {}
+    copies: dict[tuple[bytes, str], list[str]] = {}
     first: dict[tuple[bytes, str], Difference] = {}
     for one in report.judged:
         for difference in one.differences:
             same = (difference.key, json.dumps([difference.how, difference.columns], sort_keys=True))
-            holders.setdefault(same, []).append(one.holder)
+            copies.setdefault(same, []).append(one.holder)
             first.setdefault(same, difference)
-    return [(", ".join(names), first[same]) for same, names in holders.items()]
+    return [(", ".join(names), first[same]) for same, names in copies.items()]
 
 
 def _show_difference(report: Report, names: str, one: Difference) -> None:
@@ -105,7 +105,7 @@ def _json(value: Any) -> str:
 
 
 def _verdict(report: Report) -> str:
-    differing = {one.key for holder in report.judged for one in holder.differences}
+    differing = {one.key for copy in report.judged for one in copy.differences}
     rows = "1 row differs" if len(differing) == 1 else f"{len(differing):,} rows differ"
     if report.maybe_late:
         late = f"{report.late:,} records came" if report.late else "records may have come"

@@ -61,7 +61,7 @@ def replay(
     ends = None if until is None else parse_time("--until", until)
     if starts is not None and ends is not None and ends <= starts:
         raise Misconfigured("--until", "it is not after --since", "give a later time")
-    chosen = stretch(source, channel, starts, ends)
+    selection = stretch(source, channel, starts, ends)
     if _same(source, channel, target, into):
         raise Misconfigured(
             "--into", "it is the same channel: every record would be there twice", "give another channel"
@@ -70,7 +70,7 @@ def replay(
     _create(source, channel, target, into)
     progress = _Progress(as_json)
     with stop_on_signals() as stop:
-        done = asyncio.run(Replay(source, channel, target, into, pace, SystemClock()).run(chosen, stop, progress))
+        done = asyncio.run(Replay(source, channel, target, into, pace, SystemClock()).run(selection, stop, progress))
     complete = done.failure is None and not stop.is_set()
     if as_json:
         failure = None if done.failure is None else str(done.failure)

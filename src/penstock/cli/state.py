@@ -252,12 +252,12 @@ def _fetch(address: str, path: str) -> tuple[int, dict[str, Any]]:
 
 
 def _error(status: int, document: Mapping[str, Any]) -> PenstockError:
-    place, error = str(document.get("place", "the request")), str(document.get("error", f"status {status}"))
+    where, error = str(document.get("place", "the request")), str(document.get("error", f"status {status}"))
     if status == 503:
-        return Unavailable(place, error.removeprefix(f"{place} is "))
+        return Unavailable(where, error.removeprefix(f"{where} is "))
     if status == 400:
-        return Refused(place, error)
-    return Misconfigured(place, error, str(document.get("fix", "")))
+        return Refused(where, error)
+    return Misconfigured(where, error, str(document.get("fix", "")))
 
 
 def _newest_row(channels: Channels, query: Query, key: object) -> dict[str, Any] | None:

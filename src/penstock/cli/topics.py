@@ -108,7 +108,7 @@ def topics(
     request = Request(
         topic, partitions, replication_factor, config or (), retention, compacted, if_not_exists, if_exists, force
     )
-    action = _action([name for name, given in flags.items() if given])
+    action = _action([name for name, enabled in flags.items() if enabled])
     _check(action, request)
     channels = find_channels(folder, profile, servers)
     if not channels.promise.replay:
@@ -120,11 +120,11 @@ def topics(
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def _action(given: Sequence[Action]) -> Action:
-    if len(given) != 1:
-        problem = f"{' and '.join(given)} exclude each other" if given else "one action is required"
+def _action(actions: Sequence[Action]) -> Action:
+    if len(actions) != 1:
+        problem = f"{' and '.join(actions)} exclude each other" if actions else "one action is required"
         raise Misconfigured("topics", problem, f"give one of {', '.join(Action)}")
-    return given[0]
+    return actions[0]
 
 
 def _check(action: Action, request: Request) -> None:

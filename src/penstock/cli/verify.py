@@ -30,7 +30,7 @@ from penstock.core.scan import incomplete_read
 from penstock.core.text import counted, printable
 from penstock.supervise.signals import stop_on_signals
 
-MAX_SHOWN = 20
+MAX_LINES = 20
 """The most senders, and the most gaps, that are printed."""
 _MIN_NAME, _WIDEST = 8, 10_000
 """The least width of the column of senders, and the most of a table, in characters."""
@@ -99,7 +99,9 @@ def verify(
         try:
             file = Path(source).open("rb", buffering=0)  # noqa: SIM115
         except OSError as error:
-            raise Misconfigured(source, f"it cannot be read: {error.strerror}") from error
+            raise Misconfigured(
+                source, f"it cannot be read: {error.strerror}", "give a file that can be read"
+            ) from error
         with file:
             end = verified(Stream(source, file.fileno(), max_line, clock, live=False))
     else:
@@ -275,8 +277,8 @@ def show(report: IntegrityReport, screen: Console) -> None:
         return
     _show_senders(report.by_sender, screen)
     _show_gaps(report, screen)
-    for place, reason in report.refused:
-        _print_line(screen, f"{place} cannot be read: {printable(reason)}", style="yellow")
+    for where, reason in report.refused:
+        _print_line(screen, f"{where} cannot be read: {printable(reason)}", style="yellow")
     if (more := report.unreadable - len(report.refused)) > 0:
         _print_line(screen, f"and {more:,} more cannot be read", style="yellow")
     for sentence in (*report.notes, *report.doubts):
@@ -312,13 +314,13 @@ def _arrived(lapse: Lapse) -> str:
 def _show_senders(senders: Sequence[SenderCount], screen: Console) -> None:
     """A table of all senders if they are few; otherwise of the worst ones with a problem."""
     unclean = [one for one in senders if not one.clean]
-    worst = sorted(unclean, key=lambda one: (-one.missing, -one.doubled, -one.out_of_order))[:MAX_SHOWN]
-    few = len(senders) <= MAX_SHOWN
-    if shown := senders if few else worst:
-        screen.print(_fitted(_table(shown), screen), crop=False)
-    if len(unclean) > MAX_SHOWN:
+    worst = sorted(unclean, key=lambda one: (-one.missing, -one.doubled, -one.out_of_order))[:MAX_LINES]
+    few = len(senders) <= MAX_LINES
+    if listed := senders if few else worst:
+        screen.print(_fitted(_table(listed), screen), crop=False)
+    if len(unclean) > MAX_LINES:
         _print_line(
-            screen, f"and {len(unclean) - MAX_SHOWN:,} more senders with missing, repeated or reordered numbers"
+            screen, f"and {len(unclean) - MAX_LINES:,} more senders with missing, repeated or reordered numbers"
         )
     if not few:
         _print_line(screen, f"{len(senders) - len(unclean):,} senders are complete and in order")
@@ -349,10 +351,10 @@ def _fitted(table: Table, screen: Console) -> Table:
 
 
 def _show_gaps(report: IntegrityReport, screen: Console) -> None:
-    for gap in report.gaps[:MAX_SHOWN]:
+    for gap in report.gaps[:MAX_LINES]:
         epoch = f"/{gap.epoch}" if gap.epoch else ""
         _print_line(screen, f"{printable(gap.sender)}{epoch} misses {gap.numbers}", style="red")
-    if (more := len(report.gaps) - MAX_SHOWN) > 0:
+    if (more := len(report.gaps) - MAX_LINES) > 0:
         _print_line(screen, f"and {more:,} more ranges; --json lists all", style="red")
 
 

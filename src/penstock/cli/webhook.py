@@ -75,8 +75,8 @@ def register(
     _require_url("--callback", callback)
     document: dict[str, Any] = {}
     _set(document, names["url"], callback)
-    if chosen := [one.strip() for some in events or () for one in some.split(",") if one.strip()]:
-        _set(document, names["events"], chosen)
+    if selected := [one.strip() for some in events or () for one in some.split(",") if one.strip()]:
+        _set(document, names["events"], selected)
     response = _request("POST", provider, _headers(header), document)
     found = {"id": _get(response, names["id"]), "secret": _get(response, names["secret"])}
     if as_json:
@@ -99,8 +99,8 @@ def list_(provider: Api, header: Headers = None, field: Fields = None, as_json: 
         typer.echo("no webhooks are registered")
     for row in rows:
         events = _get(row, names["events"])
-        shown = ", ".join(map(str, events)) if isinstance(events, list) else "all events" if events is None else events
-        typer.echo(printable(f"{_get(row, names['id'])}  {_get(row, names['url'])}  {shown}"))
+        listed = ", ".join(map(str, events)) if isinstance(events, list) else "all events" if events is None else events
+        typer.echo(printable(f"{_get(row, names['id'])}  {_get(row, names['url'])}  {listed}"))
 
 
 @app.command()
@@ -152,9 +152,9 @@ def send(
 # --- options ----------------------------------------------------------------------------------------------------------
 
 
-def _headers(given: Sequence[str] | None) -> dict[str, str]:
+def _headers(options: Sequence[str] | None) -> dict[str, str]:
     found = {}
-    for number, one in enumerate(given or (), 1):
+    for number, one in enumerate(options or (), 1):
         name, colon, value = one.partition(":")
         if not colon or not name.strip().isascii() or not name.strip() or "\n" in one or "\r" in one:
             # The text may be a token, so the message does not repeat it.
@@ -163,9 +163,9 @@ def _headers(given: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def _names(given: Sequence[str] | None) -> dict[str, str]:
+def _names(options: Sequence[str] | None) -> dict[str, str]:
     found = dict(_FIELDS)
-    for one in given or ():
+    for one in options or ():
         name, equals, path = one.partition("=")
         if name not in _FIELDS or not equals or not all(path.split(".")):
             fix = f"write NAME=PATH, where NAME is one of {', '.join(_FIELDS)}"
@@ -174,7 +174,7 @@ def _names(given: Sequence[str] | None) -> dict[str, str]:
     return found
 
 
-def _require_url(place: str, text: str) -> None:
+def _require_url(where: str, text: str) -> None:
     try:
         parts = urlsplit(text)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.username is None
@@ -182,7 +182,7 @@ def _require_url(place: str, text: str) -> None:
     except ValueError:
         valid = False
     if not valid:
-        raise Misconfigured(place, "it is not an address", "write https://host/path, without a password")
+        raise Misconfigured(where, "it is not an address", "write https://host/path, without a password")
 
 
 # --- requests to a provider -------------------------------------------------------------------------------------------
@@ -223,8 +223,8 @@ def _error_text(document: Any) -> str:
     """The error in a response: problem, place and fix. Other fields may repeat what was sent."""
     for name in ("error", "message", "detail"):
         if isinstance(document, dict) and isinstance(problem := document.get(name), str):
-            place, fix = (document.get(name) for name in ("place", "fix"))
-            problem = f"{place}: {problem}" if isinstance(place, str) else problem
+            where, fix = (document.get(name) for name in ("place", "fix"))
+            problem = f"{where}: {problem}" if isinstance(where, str) else problem
             return printable(f"{problem}; {fix}"[:300] if isinstance(fix, str) else problem[:300])
     return ""
 

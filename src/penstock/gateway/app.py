@@ -146,9 +146,9 @@ class ChannelRoutes:
         decoder = self._gateway.decoder
         if kind == RAW:
             return partial(decoder.raw, body, *_raw_key(request, query), form)
-        for place, present in (("?key", "key" in query), (_X_KEY, "x-key" in request.headers)):
+        for where, present in (("?key", "key" in query), (_X_KEY, "x-key" in request.headers)):
             if present:
-                raise Problem(400, place, f"it is only valid with {RAW}", 'give each record its own "key"')
+                raise Problem(400, where, f"it is only valid with {RAW}", 'give each record its own "key"')
         return partial(decoder.document if kind == JSON else decoder.lines, body, form)
 
     async def _read(self, request: Request) -> Response:
@@ -162,8 +162,8 @@ class ChannelRoutes:
             return await (self._gateway.poll(read) if limits.wait else self._gateway.call(read))
 
     def _start(self, query: Query, name: str) -> Start:
-        if len(given := [start for start in _STARTS if start in query]) > 1:
-            raise Problem(400, f"?{given[1]}", f"it contradicts ?{given[0]}", "give one of them")
+        if len(options := [start for start in _STARTS if start in query]) > 1:
+            raise Problem(400, f"?{options[1]}", f"it contradicts ?{options[0]}", "give one of them")
         if "offsets" in query:
             if "partition" in query:
                 raise Problem(400, "?partition", "it contradicts ?offsets", "give one of them")

@@ -122,12 +122,12 @@ def _check(channel: str, offsets: Offsets, bounds: Bounds) -> None:
         if partition not in bounds:
             raise no_partition(channel, partition, len(bounds))
         first, end = bounds[partition]
-        place, facts = f"channel {channel}, partition {partition}", {"partition": partition, "first": first, "end": end}
+        where, facts = f"channel {channel}, partition {partition}", {"partition": partition, "first": first, "end": end}
         if offset < first:
             why = f"offset {offset} is no longer kept: {first - offset} offsets are gone"
-            raise Problem(410, place, why, f"continue at {first}, and account for the gap", facts)
+            raise Problem(410, where, why, f"continue at {first}, and account for the gap", facts)
         if offset > end:
-            raise Problem(416, place, f"offset {offset} is beyond the end", f"the next record gets {end}", facts)
+            raise Problem(416, where, f"offset {offset} is beyond the end", f"the next record gets {end}", facts)
 
 
 def no_partition(channel: str, partition: int, count: int) -> Problem:

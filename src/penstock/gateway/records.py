@@ -147,19 +147,19 @@ class Decoder:
         """`{"records": [{"key": …, "value": …}, …]}`"""
         reader = JsonReader(_decoded(body))
         found: list[Record] | None = None
-        place = "the body"
+        where = "the body"
         try:
             for name in reader.members():
                 if name != "records":
-                    raise Problem(400, place, f'"{name}" is not a field', 'the only field is "records"')
+                    raise Problem(400, where, f'"{name}" is not a field', 'the only field is "records"')
                 found = []
                 for index in reader.items():
-                    place = f"records[{index}]"
+                    where = f"records[{index}]"
                     self._require_room(found)
-                    found.append(self._record(reader, place, form))
+                    found.append(self._record(reader, where, form))
             reader.end()
         except json.JSONDecodeError as error:
-            at = f"{place}, line {error.lineno}, column {error.colno}"
+            at = f"{where}, line {error.lineno}, column {error.colno}"
             raise Problem(400, at, error.msg, "nothing was sent") from error
         if found is None:
             raise Problem(400, "the body", '"records" is missing', 'write {"records": [{"value": …}]}')
@@ -169,22 +169,22 @@ class Decoder:
         """A record on each line. Empty lines are skipped."""
         found: list[Record] = []
         for number, line in enumerate(body.split(b"\n"), 1):
-            place = f"line {number}"
-            text = _decoded(line, place)
+            where = f"line {number}"
+            text = _decoded(line, where)
             if not text.strip(" \t\r"):
                 continue
             self._require_room(found)
             reader = JsonReader(text)
             try:
-                found.append(self._record(reader, place, form))
+                found.append(self._record(reader, where, form))
                 reader.end()
             except json.JSONDecodeError as error:
-                raise Problem(400, f"{place}, column {error.colno}", error.msg, "nothing was sent") from error
+                raise Problem(400, f"{where}, column {error.colno}", error.msg, "nothing was sent") from error
         return found
 
-    def raw(self, body: bytes, place: str, key: str | None, form: Format) -> list[Record]:
+    def raw(self, body: bytes, where: str, key: str | None, form: Format) -> list[Record]:
         """The body itself is the value; the format applies to the key."""
-        record = Record(body, None, None if key is None else _bytes(place, key, form is Format.BASE64))
+        record = Record(body, None, None if key is None else _bytes(where, key, form is Format.BASE64))
         self._check_size("the body", record)
         return [record]
 
@@ -192,65 +192,65 @@ class Decoder:
         if len(found) == (limit := self.settings.records):
             raise Problem(413, "the body", f"it has more than {limit} records", "send them in several requests")
 
-    def _record(self, reader: JsonReader, place: str, form: Format) -> Record:
+    def _record(self, reader: JsonReader, where: str, form: Format) -> Record:
         parts: dict[str, Part] = {}
         for name in reader.members():
             if name not in FIELDS:
                 fix = did_you_mean(name, FIELDS, f"the fields are {', '.join(FIELDS)}")
-                raise Problem(400, place, f'"{name}" is not a field of a record', fix)
+                raise Problem(400, where, f'"{name}" is not a field of a record', fix)
             parts[name] = reader.part()
         if "value" not in parts:
-            raise Problem(400, place, '"value" is missing', 'write {"value": …}; null deletes its key')
-        coded = _base64_parts(place, parts.get("base64"), form)
+            raise Problem(400, where, '"value" is missing', 'write {"value": …}; null deletes its key')
+        coded = _base64_parts(where, parts.get("base64"), form)
         record = Record(
-            _content(f"{place}.value", parts["value"], Format.BASE64 if "value" in coded else form),
-            self._origin(place, parts),
-            self._key(f"{place}.key", parts.get("key"), Format.BASE64 if "key" in coded else form),
-            _headers(f"{place}.headers", parts.get("headers"), "headers" in coded),
+            _content(f"{where}.value", parts["value"], Format.BASE64 if "value" in coded else form),
+            self._origin(where, parts),
+            self._key(f"{where}.key", parts.get("key"), Format.BASE64 if "key" in coded else form),
+            _headers(f"{where}.headers", parts.get("headers"), "headers" in coded),
         )
-        self._check_size(place, record)
+        self._check_size(where, record)
         return record
 
-    def _key(self, place: str, part: Part | None, form: Format) -> bytes | None:
+    def _key(self, where: str, part: Part | None, form: Format) -> bytes | None:
         is_text = part is not None and isinstance(part.value, str)
-        return _content(place, part, Format.TEXT if is_text and form is Format.JSON else form)
+        return _content(where, part, Format.TEXT if is_text and form is Format.JSON else form)
 
-    def _origin(self, place: str, parts: dict[str, Part]) -> Origin | None:
+    def _origin(self, where: str, parts: dict[str, Part]) -> Origin | None:
         if not any(name in parts for name in IDENTITY):
             return None
         if missing := [name for name in ("sender", "epoch", "seq") if name not in parts]:
             fix = "give sender, epoch and seq; or none of them, then the gateway numbers the record"
-            raise Problem(400, place, f"the identity lacks {' and '.join(missing)}", fix)
+            raise Problem(400, where, f"the identity lacks {' and '.join(missing)}", fix)
         sender = parts["sender"].value
         if not isinstance(sender, str) or not sender.isprintable() or not 0 < len(sender) <= _MAX_SENDER:
-            raise Problem(400, f"{place}.sender", f"a sender has 1 to {_MAX_SENDER} printable characters")
+            raise Problem(400, f"{where}.sender", f"a sender has 1 to {_MAX_SENDER} printable characters")
         if sender == self.settings.sender:
-            raise Problem(400, f"{place}.sender", f'"{sender}" is the gateway itself', "choose another name")
-        epoch, seq = (_number(f"{place}.{name}", parts[name].value) for name in ("epoch", "seq"))
-        time = _number(f"{place}.time", parts["time"].value) if "time" in parts else self.now()
+            raise Problem(400, f"{where}.sender", f'"{sender}" is the gateway itself', "choose another name")
+        epoch, seq = (_number(f"{where}.{name}", parts[name].value) for name in ("epoch", "seq"))
+        time = _number(f"{where}.time", parts["time"].value) if "time" in parts else self.now()
         return Origin(sender, epoch, seq, time)
 
-    def _check_size(self, place: str, record: Record) -> None:
+    def _check_size(self, where: str, record: Record) -> None:
         headers = sum(len(name.encode()) + len(value) for name, value in record.extra)
         key = len(record.key or b"")
         for what, size, limit in (
-            (f"{place}.key", key, self.settings.key),
-            (f"{place}.headers", headers, self.settings.headers),
-            (place, headers + key + len(record.value or b""), self.settings.record),
+            (f"{where}.key", key, self.settings.key),
+            (f"{where}.headers", headers, self.settings.headers),
+            (where, headers + key + len(record.value or b""), self.settings.record),
         ):
             if size > limit:
                 raise Problem(413, what, f"{size} bytes are too many", f"send at most {limit}; nothing was sent")
 
 
-def _content(place: str, part: Part | None, form: Format) -> bytes | None:
+def _content(where: str, part: Part | None, form: Format) -> bytes | None:
     if part is None or part.value is None:
         return None
     if form is Format.JSON:
-        return _encoded(place, part.text)
-    return _bytes(place, part.value, form is Format.BASE64)
+        return _encoded(where, part.text)
+    return _bytes(where, part.value, form is Format.BASE64)
 
 
-def _base64_parts(place: str, part: Part | None, form: Format) -> Sequence[str]:
+def _base64_parts(where: str, part: Part | None, form: Format) -> Sequence[str]:
     """The parts of a record that are base64."""
     parts = ("key", "value", "headers")
     if form is Format.BASE64:
@@ -259,62 +259,62 @@ def _base64_parts(place: str, part: Part | None, form: Format) -> Sequence[str]:
         return ()
     names = part.value
     if not isinstance(names, list) or not all(name in parts for name in names):
-        raise Problem(400, f"{place}.base64", "it must name the parts that are base64", 'such as ["key", "value"]')
+        raise Problem(400, f"{where}.base64", "it must name the parts that are base64", 'such as ["key", "value"]')
     return names
 
 
-def _headers(place: str, part: Part | None, coded: bool) -> tuple[tuple[str, bytes], ...]:
+def _headers(where: str, part: Part | None, coded: bool) -> tuple[tuple[str, bytes], ...]:
     if part is None or part.value is None:
         return ()
     if not isinstance(part.value, dict):
-        raise Problem(400, place, "headers must be an object", 'write {"name": "text"}')
+        raise Problem(400, where, "headers must be an object", 'write {"name": "text"}')
     reader = JsonReader(part.text)
     found: list[tuple[str, bytes]] = []
     try:
         for name in reader.members():
-            found += _header(f"{place}.{name}", name, reader.part().value, coded)
+            found += _header(f"{where}.{name}", name, reader.part().value, coded)
     except json.JSONDecodeError as error:
-        raise Problem(400, place, error.msg, 'write several values of a header as {"name": ["a", "b"]}') from error
+        raise Problem(400, where, error.msg, 'write several values of a header as {"name": ["a", "b"]}') from error
     return tuple(found)
 
 
-def _header(place: str, name: str, value: object, coded: bool) -> list[tuple[str, bytes]]:
+def _header(where: str, name: str, value: object, coded: bool) -> list[tuple[str, bytes]]:
     if name in IDENTITY:
-        raise Problem(400, place, "this header is part of the identity", f'write "{name}" beside "value"')
+        raise Problem(400, where, "this header is part of the identity", f'write "{name}" beside "value"')
     if name in RESERVED:
-        raise Problem(400, place, "this header is reserved for records that Penstock sends again", "use another name")
-    _encoded(place, name)
-    return [(name, _bytes(place, one, coded)) for one in (value if isinstance(value, list) else [value])]
+        raise Problem(400, where, "this header is reserved for records that Penstock sends again", "use another name")
+    _encoded(where, name)
+    return [(name, _bytes(where, one, coded)) for one in (value if isinstance(value, list) else [value])]
 
 
-def _bytes(place: str, value: object, coded: bool) -> bytes:
+def _bytes(where: str, value: object, coded: bool) -> bytes:
     if not isinstance(value, str):
-        raise Problem(400, place, "it is not a text", "write a text, or choose another ?format=")
+        raise Problem(400, where, "it is not a text", "write a text, or choose another ?format=")
     if not coded:
-        return _encoded(place, value)
+        return _encoded(where, value)
     try:
         return base64.b64decode(value, validate=True)
     except (binascii.Error, ValueError) as error:
-        raise Problem(400, place, "it is not base64", "use the alphabet with + and /, padded with =") from error
+        raise Problem(400, where, "it is not base64", "use the alphabet with + and /, padded with =") from error
 
 
-def _encoded(place: str, text: str) -> bytes:
+def _encoded(where: str, text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise Problem(400, place, "it has half of a surrogate pair, which is not UTF-8", "send base64") from error
+        raise Problem(400, where, "it has half of a surrogate pair, which is not UTF-8", "send base64") from error
 
 
-def _decoded(body: bytes, place: str = "the body") -> str:
+def _decoded(body: bytes, where: str = "the body") -> str:
     try:
         return body.decode()
     except UnicodeDecodeError as error:
-        raise Problem(400, f"{place}, byte {error.start + 1}", "it is not UTF-8", "send bytes as base64") from error
+        raise Problem(400, f"{where}, byte {error.start + 1}", "it is not UTF-8", "send bytes as base64") from error
 
 
-def _number(place: str, value: object) -> int:
+def _number(where: str, value: object) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= LARGEST:
-        raise Problem(400, place, "it is not an integer from 0 to 2^63-1")
+        raise Problem(400, where, "it is not an integer from 0 to 2^63-1")
     return value
 
 
