@@ -79,6 +79,14 @@ def test_commands_and_their_options_exist(page: str) -> None:
         assert given <= known, f"{page}: {line}"
 
 
+def test_options_in_the_text_exist() -> None:
+    known = set(options(typer.Context(typer.main.get_command(app))))
+    for page in PAGES:
+        text = (DOCS / page).read_text() if not page.startswith("reference/") else ""
+        named = set(re.findall(r"[`(, ](--[a-z][a-z-]+)[^`\n]*`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)))
+        assert named <= known, page
+
+
 @pytest.mark.parametrize(
     ("page", "address"),
     [
@@ -105,6 +113,15 @@ def test_the_functions_of_the_architecture_exist() -> None:
         for part in name.split("."):
             value = getattr(value, part, None)
         assert value is not None, f"{name} in {file}"
+
+
+def options(context: typer.Context) -> Iterator[str]:
+    """The options of a command, and of all its commands."""
+    command: Any = context.command
+    for parameter in command.get_params(context):
+        yield from parameter.opts
+    for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        yield from options(typer.Context(command.get_command(context, name), parent=context))
 
 
 def blocks(page: str, language: str) -> list[str]:
