@@ -15,7 +15,7 @@ from tests.channels.traffic import Noted, carried, eventually, gathered, numbere
 
 from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
-from penstock.channels.kafka.client import told
+from penstock.channels.kafka.client import checked
 from penstock.channels.kafka.reader import CONF, KafkaReader, Polled, entry_of
 from penstock.channels.kafka.settings import KafkaSettings
 from penstock.channels.kafka.topics import settings_of
@@ -87,13 +87,13 @@ def test_a_wrong_setting_of_the_client_is_told_with_its_place(
 
 def test_an_answer_with_an_error_is_one() -> None:
     fine = TopicPartition("a", 0, 5)
-    assert told([fine]) == [fine]
+    assert checked([fine]) == [fine]
 
     class Failed:
         error = KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
 
     with pytest.raises(KafkaException, match="TOPIC_AUTHORIZATION_FAILED"):
-        told([fine, cast("TopicPartition", Failed())])
+        checked([fine, cast("TopicPartition", Failed())])
 
 
 # --- how large a record may be

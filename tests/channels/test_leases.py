@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from tests.channels.traffic import Noted, numbers
 
-from penstock.channels.leases import LEASE, LeasedConsumer, Share, Standing, shares
+from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, MemberState, assign_partitions
 from penstock.channels.memory import MemoryChannels
 from penstock.core.contracts import ChannelPartition, Entry, RebalanceListener, Topic
 from penstock.core.errors import Unaccounted, Unavailable
@@ -23,15 +23,15 @@ def asking(**channels: int) -> dict[str, int]:
     return dict(channels)
 
 
-def member(channels: dict[str, int], *held: ChannelPartition) -> Share:
-    return Share(channels, NOW, set(held))
+def member(channels: dict[str, int], *held: ChannelPartition) -> MemberState:
+    return MemberState(channels, NOW, set(held))
 
 
 def everything(channels: dict[str, int]) -> set[ChannelPartition]:
     return {(channel, partition) for channel, count in channels.items() for partition in range(count)}
 
 
-def somehow(draw: random.Random) -> dict[str, Share]:
+def somehow(draw: random.Random) -> dict[str, MemberState]:
     """Members that ask for some of three channels, and hold some of what they ask for, each partition at most once."""
     counts = {name: draw.randint(1, 9) for name in "xyz"}
     members = {}
@@ -51,7 +51,7 @@ def somehow(draw: random.Random) -> dict[str, Share]:
 @pytest.mark.parametrize("seed", range(50))
 def test_all_is_dealt_and_nothing_twice_and_only_to_who_asks(seed: int) -> None:
     members = somehow(random.Random(seed))
-    found = shares(members)
+    found = assign_partitions(members)
     dealt = [place for partitions in found.values() for place in partitions]
     assert len(dealt) == len(set(dealt))
     assert set(dealt) == set().union(*(everything(share.channels) for share in members.values()))
@@ -62,7 +62,7 @@ def test_all_is_dealt_and_nothing_twice_and_only_to_who_asks(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(50))
 def test_nobody_has_two_more_than_another_who_asks_for_one_of_them(seed: int) -> None:
     members = somehow(random.Random(seed))
-    found = shares(members)
+    found = assign_partitions(members)
     for giver in members:
         for taker in members:
             wanted = [place for place in found[giver] if place[0] in members[taker].channels]
@@ -73,7 +73,7 @@ def test_nobody_has_two_more_than_another_who_asks_for_one_of_them(seed: int) ->
 def test_shares_are_even_where_all_ask_for_the_same(seed: int) -> None:
     draw = random.Random(seed)
     channels = {name: draw.randint(1, 7) for name in "wxyz"}
-    found = shares({f"m{turn}": member(channels) for turn in range(draw.randint(1, 8))})
+    found = assign_partitions({f"m{turn}": member(channels) for turn in range(draw.randint(1, 8))})
     counts = [len(partitions) for partitions in found.values()]
     assert max(counts) - min(counts) <= 1
 
@@ -85,80 +85,80 @@ def test_no_more_moves_than_has_to(seed: int) -> None:
     partitions, names = sorted(everything(channels)), [f"m{turn}" for turn in range(draw.randint(1, 6))]
     owners = {place: draw.choice(names) for place in partitions}
     members = {name: member(channels, *(place for place in partitions if owners[place] == name)) for name in names}
-    found = shares(members)
-    moved = sum(len(members[name].held - found[name]) for name in names)
+    found = assign_partitions(members)
+    move_offsets = sum(len(members[name].held - found[name]) for name in names)
     least, odd = divmod(len(partitions), len(names))
     held = sorted((len(members[name].held) for name in names), reverse=True)
-    assert moved == sum(max(0, count - least - (turn < odd)) for turn, count in enumerate(held))
+    assert move_offsets == sum(max(0, count - least - (turn < odd)) for turn, count in enumerate(held))
 
 
 def test_what_is_fair_stays_as_it_is() -> None:
     channels = asking(x=5)
     members = {"a": member(channels, ("x", 4), ("x", 0), ("x", 2)), "b": member(channels, ("x", 1), ("x", 3))}
-    assert shares(members) == {name: share.held for name, share in members.items()}
+    assert assign_partitions(members) == {name: share.held for name, share in members.items()}
 
 
 def test_channels_of_one_partition_do_not_all_go_to_the_same_member() -> None:
     channels = asking(w=1, x=1, y=1, z=1)
     alone = {"a": member(channels, *everything(channels))}
-    assert [len(partitions) for partitions in shares({**alone, "b": member(channels)}).values()] == [2, 2]
+    assert [len(partitions) for partitions in assign_partitions({**alone, "b": member(channels)}).values()] == [2, 2]
 
 
 def test_each_channel_is_spread_too() -> None:
     channels = asking(x=4, y=4)
-    found = shares({"a": member(channels, *everything(channels)), "b": member(channels)})
+    found = assign_partitions({"a": member(channels, *everything(channels)), "b": member(channels)})
     assert all(len([place for place in partitions if place[0] == "x"]) == 2 for partitions in found.values())
 
 
 def test_who_asks_for_less_gets_all_that_the_other_can_do_without() -> None:
     members = {"both": member(asking(x=4, y=4)), "single": member(asking(y=4))}
-    assert shares(members) == {"both": everything(asking(x=4)), "single": everything(asking(y=4))}
+    assert assign_partitions(members) == {"both": everything(asking(x=4)), "single": everything(asking(y=4))}
 
 
 def test_a_partition_of_which_one_member_knows_already_is_dealt() -> None:
-    found = shares({"old": member(asking(x=2), ("x", 0), ("x", 1)), "new": member(asking(x=4))})
+    found = assign_partitions({"old": member(asking(x=2), ("x", 0), ("x", 1)), "new": member(asking(x=4))})
     assert found == {"old": {("x", 0), ("x", 1)}, "new": {("x", 2), ("x", 3)}}
 
 
 def test_what_is_held_and_is_no_more_is_nobodys() -> None:
-    assert shares({"a": member(asking(x=1), ("x", 0), ("x", 5), ("y", 0))}) == {"a": {("x", 0)}}
+    assert assign_partitions({"a": member(asking(x=1), ("x", 0), ("x", 5), ("y", 0))}) == {"a": {("x", 0)}}
 
 
 # --- what a group knows
 
 
 def test_a_standing_survives_being_written_down() -> None:
-    group = Standing({"a": Share({"x": 2}, NOW, {("x", 1)})}, {("x", 0): 5, ("y", 3): 7})
-    assert Standing.loads(group.dumps()) == group
-    assert Standing.loads(None) == Standing.loads(b"") == Standing()
+    group = GroupState({"a": MemberState({"x": 2}, NOW, {("x", 1)})}, {("x", 0): 5, ("y", 3): 7})
+    assert GroupState.loads(group.dumps()) == group
+    assert GroupState.loads(None) == GroupState.loads(b"") == GroupState()
 
 
 def test_a_member_takes_only_what_nobody_has_and_says_what_is_beyond_its_share() -> None:
-    group = Standing()
-    assert group.beat("a", {"x": 4}, NOW).held == everything({"x": 4})
-    second = group.beat("b", {"x": 4}, NOW)
-    assert (second.new, second.held, second.beyond) == (True, frozenset(), frozenset())
-    first = group.beat("a", {"x": 4}, NOW)
-    assert (first.new, len(first.held), len(first.beyond)) == (False, 2, 2)
-    assert not group.beat("b", {"x": 4}, NOW).held
-    group.release("a", first.beyond)
-    assert group.beat("b", {"x": 4}, NOW).held == first.beyond
+    group = GroupState()
+    assert group.renew("a", {"x": 4}, NOW).held == everything({"x": 4})
+    second = group.renew("b", {"x": 4}, NOW)
+    assert (second.new, second.held, second.surplus) == (True, frozenset(), frozenset())
+    first = group.renew("a", {"x": 4}, NOW)
+    assert (first.new, len(first.held), len(first.surplus)) == (False, 2, 2)
+    assert not group.renew("b", {"x": 4}, NOW).held
+    group.release("a", first.surplus)
+    assert group.renew("b", {"x": 4}, NOW).held == first.surplus
 
 
 def test_a_lease_that_has_run_out_leaves_nothing() -> None:
-    group, lease = Standing(), round(LEASE.total_seconds() * SECOND)
-    group.beat("a", {"x": 2}, NOW)
+    group, lease = GroupState(), round(LEASE.total_seconds() * SECOND)
+    group.renew("a", {"x": 2}, NOW)
     assert group.commit("a", {("x", 0): 1}, NOW + lease - 1) == frozenset()
     assert group.commit("a", {("x", 0): 2}, NOW + lease) == {("x", 0)}
     assert group.committed == {("x", 0): 1}
-    assert group.beat("b", {"x": 2}, NOW + lease).held == everything({"x": 2})
-    back = group.beat("a", {"x": 2}, NOW + lease)
+    assert group.renew("b", {"x": 2}, NOW + lease).held == everything({"x": 2})
+    back = group.renew("a", {"x": 2}, NOW + lease)
     assert (back.new, back.held) == (True, frozenset())
 
 
 def test_a_commit_is_whole_or_not_at_all() -> None:
-    group = Standing()
-    group.beat("a", {"x": 1}, NOW)
+    group = GroupState()
+    group.renew("a", {"x": 1}, NOW)
     assert group.commit("a", {("x", 0): 3, ("x", 1): 4}, NOW) == {("x", 1)}
     assert group.committed == {}
 
@@ -166,14 +166,14 @@ def test_a_commit_is_whole_or_not_at_all() -> None:
 @pytest.mark.parametrize("seed", range(50))
 def test_a_group_settles_whoever_comes_goes_and_dies(seed: int) -> None:
     """Beats in any order; never does a partition have two holders, and in the end each has one, in even shares."""
-    draw, group, now = random.Random(seed), Standing(), NOW
+    draw, group, now = random.Random(seed), GroupState(), NOW
     channels = {"x": draw.randint(1, 12), "y": draw.randint(1, 5)}
     alive = [f"m{turn}" for turn in range(draw.randint(1, 6))]
 
-    def beat(name: str) -> None:
-        deal = group.beat(name, channels, now)
+    def renew(name: str) -> None:
+        deal = group.renew(name, channels, now)
         if draw.random() < 0.7:
-            group.release(name, deal.beyond)
+            group.release(name, deal.surplus)
         held = [place for share in group.members.values() for place in share.held]
         assert len(held) == len(set(held))
 
@@ -187,11 +187,11 @@ def test_a_group_settles_whoever_comes_goes_and_dies(seed: int) -> None:
             case "die" if len(alive) > 1:
                 alive.pop(0)
             case _:
-                beat(draw.choice(alive))
+                renew(draw.choice(alive))
     now += round(LEASE.total_seconds() * SECOND)
     for _ in range(40):
         for name in draw.sample(alive, len(alive)):
-            beat(name)
+            renew(name)
     assert set(group.members) == set(alive)
     assert {place for share in group.members.values() for place in share.held} == everything(channels)
     counts = [len(share.held) for share in group.members.values()]
@@ -199,22 +199,22 @@ def test_a_group_settles_whoever_comes_goes_and_dies(seed: int) -> None:
 
 
 def test_a_lease_of_a_clock_that_was_set_back_is_none() -> None:
-    group = Standing()
-    group.beat("dead", {"x": 2}, NOW)
+    group = GroupState()
+    group.renew("dead", {"x": 2}, NOW)
     earlier = NOW - 3_600 * SECOND
-    assert group.beat("alive", {"x": 2}, earlier).held == everything({"x": 2})
-    assert not group.beat("alive", {"x": 2}, earlier - SECOND).new  # A little matters to nobody.
+    assert group.renew("alive", {"x": 2}, earlier).held == everything({"x": 2})
+    assert not group.renew("alive", {"x": 2}, earlier - SECOND).new  # A little matters to nobody.
 
 
 def test_a_channel_that_is_gone_is_forgotten_with_those_who_hold_it() -> None:
-    group = Standing(committed={("x", 0): 5, ("y", 0): 7})
-    group.beat("a", {"x": 1}, NOW)
-    group.beat("b", {"y": 1}, NOW)
+    group = GroupState(committed={("x", 0): 5, ("y", 0): 7})
+    group.renew("a", {"x": 1}, NOW)
+    group.renew("b", {"y": 1}, NOW)
     group.forget("x")
     assert group.committed == {("y", 0): 7}
     assert group.commit("a", {("x", 0): 9}, NOW) == {("x", 0)}
-    assert group.beat("a", {"x": 1}, NOW).new
-    assert not group.beat("b", {"y": 1}, NOW).new
+    assert group.renew("a", {"x": 1}, NOW).new
+    assert not group.renew("b", {"y": 1}, NOW).new
 
 
 # --- members
@@ -403,10 +403,10 @@ def test_offsets_that_were_not_asked_for_are_not_taken(world: World) -> None:
 def test_a_partition_that_only_another_member_remembers_is_waited_for(world: World) -> None:
     one = world.join(Noted())
     world.turn(one)
-    world.channels.change("group", lambda group, now: group.beat("other", {"x": 9}, now))
+    world.channels.change("group", lambda group, now: group.renew("other", {"x": 9}, now))
     world.channels.change("group", lambda group, _: group.release("other", everything({"x": 9})))
     world.turn(one)
-    shared = shares(world.channels.change("group", lambda group, _: group.members))
+    shared = assign_partitions(world.channels.change("group", lambda group, _: group.members))
     assert len(set.union(*shared.values())) == 9
     assert set(one.held()) == everything({"x": 4})
 

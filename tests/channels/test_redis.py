@@ -14,7 +14,7 @@ import pytest
 from tests.channels.traffic import send
 from tests.servers import RedisServer
 
-from penstock.channels.leases import Standing
+from penstock.channels.leases import GroupState
 from penstock.channels.redis import RedisChannels, at
 from penstock.channels.redis.client import Address, Arguments, Server, written
 from penstock.channels.redis.codec import LIMIT, pack, place_of, unpack
@@ -570,8 +570,8 @@ def test_changes_of_a_group_at_once_are_all_made(channels: RedisChannels, fresh:
     group = fresh("group")
 
     def change(partition: int) -> None:
-        def one(standing: Standing, _: int) -> None:
-            standing.committed["a", partition] = standing.committed.get(("a", partition), 0) + 1
+        def one(state: GroupState, _: int) -> None:
+            state.committed["a", partition] = state.committed.get(("a", partition), 0) + 1
 
         for _ in range(25):
             channels.change(group, one)

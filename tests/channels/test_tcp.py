@@ -14,8 +14,7 @@ from tests.ports import later_port
 
 from penstock.channels.binders import bind
 from penstock.channels.tcp import Tcp, frames
-from penstock.channels.tcp.inbox import ROOM, Inbox
-from penstock.channels.tcp.receiving import listening
+from penstock.channels.tcp.receiving import ROOM, Inbox, listening
 from penstock.channels.tcp.sending import sending
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Entry, Reader, Topic

@@ -1,4 +1,4 @@
-"""From an address to the binder that speaks to what is there. An address without a host is for a run to fill in."""
+"""Finds the binder for an address."""
 
 import importlib
 from collections.abc import Callable
@@ -17,14 +17,14 @@ BINDERS = {
     "tcp": "penstock.channels.tcp:at",
     "memory": "penstock.channels.memory:at",
 }
-"""Per scheme of an address, what makes the binder: `at(address, settings of Kafka)`. Imported when it is asked for."""
+"""For each scheme of an address, the function that makes the binder. It is imported when it is used."""
 
 OUTSIDE = "penstock.binders"
-"""The entry points by which other packages bring their own."""
+"""The entry points for binders of other packages."""
 
 
 def bind(address: str, kafka: KafkaSettings | None = None) -> Channels:
-    """The channels at an address; Misconfigured when nobody knows its kind."""
+    """The channels at an address; Misconfigured if its scheme is not known."""
     scheme, mark, rest = address.partition("://")
     scheme = scheme.lower() if mark else ""
     maker = _maker(address, scheme)
@@ -32,7 +32,7 @@ def bind(address: str, kafka: KafkaSettings | None = None) -> Channels:
         return maker(f"{scheme}://{rest}", kafka or KafkaSettings())
     except ValueError as error:
         raise Misconfigured(
-            f"channels at {redact_address(address)}", str(error), "see to the spelling of the address"
+            f"channels at {redact_address(address)}", str(error), "check the spelling of the address"
         ) from error
 
 

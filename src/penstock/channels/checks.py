@@ -1,4 +1,4 @@
-"""What binders find wrong: a channel that differs from its declaration, an offset that its partition does not hold."""
+"""Errors and differences that all binders report in the same way."""
 
 from collections.abc import Collection, Iterator
 from datetime import timedelta
@@ -9,26 +9,26 @@ from penstock.core.errors import Unaccounted
 
 def overtaken(channel: str, partition: int, stands: int, low: int) -> Unaccounted:
     why = (
-        f"partition {partition} is to be read from {stands}, and begins at {low}: "
-        f"retention was quicker than this reader, and {low - stands} offsets are gone"
+        f"partition {partition} begins at offset {low}, and the reader is at {stands}: "
+        f"retention has deleted {low - stands} offsets that it had not read"
     )
     return Unaccounted(channel, (), why)
 
 
 def another(channel: str) -> Unaccounted:
-    return Unaccounted(channel, (), "it was removed while it was read, and another one has its name now")
+    return Unaccounted(channel, (), "it was removed while it was read, and created again")
 
 
 def beyond(channel: str, partition: int, stands: int, end: int) -> Unaccounted:
     why = (
-        f"partition {partition} is to be read from {stands}, and ends at {end}: it is another channel, or it has lost "
-        "its end; to begin anew, remove the store or ledger that reads it"
+        f"partition {partition} ends at offset {end}, and the reader is at {stands}: it is another channel, or it has "
+        "lost records; to read it from its beginning, remove the store or ledger that reads it"
     )
     return Unaccounted(channel, (), why)
 
 
 def differences(here: Topic, wanted: Topic, who: str, settings: Collection[str] = ()) -> Iterator[str]:
-    """A sentence for each, where there is one copy of all; `settings` are the settings that `who` knows."""
+    """A sentence for each difference, for binders with one copy of each record; `settings` are those of the binder."""
     channel = f"channel {here.name}"
     if wanted.replicas is not None and wanted.replicas > 1:
         yield f"{channel} has 1 copy, and {wanted.replicas} replicas are declared"
@@ -65,4 +65,4 @@ def _compacted(topic: Topic) -> str:
 
 
 def _kept(topic: Topic) -> str:
-    return "for ever" if topic.retention is None else f"for {spelled(topic.retention)}"
+    return "forever" if topic.retention is None else f"for {spelled(topic.retention)}"

@@ -1,9 +1,8 @@
-"""Groups for binders whose middleware has none: members deal the partitions among themselves.
+"""Groups for binders whose middleware has none: the members assign the partitions among themselves.
 
-What a group knows is a small document that its binder changes atomically. Each member renews its lease in it with
-every few reads, and takes what is its share and nobody's; what is beyond its share it gives back, once what it has
-read of it is committed. A member whose lease has run out holds nothing any more: whatever it still believes, it can
-commit nothing.
+The state of a group is a small document that its binder changes atomically. Each member renews its lease in it every
+few reads. It takes free partitions up to its share, and releases those above its share after it has committed what it
+read of them. A member whose lease has expired owns no partition, and its commits are refused.
 """
 
 import time
@@ -23,12 +22,12 @@ from penstock.core.errors import Unavailable
 Answer = TypeVar("Answer")
 
 LEASE = timedelta(seconds=10)
-"""A member that is silent for so long has lost its partitions."""
+"""A member that does not renew its lease for this long loses its partitions."""
 
 
 @dataclass
-class Share:
-    """What one member asks for, as channels with the partitions that it knows of, and what it has."""
+class MemberState:
+    """One member: the channels that it reads, with their numbers of partitions, and the partitions that it owns."""
 
     channels: dict[str, int]
     until: Micros
@@ -37,10 +36,10 @@ class Share:
 
 
 @dataclass
-class Standing:
-    """What a group knows."""
+class GroupState:
+    """The members of a group and its committed offsets."""
 
-    members: dict[str, Share] = field(default_factory=dict)
+    members: dict[str, MemberState] = field(default_factory=dict)
     committed: dict[ChannelPartition, int] = field(default_factory=dict)
 
     def dumps(self) -> bytes:
@@ -48,70 +47,76 @@ class Standing:
             {
                 "members": {
                     name: {
-                        "channels": share.channels,
-                        "until": share.until,
-                        "held": sorted(share.held),
-                        "lease": share.lease.total_seconds(),
+                        "channels": state.channels,
+                        "until": state.until,
+                        "held": sorted(state.held),
+                        "lease": state.lease.total_seconds(),
                     }
-                    for name, share in self.members.items()
+                    for name, state in self.members.items()
                 },
-                "committed": [[*place, offset] for place, offset in sorted(self.committed.items())],
+                "committed": [[*topic_partition, offset] for topic_partition, offset in sorted(self.committed.items())],
             }
         )
 
     @classmethod
-    def loads(cls, document: bytes | None) -> "Standing":
+    def loads(cls, document: bytes | None) -> "GroupState":
         if not document:
             return cls()
-        told: dict[str, Any] = orjson.loads(document)
+        content: dict[str, Any] = orjson.loads(document)
         members = {
-            name: Share(
+            name: MemberState(
                 one["channels"],
                 one["until"],
                 {(channel, partition) for channel, partition in one["held"]},
                 timedelta(seconds=one["lease"]),
             )
-            for name, one in told["members"].items()
+            for name, one in content["members"].items()
         }
-        return cls(members, {(channel, partition): offset for channel, partition, offset in told["committed"]})
+        return cls(members, {(channel, partition): offset for channel, partition, offset in content["committed"]})
 
     def expire(self, now: Micros) -> None:
-        # A lease that ends far later than it could is of a clock that was set back: its member may be long dead.
+        # If the clock was set back, a lease of a dead member can end far in the future.
         self.members = {
-            name: share for name, share in self.members.items() if now < share.until <= now + 2 * _micros(share.lease)
+            name: state for name, state in self.members.items() if now < state.until <= now + 2 * _micros(state.lease)
         }
 
     def known(self, now: Micros) -> bool:
-        """Somebody is in it, or has left positions."""
+        """Whether the group has members or committed offsets."""
         self.expire(now)
         return bool(self.members or self.committed)
 
-    def beat(self, name: str, channels: Mapping[str, int], now: Micros, lease: timedelta = LEASE) -> "Deal":
-        """Renew a lease, take what is free of one's share, and say what is beyond it."""
+    def renew(self, name: str, channels: Mapping[str, int], now: Micros, lease: timedelta = LEASE) -> "Assignment":
+        """Renew the lease of a member, and assign it the free partitions of its share."""
         self.expire(now)
         new = name not in self.members
-        share = self.members.setdefault(name, Share({}, 0))
-        share.channels, share.until, share.lease = dict(channels), now + _micros(lease), lease
-        target = shares(self.members)[name]
-        taken = {place for one in self.members.values() for place in one.held}
-        share.held |= target - taken
-        return Deal(new, frozenset(share.held & target), frozenset(share.held - target))
+        state = self.members.setdefault(name, MemberState({}, 0))
+        state.channels, state.until, state.lease = dict(channels), now + _micros(lease), lease
+        target = assign_partitions(self.members)[name]
+        taken = {topic_partition for one in self.members.values() for topic_partition in one.held}
+        state.held |= target - taken
+        return Assignment(new, frozenset(state.held & target), frozenset(state.held - target))
 
     def release(self, name: str, partitions: Collection[ChannelPartition]) -> None:
-        if share := self.members.get(name):
-            share.held -= set(partitions)
+        if state := self.members.get(name):
+            state.held -= set(partitions)
 
     def forget(self, channel: str) -> None:
-        """A channel is gone. Another one of its name begins anew, also for those who still hold partitions of it."""
-        self.committed = {place: offset for place, offset in self.committed.items() if place[0] != channel}
+        """Drop the offsets of a removed channel, and the members that own partitions of it."""
+        self.committed = {
+            topic_partition: offset
+            for topic_partition, offset in self.committed.items()
+            if topic_partition[0] != channel
+        }
         self.members = {
-            name: share for name, share in self.members.items() if all(place[0] != channel for place in share.held)
+            name: state
+            for name, state in self.members.items()
+            if all(topic_partition[0] != channel for topic_partition in state.held)
         }
 
     def commit(self, name: str, positions: Mapping[ChannelPartition, int], now: Micros) -> frozenset[ChannelPartition]:
-        """Write down how far a member is; the partitions that are not its own, in which case nothing is written."""
-        share = self.members.get(name)
-        ours = share.held if share and share.until > now else set[ChannelPartition]()
+        """Commit the offsets of a member. Returns the partitions that it does not own; then nothing is committed."""
+        state = self.members.get(name)
+        ours = state.held if state and state.until > now else set[ChannelPartition]()
         if strange := frozenset(positions) - ours:
             return strange
         self.committed |= positions
@@ -119,76 +124,82 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Deal:
+class Assignment:
     new: bool
-    """The member was not known: whatever it held before is lost."""
+    """Whether the member is new to the group: it has lost what it owned before."""
     held: frozenset[ChannelPartition]
-    """What is its own and should be."""
-    beyond: frozenset[ChannelPartition]
-    """What is its own still, and should be somebody else's."""
+    """The partitions that it owns and keeps."""
+    surplus: frozenset[ChannelPartition]
+    """The partitions that it owns and has to release."""
 
 
-def shares(members: Mapping[str, Share]) -> dict[str, set[ChannelPartition]]:
-    """What each member should hold: nobody has two more than another who asks for one of them; and little moves.
+def assign_partitions(members: Mapping[str, MemberState]) -> dict[str, set[ChannelPartition]]:
+    """The partitions that each member should own. The same input gives the same result in every member.
 
-    All members find the same, whoever looks.
+    No member has two partitions more than another that could read one of them, and as few as possible move.
     """
     names = sorted(members)
     counts: dict[str, int] = {}
-    for share in members.values():
-        for channel, count in share.channels.items():
+    for state in members.values():
+        for channel, count in state.channels.items():
             counts[channel] = max(count, counts.get(channel, 0))
     free = {(channel, partition) for channel, count in counts.items() for partition in range(count)}
     found: dict[str, set[ChannelPartition]] = {name: set() for name in names}
 
     def load(name: str, channel: str) -> tuple[int, int]:
-        """How much a member has, and how much of one channel: what is even in all should be so in each."""
-        return len(found[name]), sum(1 for place in found[name] if place[0] == channel)
+        """The partitions of a member, and those of one channel: both are balanced."""
+        return len(found[name]), sum(1 for topic_partition in found[name] if topic_partition[0] == channel)
 
     for name in names:
-        found[name] = {place for place in members[name].held & free if place[0] in members[name].channels}
+        found[name] = {
+            topic_partition
+            for topic_partition in members[name].held & free
+            if topic_partition[0] in members[name].channels
+        }
         free -= found[name]
-    for place in sorted(free):
-        asking = [name for name in names if place[0] in members[name].channels]
-        _, least = min((load(name, place[0]), name) for name in asking)
-        found[least].add(place)
+    for topic_partition in sorted(free):
+        asking = [name for name in names if topic_partition[0] in members[name].channels]
+        _, least = min((load(name, topic_partition[0]), name) for name in asking)
+        found[least].add(topic_partition)
     while (move := _move(members, found)) is not None:
-        place, giver, taker = move
-        found[giver].remove(place)
-        found[taker].add(place)
+        topic_partition, giver, taker = move
+        found[giver].remove(topic_partition)
+        found[taker].add(topic_partition)
     return found
 
 
 def _move(
-    members: Mapping[str, Share], found: Mapping[str, set[ChannelPartition]]
+    members: Mapping[str, MemberState], found: Mapping[str, set[ChannelPartition]]
 ) -> tuple[ChannelPartition, str, str] | None:
-    """A partition that somebody has who has two more than another who asks for it."""
+    """A partition to move, the member to take it from, and the one to give it to; None if the loads are even."""
     by_load = sorted(found, key=lambda name: len(found[name]))
     for giver in reversed(by_load):
         for taker in by_load:
             if len(found[giver]) - len(found[taker]) < 2:
                 break
-            if wanted := [place for place in found[giver] if place[0] in members[taker].channels]:
+            if wanted := [
+                topic_partition for topic_partition in found[giver] if topic_partition[0] in members[taker].channels
+            ]:
                 return _most(wanted, found[taker]), giver, taker
     return None
 
 
-def _most(partitions: Sequence[ChannelPartition], beside: Collection[ChannelPartition]) -> ChannelPartition:
-    """The last partition of the channel that the giver has most of, and the taker least."""
+def _most(partitions: Sequence[ChannelPartition], other: Collection[ChannelPartition]) -> ChannelPartition:
+    """The last partition of the channel in which the two members differ most."""
     excess: dict[str, int] = {}
     for channel, _ in partitions:
         excess[channel] = excess.get(channel, 0) + 1
-    for channel, _ in beside:
+    for channel, _ in other:
         if channel in excess:
             excess[channel] -= 1
-    return max(partitions, key=lambda place: (excess[place[0]], place))
+    return max(partitions, key=lambda topic_partition: (excess[topic_partition[0]], topic_partition))
 
 
-class Table(Protocol):
-    """Where a binder keeps what its groups know."""
+class GroupStore(Protocol):
+    """Where a binder keeps the state of its groups."""
 
-    def change(self, group: str, change: Callable[[Standing, Micros], Answer]) -> Answer:
-        """Let a function change what a group knows: atomically, with the time as all members see it."""
+    def change(self, group: str, change: Callable[[GroupState, Micros], Answer]) -> Answer:
+        """Change the state of a group atomically. `change` gets the state, and the time that all members share."""
 
 
 class Readable(Protocol):
@@ -201,17 +212,17 @@ class Readable(Protocol):
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]: ...
 
 
-class Leaving(Protocol):
+class Leaves(Protocol):
     def leave(self, tell: Callable[[Sequence[ChannelPartition]], object]) -> None:
-        """Leave the group; what is still held is told to `tell`."""
+        """Leave the group; `tell` gets the partitions that are still owned."""
 
 
-OneOf = TypeVar("OneOf", bound=Leaving)
+OneOf = TypeVar("OneOf", bound=Leaves)
 
 
 @contextmanager
-def joined(member: OneOf, listener: RebalanceListener) -> Iterator[OneOf]:
-    """A member, for as long as the body runs. When that fails, nobody is asked to commit what it was at."""
+def membership(member: OneOf, listener: RebalanceListener) -> Iterator[OneOf]:
+    """Leave the group at the end of the block. If the block raises, the partitions count as lost, not as revoked."""
     try:
         yield member
     except BaseException:
@@ -224,7 +235,7 @@ class LeasedConsumer:
     def __init__(
         self,
         binder: Readable,
-        table: Table,
+        table: GroupStore,
         group: str,
         channels: Sequence[str],
         listener: RebalanceListener,
@@ -241,7 +252,7 @@ class LeasedConsumer:
         self._opened = ExitStack()
         self._reader: Reader | None = None
         self._read_by_it: set[ChannelPartition] = set()
-        self._partitions()  # A channel that is not there is told at once.
+        self._partitions()  # Raises if a channel does not exist.
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
         until = self._elapsed() + wait
@@ -249,7 +260,7 @@ class LeasedConsumer:
             if self._beaten is None or self._elapsed() - self._beaten >= self._every:
                 self._beat()
             left = max(0.0, until - self._elapsed())
-            # No longer than until the next beat: what is dealt anew has to be seen.
+            # Not longer than until the next renewal, which can change the assignment.
             found = self._read(most, min(left, self._every / 2))
             if found or self._elapsed() >= until:
                 return found
@@ -264,7 +275,7 @@ class LeasedConsumer:
         strange = self._table.change(self._group, lambda group, now: group.commit(self._name, positions, now))
         if strange:
             gone = ", ".join(f"{channel}/{partition}" for channel, partition in sorted(strange))
-            raise Unavailable(f"group {self._group}", f"{gone} is held by others by now: nothing was committed")
+            raise Unavailable(f"group {self._group}", f"{gone} is assigned to other members now; nothing was committed")
 
     def leave(self, tell: Callable[[Sequence[ChannelPartition]], object]) -> None:
         try:
@@ -277,7 +288,7 @@ class LeasedConsumer:
 
     def _read(self, most: int, wait: float) -> Sequence[Entry]:
         if self._reader is None:
-            time.sleep(min(wait, 0.05))  # Nothing is ours, and something may be after the next beat.
+            time.sleep(min(wait, 0.05))  # No partition is assigned until the next renewal.
             return ()
         entries = self._reader.read(most, wait)
         for channel in self._channels:
@@ -288,22 +299,26 @@ class LeasedConsumer:
 
     def _beat(self) -> None:
         known = self._partitions()
-        deal = self._table.change(self._group, lambda group, now: group.beat(self._name, known, now, self._lease))
-        if deal.new and self._next:
+        assignment = self._table.change(
+            self._group, lambda group, now: group.renew(self._name, known, now, self._lease)
+        )
+        if assignment.new and self._next:
             before = sorted(self._next)
             self._next.clear()
             self._listener.lost(before)
-        if leaving := sorted(deal.beyond & set(self._next)):
+        if leaving := sorted(assignment.surplus & set(self._next)):
             self._listener.revoked(leaving)
-            for place in leaving:
-                self._next.pop(place, None)
-        if deal.beyond:
-            self._table.change(self._group, lambda group, _: group.release(self._name, deal.beyond))
-        # Not what was given now, but what we do not read yet: an earlier beat may have failed half-way.
-        if given := deal.held - set(self._next):
+            for topic_partition in leaving:
+                self._next.pop(topic_partition, None)
+        if assignment.surplus:
+            self._table.change(self._group, lambda group, _: group.release(self._name, assignment.surplus))
+        # Also partitions of an earlier assignment that failed half-way.
+        if given := assignment.held - set(self._next):
             start = self._starts(given)
             better = self._listener.assigned(sorted(start))
-            self._next |= {place: better.get(place, offset) for place, offset in start.items()}
+            self._next |= {
+                topic_partition: better.get(topic_partition, offset) for topic_partition, offset in start.items()
+            }
         if given or set(self._next) != self._read_by_it:
             self._reopen()
         self._beaten = self._elapsed()
@@ -312,12 +327,12 @@ class LeasedConsumer:
         return {channel: len(self._binder.bounds(channel)) for channel in self._channels}
 
     def _starts(self, partitions: Collection[ChannelPartition]) -> dict[ChannelPartition, int]:
-        """Where the group has committed; where it has not, the beginning or the end, as it is now."""
+        """The committed offset of each partition; without one, its beginning or its end."""
         committed = self._table.change(self._group, lambda group, _: dict(group.committed))
         bounds = {channel: self._binder.bounds(channel) for channel in {channel for channel, _ in partitions}}
         start = {}
         for channel, partition in partitions:
-            if partition in bounds[channel]:  # Another member may remember more than there are by now.
+            if partition in bounds[channel]:  # Another member may still know partitions that no longer exist.
                 low, end = bounds[channel][partition]
                 start[channel, partition] = committed.get((channel, partition), low if self._beginning else end)
         return start
@@ -337,18 +352,18 @@ def _micros(span: timedelta) -> Micros:
     return round(span.total_seconds() * 1e6)
 
 
-def described(name: str, standing: Standing, now: Micros) -> Group:
-    if not standing.known(now):
-        raise Unavailable(f"group {name}", "there is none of that name")
-    members = {member: sorted(share.held) for member, share in standing.members.items()}
-    return Group(name, "stable" if members else "empty", members, dict(standing.committed))
+def describe_group(name: str, state: GroupState, now: Micros) -> Group:
+    if not state.known(now):
+        raise Unavailable(f"group {name}", "there is no such group")
+    members = {name: sorted(member.held) for name, member in state.members.items()}
+    return Group(name, "stable" if members else "empty", members, dict(state.committed))
 
 
-def moved(standing: Standing, now: Micros, group: str, positions: Mapping[str, Offsets]) -> None:
-    """Write positions down for a group that has no members."""
-    standing.expire(now)
-    if standing.members:
-        raise Unavailable(f"group {group}", f"it has {len(standing.members)} members: stop them first")
-    standing.committed |= {
+def move_offsets(state: GroupState, now: Micros, group: str, positions: Mapping[str, Offsets]) -> None:
+    """Commit offsets for a group that has no members."""
+    state.expire(now)
+    if state.members:
+        raise Unavailable(f"group {group}", f"it has {len(state.members)} members; stop them first")
+    state.committed |= {
         (channel, partition): offset for channel, offsets in positions.items() for partition, offset in offsets.items()
     }

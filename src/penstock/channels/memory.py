@@ -1,4 +1,4 @@
-"""Channels in the memory of one process: the shape of a real binder, for tests of whatever stands on a channel."""
+"""Channels in the memory of one process, for tests."""
 
 import math
 import threading
@@ -13,7 +13,7 @@ from typing import TypeVar
 from zlib import crc32
 
 from penstock.channels.checks import another, beyond, differences, overtaken
-from penstock.channels.leases import LEASE, LeasedConsumer, Standing, described, joined, moved
+from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, describe_group, membership, move_offsets
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import (
     ChannelPartition,
@@ -30,10 +30,10 @@ from penstock.core.record import Headers, Record
 
 Answer = TypeVar("Answer")
 
-_PROMISE = Promise(durable=False, replay=True, description="a record lives as long as this process")
+_PROMISE = Promise(durable=False, replay=True, description="records are lost when the process ends")
 
 _COMPACTED_AFTER = timedelta(hours=1)
-"""What is younger than this stays, whatever came after it."""
+"""A replaced record stays for this long."""
 
 
 def at(address: str, _: object = None) -> "MemoryChannels":
@@ -45,9 +45,10 @@ _KNOWN: dict[str, "MemoryChannels"] = {}
 
 
 class MemoryChannels:
-    """Channels kept in lists. One that was not declared has as many partitions as is said here; None: it is not there.
+    """Channels in lists.
 
-    `lease`: after how long a silent member of a group has lost its partitions.
+    `partitions`: of channels that were not declared; None: these do not exist. `lease`: after how long a silent member
+    of a group loses its partitions.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class MemoryChannels:
         self._partitions, self._lease, self._name = partitions, lease, name
         self._clock = clock or SystemClock()
         self._channels: dict[str, _Channel] = {}
-        self._groups: dict[str, Standing] = {}
+        self._groups: dict[str, GroupState] = {}
         self._changed = threading.Condition()
 
     @property
@@ -79,7 +80,7 @@ class MemoryChannels:
         return entry
 
     def entries(self, channel: str) -> list[Entry]:
-        """All that a channel holds, partition by partition."""
+        """All entries of a channel, partition by partition."""
         with self._changed:
             return [entry for log in self.known(channel).logs for entry in log.entries]
 
@@ -114,8 +115,8 @@ class MemoryChannels:
         with self._changed:
             self.known(channel)
             del self._channels[channel]
-            for standing in self._groups.values():
-                standing.forget(channel)
+            for state in self._groups.values():
+                state.forget(channel)
 
     @asynccontextmanager
     async def sender(self) -> AsyncIterator["_Sender"]:
@@ -149,28 +150,28 @@ class MemoryChannels:
         self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> Iterator[LeasedConsumer]:
         member = LeasedConsumer(self, self, group, channels, listener, beginning, self._clock.elapsed, self._lease)
-        with joined(member, listener):
+        with membership(member, listener):
             yield member
 
     def groups(self) -> list[str]:
         with self._changed:
             now = self._clock.now()
-            return sorted(name for name, standing in self._groups.items() if standing.known(now))
+            return sorted(name for name, state in self._groups.items() if state.known(now))
 
     def group(self, name: str) -> Group:
-        return self.change(name, lambda standing, now: described(name, standing, now))
+        return self.change(name, lambda state, now: describe_group(name, state, now))
 
     def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
-        self.change(group, lambda standing, now: moved(standing, now, group, positions))
+        self.change(group, lambda state, now: move_offsets(state, now, group, positions))
 
-    def change(self, group: str, change: Callable[[Standing, Micros], Answer]) -> Answer:
+    def change(self, group: str, change: Callable[[GroupState, Micros], Answer]) -> Answer:
         with self._changed:
-            return change(self._groups.setdefault(group, Standing()), self._clock.now())
+            return change(self._groups.setdefault(group, GroupState()), self._clock.now())
 
     def known(self, channel: str) -> "_Channel":
         if channel not in self._channels:
             if self._partitions is None:
-                raise Unavailable(f"channel {channel}", f"there is none of that name in {self.where}")
+                raise Unavailable(f"channel {channel}", f"there is no such channel in {self.where}")
             self._channels[channel] = _Channel(Topic(channel, self._partitions))
         return self._channels[channel]
 
@@ -202,7 +203,7 @@ class _Log:
         self.end = entry.offset + 1
 
     def tidy(self, topic: Topic, now: Micros) -> None:
-        """Let go what need not stay."""
+        """Apply retention and compaction."""
         if topic.retention is not None:
             oldest = now - _micros(topic.retention)
             stay = next((turn for turn, entry in enumerate(self.entries) if entry.appended > oldest), len(self.entries))
@@ -266,19 +267,19 @@ class _Reader:
     def age(self) -> float:
         with self._changed:
             now = time.monotonic()
-            if not any(log.after(stands, 1) for _, _, stands, log in self._standing()):
+            if not any(log.after(stands, 1) for _, _, stands, log in self._states_of()):
                 self._ended = now
             return now - self._ended
 
     def _take(self, most: int) -> list[Entry]:
         self._notice()
         found: list[Entry] = []
-        standing = self._standing()
-        # An even share of each, and another one is the first each time: none waits until the others have nothing more.
-        count = max(1, len(standing))
+        state = self._states_of()
+        # Each partition gets the same share, so that none waits until the others are at their end.
+        count = max(1, len(state))
         self._turn = (self._turn + 1) % count
         for share in (-(-most // count), most):
-            for channel, partition, _, log in standing[self._turn :] + standing[: self._turn]:
+            for channel, partition, _, log in state[self._turn :] + state[: self._turn]:
                 stands = self._next[channel][partition]
                 found += (some := log.after(stands, min(share, most - len(found))))
                 if some:
@@ -288,7 +289,7 @@ class _Reader:
         return found
 
     def _notice(self) -> None:
-        """Partitions that were added are read from their beginning."""
+        """Read added partitions from their beginning."""
         for channel, positions in self._next.items():
             known = self._channels.known(channel)
             if known.id != self._ids[channel]:
@@ -300,8 +301,8 @@ class _Reader:
     def _wanted(self, channel: str, partition: int) -> bool:
         return self._only is None or (channel, partition) in self._only
 
-    def _standing(self) -> list[tuple[str, int, int, _Log]]:
-        """Each partition with where this reader stands in it; Unaccounted when the log does not hold that."""
+    def _states_of(self) -> list[tuple[str, int, int, _Log]]:
+        """Channel, partition, offset and log of all that is read; Unaccounted if the log does not have the offset."""
         found = []
         for channel, positions in self._next.items():
             logs = self._channels.known(channel).logs

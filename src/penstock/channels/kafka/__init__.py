@@ -1,4 +1,4 @@
-"""Channels on Kafka. The settings are those that lose nothing; the defaults of the client would."""
+"""Channels on Kafka, with settings that lose no record; the defaults of the client would."""
 
 import asyncio
 import re
@@ -12,12 +12,12 @@ from confluent_kafka.admin import AdminClient
 
 from penstock.channels.checks import beyond
 from penstock.channels.kafka import groups, topics
-from penstock.channels.kafka.client import answering, building, common, retrying, told
+from penstock.channels.kafka.client import checked, common, configuring, retry, translating
 from penstock.channels.kafka.groups import KafkaMember
 from penstock.channels.kafka.reader import CONF, KafkaReader
 from penstock.channels.kafka.sender import BATCH, KafkaSender
 from penstock.channels.kafka.settings import KafkaSettings
-from penstock.channels.leases import joined
+from penstock.channels.leases import membership
 from penstock.core.clock import Micros
 from penstock.core.contracts import ChannelPartition, EnsureResult, Group, Offsets, Promise, RebalanceListener, Topic
 from penstock.core.errors import Misconfigured
@@ -25,12 +25,12 @@ from penstock.core.errors import Misconfigured
 _PROMISE = Promise(
     durable=True,
     replay=True,
-    description="a record is acknowledged once all replicas in sync have it, in the memory of their machines at least",
+    description="a record is acknowledged once all in-sync replicas have it, at least in memory",
 )
 
 
 LARGEST = 60_000_000
-"""How large a record may be is for its topic to say; but it has to fit into the queue of the client."""
+"""Bytes: the topic limits the size of a record, but it also has to fit into the queue of the client."""
 _SERVER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?")
 
 
@@ -39,26 +39,28 @@ def at(address: str, settings: KafkaSettings) -> "Kafka":
     servers = address.removeprefix("kafka://").strip("/")
     if "@" in servers:
         fix = "write sasl.username and sasl.password in [kafka] conf"
-        raise Misconfigured("channels at kafka://…@…", "an address is shown to people, and tells no password", fix)
+        raise Misconfigured(
+            "channels at kafka://…@…", "an address must not contain a password: it is shown in logs and on pages", fix
+        )
     if not servers:
-        raise Misconfigured("channels at kafka://", "it tells no broker", "write kafka://host:port")
+        raise Misconfigured("channels at kafka://", "it has no broker", "write kafka://host:port")
     for server in servers.split(","):
         if not _SERVER.fullmatch(server):
             raise Misconfigured(
-                f"channels at {address}", f'"{server}" is no broker', "write kafka://host:port,host:port"
+                f"channels at {address}", f'"{server}" is not a broker', "write kafka://host:port,host:port"
             )
     return Kafka(servers, settings)
 
 
 class Kafka:
-    """The binder: names of channels become topics of one cluster."""
+    """Channels as topics of one cluster."""
 
     def __init__(self, servers: str, settings: KafkaSettings | None = None) -> None:
         self.servers = servers
         self._settings = settings or KafkaSettings()
-        # One client each for all questions of a kind: they are asked often, and a connection costs more.
-        self._asking = threading.Lock()
-        self._asker: Consumer | None = None
+        # One client for all queries, because a connection is expensive.
+        self._lock = threading.Lock()
+        self._querying: Consumer | None = None
         self._administrator: AdminClient | None = None
         self._common: dict[str, Any] = common(servers, self._settings)
 
@@ -76,44 +78,44 @@ class Kafka:
     # --- topics
 
     def ensure(self, topics_: Sequence[Topic]) -> EnsureResult:
-        with answering(self.servers), self._administering() as admin:
+        with translating(self.servers), self._administering() as admin:
             return topics.ensure(admin, topics_, self._settings.replicas)
 
     def names(self) -> list[str]:
-        """The channels that are there, by name; not the topics that Kafka keeps for itself."""
-        with answering(self.servers), self._administering() as admin:
+        """The names of the channels, without Kafka's internal topics."""
+        with translating(self.servers), self._administering() as admin:
             return sorted(name for name in admin.list_topics(timeout=10).topics if not name.startswith("__"))
 
     def topic(self, channel: str) -> Topic:
-        with answering(self.servers), self._administering() as admin:
+        with translating(self.servers), self._administering() as admin:
             return topics.describe(admin, channel)
 
     def topic_id(self, channel: str) -> str:
-        with answering(self.servers), self._administering() as admin:
+        with translating(self.servers), self._administering() as admin:
             return topics.topic_id(admin, channel)
 
     def remove(self, channel: str) -> None:
-        with answering(self.servers), self._administering() as admin:
+        with translating(self.servers), self._administering() as admin:
             topics.remove(admin, channel)
 
     def limit(self, channel: str) -> int | None:
-        """Of how many bytes a record may be, with its headers and frames; None when we may not know it."""
-        with answering(self.servers):
-            told = self._limit(channel)
-        return None if told is None else min(told, LARGEST)
+        """The largest record in bytes, with headers and framing; None if we are not allowed to read it."""
+        with translating(self.servers):
+            checked = self._limit(channel)
+        return None if checked is None else min(checked, LARGEST)
 
     def alter(self, channel: str, settings: Mapping[str, str]) -> None:
-        """Change settings of a channel that is there, in Kafka's own words."""
-        with answering(self.servers), self._administering() as admin:
+        """Change settings of a channel, by their names in Kafka."""
+        with translating(self.servers), self._administering() as admin:
             topics.alter(admin, channel, settings)
 
     def copies(self, channel: str) -> Mapping[int, topics.Copies]:
-        """Per partition, which brokers hold it."""
-        with answering(self.servers), self._administering() as admin:
+        """The brokers of each partition."""
+        with translating(self.servers), self._administering() as admin:
             return topics.copies(admin, channel)
 
     def brokers(self, timeout: float = 10) -> int:
-        with answering(self.servers), self._administering() as admin:
+        with translating(self.servers), self._administering() as admin:
             return len(admin.list_topics(timeout=timeout).brokers)
 
     # --- in
@@ -148,18 +150,18 @@ class Kafka:
     ) -> Iterator[KafkaReader]:
         consumer = self._consumer(
             {
-                "group.id": "penstock",  # The client wants one; positions are ours.
-                # The end of a partition is told, so that a reader gets over marks of transactions that lie there.
+                "group.id": "penstock",  # The client requires one; the offsets are our own.
+                # Reports the end of a partition, so that a reader passes transaction markers there.
                 "enable.partition.eof": True,
-                # The broker answers at the first byte, or gathers up to half a megabyte while entries may linger.
+                # The broker answers at the first byte, or waits for half a megabyte while entries may linger.
                 "fetch.wait.max.ms": int(linger * 1000) or 500,
                 "fetch.min.bytes": 1 << 19 if linger else 1,
             }
         )
         try:
             bounds = {name: self._wanted(name, positions, only) for name, positions in start.items()}
-            with answering(self.servers):
-                reader = KafkaReader(consumer, start, bounds, only is None, self._lives)
+            with translating(self.servers):
+                reader = KafkaReader(consumer, start, bounds, only is None, self._generations)
             yield reader
         finally:
             consumer.close()
@@ -167,7 +169,7 @@ class Kafka:
     def _wanted(
         self, channel: str, positions: Offsets, only: Collection[ChannelPartition] | None
     ) -> Mapping[int, tuple[int, int]]:
-        """The bounds of what is to be read; Unaccounted when there is a position in a partition that is not there."""
+        """The bounds of the partitions to read; Unaccounted if `positions` has a partition that does not exist."""
         bounds = self.bounds(channel)
         for partition, stands in positions.items():
             if stands and partition not in bounds and (only is None or (channel, partition) in only):
@@ -175,26 +177,29 @@ class Kafka:
         return {partition: found for partition, found in bounds.items() if only is None or (channel, partition) in only}
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
-        with self._asking, answering(self.servers):
-            asker = self._ask()
-            return retrying(lambda: self._bounds(asker, channel))
+        with self._lock, translating(self.servers):
+            querying = self._query_consumer()
+            return retry(lambda: self._bounds(querying, channel))
 
-    def _bounds(self, asker: Consumer, channel: str) -> Mapping[int, tuple[int, int]]:
-        topic = asker.list_topics(channel, timeout=10).topics[channel]
+    def _bounds(self, querying: Consumer, channel: str) -> Mapping[int, tuple[int, int]]:
+        topic = querying.list_topics(channel, timeout=10).topics[channel]
         if topic.error is not None:
             raise KafkaException(topic.error)
         return {
-            partition: asker.get_watermark_offsets(TopicPartition(channel, partition), timeout=10)
+            partition: querying.get_watermark_offsets(TopicPartition(channel, partition), timeout=10)
             for partition in sorted(topic.partitions)
         }
 
     def since(self, channel: str, timestamp: Micros) -> Offsets:
         ends = self.bounds(channel)
-        begin = -(-timestamp // 1_000)  # Its times are milliseconds: one that has begun before the moment is over.
-        with self._asking, answering(self.servers):
-            asker, asked = self._ask(), [TopicPartition(channel, partition, begin) for partition in ends]
-            found = retrying(lambda: told(asker.offsets_for_times(asked, timeout=10)))
-        # What has no entry that late is read from its end.
+        begin = -(-timestamp // 1_000)  # Kafka's times are milliseconds: round up.
+        with self._lock, translating(self.servers):
+            querying, requested = (
+                self._query_consumer(),
+                [TopicPartition(channel, partition, begin) for partition in ends],
+            )
+            found = retry(lambda: checked(querying.offsets_for_times(requested, timeout=10)))
+        # A partition without such an entry is read from its end.
         return {at.partition: at.offset if at.offset >= 0 else ends[at.partition][1] for at in found}
 
     # --- groups
@@ -204,34 +209,34 @@ class Kafka:
         self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> Iterator[KafkaMember]:
         for channel in channels:
-            self.bounds(channel)  # A subscription to what is not there would wait in silence.
+            self.bounds(channel)  # A subscription to a missing topic would wait without an error.
         consumer = self._consumer({"group.id": group, "enable.partition.eof": True})
         try:
-            with answering(self.servers):
+            with translating(self.servers):
                 member = KafkaMember(consumer, group, channels, listener, beginning)
         except BaseException:
             consumer.close()
             raise
-        with joined(member, listener):
+        with membership(member, listener):
             yield member
 
     def groups(self) -> list[str]:
-        with answering(self.servers), self._administering() as admin:
+        with translating(self.servers), self._administering() as admin:
             return groups.names(admin)
 
     def group(self, name: str) -> Group:
-        with answering(self.servers), self._administering() as admin:
+        with translating(self.servers), self._administering() as admin:
             return groups.group(admin, name)
 
     def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
-        with answering(self.servers), self._administering() as admin:
+        with translating(self.servers), self._administering() as admin:
             groups.move(admin, group, positions)
 
     # --- clients
 
-    def _lives(self, channels: Sequence[str], within: float) -> Mapping[str, tuple[str, int]]:
+    def _generations(self, channels: Sequence[str], within: float) -> Mapping[str, tuple[str, int]]:
         if within < topics.ANSWER:
-            # A short look says nothing about the client.
+            # A short timeout does not mean that the client is broken.
             return topics.generations(self._admin(), channels, within)
         with self._administering() as admin:
             return topics.generations(admin, channels, within)
@@ -240,43 +245,43 @@ class Kafka:
         with self._administering() as admin:
             return topics.limit(admin, channel)
 
-    def _ask(self) -> Consumer:
-        if self._asker is None:
-            self._asker = self._consumer({"group.id": "penstock"})
-        return self._asker
+    def _query_consumer(self) -> Consumer:
+        if self._querying is None:
+            self._querying = self._consumer({"group.id": "penstock"})
+        return self._querying
 
     def _admin(self) -> AdminClient:
-        with self._asking:
+        with self._lock:
             if self._administrator is None:
-                with building():
+                with configuring():
                     self._administrator = AdminClient(self._common)
             return self._administrator
 
     @contextmanager
     def _administering(self) -> Iterator[AdminClient]:
-        """The administrator. One that timed out is replaced: after an outage it may never find the controller again."""
+        """The admin client. It is replaced after a timeout: after an outage it may never find the controller again."""
         admin = self._admin()
         try:
             yield admin
         except KafkaException as error:
             if error.args[0].code() == KafkaError._TIMED_OUT:
-                with self._asking:
+                with self._lock:
                     if self._administrator is admin:
                         self._administrator = None
             raise
 
     def _consumer(self, own: Mapping[str, str | int]) -> Consumer:
-        with building():
+        with configuring():
             return Consumer({**self._common, **CONF, **own})
 
     def _producer(self, batch: int = BATCH) -> Producer:
-        with building():
+        with configuring():
             return Producer(
                 {
                     **self._common,
                     "acks": "all",
                     "enable.idempotence": True,
-                    # A record that timed out would leave a hole in the middle of a sequence.
+                    # A record that timed out would leave a gap in a sequence.
                     "message.timeout.ms": 0,
                     "linger.ms": 3,
                     "compression.type": self._settings.compression,

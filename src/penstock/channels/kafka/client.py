@@ -1,4 +1,4 @@
-"""What all of Kafka's clients here have in common."""
+"""Settings, errors and retries of all Kafka clients."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -12,8 +12,7 @@ from penstock.core.errors import Misconfigured, Unavailable
 
 Answer = TypeVar("Answer")
 
-# What brokers answer until a new topic, or a partition that has lost its leader, has one; and while the one that looks
-# after a group comes up.
+# Errors that end when a partition has a leader, or a group has a coordinator.
 _UNSETTLED = {
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
@@ -23,7 +22,7 @@ _UNSETTLED = {
     KafkaError._UNKNOWN_PARTITION,
 }
 
-# What brokers answer to a question that is wrong, and stays so.
+# Errors of the request itself: a retry cannot help.
 _WRONG = {
     KafkaError.INVALID_CONFIG,
     KafkaError.INVALID_REQUEST,
@@ -47,8 +46,8 @@ def common(servers: str, settings: KafkaSettings) -> dict[str, Any]:
 
 
 @contextmanager
-def answering(servers: str) -> Iterator[None]:
-    """What Kafka's clients raise, in our words."""
+def translating(servers: str) -> Iterator[None]:
+    """Turn errors of the clients into Misconfigured and Unavailable."""
     try:
         yield
     except KafkaException as error:
@@ -59,8 +58,8 @@ def answering(servers: str) -> Iterator[None]:
         raise Unavailable(f"Kafka at {servers}", "it did not answer in time") from error
 
 
-def told(partitions: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
-    """What was answered for each partition; KafkaException when the answer for one of them is an error."""
+def checked(partitions: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
+    """The partitions; KafkaException if one of them has an error."""
     for one in partitions:
         if one.error is not None:
             raise KafkaException(one.error)
@@ -68,20 +67,17 @@ def told(partitions: Sequence[TopicPartition]) -> Sequence[TopicPartition]:
 
 
 @contextmanager
-def building() -> Iterator[None]:
-    """A client is being made: what it says to its settings, in our words."""
+def configuring() -> Iterator[None]:
+    """Turn errors of a client about its settings into Misconfigured."""
     try:
         yield
     except KafkaException as error:
         raise Misconfigured("[kafka] conf", error.args[0].str(), "see the settings of librdkafka") from error
 
 
-def retrying(ask: Callable[[], Answer], patience: float = 10, also: Collection[int] = ()) -> Answer:
-    """Ask again while brokers sort out among themselves who leads, as after the birth of a topic.
-
-    `also`: further errors that pass by themselves here.
-    """
-    until = time.monotonic() + patience
+def retry(ask: Callable[[], Answer], timeout: float = 10, also: Collection[int] = ()) -> Answer:
+    """Retry while the brokers elect a leader, as for a new topic. `also`: more errors that end without help."""
+    until = time.monotonic() + timeout
     while True:
         try:
             return ask()
@@ -93,7 +89,7 @@ def retrying(ask: Callable[[], Answer], patience: float = 10, also: Collection[i
 
 
 class _Quiet:
-    """What librdkafka would write to standard error: it reports each refused connection while a broker starts."""
+    """Drops the log of librdkafka: it reports each refused connection while a broker starts."""
 
     def log(self, *_: object) -> None: ...
 

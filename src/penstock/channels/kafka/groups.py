@@ -1,4 +1,4 @@
-"""Kafka's consumer groups: members that share partitions, and what the groups have committed."""
+"""Kafka's consumer groups: members, and committed offsets."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,14 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient
 
-from penstock.channels.kafka.client import retrying, told
-from penstock.channels.kafka.reader import Polled, entry_of, lost, passing, place_of
+from penstock.channels.kafka.client import checked, retry
+from penstock.channels.kafka.reader import Polled, entry_of, lost, passing, topic_partition_of
 from penstock.core.contracts import ChannelPartition, Entry, Group, Offsets, RebalanceListener
 from penstock.core.errors import PenstockError, Unavailable
 
 _ANSWER = 10
 _TURN = 0.1
-"""Seconds after which a read looks whether partitions were given to it."""
+"""Seconds after which a read checks for newly assigned partitions."""
 
 
 class KafkaMember:
@@ -33,7 +33,7 @@ class KafkaMember:
         self._polled = Polled(consumer, self._entry)
         self._next: dict[ChannelPartition, int] = {}
         self._waiting: list[ChannelPartition] = []
-        consumer.subscribe(list(channels), on_assign=self._given, on_revoke=self._taken, on_lost=self._lost)
+        consumer.subscribe(list(channels), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
         until = time.monotonic() + wait
@@ -52,12 +52,12 @@ class KafkaMember:
             return
         done = [TopicPartition(channel, partition, offset) for (channel, partition), offset in self._next.items()]
         try:
-            told(self._consumer.commit(offsets=done, asynchronous=False) or ())
+            checked(self._consumer.commit(offsets=done, asynchronous=False) or ())
         except KafkaException as error:
             raise self._unavailable(error.args[0]) from error
 
     def leave(self, tell: Callable[[Sequence[ChannelPartition]], object]) -> None:
-        """Leave the group; what is still held is told to `tell`."""
+        """Leave the group; `tell` gets the partitions that are still owned."""
         try:
             if self._next:
                 tell(sorted(self._next))
@@ -66,38 +66,38 @@ class KafkaMember:
             self._consumer.close()
 
     def _entry(self, message: Message) -> Entry | None:
-        place = place_of(message)
-        stands = self._next.get(place)
+        topic_partition = topic_partition_of(message)
+        stands = self._next.get(topic_partition)
         if (error := message.error()) is not None:
             if error.code() == KafkaError._AUTO_OFFSET_RESET and stands is not None:
-                raise lost(*place, stands)
+                raise lost(*topic_partition, stands)
             if error.code() == KafkaError._PARTITION_EOF:
                 if stands is not None:
-                    self._next[place] = max(message.offset() or 0, stands)
+                    self._next[topic_partition] = max(message.offset() or 0, stands)
             else:
-                passing(error, place)
+                passing(error, topic_partition)
             return None
         if stands is None:
-            return None  # It was on its way here when its partition went to somebody else.
+            return None  # Its partition was revoked after it was fetched.
         entry = entry_of(message)
-        self._next[place] = entry.offset + 1
+        self._next[topic_partition] = entry.offset + 1
         return entry
 
-    def _given(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        # Called from within the client, where nothing can be asked of it: `read` does the rest, until it succeeds.
+    def _assigned(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        # The client calls this, and cannot be used here: `read` does the rest.
         self._waiting += [(one.topic, one.partition) for one in partitions]
         consumer.incremental_assign([])
 
     def _begin(self) -> None:
-        """Read what is ours from where it has to be read."""
+        """Begin to read newly assigned partitions."""
         if not self._waiting:
             return
         try:
-            start = self._starts([TopicPartition(*place) for place in self._waiting])
+            start = self._starts([TopicPartition(*topic_partition) for topic_partition in self._waiting])
         except KafkaException as error:
             raise self._unavailable(error.args[0]) from error
         better = self._listener.assigned(sorted(start))
-        start = {place: better.get(place, offset) for place, offset in start.items()}
+        start = {topic_partition: better.get(topic_partition, offset) for topic_partition, offset in start.items()}
         self._consumer.incremental_assign(
             [TopicPartition(channel, partition, offset) for (channel, partition), offset in start.items()]
         )
@@ -105,66 +105,68 @@ class KafkaMember:
         self._waiting = []
 
     def _starts(self, partitions: list[TopicPartition]) -> dict[ChannelPartition, int]:
-        """Where the group has committed; where it has not, the beginning or the end, as it is now."""
+        """The committed offset of each partition; without one, its beginning or its end."""
         start = {}
-        for one in retrying(lambda: told(self._consumer.committed(partitions, timeout=_ANSWER))):
+        for one in retry(lambda: checked(self._consumer.committed(partitions, timeout=_ANSWER))):
             offset = one.offset
             if offset < 0:
-                offset = retrying(partial(self._bounds, one))[0 if self._beginning else 1]
+                offset = retry(partial(self._bounds, one))[0 if self._beginning else 1]
             start[one.topic, one.partition] = offset
         return start
 
     def _bounds(self, partition: TopicPartition) -> tuple[int, int]:
-        self._consumer.list_topics(partition.topic, timeout=_ANSWER)  # One that was just added is not known here yet.
+        self._consumer.list_topics(partition.topic, timeout=_ANSWER)  # The client does not know a new partition yet.
         return self._consumer.get_watermark_offsets(partition, timeout=_ANSWER)
 
-    def _taken(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._gone(consumer, partitions, self._listener.revoked)
+    def _revoked(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self._release(consumer, partitions, self._listener.revoked)
 
     def _lost(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
-        self._gone(consumer, partitions, self._listener.lost)
+        self._release(consumer, partitions, self._listener.lost)
 
-    def _gone(
+    def _release(
         self, consumer: Consumer, partitions: list[TopicPartition], tell: Callable[[Sequence[ChannelPartition]], None]
     ) -> None:
-        places = {(one.topic, one.partition) for one in partitions}
-        ours = sorted(places & set(self._next))
+        topic_partitions = {(one.topic, one.partition) for one in partitions}
+        ours = sorted(topic_partitions & set(self._next))
         try:
             if ours:
                 tell(ours)
         except PenstockError as error:
-            self._polled.fails(error)  # Within the client it would be lost.
+            self._polled.fail(error)  # The client would drop it.
         finally:
-            # Whatever happened: a position that stays behind would be committed over that of the next holder.
-            for place in ours:
-                self._next.pop(place, None)
-            self._waiting = [place for place in self._waiting if place not in places]
-            self._polled.drop(places)
-            consumer.incremental_unassign([TopicPartition(*place) for place in ours])
+            # An offset that stays here would be committed over that of the next owner.
+            for topic_partition in ours:
+                self._next.pop(topic_partition, None)
+            self._waiting = [
+                topic_partition for topic_partition in self._waiting if topic_partition not in topic_partitions
+            ]
+            self._polled.drop(topic_partitions)
+            consumer.incremental_unassign([TopicPartition(*topic_partition) for topic_partition in ours])
 
     def _unavailable(self, error: KafkaError) -> Unavailable:
         return Unavailable(f"group {self._group}", error.str())
 
 
 def names(admin: AdminClient) -> list[str]:
-    said = admin.list_consumer_groups(request_timeout=_ANSWER).result(_ANSWER)
-    return sorted(one.group_id for one in said.valid)
+    answer = admin.list_consumer_groups(request_timeout=_ANSWER).result(_ANSWER)
+    return sorted(one.group_id for one in answer.valid)
 
 
 def group(admin: AdminClient, name: str) -> Group:
     ask = partial(admin.describe_consumer_groups, [name], request_timeout=_ANSWER)
-    said = retrying(lambda: ask()[name].result(_ANSWER))
-    if said.state is ConsumerGroupState.DEAD:
-        raise Unavailable(f"group {name}", "there is none of that name")
+    answer = retry(lambda: ask()[name].result(_ANSWER))
+    if answer.state is ConsumerGroupState.DEAD:
+        raise Unavailable(f"group {name}", "there is no such group")
     members = {
         member.member_id: [(one.topic, one.partition) for one in member.assignment.topic_partitions]
-        for member in said.members
+        for member in answer.members
     }
-    asked = [ConsumerGroupTopicPartitions(name)]
-    committed = admin.list_consumer_group_offsets(asked, request_timeout=_ANSWER)[name].result(_ANSWER)
+    requested = [ConsumerGroupTopicPartitions(name)]
+    committed = admin.list_consumer_group_offsets(requested, request_timeout=_ANSWER)[name].result(_ANSWER)
     return Group(
         name,
-        said.state.name.lower().replace("_", " "),
+        answer.state.name.lower().replace("_", " "),
         members,
         {(one.topic, one.partition): one.offset for one in committed.topic_partitions if one.offset >= 0},
     )
@@ -172,11 +174,11 @@ def group(admin: AdminClient, name: str) -> Group:
 
 def move(admin: AdminClient, name: str, positions: Mapping[str, Offsets]) -> None:
     if name in names(admin) and (members := group(admin, name).members):
-        raise Unavailable(f"group {name}", f"it has {len(members)} members: stop them first")
+        raise Unavailable(f"group {name}", f"it has {len(members)} members; stop them first")
     wanted = [
         TopicPartition(channel, partition, offset)
         for channel, offsets in positions.items()
         for partition, offset in offsets.items()
     ]
     for result in admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(name, wanted)]).values():
-        told(result.result(_ANSWER).topic_partitions)
+        checked(result.result(_ANSWER).topic_partitions)

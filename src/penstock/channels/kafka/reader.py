@@ -1,4 +1,4 @@
-"""Out of Kafka: by positions that are our own, and never silently past what is lost."""
+"""Reads from Kafka by offsets of our own. Raises when records are lost."""
 
 import math
 import time
@@ -12,33 +12,33 @@ from penstock.core.contracts import ChannelPartition, Entry, Offsets
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 
 CONF = {
-    # The group protocol of Kafka 4: the broker deals, and only the partitions that move are ever taken.
+    # The group protocol of Kafka 4: the broker assigns, and revokes only partitions that move.
     "group.protocol": "consumer",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
     "auto.offset.reset": "error",
     "isolation.level": "read_committed",
-    # Off by default in this client: a record whose bytes have changed on the broker's disk would be taken for right.
+    # Off by default in this client: it would accept damaged records.
     "check.crcs": True,
     "fetch.queue.backoff.ms": 5,
     "queued.max.messages.kbytes": 16_384,
 }
-"""For whoever reads: nothing is committed, and nothing passed over, by the client itself."""
+"""Settings of all consumers: the client commits nothing, and skips nothing."""
 
-# Faults that the client gets over by itself.
+# Errors from which the client recovers itself.
 _PASSING = {
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError._TRANSPORT,
     KafkaError._TIMED_OUT,
     KafkaError._PARTITION_EOF,
-    KafkaError._MAX_POLL_EXCEEDED,  # A member joins again; what it has lost is told to its `Dealing`.
+    KafkaError._MAX_POLL_EXCEEDED,  # A member joins again; its listener hears what it lost.
 }
 
 _DAMAGED = {KafkaError._BAD_MSG, KafkaError.INVALID_MSG}
-"""What the client and the broker say of bytes that are not what was written."""
+"""Errors for damaged records."""
 
-_LOOK_EVERY = 3.0
-"""Seconds between two looks at what the topics are by now."""
+_CHECK_EVERY = 3.0
+"""Seconds between two checks of the topics."""
 
 
 class Client(Protocol):
@@ -56,7 +56,7 @@ class Client(Protocol):
 
 
 class Polled:
-    """What comes out of a client. A fault is raised once all that came before it is handed over."""
+    """The messages of a client. An error is raised after all entries before it were returned."""
 
     def __init__(self, client: Client, entry_of: Callable[[Message], Entry | None]) -> None:
         self._client, self._entry_of = client, entry_of
@@ -65,18 +65,18 @@ class Polled:
         self._fault: PenstockError | None = None
 
     def read(self, most: int, wait: float) -> list[Entry]:
-        """As `Reader.read`. Of none, it hears what the client has to tell; what comes with it is for the next call."""
+        """As `Reader.read`. With `most=0` it only serves the client; messages wait for the next call."""
         until = time.monotonic() + wait
         if most and self._paused:
             self._client.resume(self._client.assignment())
             self._paused = False
         while True:
             self._raise()
-            # `consume` waits until it has all that was asked for; so wait for the first alone, then take what is there.
+            # `consume` waits for the full number: so wait for one message, then take those that are there.
             first = self._client.poll(0.0 if self._gathered else max(0.0, until - time.monotonic()))
             self._gathered += [first] if first is not None else []
             if not most and first is not None:
-                # Nobody takes them, and to hear the client is to get one each time: no more of them, for now.
+                # Each poll fetches a message that nothing reads: pause.
                 self._client.pause(self._client.assignment())
                 self._paused = True
             if not self._gathered or not most:
@@ -88,11 +88,11 @@ class Polled:
             if found := self._entries(most):
                 return found
 
-    def drop(self, places: Collection[ChannelPartition]) -> None:
-        """Forget what was gathered of these partitions and is not handed over: somebody else will read it."""
-        self._gathered = [one for one in self._gathered if (one.topic(), one.partition()) not in places]
+    def drop(self, topic_partitions: Collection[ChannelPartition]) -> None:
+        """Drop fetched messages of these partitions: another member reads them."""
+        self._gathered = [one for one in self._gathered if (one.topic(), one.partition()) not in topic_partitions]
 
-    def fails(self, fault: PenstockError) -> None:
+    def fail(self, fault: PenstockError) -> None:
         self._fault = self._fault or fault
 
     def _entries(self, most: int) -> list[Entry]:
@@ -102,20 +102,20 @@ class Polled:
             try:
                 entry = self._entry_of(message)
             except PenstockError as fault:
-                self.fails(fault)
+                self.fail(fault)
             else:
                 found += [entry] if entry is not None else []
         return found
 
     def _raise(self) -> None:
         if (fault := self._fault) is not None:
-            # The client asks on by itself after other faults, and never again for what is lost.
+            # The client recovers from other errors, but never fetches what is lost.
             self._fault = fault if isinstance(fault, Unaccounted) else None
             raise fault
 
 
 class KafkaReader:
-    """Reads from `start`; where that has nothing for a partition that is there, from its beginning."""
+    """Reads from `start`; a partition without an offset there is read from its beginning."""
 
     def __init__(
         self,
@@ -125,8 +125,8 @@ class KafkaReader:
         grows: bool,
         generations: Callable[[Sequence[str], float], Mapping[str, tuple[str, int]]],
     ) -> None:
-        """`lives` tells the ids of topics and how many partitions they have, within some seconds."""
-        self._consumer, self._grows, self._lives = consumer, grows, generations
+        """`generations(names, seconds)`: the id and the number of partitions of each topic."""
+        self._consumer, self._grows, self._generations = consumer, grows, generations
         self._ids = {name: generation for name, (generation, _) in generations(list(bounds), 10).items()}
         self._polled = Polled(consumer, self._entry)
         self._next: dict[str, dict[int, int]] = {name: {} for name in bounds}
@@ -134,7 +134,7 @@ class KafkaReader:
         self._at_end: set[ChannelPartition] = set()
         self._ended: dict[ChannelPartition, float] = {}
         self._heard = -math.inf
-        self._looked = time.monotonic()
+        self._checked = time.monotonic()
         for name, partitions in bounds.items():
             self._assign(name, {partition: low for partition, (low, _) in partitions.items()}, start[name])
 
@@ -142,16 +142,18 @@ class KafkaReader:
         begin = {partition: start.get(partition, first) for partition, first in low.items()}
         self._next[channel] |= begin
         self._unread |= {(channel, partition) for partition in low if partition not in start}
-        # Not `OFFSET_BEGINNING`: to look that up takes the client half a second.
-        self._consumer.incremental_assign([TopicPartition(channel, *place) for place in begin.items()])
+        # Not `OFFSET_BEGINNING`: the client needs half a second for it.
+        self._consumer.incremental_assign(
+            [TopicPartition(channel, *topic_partition) for topic_partition in begin.items()]
+        )
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
         until = time.monotonic() + wait
         while True:
-            if time.monotonic() - self._looked > _LOOK_EVERY:
-                self._look()
+            if time.monotonic() - self._checked > _CHECK_EVERY:
+                self._check_topics()
             left = max(0.0, until - time.monotonic())
-            found = self._polled.read(most, min(left, _LOOK_EVERY))
+            found = self._polled.read(most, min(left, _CHECK_EVERY))
             if most:
                 self._heard = time.monotonic()
             if found or time.monotonic() >= until:
@@ -161,62 +163,65 @@ class KafkaReader:
         return dict(self._next[channel])
 
     def age(self) -> float:
-        places = [(name, partition) for name, positions in self._next.items() for partition in positions]
-        # The end of a partition is told once, and holds for as long as nothing is heard of it.
-        ended = [self._heard if place in self._at_end else self._ended.get(place, -math.inf) for place in places]
+        topic_partitions = [(name, partition) for name, positions in self._next.items() for partition in positions]
+        # The client reports the end of a partition once.
+        ended = [
+            self._heard if topic_partition in self._at_end else self._ended.get(topic_partition, -math.inf)
+            for topic_partition in topic_partitions
+        ]
         return time.monotonic() - min(ended) if ended else 0.0
 
-    def _look(self) -> None:
-        """Take partitions that were added; and no other topic for ours, as the client does."""
+    def _check_topics(self) -> None:
+        """Read added partitions, and notice a topic that was created again; the client does not."""
         try:
-            for channel, (generation, partitions) in self._lives(list(self._next), 1).items():
+            for channel, (generation, partitions) in self._generations(list(self._next), 1).items():
                 if generation != self._ids[channel]:
-                    self._polled.fails(another(channel))
+                    self._polled.fail(another(channel))
                 elif self._grows and (added := set(range(partitions)) - set(self._next[channel])):
                     self._assign(channel, dict.fromkeys(sorted(added), 0), {})
         except (KafkaException, TimeoutError) as error:
-            # Who is away is told better by reading; but of what is gone, that never tells anything.
+            # Reading reports an outage better, but it never reports a removed topic.
             if isinstance(error, KafkaException) and error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise Unavailable("Kafka", error.args[0].str()) from error
         finally:
-            self._looked = time.monotonic()
+            self._checked = time.monotonic()
 
     def _entry(self, message: Message) -> Entry | None:
-        channel, partition = place = place_of(message)
+        channel, partition = topic_partition = topic_partition_of(message)
         if (error := message.error()) is not None:
             if error.code() == KafkaError._AUTO_OFFSET_RESET:
-                self._begin_again(place)
+                self._begin_again(topic_partition)
             elif error.code() == KafkaError._PARTITION_EOF:
                 self._next[channel][partition] = max(message.offset() or 0, self._next[channel][partition])
-                self._at_end.add(place)
-                self._ended[place] = time.monotonic()
+                self._at_end.add(topic_partition)
+                self._ended[topic_partition] = time.monotonic()
             else:
-                passing(error, place)
+                passing(error, topic_partition)
             return None
         entry = entry_of(message)
         self._next[channel][partition] = entry.offset + 1
-        self._at_end.discard(place)
-        self._unread.discard(place)
+        self._at_end.discard(topic_partition)
+        self._unread.discard(topic_partition)
         return entry
 
-    def _begin_again(self, place: ChannelPartition) -> None:
-        """Where retention moved the beginning before we read it, go there; Unaccounted for any other position."""
-        channel, partition = place
-        if place not in self._unread:
+    def _begin_again(self, topic_partition: ChannelPartition) -> None:
+        """Go to the beginning if retention has moved it before the first read; otherwise raise Unaccounted."""
+        channel, partition = topic_partition
+        if topic_partition not in self._unread:
             raise lost(channel, partition, self._next[channel][partition])
-        self._unread.discard(place)
+        self._unread.discard(topic_partition)
         self._consumer.incremental_unassign([TopicPartition(channel, partition)])
         self._consumer.incremental_assign([TopicPartition(channel, partition, OFFSET_BEGINNING)])
 
 
-def place_of(message: Message) -> ChannelPartition:
+def topic_partition_of(message: Message) -> ChannelPartition:
     return message.topic() or "", message.partition() or 0
 
 
-def passing(error: KafkaError, place: ChannelPartition) -> None:
-    """Return if the client gets over this by itself; Unavailable otherwise."""
+def passing(error: KafkaError, topic_partition: ChannelPartition) -> None:
+    """Return if the client recovers from this error; raise Unavailable otherwise."""
     if error.code() in _DAMAGED:
-        channel, partition = place
+        channel, partition = topic_partition
         why = (
             f"its log is damaged: {error.str()}; every reader stops there. Stop the pipeline and run penstock repair, "
             "or bring the partition back from another replica"
@@ -241,8 +246,8 @@ def entry_of(message: Message) -> Entry:
 
 def lost(channel: str, partition: int, stands: int | None) -> Unaccounted:
     why = (
-        f"partition {partition} is to be read from {stands}, and does not hold that: its retention was quicker "
-        "than this reader, or it is another topic; to begin anew, remove the store or ledger that reads it"
+        f"partition {partition} has no offset {stands}: retention has deleted it before it was read, or it is another "
+        "topic; to read it from its beginning, remove the store or ledger that reads it"
     )
     return Unaccounted(channel, (), why)
 

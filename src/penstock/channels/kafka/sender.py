@@ -1,4 +1,4 @@
-"""Into Kafka: acknowledged by all replicas that are in sync, in order, each record once per producer."""
+"""Writes to Kafka: acknowledged by all in-sync replicas, in order, each record once per producer."""
 
 import asyncio
 import math
@@ -12,17 +12,17 @@ from penstock.core.errors import PenstockError, Refused, Unavailable
 from penstock.core.record import Headers, Record
 
 _NEW_WITHIN = 1.0
-"""Seconds until all brokers know a channel that was just made."""
-_LAST_WORDS = 5.0
-"""Seconds for what is on its way when a sender is closed."""
+"""Seconds until all brokers know a new topic."""
+_FLUSH = 5.0
+"""Seconds to send what is in flight when a sender is closed."""
 
 
 BATCH = 1_000_000
-"""Bytes in which records are sent together: topics take a little more, unless they are told to take less."""
+"""Bytes of a batch: a little less than topics accept by default."""
 
 
 class KafkaSender:
-    """Made from what makes a producer for batches of a size, and from what tells how large those of a topic may be."""
+    """`producer` makes a producer for batches of a size; `limit` is the largest batch of a topic."""
 
     def __init__(self, producer: Callable[[int], Producer], limit: Callable[[str], int | None]) -> None:
         self._producer, self._limit = producer, limit
@@ -42,7 +42,7 @@ class KafkaSender:
             nonlocal left
             left -= 1
             if error is not None:
-                loop.call_soon_threadsafe(_fail, done, _told(channel, error))
+                loop.call_soon_threadsafe(_fail, done, _error_of(channel, error))
             elif left == 0:
                 loop.call_soon_threadsafe(_succeed, done)
 
@@ -50,17 +50,17 @@ class KafkaSender:
             await self._launch(channel, records, delivered)
             await done
         finally:
-            done.cancel()  # Who goes before that hears no more of it.
+            done.cancel()  # Reports that come later are ignored.
 
     async def _launch(
         self, channel: str, records: Sequence[Record], delivered: Callable[[KafkaError | None, Message], None]
     ) -> None:
-        # Two calls that waited for room in the queue would otherwise overtake each other.
+        # Otherwise, two calls that wait for room in the queue could overtake each other.
         async with self._order:
             if channel not in self._outlets:
-                self._outlets[channel] = await asyncio.to_thread(self._look_for, channel)
+                self._outlets[channel] = await asyncio.to_thread(self._find_outlet, channel)
             produce = self._outlets[channel].producer.produce
-            # Without a call for each record: this is where most of the time of a collector goes.
+            # Inlined: the collector spends most of its time here.
             for record in records:
                 headers: list[tuple[str, str | bytes | None]] = [*record.headers()]
                 if record.extra:
@@ -72,43 +72,43 @@ class KafkaSender:
                     except BufferError:
                         await asyncio.sleep(0.01)
                     except KafkaException as error:
-                        raise _told(channel, error.args[0]) from error
+                        raise _error_of(channel, error.args[0]) from error
 
-    def _look_for(self, channel: str) -> "_Outlet":
-        """The way to a channel. Unavailable when there is none; the client would find out after half a minute."""
+    def _find_outlet(self, channel: str) -> "_Outlet":
+        """The producer for a channel; Unavailable if it does not exist. The client would notice after 30 s."""
         until = math.inf
         while not self._closing.is_set():
             try:
-                told = self._usual.producer.list_topics(channel, timeout=5).topics[channel].error
-                if told is None:
+                error = self._usual.producer.list_topics(channel, timeout=5).topics[channel].error
+                if error is None:
                     return self._outlet(self._limit(channel))
             except (KafkaException, TimeoutError):
-                self._closing.wait(0.05)  # Who is away is waited for.
+                self._closing.wait(0.05)
                 continue
-            if told.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            if error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 return self._usual
             until = min(until, time.monotonic() + _NEW_WITHIN)
             if time.monotonic() > until:
-                raise Unavailable(f"channel {channel}", told.str())
+                raise Unavailable(f"channel {channel}", error.str())
             time.sleep(0.05)
-        raise Unavailable("Kafka", "nobody answered before this sender was closed")
+        raise Unavailable("Kafka", "no broker answered before this sender was closed")
 
     def _outlet(self, limit: int | None) -> "_Outlet":
-        """Batches are refused as a whole: where a topic takes less, they are smaller, with room for their frames."""
+        """The producer for topics with this limit: a broker refuses a batch as a whole."""
         if limit is None or limit > BATCH:
             return self._usual
-        known = {outlet.limit: outlet for outlet in self._outlets.values()}
-        return known.get(limit) or _Outlet(self._producer(max(1, limit * 9 // 10)), limit)
+        outlets = {outlet.limit: outlet for outlet in self._outlets.values()}
+        return outlets.get(limit) or _Outlet(self._producer(max(1, limit * 9 // 10)), limit)
 
     def close(self) -> None:
         self._closing.set()
-        until = time.monotonic() + _LAST_WORDS
+        until = time.monotonic() + _FLUSH
         for outlet in {self._usual, *self._outlets.values()}:
             outlet.close(until)
 
 
 class _Outlet:
-    """A producer, and a thread that hears what became of its records."""
+    """A producer, and a thread that polls its delivery reports."""
 
     def __init__(self, producer: Producer, limit: int | None = None) -> None:
         self.producer, self.limit = producer, limit
@@ -122,7 +122,7 @@ class _Outlet:
 
     def close(self, until: float) -> None:
         if self.producer.flush(max(0.0, until - time.monotonic())):
-            # Nobody waits for them any more. Whoever sends them again would have them twice, if these still came.
+            # Otherwise they could still arrive after a retry, and be there twice.
             self.producer.purge()
             self.producer.flush(1)
         self._closing.set()
@@ -130,16 +130,16 @@ class _Outlet:
 
 
 def _check_names(channel: str, headers: Headers) -> None:
-    """Refused when a name is no text: the client ends the process over it."""
+    """Raise Refused for a name that is not valid text: the client would end the process."""
     try:
         for name, _ in headers:
             name.encode()
     except UnicodeEncodeError as error:
-        raise Refused(f"a record for {channel}", f"the name of a header is no text: {error.reason}") from error
+        raise Refused(f"a record for {channel}", f"the name of a header is not valid text: {error.reason}") from error
 
 
-def _told(channel: str, error: KafkaError) -> PenstockError:
-    """Kafka's word about a record: whether it may be sent again, or never will be taken."""
+def _error_of(channel: str, error: KafkaError) -> PenstockError:
+    """The error for a record that was not delivered: Refused if a retry cannot help."""
     if error.code() in _NEVER:
         return Refused(f"a record for {channel}", error.str())
     return Unavailable("Kafka", error.str())

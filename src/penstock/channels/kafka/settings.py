@@ -1,4 +1,4 @@
-"""`[kafka]` of penstock.toml."""
+"""`[kafka]` in penstock.toml."""
 
 from typing import Literal
 
@@ -9,7 +9,7 @@ from penstock.core.settings import Section
 
 class KafkaSettings(Section):
     replicas: int | None = Field(
-        None, ge=1, description="copies of each record; empty: three, or as many as there are brokers"
+        None, ge=1, description="copies of each record; empty: three, or one per broker if there are fewer"
     )
     compression: Literal["none", "lz4", "snappy", "zstd", "gzip"] = "lz4"
-    conf: dict[str, str] = Field(default_factory=dict, description="settings of the client itself, by their own names")
+    conf: dict[str, str] = Field(default_factory=dict, description="settings of librdkafka, by their own names")

@@ -1,4 +1,4 @@
-"""Kafka's topics: brought about as they are declared, told as they are."""
+"""Kafka's topics: create, describe, compare, alter, remove."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from confluent_kafka.admin._config import (  # The public module does not name t
 from confluent_kafka.admin._metadata import ClusterMetadata
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
-from penstock.channels.kafka.client import retrying
+from penstock.channels.kafka.client import retry
 from penstock.core.contracts import EnsureResult, Topic
 from penstock.core.errors import Misconfigured
 
 ANSWER = 10
 _SPREADING = {KafkaError.UNKNOWN_TOPIC_OR_PART}
-"""Of a topic that one broker has listed: another one has not heard of it yet, or of its end."""
+"""A broker does not know yet that a topic was created or removed."""
 _OURS = {ConfigSource.DYNAMIC_TOPIC_CONFIG.value}
 
 
-# What is compacted changes all the time: small segments let the cleaner take the outdated records away soon.
+# Small segments let the cleaner remove replaced records soon.
 _SHORT = {"segment.ms": "600000", "segment.bytes": str(32 * 1024 * 1024), "min.cleanable.dirty.ratio": "0.3"}
 
 
 def settings_of(topic: Topic) -> dict[str, str]:
-    """Kafka's own words for a topic."""
+    """The settings of a topic in Kafka."""
     policy = {"cleanup.policy": "delete"}
     if topic.compacted:
         policy = {"cleanup.policy": "compact,delete" if topic.retention else "compact", **_SHORT}
@@ -41,65 +41,69 @@ def settings_of(topic: Topic) -> dict[str, str]:
 
 
 def ensure(admin: AdminClient, topics: Sequence[Topic], usual: int | None) -> EnsureResult:
-    """Bring topics about; `usual` is the number of replicas of those that ask for none."""
-    cluster, configs = _there(admin, topics)
+    """Create and extend topics; `usual` is the default number of replicas."""
+    cluster, configs = _existing(admin, topics)
     brokers = len(cluster.brokers)
     new: list[NewTopic] = []
     more: list[NewPartitions] = []
     differences: list[str] = []
-    there = [topic for topic in topics if topic.name in cluster.topics]
+    existing = [topic for topic in topics if topic.name in cluster.topics]
     for topic in topics:
-        if topic not in there:
-            # Only now: what is there stays there while a broker is away.
+        if topic not in existing:
+            # Only for new topics: existing ones are fine while a broker is down.
             replicas = _replicas(topic, usual, brokers)
             in_sync = {"min.insync.replicas": str(min(2, replicas))}
             new.append(NewTopic(topic.name, topic.partitions, replicas, config={**in_sync, **settings_of(topic)}))
         elif len(cluster.topics[topic.name].partitions) < topic.partitions:
             more.append(NewPartitions(topic.name, topic.partitions))
-    for topic in there:
+    for topic in existing:
         differences += _differences(topic, cluster.topics[topic.name], configs[topic.name])
     if new:
         for result in admin.create_topics(new, operation_timeout=30).values():
-            _unless(result, KafkaError.TOPIC_ALREADY_EXISTS)  # Somebody else was quicker; it has the same description.
+            _unless(
+                result, KafkaError.TOPIC_ALREADY_EXISTS
+            )  # Another process has created it from the same declaration.
     if more:
         for result in admin.create_partitions(more, operation_timeout=30).values():
             _unless(result, KafkaError.INVALID_PARTITIONS)
-    _arrived(admin, {one.topic: one.num_partitions for one in new} | {one.topic: one.new_total_count for one in more})
+    _wait_until_known(
+        admin, {one.topic: one.num_partitions for one in new} | {one.topic: one.new_total_count for one in more}
+    )
     return EnsureResult(tuple(one.topic for one in new), tuple(one.topic for one in more), tuple(differences))
 
 
-def _there(admin: AdminClient, topics: Sequence[Topic]) -> tuple[ClusterMetadata, Mapping[str, Mapping[str, Any]]]:
-    """The cluster, and the settings of those of the topics that are there.
+def _existing(admin: AdminClient, topics: Sequence[Topic]) -> tuple[ClusterMetadata, Mapping[str, Mapping[str, Any]]]:
+    """The cluster, and the settings of the topics that exist.
 
-    One that was removed just now may still be listed, and have no settings any more: then both are asked for again.
+    A topic that was just removed can be listed without settings: then both are requested again.
     """
 
-    def look() -> tuple[ClusterMetadata, Mapping[str, Mapping[str, Any]]]:
+    def check() -> tuple[ClusterMetadata, Mapping[str, Mapping[str, Any]]]:
         cluster = admin.list_topics(timeout=ANSWER)
         names = [topic.name for topic in topics if topic.name in cluster.topics]
         return cluster, _configs(admin, names) if names else {}
 
-    return retrying(look, also=_SPREADING)
+    return retry(check, also=_SPREADING)
 
 
-def _arrived(admin: AdminClient, partitions: Mapping[str, int]) -> None:
-    """Wait until the brokers tell of what is new: the one that made it is not the one that is asked."""
+def _wait_until_known(admin: AdminClient, partitions: Mapping[str, int]) -> None:
+    """Wait until the brokers know the new partitions: another broker may have created them."""
 
-    def look() -> None:
-        known = admin.list_topics(timeout=ANSWER).topics if partitions else {}
+    def check() -> None:
+        found = admin.list_topics(timeout=ANSWER).topics if partitions else {}
         for name, count in partitions.items():
-            if name not in known or len(known[name].partitions) < count:
+            if name not in found or len(found[name].partitions) < count:
                 raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
 
-    retrying(look)
+    retry(check)
     if partitions:
         _configs(admin, list(partitions), _SPREADING)
 
 
 def describe(admin: AdminClient, name: str) -> Topic:
-    known = admin.list_topics(name, timeout=ANSWER).topics[name]
-    if known.error is not None:
-        raise KafkaException(known.error)
+    found = admin.list_topics(name, timeout=ANSWER).topics[name]
+    if found.error is not None:
+        raise KafkaException(found.error)
     config = {
         entry.name: entry.value
         for entry in _configs(admin, [name], _SPREADING)[name].values()
@@ -110,8 +114,8 @@ def describe(admin: AdminClient, name: str) -> Topic:
     policy = config.pop("cleanup.policy", "delete")
     return Topic(
         name,
-        len(known.partitions),
-        min((len(one.replicas) for one in known.partitions.values()), default=0),
+        len(found.partitions),
+        min((len(one.replicas) for one in found.partitions.values()), default=0),
         "compact" in policy,
         timedelta(milliseconds=kept) if kept >= 0 and "delete" in policy else None,
         config,
@@ -119,16 +123,16 @@ def describe(admin: AdminClient, name: str) -> Topic:
 
 
 def limit(admin: AdminClient, name: str) -> int | None:
-    """Of how many bytes a batch of records may be; None when we may not know it."""
+    """The largest batch in bytes; None if we are not allowed to read it."""
     try:
         return int(_configs(admin, [name], _SPREADING)[name]["max.message.bytes"].value)
     except KafkaException as error:
-        if error.args[0].code() in _BARRED:
+        if error.args[0].code() in _FORBIDDEN:
             return None
         raise
 
 
-_BARRED = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
+_FORBIDDEN = {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED}
 
 
 def topic_id(admin: AdminClient, name: str) -> str:
@@ -136,23 +140,23 @@ def topic_id(admin: AdminClient, name: str) -> str:
 
 
 def generations(admin: AdminClient, names: Sequence[str], within: float = ANSWER) -> dict[str, tuple[str, int]]:
-    """Of each topic, its id and the number of its partitions."""
+    """The id and the number of partitions of each topic."""
     if not names:
         return {}
-    asked = admin.describe_topics(TopicCollection(list(names)), request_timeout=within)
-    found = {name: told.result(within + 1) for name, told in asked.items()}
+    requested = admin.describe_topics(TopicCollection(list(names)), request_timeout=within)
+    found = {name: result.result(within + 1) for name, result in requested.items()}
     return {name: (str(one.topic_id), len(one.partitions)) for name, one in found.items()}
 
 
 def remove(admin: AdminClient, name: str) -> None:
     admin.delete_topics([name], operation_timeout=30)[name].result(40)
 
-    def look() -> None:
+    def check() -> None:
         if name in admin.list_topics(timeout=ANSWER).topics:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"topic {name} is still there", retriable=True))
 
-    # As with what is new: the broker that is asked next may not have heard of it yet.
-    retrying(look)
+    # Other brokers may still list it.
+    retry(check)
 
 
 def _replicas(topic: Topic, usual: int | None, brokers: int) -> int:
@@ -161,19 +165,19 @@ def _replicas(topic: Topic, usual: int | None, brokers: int) -> int:
         are = f"are {brokers} brokers" if brokers != 1 else "is 1 broker"
         raise Misconfigured(
             f"channel {topic.name}",
-            f"{replicas} replicas are asked for, and there {are}",
-            f"ask for at most {brokers}, or start more brokers",
+            f"{replicas} replicas are configured, and there {are}",
+            f"configure at most {brokers}, or start more brokers",
         )
     return replicas
 
 
-def _differences(topic: Topic, there: Any, config: Mapping[str, Any]) -> list[str]:
-    """How a topic that is there is not what it should be. To change it may destroy what it holds: people decide."""
+def _differences(topic: Topic, existing: Any, config: Mapping[str, Any]) -> list[str]:
+    """The differences between a topic and its declaration. They are only reported: a change could delete records."""
     found = []
-    if len(there.partitions) > topic.partitions:
-        have = len(there.partitions)
+    if len(existing.partitions) > topic.partitions:
+        have = len(existing.partitions)
         found.append(f"channel {topic.name} has {have} partitions, and {topic.partitions} are declared")
-    copies = min((len(one.replicas) for one in there.partitions.values()), default=0)
+    copies = min((len(one.replicas) for one in existing.partitions.values()), default=0)
     if topic.replicas and copies != topic.replicas:
         found.append(f"channel {topic.name} has {copies} replicas, and {topic.replicas} are declared")
     for name, wanted in settings_of(topic).items():
@@ -183,16 +187,16 @@ def _differences(topic: Topic, there: Any, config: Mapping[str, Any]) -> list[st
 
 
 def _configs(admin: AdminClient, names: Sequence[str], passing: Collection[int] = ()) -> dict[str, dict[str, Any]]:
-    """Per topic, all its settings: entries whose source is a number, whatever their type says.
+    """All settings of each topic. (Their `source` is a number, although its type says otherwise.)
 
-    `passing`: further errors that pass by themselves here.
+    `passing`: more errors that end without help.
     """
-    asked = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
+    requested = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
 
     def ask() -> dict[str, dict[str, Any]]:
-        return {of.name: told.result(ANSWER) for of, told in admin.describe_configs(asked).items()}
+        return {of.name: result.result(ANSWER) for of, result in admin.describe_configs(requested).items()}
 
-    return retrying(ask, also=passing)
+    return retry(ask, also=passing)
 
 
 _BYTES = "retention.bytes"
@@ -208,27 +212,27 @@ def _unless(result: Any, harmless: int) -> None:
 
 
 def alter(admin: AdminClient, name: str, settings: Mapping[str, str]) -> None:
-    """Change these settings of a topic that is there, and no others."""
+    """Change these settings of a topic, and no others."""
     changes = [ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in settings.items()]
-    asked = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=changes)
-    admin.incremental_alter_configs([asked])[asked].result(ANSWER)
+    requested = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=changes)
+    admin.incremental_alter_configs([requested])[requested].result(ANSWER)
 
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Who holds a partition, by the numbers of the brokers."""
+    """The brokers that have a partition."""
 
     leader: int | None
-    """Who takes the records; None while nobody does."""
+    """None while there is none."""
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
 
 
 def copies(admin: AdminClient, name: str) -> dict[int, Copies]:
-    known = admin.list_topics(name, timeout=ANSWER).topics[name]
-    if known.error is not None:
-        raise KafkaException(known.error)
+    found = admin.list_topics(name, timeout=ANSWER).topics[name]
+    if found.error is not None:
+        raise KafkaException(found.error)
     return {
         number: Copies(one.leader if one.leader >= 0 else None, tuple(one.replicas), tuple(one.isrs))
-        for number, one in sorted(known.partitions.items())
+        for number, one in sorted(found.partitions.items())
     }

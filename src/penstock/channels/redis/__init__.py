@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from typing import TypeVar
 
-from penstock.channels.leases import LEASE, LeasedConsumer, Standing, described, joined, moved
+from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, describe_group, membership, move_offsets
 from penstock.channels.redis import codec
 from penstock.channels.redis.client import GROUPS, NAMES, Address, Server, key_of
 from penstock.channels.redis.codec import pack
@@ -92,7 +92,7 @@ class RedisChannels:
         if self._server().one("remove", [key_of(channel), NAMES]) is None:
             raise self._absent(channel)
         for group in self.groups():
-            self.change(group, lambda standing, _: standing.forget(channel))
+            self.change(group, lambda state, _: state.forget(channel))
 
     def _held(self, channel: str) -> dict[str, bytes]:
         if held := self._server().hash(key_of(channel)):
@@ -163,28 +163,28 @@ class RedisChannels:
         self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> Iterator[LeasedConsumer]:
         member = LeasedConsumer(self, self, group, channels, listener, beginning, time.monotonic, self._lease)
-        with joined(member, listener):
+        with membership(member, listener):
             yield member
 
     def groups(self) -> list[str]:
         documents, now = self._server().groups()
-        return sorted(name for name, document in documents.items() if Standing.loads(document).known(now))
+        return sorted(name for name, document in documents.items() if GroupState.loads(document).known(now))
 
     def group(self, name: str) -> Group:
-        return self.change(name, lambda standing, now: described(name, standing, now))
+        return self.change(name, lambda state, now: describe_group(name, state, now))
 
     def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
-        self.change(group, lambda standing, now: moved(standing, now, group, positions))
+        self.change(group, lambda state, now: move_offsets(state, now, group, positions))
 
-    def change(self, group: str, change: Callable[[Standing, Micros], Answer]) -> Answer:
+    def change(self, group: str, change: Callable[[GroupState, Micros], Answer]) -> Answer:
         """For whoever deals: change what a group knows, again from the start when somebody else was quicker."""
         server = self._server()
         while True:
             documents, now = server.groups(group)
             before = documents.get(group, b"")
-            standing = Standing.loads(before)
-            answer = change(standing, now)
-            after = standing.dumps() if standing.known(now) else b""
+            state = GroupState.loads(before)
+            answer = change(state, now)
+            after = state.dumps() if state.known(now) else b""
             if after == before or server.one("swap", [GROUPS], group, before, after):
                 return answer
 

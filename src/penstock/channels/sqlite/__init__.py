@@ -14,7 +14,7 @@ from typing import TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from penstock.channels.checks import differences, spelled
-from penstock.channels.leases import LEASE, LeasedConsumer, Standing, described, joined, moved
+from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, describe_group, membership, move_offsets
 from penstock.channels.sqlite.database import (
     COMPACT_AFTER,
     GROUPS,
@@ -155,7 +155,7 @@ class SqliteChannels:
                 _sync_folder(self.folder)
                 self._sweep()
         for group in self.groups():
-            self.change(group, lambda standing, _: standing.forget(channel))
+            self.change(group, lambda state, _: state.forget(channel))
 
     def size(self, channel: str) -> int:
         """How many bytes a channel takes on disk, about."""
@@ -228,20 +228,20 @@ class SqliteChannels:
         self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> Iterator[LeasedConsumer]:
         member = LeasedConsumer(self, self, group, channels, listener, beginning, SystemClock().elapsed, self.lease)
-        with joined(member, listener):
+        with membership(member, listener):
             yield member
 
     def groups(self) -> list[str]:
         now = SystemClock().now()
-        return sorted(name for name, standing in self._standings().items() if standing.known(now))
+        return sorted(name for name, state in self._states().items() if state.known(now))
 
     def group(self, name: str) -> Group:
-        return described(name, self._standings().get(name, Standing()), SystemClock().now())
+        return describe_group(name, self._states().get(name, GroupState()), SystemClock().now())
 
     def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
-        self.change(group, lambda standing, now: moved(standing, now, group, positions))
+        self.change(group, lambda state, now: move_offsets(state, now, group, positions))
 
-    def change(self, group: str, change: Callable[[Standing, Micros], Result]) -> Result:
+    def change(self, group: str, change: Callable[[GroupState, Micros], Result]) -> Result:
         """Change what is known of a group, atomically."""
         path = self.folder / GROUPS
         with translating(path):
@@ -251,9 +251,9 @@ class SqliteChannels:
             with self._groups(path) as connection, connection.transaction():
                 row = connection.db.execute("SELECT standing FROM groups WHERE name = ?", (group,)).fetchone()
                 before = row[0] if row else None
-                standing = _standing(path, before)
-                result = change(standing, SystemClock().now())
-                if (after := standing.dumps()) != before and (before or standing != Standing()):
+                state = _parse(path, before)
+                result = change(state, SystemClock().now())
+                if (after := state.dumps()) != before and (before or state != GroupState()):
                     connection.db.execute("INSERT OR REPLACE INTO groups VALUES (?, ?)", (group, after))
         return result
 
@@ -268,13 +268,13 @@ class SqliteChannels:
         new.rename(path)
         _sync_folder(self.folder)
 
-    def _standings(self) -> dict[str, Standing]:
+    def _states(self) -> dict[str, GroupState]:
         path = self.folder / GROUPS
         if not path.exists():
             return {}
         with translating(path), self._groups(path) as connection:
             rows = connection.db.execute("SELECT name, standing FROM groups").fetchall()
-        return {name: _standing(path, document) for name, document in rows}
+        return {name: _parse(path, document) for name, document in rows}
 
     @contextmanager
     def _groups(self, path: Path) -> Iterator[Connection]:
@@ -354,9 +354,9 @@ class SqliteChannels:
             shutil.rmtree(rest)
 
 
-def _standing(path: Path, document: bytes | None) -> Standing:
+def _parse(path: Path, document: bytes | None) -> GroupState:
     try:
-        return Standing.loads(document)
+        return GroupState.loads(document)
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         # Without the committed offsets, a group would skip records or read all of them again.
         raise damaged(path, str(error)) from error

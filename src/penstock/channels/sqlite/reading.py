@@ -54,8 +54,14 @@ class SqliteReader:
     def age(self) -> float:
         self._refresh()
         now = time.monotonic()
-        self._ended |= {place: now for place, offset in self._positions.items() if offset >= self._ends[place]}
-        return max((now - self._ended.get(place, float("-inf")) for place in self._positions), default=0.0)
+        self._ended |= {
+            topic_partition: now
+            for topic_partition, offset in self._positions.items()
+            if offset >= self._ends[topic_partition]
+        }
+        return max(
+            (now - self._ended.get(topic_partition, float("-inf")) for topic_partition in self._positions), default=0.0
+        )
 
     def close(self) -> None:
         for database in self._databases.values():
@@ -68,11 +74,11 @@ class SqliteReader:
         # Each call begins with another partition, so that none waits until the others are at their end.
         self._turn += 1
         for turn in range(len(places)):
-            place = places[(turn + self._turn) % len(places)]
-            if self._positions[place] != self._ends[place]:
+            topic_partition = places[(turn + self._turn) % len(places)]
+            if self._positions[topic_partition] != self._ends[topic_partition]:
                 try:
-                    entries, self._positions[place] = self._databases[place[0]].read(
-                        place[1], self._positions[place], most - len(found)
+                    entries, self._positions[topic_partition] = self._databases[topic_partition[0]].read(
+                        topic_partition[1], self._positions[topic_partition], most - len(found)
                     )
                 except PenstockError:
                     if found:
@@ -81,7 +87,7 @@ class SqliteReader:
                 found += entries
             if len(found) >= most:
                 break
-            self._ended[place] = time.monotonic()
+            self._ended[topic_partition] = time.monotonic()
         return found
 
     def _let_gather(self, most: int, until: float) -> None:
@@ -89,7 +95,7 @@ class SqliteReader:
         pause, seen = min(_LONGEST, self._linger / 4), None
         while (now := time.monotonic()) < until:
             self._refresh()
-            waiting = sum(self._ends[place] - offset for place, offset in self._positions.items())
+            waiting = sum(self._ends[topic_partition] - offset for topic_partition, offset in self._positions.items())
             if waiting and seen is None:
                 seen = now
             if waiting >= most or (seen is not None and now - seen >= self._linger):

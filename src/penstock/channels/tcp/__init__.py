@@ -11,10 +11,8 @@ from datetime import timedelta
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from penstock.channels.tcp.inbox import Inbox
-from penstock.channels.tcp.posting import posting
-from penstock.channels.tcp.receiving import TcpReader, listening
-from penstock.channels.tcp.sending import TcpSender, sending
+from penstock.channels.tcp.receiving import Inbox, TcpReader, listening
+from penstock.channels.tcp.sending import TcpSender, posting, sending
 from penstock.core.clock import Micros, SystemClock
 from penstock.core.contracts import (
     ChannelPartition,
