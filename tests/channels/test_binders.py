@@ -34,11 +34,11 @@ def test_what_a_binder_says_of_itself_leads_back_to_it(tmp_path: Path) -> None:
         ("", "an address begins with .*kafka://"),
         ("amqp://user:secret@h/x", "amqp://h/x: no binder"),
         ("file://[x/y", r"channels at file://\[x/y: Invalid IPv6 URL"),
-        ("kafka://user:secret@h:9092", "tells no password; write sasl.username"),
-        ("kafka://h:9092?x=y", '"h:9092.x=y" is no broker; write kafka://host:port,host:port'),
-        ("kafka://h:9092/path", "is no broker"),
-        ("kafka://a b", "is no broker"),
-        ("kafka://a,,b", "is no broker"),
+        ("kafka://user:secret@h:9092", "write sasl.username"),
+        ("kafka://h:9092?x=y", '"h:9092.x=y" is not a broker; write kafka://host:port,host:port'),
+        ("kafka://h:9092/path", "is not a broker"),
+        ("kafka://a b", "is not a broker"),
+        ("kafka://a,,b", "is not a broker"),
     ],
 )
 def test_a_wrong_address_is_told_and_no_password(address: str, said: str) -> None:

@@ -37,7 +37,7 @@ def test_an_address_tells_the_brokers() -> None:
 
 
 def test_an_address_without_a_broker_is_refused() -> None:
-    with pytest.raises(Misconfigured, match="it tells no broker; write kafka://host:port"):
+    with pytest.raises(Misconfigured, match="kafka://host:port"):
         bind("kafka://")
 
 
@@ -133,7 +133,7 @@ def test_a_topic_that_takes_little_takes_many_small_records(kafka: Kafka, fresh:
 def test_a_header_whose_name_is_no_text_is_refused(kafka: Kafka, fresh: Fresh) -> None:
     channel = fresh("headers")
     kafka.ensure([Topic(channel)])
-    with pytest.raises(Refused, match="the name of a header is no text"):
+    with pytest.raises(Refused, match="header"):
         send(kafka, channel, [Record(b"", extra=(("\ud800", b""),))])
 
 
@@ -151,7 +151,7 @@ def test_a_figure_that_is_too_large_is_let_go(kafka: Kafka, fresh: Fresh) -> Non
 
 
 def test_more_replicas_than_brokers_is_said_with_their_number(kafka: Kafka, fresh: Fresh) -> None:
-    with pytest.raises(Misconfigured, match=r"3 replicas are asked for, and there is 1 broker; ask for at most 1"):
+    with pytest.raises(Misconfigured, match=r"3 replicas .* 1 broker"):
         kafka.ensure([Topic(fresh("replicas"), replicas=3)])
 
 
@@ -214,7 +214,7 @@ def test_positions_that_are_gone_stay_an_error(kafka: Kafka, fresh: Fresh) -> No
     send(kafka, channel, numbered(3))
     with kafka.reader({channel: {0: 10}}) as reader:
         for _ in range(2):
-            with pytest.raises(Unaccounted, match="partition 0 is to be read from 10, and does not hold that"):
+            with pytest.raises(Unaccounted, match="partition 0 has no offset 10"):
                 gathered(reader, 1)
 
 

@@ -272,7 +272,7 @@ def test_a_member_that_was_silent_is_told_what_it_lost(world: World) -> None:
     world.turn(one)
     lost = sorted(one.held())
     assert len(world.turn(other, seconds=LEASE.total_seconds())) == 40
-    with pytest.raises(Unavailable, match=r"x/0, x/1, x/2, x/3 is held by others by now: nothing was committed"):
+    with pytest.raises(Unavailable, match="x/0, x/1, x/2, x/3"):
         one.commit()
     assert world.turn(one) == []
     assert listener.told[-1] == ("lost", lost)
@@ -351,7 +351,7 @@ def test_positions_that_the_log_does_not_hold_are_told(world: World) -> None:
     world.channels.move("group", {"x": {0: 1_000}})
     one = world.join(Noted())
     for _ in range(2):
-        with pytest.raises(Unaccounted, match="partition 0 is to be read from 1000"):
+        with pytest.raises(Unaccounted, match="1000"):
             world.turn(one)
 
 
@@ -360,7 +360,7 @@ def test_a_group_without_members_and_positions_is_none(world: World) -> None:
         world.turn(one)
         assert world.channels.groups() == ["idle"]
     assert world.channels.groups() == []
-    with pytest.raises(Unavailable, match="group idle is unavailable: there is none of that name"):
+    with pytest.raises(Unavailable, match="group idle"):
         world.channels.group("idle")
 
 

@@ -17,7 +17,7 @@ from tests.servers import RedisServer
 from penstock.channels.leases import GroupState
 from penstock.channels.redis import RedisChannels, at
 from penstock.channels.redis.client import Address, Arguments, Server, written
-from penstock.channels.redis.codec import LIMIT, pack, place_of, unpack
+from penstock.channels.redis.codec import LIMIT, pack, partition_of, unpack
 from penstock.channels.redis.sender import Courier, Delivery, RedisSender, parcels
 from penstock.core.clock import duration
 from penstock.core.contracts import ChannelPartition, Entry, Topic
@@ -72,14 +72,14 @@ def values(entries: Sequence[Entry]) -> list[int]:
 @pytest.mark.parametrize(
     ("address", "problem"),
     [
-        ("redis://", "it tells no host"),
+        ("redis://", "it has no host"),
         ("redis://host:many/0", "Port could not be cast"),
-        ("redis://host/first", '"first" is no number of a database'),
+        ("redis://host/first", '"first" is not the number'),
         ("redis://host?volatile=perhaps", 'volatile is "perhaps"; write yes or no'),
         ("redis://host?retries=9", '"retries" is not a setting'),
         (
             "rediss://host?ssl_foo=1",
-            '"ssl_foo" is not a setting; there are volatile=yes, and those of TLS: ssl_ca_certs',
+            '"ssl_foo" is not a setting; .*ssl_ca_certs',
         ),
         ("redis://host?ssl_ca_certs=/x", "ssl_ca_certs is a setting of TLS; write rediss://"),
         ("rediss://host?ssl_cert_reqs=maybe", 'ssl_cert_reqs is "maybe"; write none or optional or required'),
@@ -118,7 +118,7 @@ def test_a_user_who_may_not_ask_how_it_stands_is_told(started: Callable[..., Red
         client.execute_command("ACL", "SETUSER", "me", "on", ">secret", "~*", "+@all", "-info")
     RedisChannels(server.url).ensure([Topic("a")])
     channels = RedisChannels(server.url.replace("//", "//me:secret@"))
-    with pytest.raises(Misconfigured, match="it does not let us in"):
+    with pytest.raises(Misconfigured, match="login failed"):
         send(channels, "a", numbered(1))
 
 
@@ -357,7 +357,7 @@ async def test_what_waits_behind_a_batch_that_failed_does_not_overtake_it(
             if not going.is_set():
                 going.set()
                 go_on.wait(20)
-                raise Unavailable(self.who, "it hung up")
+                raise Unavailable(self.server_name, "it hung up")
             return super().run(calls)
 
     sender = RedisSender(HangsUpOnce(Address(shared_redis.url)))
@@ -389,7 +389,7 @@ async def test_a_sender_learns_of_more_partitions_and_keeps_the_order_of_each_ke
     assert sorted(values(entries)) == list(range(1_000))
     for entry in entries:
         late = int(entry.value or b"") >= 500
-        assert entry.partition == (place_of(pack(Record(b"", None, entry.key)), 5) if late else 0)
+        assert entry.partition == (partition_of(pack(Record(b"", None, entry.key)), 5) if late else 0)
     assert values(everything(channels, channel, {0: channels.bounds(channel)[0][1]})) == [
         value for value in values(entries) if value >= 500 and entries[values(entries).index(value)].partition != 0
     ]
@@ -486,7 +486,7 @@ def test_a_compacted_channel_forgets_the_keys_of_what_retention_took(
 
     eventually(lambda: known() == {b"tick"})
     assert channels.bounds(channel)[0][0] >= 100
-    with pytest.raises(Unaccounted, match="retention was quicker"):
+    with pytest.raises(Unaccounted, match="retention"):
         everything(channels, channel, {0: 1})
 
 
@@ -502,11 +502,11 @@ def test_a_reader_that_begins_at_the_beginning_follows_it_until_it_has_read(
     with channels.reader({channel: {}}) as reader, channels.reader({channel: {0: 0}}) as exact:
         send(channels, channel, numbered(3, first=4))
         assert values(reader.read(10, 0)) == [4, 5, 6]
-        with pytest.raises(Unaccounted, match="retention was quicker"):
+        with pytest.raises(Unaccounted, match="retention"):
             exact.read(10, 0)
         for first in (7, 10):
             send(channels, channel, numbered(3, first=first))
-        with pytest.raises(Unaccounted, match="retention was quicker"):
+        with pytest.raises(Unaccounted, match="retention"):
             reader.read(10, 0)
 
 
@@ -534,7 +534,7 @@ def test_a_channel_that_was_made_anew_is_told_to_its_reader(channels: RedisChann
             reader.read(10, 0)
         channels.ensure([Topic(channel)])
         send(channels, channel, numbered(5))
-        with pytest.raises(Unaccounted, match="is another channel now"):
+        with pytest.raises(Unaccounted, match="created again"):
             reader.read(10, 5)
 
 
@@ -605,7 +605,7 @@ def test_a_group_whose_members_are_silent_and_left_nothing_is_none(
         member.read(1, 0)
         assert group in channels.groups()
         eventually(lambda: group not in channels.groups())
-        with pytest.raises(Unavailable, match="none of that name"):
+        with pytest.raises(Unavailable, match="no such"):
             channels.group(group)
 
 
@@ -634,7 +634,7 @@ async def test_what_can_never_be_carried_is_refused_and_the_sender_goes_on(
     channel = fresh("refused")
     channels.ensure([Topic(channel)])
     async with channels.sender() as sender:
-        with pytest.raises(Refused, match=r"larger than the 16,777,216 that redis:// carries"):
+        with pytest.raises(Refused, match="16,777,216"):
             await sender.send(channel, [Record(b"x" * LIMIT)])
         for wrong in (Record(b"", extra=(("\ud800", b""),)), Record(b"", Origin("\ud800", 1, 1, 1))):
             with pytest.raises(Refused, match="cannot be written as UTF-8"):

@@ -26,14 +26,14 @@ Eventually = Callable[..., None]
 
 @pytest.fixture
 def tcp() -> Tcp:
-    return Tcp("127.0.0.1", later_port(), patience=5)
+    return Tcp("127.0.0.1", later_port(), timeout=5)
 
 
 def numbers(first: int, last: int, size: int = 0) -> list[Record]:
     return [Record(b"%d" % number + b" " * size) for number in range(first, last + 1)]
 
 
-def told(entries: Sequence[Entry]) -> list[int]:
+def overhead(entries: Sequence[Entry]) -> list[int]:
     return [int(entry.value or b"-1") for entry in entries]
 
 
@@ -100,7 +100,7 @@ async def wired(tcp: Tcp) -> AsyncIterator[tuple[Wire, Tcp]]:
     wire, port = Wire(tcp.port), later_port()
     server = await asyncio.start_server(wire.carry, "127.0.0.1", port)
     try:
-        yield wire, Tcp("127.0.0.1", port, patience=5)
+        yield wire, Tcp("127.0.0.1", port, timeout=5)
     finally:
         server.close()
         wire.cut()
@@ -142,10 +142,10 @@ def test_a_reader_reads_several_channels_and_counts_each(tcp: Tcp) -> None:
 def test_only_reads_those_places_alone(tcp: Tcp) -> None:
     with tcp.reader({"a": {}, "b": {}}, only={("a", 0)}) as reader:
         assert (reader.positions("a"), reader.positions("b")) == ({0: 0}, {})
-        with pytest.raises(Unavailable, match='nobody reads the channel "b" there, only a'):
+        with pytest.raises(Unavailable, match='channel "b"'):
             sent(tcp, "b", numbers(1, 1))
         sent(tcp, "a", numbers(1, 1))
-        assert told(read(reader, 1)) == [1]
+        assert overhead(read(reader, 1)) == [1]
 
 
 def test_reading_gives_no_more_than_it_is_asked_for_and_knows_how_far_it_is(tcp: Tcp) -> None:
@@ -153,10 +153,10 @@ def test_reading_gives_no_more_than_it_is_asked_for_and_knows_how_far_it_is(tcp:
         assert reader.read(10, 0) == []
         assert reader.age() == 0
         sent(tcp, "a", numbers(1, 5))
-        assert told(reader.read(3, 5)) == [1, 2, 3]
+        assert overhead(reader.read(3, 5)) == [1, 2, 3]
         assert reader.positions("a") == {0: 3}
         assert reader.age() > 0
-        assert told(reader.read(3, 5)) == [4, 5]
+        assert overhead(reader.read(3, 5)) == [4, 5]
         assert reader.age() == 0
 
 
@@ -165,7 +165,7 @@ async def test_calls_at_once_keep_the_order_of_each(tcp: Tcp) -> None:
         async with tcp.sender() as sender:
             calls = [sender.send("a", numbers(first, first + 99)) for first in range(0, 5000, 100)]
             _, entries = await asyncio.gather(asyncio.gather(*calls), aread(reader, 5000))
-    assert told(entries) == list(range(5000))
+    assert overhead(entries) == list(range(5000))
     assert [one.offset for one in entries] == list(range(5000))
 
 
@@ -178,7 +178,7 @@ async def test_many_senders_at_once_lose_nothing(tcp: Tcp) -> None:
     with tcp.reader({"a": {}}) as reader:
         _, entries = await asyncio.gather(asyncio.gather(*(one(name) for name in range(50))), aread(reader, 1000))
     for name in range(50):
-        assert told([entry for entry in entries if entry.key == b"%d" % name]) == list(range(20))
+        assert overhead([entry for entry in entries if entry.key == b"%d" % name]) == list(range(20))
 
 
 def test_a_record_of_nearly_the_limit_arrives_and_a_larger_one_is_refused(tcp: Tcp) -> None:
@@ -186,7 +186,7 @@ def test_a_record_of_nearly_the_limit_arrives_and_a_larger_one_is_refused(tcp: T
     with tcp.reader({"a": {}}) as reader:
         sent(tcp, "a", [Record(b"x" * (frames.LIMIT - overhead)), *numbers(1, 2)])
         assert [len(one.value or b"") for one in read(reader, 3)] == [frames.LIMIT - overhead, 1, 1]
-        with pytest.raises(Refused, match="larger than the 4,194,304 that tcp:// carries"):
+        with pytest.raises(Refused, match="4,194,304"):
             sent(tcp, "a", [*numbers(1, 2), Record(b"x" * (frames.LIMIT - overhead + 1))])
         assert reader.read(1, 0) == []
 
@@ -196,11 +196,11 @@ def test_figures_are_posted(tcp: Tcp) -> None:
         with tcp.poster() as post:
             for number in range(100):
                 post("figures", b"key", b"%d" % number)
-        assert told(read(reader, 100)) == list(range(100))
+        assert overhead(read(reader, 100)) == list(range(100))
 
 
 def test_figures_that_nobody_takes_are_forgotten(tcp: Tcp) -> None:
-    with Tcp(tcp.host, tcp.port, patience=0).poster() as post:
+    with Tcp(tcp.host, tcp.port, timeout=0).poster() as post:
         for number in range(20_000):
             post("figures", b"key", b"%d" % number)
 
@@ -226,7 +226,7 @@ async def test_a_slow_reader_slows_the_sender_and_gets_everything(tcp: Tcp) -> N
                 assert (acknowledged - len(entries)) * 100_000 <= ROOM
                 entries += await asyncio.to_thread(reader.read, 10, 10)
             await sending_all
-    assert told(entries) == list(range(400))
+    assert overhead(entries) == list(range(400))
 
 
 def test_the_inbox_is_bounded_and_takes_one_batch_that_is_larger_than_it() -> None:
@@ -245,30 +245,30 @@ async def test_a_sender_waits_for_a_reader_that_comes_late(tcp: Tcp) -> None:
         waiting = asyncio.create_task(sender.send("a", numbers(1, 3)))
         await asyncio.sleep(0)
         with tcp.reader({"a": {}}) as reader:
-            assert told(await aread(reader, 3)) == [1, 2, 3]
+            assert overhead(await aread(reader, 3)) == [1, 2, 3]
             await waiting
 
 
 async def test_a_sender_that_reaches_nobody_gives_up_and_may_try_again(tcp: Tcp) -> None:
-    hasty = Tcp(tcp.host, tcp.port, patience=0.2)
+    hasty = Tcp(tcp.host, tcp.port, timeout=0.2)
     async with hasty.sender() as sender:
-        with pytest.raises(Unavailable, match=r"nobody took anything there for 0\.2 s: nobody listens"):
+        with pytest.raises(Unavailable, match=r"0\.2 s: connection refused"):
             await sender.send("a", numbers(1, 3))
         with tcp.reader({"a": {}}) as reader:
             await sender.send("a", numbers(4, 5))
-            assert told(await aread(reader, 2)) == [4, 5]
+            assert overhead(await aread(reader, 2)) == [4, 5]
 
 
 async def test_a_new_reader_gets_what_the_last_one_never_acknowledged(tcp: Tcp) -> None:
     async with tcp.sender() as sender:
         with tcp.reader({"a": {}}) as reader:
             await sender.send("a", numbers(1, 1))
-            assert told(await aread(reader, 1)) == [1]
+            assert overhead(await aread(reader, 1)) == [1]
         waiting = asyncio.create_task(sender.send("a", numbers(2, 3)))
         with tcp.reader({"a": {}}) as reader:
             entries = await aread(reader, 2)
             await waiting
-        assert [(one.offset, told([one])) for one in entries] == [(0, [2]), (1, [3])]
+        assert [(one.offset, overhead([one])) for one in entries] == [(0, [2]), (1, [3])]
 
 
 async def test_a_reader_that_ends_says_how_much_of_what_it_acknowledged_was_never_read(
@@ -278,13 +278,13 @@ async def test_a_reader_that_ends_says_how_much_of_what_it_acknowledged_was_neve
     async with tcp.sender() as sender:
         with listening(tcp.host, tcp.port, tcp.where, box):
             await sender.send("a", numbers(1, 3))
-            assert told(box.take(1, 5)) == [1]
+            assert overhead(box.take(1, 5)) == [1]
             waiting = asyncio.create_task(sender.send("a", numbers(4, 4, size=10_000)))  # Connected, and no room.
             await until(lambda: not sender.window.empty)
         waiting.cancel()
-    assert [one.message for one in caplog.records] == [
-        f"{tcp.where}: the reader ended, and 2 records that it had acknowledged were never read"
-    ]
+    (one,) = caplog.records
+    assert tcp.where in one.message
+    assert " 2 acknowledged records" in one.message
 
 
 async def test_a_reader_that_has_read_all_ends_quietly_while_senders_are_connected(
@@ -293,7 +293,7 @@ async def test_a_reader_that_has_read_all_ends_quietly_while_senders_are_connect
     async with tcp.sender() as idle:
         with tcp.reader({"a": {}}) as reader:
             await idle.send("a", numbers(1, 1))
-            assert told(await aread(reader, 1)) == [1]
+            assert overhead(await aread(reader, 1)) == [1]
     assert not caplog.records
 
 
@@ -316,7 +316,7 @@ async def test_a_sender_with_a_fault_of_its_own_leaves_no_call_waiting(tcp: Tcp)
     async def send() -> None:
         async with sending(tcp.host, tcp.port, tcp.where, 5, Broken()) as sender:
             for _ in range(2):
-                with pytest.raises(Unavailable, match=r"its sender has broken off: ZeroDivisionError"):
+                with pytest.raises(Unavailable, match="ZeroDivisionError"):
                     await sender.send("a", numbers(1, 3))
 
     async with asyncio.timeout(10):
@@ -341,7 +341,7 @@ async def test_cuts_lose_nothing_and_double_nothing(tcp: Tcp) -> None:
                 await going
             entries += await aread(reader, 20_000 - len(entries))
             assert wire.connections >= 10
-        assert told(entries) == list(range(20_000))
+        assert overhead(entries) == list(range(20_000))
         assert reader.read(1, 0) == []
 
 
@@ -351,13 +351,13 @@ async def test_a_batch_whose_acknowledgement_was_lost_is_not_taken_twice(tcp: Tc
             await sender.send("a", numbers(1, 1))
             wire.answers = False
             waiting = asyncio.create_task(sender.send("a", numbers(2, 3)))
-            assert told(await aread(reader, 3)) == [1, 2, 3]
+            assert overhead(await aread(reader, 3)) == [1, 2, 3]
             await until(lambda: wire.dropped)
             wire.answers = True
             wire.cut()
             await waiting
             await sender.send("a", numbers(4, 4))
-        assert told(await aread(reader, 1)) == [4]
+        assert overhead(await aread(reader, 1)) == [4]
 
 
 async def test_a_receiver_that_is_silent_is_taken_for_dead(tcp: Tcp) -> None:
@@ -371,7 +371,7 @@ async def test_a_receiver_that_is_silent_is_taken_for_dead(tcp: Tcp) -> None:
             await until(lambda: wire.connections >= 2)
             wire.answers = True
             await waiting
-        assert told(await aread(reader, 2)) == [1, 2]
+        assert overhead(await aread(reader, 2)) == [1, 2]
 
 
 async def test_a_receiver_that_is_full_is_not_taken_for_dead(tcp: Tcp) -> None:
@@ -385,10 +385,10 @@ async def test_a_receiver_that_is_full_is_not_taken_for_dead(tcp: Tcp) -> None:
             waiting = asyncio.create_task(sender.send("a", numbers(2, 2, size=900)))
             await until(lambda: box.age() > 1.5)
             assert not waiting.done()
-            assert told(box.take(10, 0)) == [1]
+            assert overhead(box.take(10, 0)) == [1]
             await waiting
             assert wire.connections == 1
-    assert told(box.take(10, 0)) == [2]
+    assert overhead(box.take(10, 0)) == [2]
 
 
 def test_a_batch_that_comes_again_over_another_connection_is_dropped(tcp: Tcp) -> None:
@@ -402,7 +402,7 @@ def test_a_batch_that_comes_again_over_another_connection_is_dropped(tcp: Tcp) -
                 answers, whole = b"", frames.taken(last)
                 while whole not in answers:
                     answers += connection.recv(1 << 16)
-        assert told(read(reader, 4)) == [1, 2, 3, 4]
+        assert overhead(read(reader, 4)) == [1, 2, 3, 4]
         assert reader.read(1, 0) == []
 
 
@@ -416,7 +416,7 @@ def test_a_sender_that_is_connected_is_remembered_however_many_come_and_go(tcp: 
         assert isinstance(heard[0], frames.Welcome)
         return connection, heard[0]
 
-    with listening(tcp.host, tcp.port, tcp.where, box, known=3):
+    with listening(tcp.host, tcp.port, tcp.where, box, remembered=3):
         first, _ = came(b"i" * 16, frames.batch(1, ONE))
         for number in range(10):
             came(b"%016d" % number)[0].close()
@@ -424,7 +424,7 @@ def test_a_sender_that_is_connected_is_remembered_however_many_come_and_go(tcp: 
         assert welcome.taken == 1, "or what it sends again would be taken twice"
         first.close()
         again.close()
-    assert told(box.take(10, 0)) == [1]
+    assert overhead(box.take(10, 0)) == [1]
 
 
 def _frame(connection: socket.socket) -> tuple[frames.Kind, bytes]:
@@ -458,21 +458,21 @@ ONE = next(frames.packed("a", numbers(1, 1)))
 @pytest.mark.parametrize(
     ("said", "description"),
     [
-        ([b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"], "something else speaks here"),
-        ([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 500], "something else speaks here"),
-        ([b"PNST\x02\x01\x00\x00\x00\x00"], "it has version 2, and 1 is understood here"),
-        ([b"PNST\x01\x09\x00\x00\x00\x00"], "there is no kind 9"),
-        ([b"PNST\x01\x01\xff\xff\xff\xff"], "it announces 4,294,967,295 bytes"),
-        ([b"PNST\x01\x01\x00\x00\x00\x00"], "it ends before its contents do"),
+        ([b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"], "another protocol"),
+        ([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 500], "another protocol"),
+        ([b"PNST\x02\x01\x00\x00\x00\x00"], "version 2"),
+        ([b"PNST\x01\x09\x00\x00\x00\x00"], "kind 9"),
+        ([b"PNST\x01\x01\xff\xff\xff\xff"], "4,294,967,295 bytes"),
+        ([b"PNST\x01\x01\x00\x00\x00\x00"], "shorter than its contents"),
         ([frames.batch(1, ONE)], "it does not begin with the identity of a sender"),
-        ([HELLO, HELLO], "a batch is due"),
-        ([HELLO, frames.batch(1, next(frames.packed("other", numbers(1, 1))))], 'nobody reads the channel "other"'),
-        ([HELLO, frames.batch(1, ONE[:-1])], "it ends before its contents do"),
-        ([HELLO, frames.batch(1, ONE[:-5])], "announces 1 bytes, and they are not there"),
+        ([HELLO, HELLO], "a batch was expected"),
+        ([HELLO, frames.batch(1, next(frames.packed("other", numbers(1, 1))))], 'channel "other"'),
+        ([HELLO, frames.batch(1, ONE[:-1])], "shorter than its contents"),
+        ([HELLO, frames.batch(1, ONE[:-5])], "a field of 1 bytes"),
         ([HELLO, frames.batch(1, ONE + b"!")], "1 bytes follow its contents"),
         ([HELLO, frames.batch(1, b"\x00\x00\x00\x01\xff" + ONE[5:])], "not UTF-8"),
         ([HELLO, frames.batch(1, ONE[:5] + struct.pack("!I", 2**32 - 1) + ONE[9:])], "4,294,967,295 records"),
-        ([HELLO, frames.batch(1, ONE[:9] + struct.pack("!i", -2) + ONE[13:])], "announces -2 bytes"),
+        ([HELLO, frames.batch(1, ONE[:9] + struct.pack("!i", -2) + ONE[13:])], "a field of -2 bytes"),
     ],
 )
 def test_what_cannot_be_read_is_told_and_the_reader_lives(tcp: Tcp, said: list[bytes], description: str) -> None:
@@ -481,7 +481,7 @@ def test_what_cannot_be_read_is_told_and_the_reader_lives(tcp: Tcp, said: list[b
         assert isinstance(last, frames.Fault)
         assert description in last.description
         sent(tcp, "a", numbers(1, 2))
-        assert told(read(reader, 2)) == [1, 2]
+        assert overhead(read(reader, 2)) == [1, 2]
 
 
 def test_half_a_frame_and_a_reset_hurt_nobody(tcp: Tcp) -> None:
@@ -490,14 +490,14 @@ def test_half_a_frame_and_a_reset_hurt_nobody(tcp: Tcp) -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.sendall(HELLO + frames.batch(1, ONE)[:-3])
         sent(tcp, "a", numbers(1, 2))
-        assert told(read(reader, 2)) == [1, 2]
+        assert overhead(read(reader, 2)) == [1, 2]
 
 
 def test_a_length_that_is_announced_and_never_sent_holds_nobody_up(tcp: Tcp) -> None:
     with tcp.reader({"a": {}}) as reader, closing(socket.create_connection((tcp.host, tcp.port))) as connection:
         connection.sendall(HELLO + b"PNST\x01\x03\x00\x3f\xff\xff")
         sent(tcp, "a", numbers(1, 2))
-        assert told(read(reader, 2)) == [1, 2]
+        assert overhead(read(reader, 2)) == [1, 2]
 
 
 def test_too_many_connections_are_told_so(tcp: Tcp) -> None:
@@ -508,7 +508,7 @@ def test_too_many_connections_are_told_so(tcp: Tcp) -> None:
     ):
         first.sendall(HELLO)
         assert first.recv(1)
-        with pytest.raises(Unavailable, match="1 senders may be connected, and they are"):
+        with pytest.raises(Unavailable, match="limit of 1 "):
             sent(tcp, "a", numbers(1, 2))
 
 
@@ -524,8 +524,8 @@ def test_a_sender_says_what_it_has_met_when_it_is_no_reader(tcp: Tcp) -> None:
                 yield
 
         threading.Thread(target=lambda: next(answer()), daemon=True).start()
-        with pytest.raises(Unavailable, match="something else speaks here"):
-            sent(Tcp(tcp.host, tcp.port, patience=0), "a", numbers(1, 1))
+        with pytest.raises(Unavailable, match="another protocol"):
+            sent(Tcp(tcp.host, tcp.port, timeout=0), "a", numbers(1, 1))
 
 
 # --- the description
@@ -560,14 +560,14 @@ def test_another_address_is_refused_without_its_password(address: str) -> None:
 def test_a_second_reader_at_an_address_is_refused(tcp: Tcp) -> None:
     with (
         tcp.reader({"a": {}}),
-        pytest.raises(Misconfigured, match=r"nobody can listen there: .*; an address has one reader"),
+        pytest.raises(Misconfigured, match="cannot listen"),
         tcp.reader({"a": {}}),
     ):
         pass
 
 
 def test_a_host_that_cannot_be_one_is_told(tcp: Tcp) -> None:
-    with pytest.raises(Misconfigured, match="nobody can listen there"), Tcp("a..b", tcp.port).reader({"a": {}}):
+    with pytest.raises(Misconfigured, match="cannot listen"), Tcp("a..b", tcp.port).reader({"a": {}}):
         pass
 
 
@@ -575,7 +575,7 @@ def test_the_same_address_is_read_again_at_once(tcp: Tcp) -> None:
     for number in range(3):
         with tcp.reader({"a": {}}) as reader:
             sent(tcp, "a", numbers(number, number))
-            assert told(read(reader, 1)) == [number]
+            assert overhead(read(reader, 1)) == [number]
 
 
 def test_ensure_makes_nothing_and_tells_what_cannot_be(tcp: Tcp) -> None:

@@ -42,7 +42,7 @@ def refused(*arguments: str) -> str:
         (["DROP VIEW a"], "query SQL: its SQL is not a query"),
         (["nowhere.sql"], "nowhere.sql: there is no such file"),
         (["nowhere.py", "SELECT * FROM a"], "there is no such file"),
-        (["SELECT * FROM a"], "channel a: there is none of that name"),
+        (["SELECT * FROM a"], "channel a: there is no such channel"),
         (["SELECT * FROM a, b", "--schema", "x INT"], "--schema: it reads a and b; say of which: --schema CHANNEL=…"),
         (["SELECT * FROM a", "--servers", "tcp://127.0.0.1:1"], "is gone for others"),
     ],

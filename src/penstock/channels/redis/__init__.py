@@ -1,7 +1,6 @@
 """Channels on Redis: a stream for each partition, with offsets of our own.
 
-What is older than it has to be kept goes with appends to its partition, little by little: one that nobody appends to
-keeps what it has.
+Appends delete what retention does not keep, some at a time: a partition without appends keeps its records.
 """
 
 import threading
@@ -28,29 +27,29 @@ Answer = TypeVar("Answer")
 _DURABLE = Promise(
     durable=True,
     replay=True,
-    description="a record is acknowledged once it lies in the append-only file of one Redis: it survives a kill -9 of "
-    "Redis, and a power cut only with appendfsync always; all of it lies in memory",
+    description="a record is acknowledged once it is in the append-only file of one Redis: it survives a kill -9 of "
+    "Redis, and a power cut only with appendfsync always; all records are in memory",
 )
 _VOLATILE = Promise(
     durable=False,
     replay=True,
-    description="a record lives as long as Redis does, unless its append-only file is on; all of it lies in memory",
+    description="records are lost when Redis ends, unless its append-only file is on; all records are in memory",
 )
 
 
 def at(address: str, _: object = None) -> "RedisChannels":
-    """`redis://host:port/db`, or `rediss://` with TLS; with `?volatile=yes`, a Redis that forgets is taken, too."""
+    """`redis://host:port/db`, or `rediss://` with TLS. `?volatile=yes` accepts a Redis without an append-only file."""
     return RedisChannels(address)
 
 
 class RedisChannels:
-    """The binder: names of channels become streams of one server."""
+    """Channels as streams of one server."""
 
     def __init__(self, url: str, lease: timedelta = LEASE) -> None:
         self._url, self._lease = url, lease
         self._address = Address(url)
-        self._asking = threading.Lock()
-        self._asked: Server | None = None
+        self._lock = threading.Lock()
+        self._connection: Server | None = None
 
     def __reduce__(self) -> tuple[type["RedisChannels"], tuple[str, timedelta]]:
         return RedisChannels, (self._url, self._lease)
@@ -65,10 +64,10 @@ class RedisChannels:
 
     # --- topics
 
-    def ensure(self, topics_: Sequence[Topic]) -> EnsureResult:
+    def ensure(self, topics: Sequence[Topic]) -> EnsureResult:
         self._server().check()
         made, extended, differences = [], [], []
-        for topic in topics_:
+        for topic in topics:
             fields = codec.fields_of(topic, uuid.uuid4().hex)
             flat = [part for pair in fields.items() for part in pair]
             done = self._server().one("ensure", [key_of(topic.name), NAMES], topic.partitions, *flat)
@@ -100,7 +99,7 @@ class RedisChannels:
         raise self._absent(channel)
 
     def _absent(self, channel: str) -> Unavailable:
-        return Unavailable(f"channel {channel}", f"{self._address.who} has none of that name")
+        return Unavailable(f"channel {channel}", f"{self._address.server_name} has no such channel")
 
     # --- in
 
@@ -118,7 +117,7 @@ class RedisChannels:
 
         def post(channel: str, key: bytes, value: bytes) -> None:
             packed = pack(Record(value, None, key))
-            courier.take(Parcel(channel, [packed], len(packed), Delivery(1, _nobody_asks)))
+            courier.take(Parcel(channel, [packed], len(packed), Delivery(1, _ignore)))
 
         try:
             yield post
@@ -137,7 +136,7 @@ class RedisChannels:
             yield RedisReader(server, begin, linger, only, beginning)
 
     def _from(self, channel: str, positions: Offsets, only: Collection[ChannelPartition] | None) -> dict[int, int]:
-        """A start for each partition: where none is given, the beginning as it is now."""
+        """The first offset to read of each partition; by default its beginning."""
         starts = {partition: low for partition, (low, _) in self.bounds(channel).items()} | dict(positions)
         return {
             partition: offset for partition, offset in starts.items() if only is None or (channel, partition) in only
@@ -177,7 +176,7 @@ class RedisChannels:
         self.change(group, lambda state, now: move_offsets(state, now, group, positions))
 
     def change(self, group: str, change: Callable[[GroupState, Micros], Answer]) -> Answer:
-        """For whoever deals: change what a group knows, again from the start when somebody else was quicker."""
+        """Change the state of a group; retry when another process has changed it."""
         server = self._server()
         while True:
             documents, now = server.groups(group)
@@ -191,11 +190,11 @@ class RedisChannels:
     # --- the client
 
     def _server(self) -> Server:
-        """One for all questions: they are asked often, and a connection costs more."""
-        with self._asking:
-            if self._asked is None:
-                self._asked = Server(self._address)
-            return self._asked
+        """One connection for all queries."""
+        with self._lock:
+            if self._connection is None:
+                self._connection = Server(self._address)
+            return self._connection
 
 
-def _nobody_asks(_: PenstockError | None) -> None: ...
+def _ignore(_: PenstockError | None) -> None: ...

@@ -1,4 +1,4 @@
-"""The server that channels lie on, in our words: the only file of this room that knows Redis' client."""
+"""A Redis server: its address, its errors, and our script. Only this module uses the client library."""
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ NAMES = "penstock:channels"
 GROUPS = "penstock:groups"
 _LUA = Path(__file__).with_name("log.lua").read_text(encoding="utf-8")
 _SILENT = 30.0
-"""Seconds after which a server that does not answer is taken for gone."""
+"""Seconds after which a server that does not answer counts as down."""
 _OLDEST = (6, 2)
 _TLS = (
     "ssl_ca_certs",
@@ -41,65 +41,65 @@ def key_of(channel: str) -> str:
 
 
 class Address:
-    """`redis://user:password@host:port/db?volatile=yes`, taken apart."""
+    """A parsed `redis://user:password@host:port/db?volatile=yes`."""
 
     def __init__(self, url: str) -> None:
         try:
             told = urlsplit(url)
             port = told.port
-            (told.hostname or "").encode("idna")  # As whoever looks the name up will spell it.
+            (told.hostname or "").encode("idna")  # Raises for a name that cannot be looked up.
         except ValueError as error:
             raise _wrong("an address of Redis", str(error)) from error
         self.where = redact_address(url)
-        self.who = f"Redis at {told.hostname}:{port or 6379}"
+        self.server_name = f"Redis at {told.hostname}:{port or 6379}"
         if not told.hostname:
-            raise _wrong(f"channels at {self.where}", "it tells no host")
+            raise _wrong(f"channels at {self.where}", "it has no host")
         if (base := told.path.strip("/")) and not base.isdecimal():
-            raise _wrong(f"channels at {self.where}", f'"{base}" is no number of a database')
-        asked = parse_qsl(told.query, keep_blank_values=True)
-        for name, value in asked:
+            raise _wrong(f"channels at {self.where}", f'"{base}" is not the number of a database')
+        pipeline = parse_qsl(told.query, keep_blank_values=True)
+        for name, value in pipeline:
             if name == "volatile" and value not in ("yes", "no"):
                 raise Misconfigured(f"channels at {self.where}", f'volatile is "{value}"', "write yes or no")
             if name != "volatile" and name not in _TLS:
                 raise Misconfigured(
                     f"channels at {self.where}",
                     f'"{name}" is not a setting',
-                    f"there are volatile=yes, and those of TLS: {', '.join(_TLS)}",
+                    f"the settings are volatile=yes, and for TLS: {', '.join(_TLS)}",
                 )
             if name in _TLS and told.scheme != "rediss":
                 raise Misconfigured(f"channels at {self.where}", f"{name} is a setting of TLS", "write rediss://")
             if name == "ssl_cert_reqs" and value not in _CHECKED:
                 problem = f'{name} is "{value}"'
                 raise Misconfigured(f"channels at {self.where}", problem, f"write {' or '.join(_CHECKED)}")
-        self.volatile = dict(asked).get("volatile") == "yes"
-        # Ours is not for the client, which would take it for an argument of a connection.
+        self.volatile = dict(pipeline).get("volatile") == "yes"
+        # The client would use our setting as an argument of a connection.
         theirs = "&".join(part for part in told.query.split("&") if not part.startswith("volatile="))
         self.url = urlunsplit((told.scheme, told.netloc, told.path, theirs, ""))
 
 
 class Server:
-    """A connection that is made with the first question, and again after a failure. Nothing is ever tried twice.
+    """A connection that opens with the first command, and again after a failure. No command is retried.
 
-    Whatever an answer of `run` tells is safe, unless the address allows otherwise: it lies in the append-only file, as
-    far as a kill of Redis is concerned.
+    When `run` returns, its changes survive a kill of Redis: they are in the append-only file, unless the address has
+    `volatile=yes`.
     """
 
     def __init__(self, address: Address) -> None:
         self._address = address
-        with self._explained():
+        with self._translating():
             self._redis = redis.Redis.from_url(
                 address.url,
                 socket_timeout=_SILENT,
                 socket_connect_timeout=5,
-                # What was written and not answered may have been done.
+                # A command without an answer may have been executed.
                 retry=Retry(NoBackoff(), 0),
                 protocol=2,
             )
             self._sha: str = self._redis.register_script(_LUA).sha
 
     @property
-    def who(self) -> str:
-        return self._address.who
+    def server_name(self) -> str:
+        return self._address.server_name
 
     def close(self) -> None:
         self._redis.close()
@@ -109,18 +109,18 @@ class Server:
     def run(self, calls: Sequence[tuple[Sequence[str], Arguments]]) -> list[Any]:
         """Run a command of `log.lua` for each of these keys and arguments, in one round trip.
 
-        A call that raises may have done some of them.
+        If it raises, some of them may have been executed.
         """
         answers: dict[int, Any] = {}
-        with self._explained():
+        with self._translating():
             while missing := [at for at in range(len(calls)) if at not in answers]:
-                with self._redis.pipeline(transaction=False) as asked:
+                with self._redis.pipeline(transaction=False) as pipeline:
                     for at in missing:
                         keys, arguments = calls[at]
-                        asked.evalsha(self._sha, len(keys), *keys, *arguments)
-                    asked.info("server")
-                    asked.info("persistence")
-                    *told, server, file = asked.execute(raise_on_error=False)
+                        pipeline.evalsha(self._sha, len(keys), *keys, *arguments)
+                    pipeline.info("server")
+                    pipeline.info("persistence")
+                    *told, server, file = pipeline.execute(raise_on_error=False)
                 for answer in (*told, server, file):
                     if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):
                         raise answer
@@ -128,7 +128,7 @@ class Server:
                 done = {at: one for at, one in zip(missing, told, strict=True) if not isinstance(one, NoScriptError)}
                 answers |= done
                 if len(done) < len(missing):
-                    # Redis forgets scripts when it restarts: nothing was done.
+                    # Redis forgets scripts when it restarts; these commands were not executed.
                     self._redis.script_load(_LUA)
         return [answers[at] for at in range(len(calls))]
 
@@ -136,7 +136,7 @@ class Server:
         return self.run([(keys, (command, *arguments))])[0]
 
     def _settle(self, server: Mapping[str, Any], file: Mapping[str, Any]) -> None:
-        """Return once Redis has written down what it had done when it told this of itself."""
+        """Return once Redis has written the changes before this answer to its append-only file."""
         if self._address.volatile:
             return
         generation = server["run_id"]
@@ -144,32 +144,34 @@ class Server:
             if not file.get("aof_enabled"):
                 raise self._forgetful()
             if file["aof_last_write_status"] != "ok":
-                raise Unavailable(self.who, "it cannot write its append-only file: is the disk full?")
+                raise Unavailable(
+                    self.server_name, "it cannot write its append-only file; check whether its disk is full"
+                )
             if server["run_id"] != generation:
-                raise Unavailable(self.who, "it was started again before it had written all down")
+                raise Unavailable(self.server_name, "it restarted before it had written all changes")
             if written(file):
                 return
             time.sleep(0.002)
-            with self._redis.pipeline(transaction=False) as asked:
-                asked.info("server")
-                asked.info("persistence")
-                server, file = asked.execute()
+            with self._redis.pipeline(transaction=False) as pipeline:
+                pipeline.info("server")
+                pipeline.info("persistence")
+                server, file = pipeline.execute()
 
     # --- questions
 
     def check(self) -> None:
-        """Misconfigured when the server would lose what it has acknowledged."""
-        with self._explained():
+        """Raise Misconfigured if the server would lose acknowledged records."""
+        with self._translating():
             told = self._redis.info()
         version = str(told["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
-            raise Misconfigured(self.who, f"it is version {version}", "channels need Redis 6.2 or later")
+            raise Misconfigured(self.server_name, f"it is version {version}", "channels need Redis 6.2 or later")
         if told.get("redis_mode") == "cluster":
-            raise Misconfigured(self.who, "it is part of a cluster", "channels need a single server")
+            raise Misconfigured(self.server_name, "it is part of a cluster", "channels need a single server")
         policy = told.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             raise Misconfigured(
-                self.who,
+                self.server_name,
                 f"its maxmemory-policy is {policy}: it would drop records when its memory is full",
                 "set maxmemory-policy noeviction",
             )
@@ -177,60 +179,60 @@ class Server:
             raise self._forgetful()
 
     def hash(self, key: str) -> dict[str, bytes]:
-        with self._explained():
+        with self._translating():
             return {_text(name): _bytes(value) for name, value in self._redis.hgetall(key).items()}
 
     def members(self, key: str) -> list[str]:
-        with self._explained():
+        with self._translating():
             return sorted(_text(name) for name in self._redis.smembers(key))
 
     def groups(self, *names: str) -> tuple[dict[str, bytes], Micros]:
-        """What groups know, these or all, and the time."""
-        with self._explained(), self._redis.pipeline(transaction=False) as asked:
+        """The documents of these groups, or of all, and the time of the server."""
+        with self._translating(), self._redis.pipeline(transaction=False) as pipeline:
             if names:
-                asked.hmget(GROUPS, names)
+                pipeline.hmget(GROUPS, names)
             else:
-                asked.hgetall(GROUPS)
-            asked.time()
-            told, (seconds, micros) = asked.execute()
+                pipeline.hgetall(GROUPS)
+            pipeline.time()
+            told, (seconds, micros) = pipeline.execute()
         documents = dict(zip(names, told, strict=True)) if names else told
         known = {_text(name): document for name, document in documents.items() if document}
         return known, seconds * 1_000_000 + micros
 
     def ring(self, channel_positions: Sequence[tuple[str, int, int]], wait: float) -> None:
-        """Return as soon as one of these partitions holds something at or behind its position, or after the wait."""
+        """Wait until one of these partitions has a record at its offset or behind it, or the time is over."""
         streams: dict[Any, Any] = {
-            # What lies behind the greatest moment that the offset before could have.
+            # Behind the largest time that the offset before could have.
             f"{key_of(channel)}:{partition}": f"{position}-18446744073709551615"
             for channel, partition, position in channel_positions
         }
-        with self._explained():
+        with self._translating():
             self._redis.xread(streams, count=1, block=max(1, round(wait * 1000)))
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translating(self) -> Iterator[None]:
         try:
             yield
         except (AuthenticationError, NoPermissionError) as error:
             raise Misconfigured(
-                self.who, f"it does not let us in: {error}", "check user and password in its address"
+                self.server_name, f"login failed: {error}", "check user and password in its address"
             ) from error
         except redis.RedisError as error:
-            raise Unavailable(self.who, str(error) or type(error).__name__) from error
+            raise Unavailable(self.server_name, str(error) or type(error).__name__) from error
 
     def _forgetful(self) -> Misconfigured:
         return Misconfigured(
-            self.who,
+            self.server_name,
             "its appendonly is off: a crash would lose records that it has acknowledged",
             "set appendonly yes, or allow it with ?volatile=yes in the address",
         )
 
 
 def written(file: Mapping[str, Any]) -> bool:
-    """Whether what Redis did before it told this of its append-only file is written when the answer comes.
+    """Whether the append-only file has all changes before this answer.
 
-    It writes before it answers, with one exception: with appendfsync everysec, it puts off writing while the fsync of
-    the last second is still under way, and answers all the same. A kill would then lose what it has acknowledged.
+    Redis writes before it answers, with one exception: with appendfsync everysec, it delays the write while an fsync
+    is running, and answers before it. A kill would then lose acknowledged records.
     """
     return not file["aof_pending_bio_fsync"] or not file["aof_buffer_length"]
 

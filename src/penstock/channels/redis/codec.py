@@ -1,7 +1,7 @@
-"""Records and topics as Redis holds them.
+"""How records and topics are stored in Redis.
 
-A record is one string of bytes: lengths, key, value, headers. `log.lua` looks into it for the key.
-A topic is the fields of a hash, times in microseconds.
+A record is one string of bytes: lengths, key, value, headers. `log.lua` reads the key from it.
+A topic is a hash, with times in microseconds.
 """
 
 from collections.abc import Mapping
@@ -17,19 +17,19 @@ from penstock.core.errors import Misconfigured, Refused
 from penstock.core.record import Headers, Record
 
 LIMIT = 16 << 20
-"""So many bytes may a record have: while Redis deals with one, everybody else waits."""
+"""Bytes of one record: while Redis handles one, all other clients wait."""
 _LENGTHS = Struct(">iiI")  # Of the key and the value, -1 for none; the number of headers.
 _HEADER = Struct(">II")
 
 
 def pack(record: Record) -> bytes:
-    """Refused when it is too large, or cannot be written."""
+    """Raises Refused if the record is too large, or a header is not valid text."""
     try:
         packed = _packed(record)
     except UnicodeEncodeError as error:
-        raise Refused("a record", "a text in its headers cannot be written as UTF-8") from error
+        raise Refused("a record", "a header cannot be written as UTF-8") from error
     if len(packed) > LIMIT:
-        raise Refused("a record", f"with {len(packed):,} bytes it is larger than the {LIMIT:,} that redis:// carries")
+        raise Refused("a record", f"it has {len(packed):,} bytes; the limit of redis:// is {LIMIT:,}")
     return packed
 
 
@@ -47,7 +47,7 @@ def _packed(record: Record) -> bytes:
 
 
 def unpack(packed: bytes, at: int = 0) -> tuple[bytes | None, bytes | None, Headers, int]:
-    """Key, value and headers of the record that begins here, and where the next one does."""
+    """Key, value and headers of the record at this position, and the position of the next one."""
     of_key, of_value, count = _LENGTHS.unpack_from(packed, at)
     at += _LENGTHS.size
     key = value = None
@@ -65,16 +65,16 @@ def unpack(packed: bytes, at: int = 0) -> tuple[bytes | None, bytes | None, Head
     return key, value, tuple(headers), at
 
 
-def place_of(packed: bytes, partitions: int) -> int | None:
-    """The partition of a record's key; None for one that has no key and may lie in any."""
+def partition_of(packed: bytes, partitions: int) -> int | None:
+    """The partition of a record's key; None without a key: any partition will do."""
     of_key, _, _ = _LENGTHS.unpack_from(packed)
     if of_key < 0:
         return None
     return crc32(packed[_LENGTHS.size : _LENGTHS.size + of_key]) % partitions
 
 
-WORDS = {"compaction.lag": ("lag", "1 hour"), "deletions.keep": ("deletions", "1 day")}
-"""Of a compacted channel: how long a record stays after it was replaced, and how long the deletion of a key does."""
+SETTINGS = {"compaction.lag": ("lag", "1 hour"), "deletions.keep": ("deletions", "1 day")}
+"""Settings of compacted channels: how long a replaced record stays, and how long the deletion of a key does."""
 
 
 def fields_of(topic: Topic, generation: str) -> dict[str, str]:
@@ -82,11 +82,11 @@ def fields_of(topic: Topic, generation: str) -> dict[str, str]:
     if topic.retention is not None:
         found["keep"] = _micros(topic.retention)
     if topic.compacted:
-        for word, (name, usual) in WORDS.items():
+        for setting, (name, usual) in SETTINGS.items():
             try:
-                found[name] = _micros(duration(topic.config.get(word, usual)))
+                found[name] = _micros(duration(topic.config.get(setting, usual)))
             except ValueError as error:
-                raise Misconfigured(f"channel {topic.name}, {word}", str(error)) from error
+                raise Misconfigured(f"channel {topic.name}, {setting}", str(error)) from error
     return found
 
 
@@ -97,16 +97,21 @@ def topic_of(name: str, held: Mapping[str, bytes]) -> Topic:
         1,
         "lag" in held,
         _span(held["keep"]) if "keep" in held else None,
-        {word: spelled(_span(held[of_it])) for word, (of_it, _) in WORDS.items() if of_it in held},
+        {setting: spelled(_span(held[of_it])) for setting, (of_it, _) in SETTINGS.items() if of_it in held},
     )
 
 
 def differences(declared: Topic, there: Topic) -> list[str]:
-    """How a channel that is there is not what it should be."""
-    found = list(shared.differences(there, declared, "Redis", WORDS))
-    for word, value in declared.config.items():
-        if word in WORDS and there.compacted and declared.compacted and duration(value) != duration(there.config[word]):
-            found.append(f"channel {declared.name} has {word}={there.config[word]}, and {value} is declared")
+    """The differences between a channel and its declaration."""
+    found = list(shared.differences(there, declared, "Redis", SETTINGS))
+    for setting, value in declared.config.items():
+        if (
+            setting in SETTINGS
+            and there.compacted
+            and declared.compacted
+            and duration(value) != duration(there.config[setting])
+        ):
+            found.append(f"channel {declared.name} has {setting}={there.config[setting]}, and {value} is declared")
     return found
 
 

@@ -1,4 +1,4 @@
-"""Out of Redis: by positions that are our own, and never silently past what is lost."""
+"""Reads from Redis by offsets of our own. Raises when records are lost."""
 
 import math
 import time
@@ -14,11 +14,11 @@ from penstock.core.errors import Unaccounted, Unavailable
 
 _MOST = 2_000
 _BYTES = 1 << 20
-"""How much is fetched at once: this, and one record more."""
+"""Records and bytes of one fetch; it can have one record more."""
 _PLENTY = 1 << 19
-"""Entries that linger are fetched at once while there are so many bytes of them."""
+"""Bytes from which on lingering entries are fetched at once."""
 _SLICE = 1.0
-"""Seconds after which a reader that waits looks whether its channels have got more partitions."""
+"""Seconds after which a waiting reader checks for new partitions."""
 
 
 class RedisReader:
@@ -33,14 +33,14 @@ class RedisReader:
         self._server, self._linger, self._only = server, linger, only
         self._next = {channel: dict(positions) for channel, positions in start.items()}
         self._ready: deque[Entry] = deque()
-        # Where fetching goes on: behind what is ready, and over offsets that hold nothing.
+        # The offset of the next fetch: behind the ready entries and empty offsets.
         self._fetched = {channel: dict(positions) for channel, positions in start.items()}
-        # What is read from its beginning, until it was: retention may move it before that.
+        # Partitions to read from their beginning: retention can move it before the first read.
         self._beginning = set(beginning)
-        self._lives: dict[str, bytes] = {}
+        self._generations: dict[str, bytes] = {}
         self._turn = 0
         self._earliest = -math.inf
-        # When the last fetch was, if it brought all that there was; when all that there was had been read.
+        # The time of the last fetch, if it returned all entries; the time when all were read.
         self._whole = -math.inf
         self._caught_up = -math.inf
 
@@ -78,13 +78,13 @@ class RedisReader:
             self._caught_up = max(self._caught_up, self._whole)
 
     def _wait(self, seconds: float) -> None:
-        places = [
+        wanted = [
             (channel, partition, position)
             for channel, positions in self._fetched.items()
             for partition, position in positions.items()
         ]
-        if places:
-            self._server.ring(places, seconds)
+        if wanted:
+            self._server.ring(wanted, seconds)
         else:
             time.sleep(seconds)
 
@@ -93,17 +93,17 @@ class RedisReader:
         self._turn += 1
         channels = list(self._fetched)
         share = _BYTES // max(1, len(channels))
-        asked: list[tuple[list[str], Arguments]] = [
+        calls: list[tuple[list[str], Arguments]] = [
             ([key_of(channel)], ["fetch", _MOST, share, *self._in_turn(self._fetched[channel])]) for channel in channels
         ]
         whole, moved, size = True, False, 0
-        for channel, answer in zip(channels, self._server.run(asked), strict=True):
+        for channel, answer in zip(channels, self._server.run(calls), strict=True):
             if answer is None:
-                raise Unavailable(f"channel {channel}", f"{self._server.who} has none of that name")
-            generation, count, *told = answer
-            if self._lives.setdefault(channel, generation) != generation:
-                raise Unaccounted(channel, (), "it was removed, and is another channel now")
-            for partition, low, end, reached, ids, packed in told:
+                raise Unavailable(f"channel {channel}", f"{self._server.server_name} has no such channel")
+            generation, count, *parts = answer
+            if self._generations.setdefault(channel, generation) != generation:
+                raise Unaccounted(channel, (), "it was removed while it was read, and created again")
+            for partition, low, end, reached, ids, packed in parts:
                 if (channel, partition) in self._beginning and self._fetched[channel][partition] < low:
                     self._fetched[channel][partition] = self._next[channel][partition] = low
                     moved = True
@@ -125,7 +125,7 @@ class RedisReader:
             self._fetch()
 
     def _in_turn(self, positions: Offsets) -> list[int]:
-        """Partitions and positions; each time another one is the first, so that none has to wait for the others."""
+        """Partitions and offsets. Each call begins with another partition, so that none waits for the others."""
         flat = sorted(positions.items())
         first = self._turn % max(1, len(flat))
         return [number for pair in flat[first:] + flat[:first] for number in pair]

@@ -1,4 +1,4 @@
-"""Into Redis: by a thread that carries what waits, in order, one batch after the other."""
+"""Writes to Redis: a thread sends the waiting records in order, batch after batch."""
 
 import asyncio
 import threading
@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from penstock.channels.redis.client import Server, key_of
-from penstock.channels.redis.codec import pack, place_of
+from penstock.channels.redis.codec import pack, partition_of
 from penstock.core.contracts import ChannelPartition
 from penstock.core.errors import PenstockError, Unavailable
 from penstock.core.record import Record
@@ -16,11 +16,11 @@ from penstock.core.record import Record
 _PARCEL = 1 << 18
 _BATCH = 1 << 20
 _ROOM = 1 << 24
-"""Bytes that may wait: whoever brings more has to wait."""
+"""Bytes that can wait; then `send` waits."""
 
 
 class Delivery:
-    """What becomes of records that were brought together: all of them are safe, or something went wrong."""
+    """The result of one call to `send`: all its records are safe, or an error."""
 
     def __init__(self, count: int, done: Callable[[PenstockError | None], None]) -> None:
         self._left, self._done = count, done
@@ -39,7 +39,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
-    """Some of a delivery's records, packed."""
+    """Some records of a call, packed."""
 
     channel: str
     packed: Sequence[bytes]
@@ -48,7 +48,7 @@ class Parcel:
 
 
 def parcels(channel: str, records: Sequence[Record], delivery: Delivery) -> Iterator[Parcel]:
-    """One after the other, so that no more lies packed than there is room for."""
+    """Pack the records in parcels, one when it is needed."""
     some: list[bytes] = []
     size = 0
     for record in records:
@@ -62,7 +62,7 @@ def parcels(channel: str, records: Sequence[Record], delivery: Delivery) -> Iter
 
 
 class Courier:
-    """Carries what it takes. After each batch there is more room, and it says so."""
+    """Sends parcels in a thread; calls `freed` after each batch."""
 
     def __init__(self, server: Server, freed: Callable[[], None]) -> None:
         self._server, self._freed = server, freed
@@ -77,7 +77,7 @@ class Courier:
         self._thread.start()
 
     def take(self, parcel: Parcel) -> bool:
-        """Whether there was room for it."""
+        """Queue a parcel; False if there is no room."""
         with self._changed:
             if self._closing:
                 raise self._closed()
@@ -88,13 +88,13 @@ class Courier:
             self._changed.notify()
         return True
 
-    def close(self, patience: float) -> None:
-        """Carry what waits; give up what is left after some seconds."""
+    def close(self, timeout: float) -> None:
+        """Send the waiting parcels; after `timeout` seconds, fail the rest."""
         with self._changed:
             self._closing = True
             self._changed.notify()
-        # A thread that waits for an answer cannot be woken; it ends when the server is taken for gone.
-        self._thread.join(patience)
+        # A thread that waits for an answer cannot be stopped; it ends with the timeout of the connection.
+        self._thread.join(timeout)
         self._give_up()
 
     def _work(self) -> None:
@@ -104,7 +104,7 @@ class Courier:
                     self._carry(batch)
                 except PenstockError as error:
                     if isinstance(error, Unavailable):
-                        self._take_along()
+                        self._fail_waiting()
                     for parcel in self._carried:
                         parcel.delivery.fail(error)
                 with self._changed:
@@ -115,8 +115,8 @@ class Courier:
             self._give_up()
             self._server.close()
 
-    def _take_along(self) -> None:
-        """What waits fails, too: it would overtake what was not carried, which comes again."""
+    def _fail_waiting(self) -> None:
+        """Fail the waiting parcels, too: they would overtake those that are sent again."""
         with self._changed:
             self._carried += self._waiting
             self._waiting.clear()
@@ -130,10 +130,10 @@ class Courier:
         self._freed()
 
     def _closed(self) -> Unavailable:
-        return Unavailable(self._server.who, "the sender was closed before it answered")
+        return Unavailable(self._server.server_name, "the sender was closed before it answered")
 
     def _next(self) -> list[Parcel]:
-        """What waits, up to the size of a batch; nothing at the end."""
+        """Waiting parcels, up to the size of a batch; none when the courier is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closing)
             size = 0
@@ -148,7 +148,7 @@ class Courier:
             for channel, of_it in _by_channel(batch).items()
         }
         while left:
-            dealt = self._deal(left)
+            assigned = self._assign(left)
             left = {}
             answers = self._server.run(
                 [
@@ -156,35 +156,35 @@ class Courier:
                         [key_of(channel)],
                         ["append", partition, self._partitions.get(channel, 1), *(packed for packed, _ in some)],
                     )
-                    for (channel, partition), some in dealt.items()
+                    for (channel, partition), some in assigned.items()
                 ]
             )
-            for ((channel, _), some), answer in zip(dealt.items(), answers, strict=True):
+            for ((channel, _), some), answer in zip(assigned.items(), answers, strict=True):
                 if answer is None:
-                    error = Unavailable(f"channel {channel}", f"{self._server.who} has none of that name")
+                    error = Unavailable(f"channel {channel}", f"{self._server.server_name} has no such channel")
                     for _, delivery in some:
                         delivery.fail(error)
                 elif answer[0]:
                     for _, delivery in some:
                         delivery.safe(1)
                 else:
-                    # There are more partitions than we knew: none of these was appended, and they are dealt again.
+                    # The channel has more partitions now: nothing was appended, and the records are assigned again.
                     left.setdefault(channel, []).extend(some)
                     self._partitions[channel] = answer[1]
 
-    def _deal(
+    def _assign(
         self, left: "dict[str, list[tuple[bytes, Delivery]]]"
     ) -> "dict[ChannelPartition, list[tuple[bytes, Delivery]]]":
-        dealt: dict[ChannelPartition, list[tuple[bytes, Delivery]]] = defaultdict(list)
+        assigned: dict[ChannelPartition, list[tuple[bytes, Delivery]]] = defaultdict(list)
         for channel, some in left.items():
             partitions = self._partitions.get(channel, 1)
             for one in some:
-                partition = place_of(one[0], partitions)
+                partition = partition_of(one[0], partitions)
                 if partition is None:
                     self._turn += 1
                     partition = self._turn % partitions
-                dealt[channel, partition].append(one)
-        return dealt
+                assigned[channel, partition].append(one)
+        return assigned
 
 
 class RedisSender:
@@ -199,7 +199,7 @@ class RedisSender:
             return
         done: asyncio.Future[None] = self._loop.create_future()
         delivery = Delivery(len(records), lambda error: self._call(lambda: _settle(done, error)))
-        # Two calls that waited for room would otherwise overtake each other.
+        # Otherwise, two calls that wait for room could overtake each other.
         try:
             async with self._order:
                 for parcel in parcels(channel, records, delivery):
@@ -210,21 +210,21 @@ class RedisSender:
                         break
             await done
         finally:
-            done.cancel()  # Who goes before that hears no more of it.
+            done.cancel()  # A result that comes later is ignored.
 
     async def close(self) -> None:
         await asyncio.to_thread(self._courier.close, 5)
 
     def _call(self, what: Callable[[], None]) -> None:
-        """From the courier's thread into the loop."""
-        with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+        """Call a function in the loop, from the thread of the courier."""
+        with suppress(RuntimeError):  # The loop is closed.
             self._loop.call_soon_threadsafe(what)
 
 
 def _by_channel(batch: Sequence[Parcel]) -> dict[str, list[Parcel]]:
     found: dict[str, list[Parcel]] = defaultdict(list)
     for parcel in batch:
-        # Behind records that were not appended, none of the same call is: they will all come again, in order.
+        # The caller retries the whole call: nothing may follow a failed part of it.
         if not parcel.delivery.failed:
             found[parcel.channel].append(parcel)
     return found

@@ -1,7 +1,7 @@
-"""Channels over TCP, with nothing between: a reader listens at the address, and senders connect to it.
+"""Channels over TCP without a server: the reader listens at the address, and senders connect to it.
 
-A channel over TCP is a line, not a log. It has one reader at a time and one partition; offsets count from the start of
-its reader. Within the lives of both ends, each record arrives once and in order, whatever happens to the connections.
+Such a channel keeps nothing. It has one reader at a time and one partition, whose offsets begin with each reader at 0.
+While both processes run, each record arrives once and in order, even if connections break.
 """
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
@@ -29,8 +29,8 @@ from penstock.core.errors import Misconfigured
 _PROMISE = Promise(
     durable=False,
     replay=False,
-    description="a record is acknowledged once the process that reads has it in its memory; it is read once, by that "
-    "one process, and what it has not dealt with when its reader ends, or it dies, is lost",
+    description="a record is acknowledged once the reading process has it in memory; that process reads it once, and "
+    "records that it has not handled when it ends are lost",
 )
 _NOTHING_KEPT = timedelta(0)
 _OTHERS = "use kafka://, redis:// or file://"
@@ -42,23 +42,23 @@ def at(address: str, _: object = None) -> "Tcp":
     try:
         parts = urlsplit(address)
         host, port = parts.hostname, parts.port
-        (host or "").encode("idna")  # As whoever looks the name up will spell it.
+        (host or "").encode("idna")  # Raises for a name that cannot be looked up.
     except ValueError as error:
         raise Misconfigured(f"channels at {address}", str(error), fix) from error
     if parts.username is not None or parts.path.strip("/") or parts.query or parts.fragment:
-        raise Misconfigured(f"channels at tcp://{host}", "it tells more than a host and a port", fix)
+        raise Misconfigured(f"channels at tcp://{host}", "it has more than a host and a port", fix)
     if not host or not port:
-        raise Misconfigured(f"channels at {address}", f"it tells no {'port' if host else 'host'}", fix)
+        raise Misconfigured(f"channels at {address}", f"it has no {'port' if host else 'host'}", fix)
     return Tcp(host, port)
 
 
 @dataclass(frozen=True, slots=True)
 class Tcp:
-    """The binder. A sender that reaches nobody for `patience` seconds gives up."""
+    """A sender that reaches no reader for `timeout` seconds fails."""
 
     host: str
     port: int
-    patience: float = 30.0
+    timeout: float = 30.0
 
     @property
     def promise(self) -> Promise:
@@ -68,20 +68,20 @@ class Tcp:
     def where(self) -> str:
         return f"tcp://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
 
-    # --- topics: there is nothing to make, and nothing that stays
+    # --- topics
 
     def ensure(self, topics: Sequence[Topic]) -> EnsureResult:
         return EnsureResult(differences=tuple(sentence for topic in topics for sentence in _differences(topic)))
 
     def names(self) -> list[str]:
-        """None: a channel is there while it is read, and only its reader and its senders know of it."""
+        """None: only its reader and its senders know a channel."""
         return []
 
     def topic(self, channel: str) -> Topic:
         return Topic(channel, partitions=1, replicas=1, retention=_NOTHING_KEPT)
 
     def topic_id(self, channel: str) -> str:
-        self._cannot(channel, "one channel cannot be told from another that had its name before")
+        self._cannot(channel, "a channel has no identity")
 
     def remove(self, channel: str) -> None:
         self._cannot(channel, "there is nothing to remove")
@@ -90,8 +90,8 @@ class Tcp:
 
     @asynccontextmanager
     async def sender(self) -> AsyncIterator[TcpSender]:
-        """A sender that need not find a reader yet: `send` waits for one, and raises Unavailable when none comes."""
-        async with sending(self.host, self.port, self.where, self.patience, SystemClock()) as sender:
+        """A sender. `send` waits for a reader, and raises Unavailable if none appears."""
+        async with sending(self.host, self.port, self.where, self.timeout, SystemClock()) as sender:
             yield sender
 
     def poster(self) -> AbstractContextManager[Callable[[str, bytes, bytes], None]]:
@@ -103,27 +103,27 @@ class Tcp:
     def reader(
         self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
     ) -> Iterator[TcpReader]:
-        """Listen, and read what comes from now on. Misconfigured when somebody else listens there already."""
+        """Listen, and read what arrives from now on. Misconfigured if the address is in use."""
         for channel, positions in start.items():
             if any(positions.values()):
-                self._cannot(channel, f"reading cannot begin at offset {max(positions.values())}, only now")
+                self._cannot(channel, f"reading cannot begin at offset {max(positions.values())}, only at the end")
         inbox = Inbox((name for name in start if only is None or (name, 0) in only), SystemClock())
         with listening(self.host, self.port, self.where, inbox):
             yield TcpReader(inbox)
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
-        """Nothing is kept, and the next reader counts from zero."""
+        """Nothing is kept, and each reader begins at offset 0."""
         return {0: (0, 0)}
 
     def since(self, channel: str, timestamp: Micros) -> Offsets:
-        self._cannot(channel, "reading cannot begin in the past, only now")
+        self._cannot(channel, "reading cannot begin in the past, only at the end")
 
     # --- groups
 
     def join(
         self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
     ) -> AbstractContextManager[Member]:
-        self._cannot(", ".join(channels), f"no group ({group}) can share what has one partition and one reader")
+        self._cannot(", ".join(channels), f"it has one partition and one reader, and no groups ({group})")
 
     def groups(self) -> list[str]:
         self._cannot("groups", "there are none")
@@ -132,7 +132,7 @@ class Tcp:
         self._cannot(f"group {name}", "there are no groups")
 
     def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
-        self._cannot(f"group {group}", "there are no groups, and no positions to write down")
+        self._cannot(f"group {group}", "there are no groups and no offsets to commit")
 
     def _cannot(self, what: str, why: str) -> NoReturn:
         raise Misconfigured(f"{what} at {self.where}", f"tcp:// keeps nothing: {why}", _OTHERS)

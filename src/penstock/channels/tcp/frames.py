@@ -1,9 +1,9 @@
-"""What sender and receiver say to each other, as bytes. No I/O.
+"""The protocol between sender and receiver. No I/O.
 
-A frame is a head (magic, version, kind, length of the body) and a body. All numbers are big-endian. A sender begins
-with HELLO and its identity; WELCOME answers with the last batch that was taken from it, and the channels that are read
-here. Then batches flow, numbered upwards, and TAKEN answers with the last one that was taken: again and again while
-nothing comes, so that a slow receiver is not mistaken for a dead one. FAULT tells in words why the connection ends.
+A frame is a header (magic, version, kind, length of the body) and a body; numbers are big-endian. The sender begins
+with HELLO and its identity. WELCOME answers with the last batch that was accepted from it, and the channels of this
+reader. Numbered batches follow. ACKNOWLEDGED answers with the last accepted batch, and is repeated while nothing
+arrives, so that a slow receiver does not look dead. FAULT is the reason for the end of a connection.
 """
 
 import struct
@@ -15,10 +15,10 @@ from penstock.core.errors import Refused
 from penstock.core.record import Headers, Record
 
 LIMIT = 4 << 20
-"""So many bytes may the body of a frame have."""
+"""Bytes of the body of a frame."""
 MOST = 5_000
-"""So many records may a batch have."""
-_FULL = 256 << 10  # A sender cuts what is larger than this into several batches, where it can.
+"""Records of a batch."""
+_SPLIT = 256 << 10  # A sender splits larger calls into batches.
 
 _MAGIC, _VERSION = b"PNST", 1
 _HEAD = struct.Struct("!4sBBI")
@@ -35,7 +35,7 @@ class Kind(IntEnum):
     HELLO = 1
     WELCOME = 2
     BATCH = 3
-    TAKEN = 4
+    ACKNOWLEDGED = 4
     FAULT = 5
 
 
@@ -81,12 +81,12 @@ def welcome(taken: int, channels: Iterable[str]) -> bytes:
 
 
 def batch(number: int, records: bytes) -> bytes:
-    """A batch, of what `packed` gave."""
+    """A batch with a body of `packed`."""
     return _framed(Kind.BATCH, _NUMBER.pack(number) + records)
 
 
 def taken(number: int) -> bytes:
-    return _framed(Kind.TAKEN, _NUMBER.pack(number))
+    return _framed(Kind.ACKNOWLEDGED, _NUMBER.pack(number))
 
 
 def fault(description: str) -> bytes:
@@ -94,15 +94,15 @@ def fault(description: str) -> bytes:
 
 
 def packed(channel: str, records: Sequence[Record]) -> Iterator[bytes]:
-    """The bodies of as many batches as it takes. Refused when a record is too large for one of its own."""
+    """The bodies of the batches. Refused if a record is larger than a frame."""
     start = _field(_utf8("the name of a channel", channel))
     some: list[bytes] = []
     size = 0
     for record in records:
         one = _packed(record)
         if _NUMBER.size + len(start) + _COUNT.size + len(one) > LIMIT:
-            raise Refused("a record", f"with {len(one):,} bytes it is larger than the {LIMIT:,} that tcp:// carries")
-        if some and (size + len(one) > _FULL or len(some) == MOST):
+            raise Refused("a record", f"it has {len(one):,} bytes; the limit of tcp:// is {LIMIT:,}")
+        if some and (size + len(one) > _SPLIT or len(some) == MOST):
             yield start + _COUNT.pack(len(some)) + b"".join(some)
             some, size = [], 0
         some.append(one)
@@ -112,27 +112,27 @@ def packed(channel: str, records: Sequence[Record]) -> Iterator[bytes]:
 
 
 def head(data: bytes) -> tuple[Kind, int]:
-    """The kind of a frame and the length of its body; Refused when this is no head of ours."""
+    """The kind of a frame and the length of its body; Refused if this is another protocol."""
     magic, version, kind, length = _HEAD.unpack(data)
     if magic != _MAGIC:
-        raise Refused("a frame", f"it begins with {magic!r}, not with {_MAGIC!r}: something else speaks here")
+        raise Refused("a frame", f"it begins with {magic!r}, not with {_MAGIC!r}: this is another protocol")
     if version != _VERSION:
-        raise Refused("a frame", f"it has version {version}, and {_VERSION} is understood here")
+        raise Refused("a frame", f"it has version {version}; this side knows {_VERSION}")
     if length > LIMIT:
-        raise Refused("a frame", f"it announces {length:,} bytes, and {LIMIT:,} are the most")
+        raise Refused("a frame", f"it has {length:,} bytes; the limit is {LIMIT:,}")
     try:
         return Kind(kind), length
     except ValueError as error:
-        raise Refused("a frame", f"there is no kind {kind}") from error
+        raise Refused("a frame", f"its kind {kind} is not known") from error
 
 
 def read(kind: Kind, body: bytes) -> Frame:
-    """The frame that this body is; Refused when it is none."""
+    """Parse the body of a frame; Refused if it is malformed."""
     cursor = _Cursor(body)
     try:
         frame = _read(kind, cursor)
     except struct.error as error:
-        raise Refused("a frame", "it ends before its contents do") from error
+        raise Refused("a frame", "it is shorter than its contents") from error
     except UnicodeDecodeError as error:
         raise Refused("a frame", "a name in it is not UTF-8") from error
     if cursor.at != len(body):
@@ -146,14 +146,14 @@ def _read(kind: Kind, cursor: "_Cursor") -> Frame:
             return Hello(cursor.identity())
         case Kind.WELCOME:
             return Welcome(cursor.number(), tuple(cursor.name() for _ in range(cursor.count())))
-        case Kind.TAKEN:
+        case Kind.ACKNOWLEDGED:
             return Acknowledged(cursor.number())
         case Kind.FAULT:
             return Fault(cursor.rest().decode())
         case Kind.BATCH:
             number, channel, count = cursor.number(), cursor.name(), cursor.count()
             if count > MOST:
-                raise Refused("a frame", f"it announces {count:,} records, and {MOST:,} are the most")
+                raise Refused("a frame", f"it has {count:,} records; the limit is {MOST:,}")
             return Batch(number, channel, [cursor.record() for _ in range(count)])
 
 
@@ -209,7 +209,7 @@ class _Cursor:
             return None
         end = self.at + length
         if length < 0 or end > len(self._body):
-            raise Refused("a frame", f"a field in it announces {length:,} bytes, and they are not there")
+            raise Refused("a frame", f"a field of {length:,} bytes is longer than the frame")
         found, self.at = self._body[self.at : end], end
         return found
 

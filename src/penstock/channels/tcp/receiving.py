@@ -1,4 +1,4 @@
-"""The reader's end: a server in a thread of its own, which takes batches as long as there is room for them."""
+"""The reader of tcp://: a server in its own thread, and a bounded queue that the reader empties."""
 
 import asyncio
 import logging
@@ -22,19 +22,19 @@ from penstock.core.record import Headers
 log = logging.getLogger(__name__)
 
 CONNECTIONS = 256
-"""So many senders may be connected. With the limit of a frame, this bounds the memory that strangers can take."""
+"""Connected senders. With the limit of a frame, this limits the memory that unknown peers can use."""
 _BEAT = SILENCE / 5
-_HELLO, _WHOLE = 10.0, 30.0  # Seconds until a sender has told who it is; until a frame that has begun is whole.
-_KNOWN = 10_000  # So many senders are remembered after they have gone.
-_LAST_WORDS = 1.0
+_HELLO, _WHOLE = 10.0, 30.0  # Seconds for the first frame of a sender, and for the rest of a frame.
+_REMEMBERED = 10_000  # Senders that are remembered after they have disconnected.
+_FAREWELL = 1.0
 
 ROOM = 16 << 20
-"""So many bytes lie here at most, or one batch that is larger."""
-_RECORD, _HEADER = 400, 200  # What they cost in memory beside their bytes, about.
+"""Bytes in the queue at most, or one larger batch."""
+_RECORD, _HEADER = 400, 200  # Their overhead in memory, about.
 
 
 class Inbox:
-    """Entries of several channels in the order in which they came. Offsets count from zero, per channel."""
+    """The accepted entries of several channels, in order: one thread fills it, another one empties it. No I/O."""
 
     def __init__(self, channels: Iterable[str], clock: Clock, room: int = ROOM) -> None:
         self._clock = clock
@@ -44,17 +44,17 @@ class Inbox:
         self._held = 0
         self._end = dict.fromkeys(channels, 0)
         self._next = dict(self._end)
-        self._filled: float | None = None  # Since when it has not been empty.
+        self._filled: float | None = None  # Since then it has not been empty.
         self._failure: BaseException | None = None
-        self.made_room: Callable[[], None] = lambda: None
-        """Called by the thread that reads, when there may be room again."""
+        self.on_room: Callable[[], None] = lambda: None
+        """Called by the reading thread when there may be room again."""
 
     @property
     def channels(self) -> tuple[str, ...]:
         return tuple(self._end)
 
     def put(self, batch: Batch) -> bool:
-        """Take a batch; False when there is no room for it now."""
+        """Add a batch; False if there is no room for it now."""
         cost = sum(_cost(*record) for record in batch.records)
         with self._changed:
             if self._held and self._held + cost > self._room:
@@ -93,34 +93,34 @@ class Inbox:
             for entry in found:
                 self._next[entry.channel] = entry.offset + 1
         if found:
-            self.made_room()
+            self.on_room()
         return found
 
     def fail(self, error: BaseException) -> None:
-        """Nothing will come any more, for this reason: whoever reads is told, once all is read."""
+        """Make `take` raise this error once the queue is empty."""
         with self._changed:
             self._failure = error
             self._changed.notify_all()
 
     def next(self, channel: str) -> int:
-        """The offset of the next entry that is taken from here."""
+        """The offset of the next entry."""
         with self._changed:
             return self._next[channel]
 
     def left(self) -> int:
-        """How many entries were taken in and not taken out."""
+        """The number of entries in the queue."""
         with self._changed:
             return sum(self._end.values()) - sum(self._next.values())
 
     def age(self) -> float:
-        """For how many seconds there has always been something left to read."""
+        """For how many seconds the queue has not been empty."""
         with self._changed:
             return 0.0 if self._filled is None else self._clock.elapsed() - self._filled
 
 
 def _cost(key: bytes | None, value: bytes | None, headers: Headers) -> int:
-    told = sum(_HEADER + len(name) + len(header) for name, header in headers)
-    return _RECORD + len(key or b"") + len(value or b"") + told
+    overhead = sum(_HEADER + len(name) + len(header) for name, header in headers)
+    return _RECORD + len(key or b"") + len(value or b"") + overhead
 
 
 class TcpReader:
@@ -145,10 +145,10 @@ def listening(
     inbox: Inbox,
     connections: int = CONNECTIONS,
     beat: float = _BEAT,
-    known: int = _KNOWN,
+    remembered: int = _REMEMBERED,
 ) -> Iterator[None]:
-    """Take what comes into the inbox, for as long as the body runs. Misconfigured when nobody can listen there."""
-    server = _Server(_bound(host, port, where), inbox, connections, beat, known)
+    """Fill the inbox while the block runs. Misconfigured if the address cannot be used."""
+    server = _Server(_bound(host, port, where), inbox, connections, beat, remembered)
     thread = threading.Thread(target=server.run, name="tcp-reader", daemon=True)
     thread.start()
     try:
@@ -157,7 +157,7 @@ def listening(
         server.stop()
         thread.join()
         if left := inbox.left():
-            log.warning("%s: the reader ended, and %d records that it had acknowledged were never read", where, left)
+            log.warning("%s: the reader ended before it had read %d acknowledged records", where, left)
 
 
 def _bound(host: str, port: int, where: str) -> socket.socket:
@@ -166,23 +166,23 @@ def _bound(host: str, port: int, where: str) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=CONNECTIONS)
     except (OSError, UnicodeError) as error:
         why = getattr(error, "strerror", None) or str(error)
-        fix = "an address has one reader, on a machine that owns it: stop the other one, or choose another address"
-        raise Misconfigured(where, f"nobody can listen there: {why}", fix) from error
+        fix = "stop the other reader, or use another address of this machine"
+        raise Misconfigured(where, f"cannot listen there: {why}", fix) from error
 
 
 @dataclass
 class _Peer:
-    """A sender, as long as it lives: the number of its last batch that was taken."""
+    """A sender, and the number of its last accepted batch."""
 
     taken: int = 0
     connections: int = 0
 
 
 class _Server:
-    def __init__(self, bound: socket.socket, inbox: Inbox, connections: int, beat: float, known: int) -> None:
-        self._bound, self._inbox, self._most, self._every, self._known = bound, inbox, connections, beat, known
+    def __init__(self, bound: socket.socket, inbox: Inbox, connections: int, beat: float, remembered: int) -> None:
+        self._bound, self._inbox, self._most, self._every, self._known = bound, inbox, connections, beat, remembered
         self._peers: OrderedDict[bytes, _Peer] = OrderedDict()
-        self._talking: dict[StreamWriter, _Peer] = {}
+        self._writers: dict[StreamWriter, _Peer] = {}
         self._connections = 0
         self._room = asyncio.Event()
         self._stop = asyncio.Event()
@@ -201,64 +201,64 @@ class _Server:
 
     def stop(self) -> None:
         self._started.wait()
-        self._tell(self._stop)
+        self._set(self._stop)
 
-    def _tell(self, event: asyncio.Event) -> None:
+    def _set(self, event: asyncio.Event) -> None:
         if self._loop is not None:
-            with suppress(RuntimeError):  # The loop is closed: nobody waits any more.
+            with suppress(RuntimeError):  # The loop is closed.
                 self._loop.call_soon_threadsafe(event.set)
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._inbox.made_room = lambda: self._tell(self._room)
+        self._inbox.on_room = lambda: self._set(self._room)
         self._started.set()
-        server = await asyncio.start_server(self._attend, sock=self._bound)
+        server = await asyncio.start_server(self._serve, sock=self._bound)
         beats = asyncio.create_task(self._beat())
         await self._stop.wait()
         server.close()
         beats.cancel()
-        for out in self._talking:
+        for out in self._writers:
             out.transport.abort()
 
     async def _beat(self) -> None:
-        """Tell each sender now and then that we are here, however long the inbox is full."""
+        """Repeat the acknowledgement to each sender, so that it does not count us as dead while the inbox is full."""
         while True:
             await asyncio.sleep(self._every)
-            for out, peer in self._talking.items():
-                # One that does not listen gets nothing more until it does.
+            for out, peer in self._writers.items():
+                # Not to a sender that does not read.
                 if not out.is_closing() and out.transport.get_write_buffer_size() == 0:
                     out.write(frames.taken(peer.taken))
 
-    async def _attend(self, stream: StreamReader, out: StreamWriter) -> None:
+    async def _serve(self, stream: StreamReader, out: StreamWriter) -> None:
         self._connections += 1
         try:
-            # Whatever becomes of one connection, the others do not notice; it is cancelled only with the server.
+            # An error ends only this connection; it is cancelled with the server.
             with suppress(OSError, EOFError, asyncio.CancelledError):
-                await self._hear(stream, out)
+                await self._receive(stream, out)
         finally:
             self._connections -= 1
-            self._talking.pop(out, None)
+            self._writers.pop(out, None)
             out.transport.abort()
 
-    async def _hear(self, stream: StreamReader, out: StreamWriter) -> None:
+    async def _receive(self, stream: StreamReader, out: StreamWriter) -> None:
         _tune(out)
         try:
             if self._connections > self._most:
-                raise Refused("a connection", f"{self._most} senders may be connected, and they are")
-            async with self._met(stream) as peer:
+                raise Refused("a connection", f"the limit of {self._most} connected senders is reached")
+            async with self._identified(stream) as peer:
                 out.write(frames.welcome(peer.taken, self._inbox.channels))
-                self._talking[out] = peer
+                self._writers[out] = peer
                 while True:
                     await self._take(peer, await received(stream, _WHOLE))
                     out.write(frames.taken(peer.taken))
                     await out.drain()
         except Refused as error:
-            self._talking.pop(out, None)
+            self._writers.pop(out, None)
             await _dismiss(stream, out, str(error))
 
     @asynccontextmanager
-    async def _met(self, stream: StreamReader) -> AsyncIterator[_Peer]:
-        """The sender that says hello. It is remembered while it is connected, and for long after that."""
+    async def _identified(self, stream: StreamReader) -> AsyncIterator[_Peer]:
+        """Identify the sender. It is remembered while it is connected, and long after that."""
         async with asyncio.timeout(_HELLO):
             hello = await received(stream, _HELLO)
         if not isinstance(hello, Hello):
@@ -273,21 +273,21 @@ class _Server:
             self._forget()
 
     def _forget(self) -> None:
-        """Those who have gone longest ago, but nobody who is connected: what it sends again would be taken twice."""
+        """Forget the senders that disconnected first: the batches of a connected one would be accepted twice."""
         gone = (identity for identity, peer in self._peers.items() if not peer.connections)
         for identity in list(islice(gone, max(0, len(self._peers) - self._known))):
             del self._peers[identity]
 
     async def _take(self, peer: _Peer, frame: frames.Frame) -> None:
-        """Return once a batch lies in the inbox, or is known to have lain there."""
+        """Return once a batch is in the inbox, or was before."""
         if not isinstance(frame, Batch):
-            raise Refused("a frame", "a batch is due")
+            raise Refused("a frame", "a batch was expected")
         if frame.channel not in self._inbox.channels:
             read = ", ".join(self._inbox.channels)
-            raise Refused("a batch", f'nobody reads the channel "{frame.channel}" here, only {read}')
+            raise Refused("a batch", f'channel "{frame.channel}" is not read here, only {read}')
         while True:
             self._room.clear()
-            # Asked again after each pause: it may have come over another connection meanwhile.
+            # Checked after each pause: it may have arrived over another connection.
             if frame.number <= peer.taken:
                 return
             if self._inbox.put(frame):
@@ -297,9 +297,9 @@ class _Server:
 
 
 async def _dismiss(stream: StreamReader, out: StreamWriter, description: str) -> None:
-    """Say why, and go. What is still under way is read off: a reset would overtake the words."""
+    """Send the reason, and end. The rest is read: a reset could overtake the reason."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_LAST_WORDS):
+        async with asyncio.timeout(_FAREWELL):
             out.write(frames.fault(description))
             await out.drain()
             out.write_eof()
@@ -309,8 +309,8 @@ async def _dismiss(stream: StreamReader, out: StreamWriter, description: str) ->
 
 def _tune(out: StreamWriter) -> None:
     connection = out.get_extra_info("socket")
-    # An acknowledgement leaves at once, not with the next.
+    # Send acknowledgements at once.
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
-    # A connection breaks whose other side has vanished without a word.
+    # Break the connection if the other side vanishes.
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(3 * SILENCE * 1000))

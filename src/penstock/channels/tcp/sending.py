@@ -1,4 +1,4 @@
-"""Over TCP: what is not acknowledged is kept, and sent again over the next connection."""
+"""The sender of tcp://: it sends unacknowledged batches again over the next connection."""
 
 import asyncio
 import threading
@@ -18,46 +18,47 @@ from penstock.core.errors import PenstockError, Refused, Unavailable
 from penstock.core.record import Record
 
 SILENCE = 10.0
-"""A receiver says something every few seconds. One that is silent for so long is away."""
-_WINDOW = 4 << 20  # So many bytes may wait for their acknowledgement; then `send` waits.
+"""Seconds without a frame after which a receiver counts as down; it sends one every few seconds."""
+_WINDOW = 4 << 20  # Unacknowledged bytes; then `send` waits.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 
 
-async def received(stream: StreamReader, patience: float) -> Frame:
-    """The next frame, whole within `patience` seconds once it has begun. Refused when it cannot be read."""
+async def received(stream: StreamReader, within: float) -> Frame:
+    """The next frame; its body within so many seconds. Refused if it is malformed."""
     kind, length = frames.head(await stream.readexactly(frames.HEAD))
-    async with asyncio.timeout(patience):
+    async with asyncio.timeout(within):
         body = await stream.readexactly(length)
     return frames.read(kind, body)
 
 
 @asynccontextmanager
 async def sending(
-    host: str, port: int, where: str, patience: float, clock: Clock, silence: float = SILENCE
+    host: str, port: int, where: str, give_up_after: float, clock: Clock, silence: float = SILENCE
 ) -> AsyncIterator["TcpSender"]:
-    """A sender that connects when it has something to say, and again when the connection breaks."""
+    """A sender that connects when it has something to send, and again when the connection breaks."""
     sender = TcpSender()
-    line = asyncio.create_task(_held(_Line(host, port, where, patience, silence, clock, sender.window)))
+    connector = _Connector(host, port, where, give_up_after, silence, clock, sender.window)
+    running = asyncio.create_task(_run_to_end(connector))
     try:
         yield sender
     finally:
-        line.cancel()
+        running.cancel()
         with suppress(asyncio.CancelledError):
-            await line
-        # A line that was never begun has not said so itself.
+            await running
+        # A task that never started has not closed the window.
         sender.window.close(Unavailable(where, "its sender was closed"))
 
 
-async def _held(line: "_Line") -> None:
-    """Hold the line; however that ends, nobody is left waiting for it."""
+async def _run_to_end(connector: "_Connector") -> None:
+    """Run the connection; at its end, fail all waiting calls."""
     why = "its sender was closed"
     try:
-        await line.hold()
+        await connector.run()
     except Exception as error:
-        why = f"its sender has broken off: {error!r}"
+        why = f"its sender has failed: {error!r}"
         raise
     finally:
-        line.window.close(Unavailable(line.where, why))
+        connector.window.close(Unavailable(connector.where, why))
 
 
 class TcpSender:
@@ -66,12 +67,12 @@ class TcpSender:
         self.window = Window()
 
     async def send(self, channel: str, records: Sequence[Record]) -> None:
-        """As the contract says. Refused when a record is too large: then none of them is sent."""
+        """As `Sender.send`. If a record is too large, none is sent."""
         bodies = list(frames.packed(channel, records))
         if not bodies:
             return
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        # Two calls that waited for room would otherwise overtake each other.
+        # Otherwise, two calls that wait for room could overtake each other.
         try:
             async with self._order:
                 for body in bodies:
@@ -81,7 +82,7 @@ class TcpSender:
                     self.window.add(channel, body, done, last=body is bodies[-1])
             await done
         finally:
-            done.cancel()  # Who is told to stop before that hears no more of it.
+            done.cancel()  # A result that comes later is ignored.
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,10 +94,7 @@ class _Waiting:
 
 
 class Window:
-    """The batches that are not acknowledged, by their numbers, which rise as long as this sender lives.
-
-    They lie between `first` and before `next`; some of these may have been given up.
-    """
+    """The unacknowledged batches by their numbers, from `first` up to `next`; some may have been dropped."""
 
     def __init__(self) -> None:
         self._batches: dict[int, _Waiting] = {}
@@ -107,7 +105,7 @@ class Window:
         self._emptied = asyncio.Event()
 
     def add(self, channel: str, body: bytes, done: "asyncio.Future[None]", last: bool) -> None:
-        """The next batch; `done` is told when the last of its call is acknowledged."""
+        """Add a batch; `done` is set when the last batch of its call is acknowledged."""
         if self._closed is not None:
             done.set_exception(self._closed)
             return
@@ -118,7 +116,7 @@ class Window:
         self.filled.set()
 
     async def room(self, done: "asyncio.Future[None]") -> None:
-        """Return when there is room, or what waits for it is over."""
+        """Wait until there is room, or the call is done."""
         while self._bytes >= _WINDOW and not done.done():
             self._emptied.clear()
             await self._emptied.wait()
@@ -131,7 +129,7 @@ class Window:
         return not self._batches
 
     def taken(self, number: int) -> None:
-        """All batches up to this one are acknowledged."""
+        """Acknowledge all batches up to this one."""
         while self.first <= number and self.first < self.next:
             if self.first in self._batches:
                 one = self._pop(self.first)
@@ -140,18 +138,18 @@ class Window:
             self.first += 1
 
     def drop(self, number: int, why: PenstockError) -> None:
-        """This batch will not be sent any more."""
+        """Fail a batch."""
         one = self._pop(number)
         if not one.done.done():
             one.done.set_exception(why)
 
     def give_up(self, why: PenstockError) -> None:
-        """None of the batches will be sent any more."""
+        """Fail all batches."""
         for number in list(self._batches):
             self.drop(number, why)
 
     def close(self, why: PenstockError) -> None:
-        """Nothing will be sent any more, and nothing is taken."""
+        """Fail all batches, and accept no more."""
         self._closed = self._closed or why
         self.give_up(self._closed)
 
@@ -162,17 +160,17 @@ class Window:
         return one
 
 
-class _Line:
-    """One connection after the other, while there is something to send."""
+class _Connector:
+    """Connects again and again while there is something to send."""
 
     def __init__(
-        self, host: str, port: int, where: str, patience: float, silence: float, clock: Clock, window: Window
+        self, host: str, port: int, where: str, timeout: float, silence: float, clock: Clock, window: Window
     ) -> None:
         self._host, self._port, self.where = host, port, where
-        self._patience, self._silence, self._clock, self.window = patience, silence, clock, window
+        self._timeout, self._silence, self._clock, self.window = timeout, silence, clock, window
         self._identity = uuid.uuid4().bytes
 
-    async def hold(self) -> None:
+    async def run(self) -> None:
         pause, since = _FIRST_PAUSE, None
         while True:
             while self.window.empty:
@@ -181,14 +179,14 @@ class _Line:
             since = self._clock.elapsed() if since is None else since
             try:
                 async with self._connected() as (stream, out):
-                    welcome = await self._greeted(stream, out)
+                    welcome = await self._greet(stream, out)
                     pause, since = _FIRST_PAUSE, None
-                    await self._talk(stream, out, welcome)
+                    await self._exchange(stream, out, welcome)
             except (OSError, EOFError, Refused) as error:
                 lost = self._clock.elapsed()
                 since = lost if since is None else since
-                if lost - since >= self._patience:
-                    why = f"nobody took anything there for {self._patience:g} s: {_reason(error)}"
+                if lost - since >= self._timeout:
+                    why = f"no reader for {self._timeout:g} s: {_reason(error)}"
                     self.window.give_up(Unavailable(self.where, why))
                     pause, since = _FIRST_PAUSE, None
                     continue
@@ -207,17 +205,17 @@ class _Line:
         finally:
             out.transport.abort()
 
-    async def _greeted(self, stream: StreamReader, out: StreamWriter) -> Welcome:
+    async def _greet(self, stream: StreamReader, out: StreamWriter) -> Welcome:
         out.write(frames.hello(self._identity))
-        answer = await self._heard(stream)
+        answer = await self._answer(stream)
         if not isinstance(answer, Welcome):
-            raise Refused("an answer", "it is no welcome")
+            raise Refused("an answer", "it is not a welcome")
         self.window.taken(answer.taken)
         return answer
 
-    async def _talk(self, stream: StreamReader, out: StreamWriter, welcome: Welcome) -> None:
-        """Send and hear until the connection breaks."""
-        tasks = {asyncio.create_task(self._say(out, welcome)), asyncio.create_task(self._listen(stream))}
+    async def _exchange(self, stream: StreamReader, out: StreamWriter, welcome: Welcome) -> None:
+        """Send batches and read acknowledgements until the connection breaks."""
+        tasks = {asyncio.create_task(self._send_batches(out, welcome)), asyncio.create_task(self._read_answers(stream))}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -227,7 +225,7 @@ class _Line:
         for task in done:
             task.result()
 
-    async def _say(self, out: StreamWriter, welcome: Welcome) -> None:
+    async def _send_batches(self, out: StreamWriter, welcome: Welcome) -> None:
         number = self.window.first
         while True:
             while number < self.window.next:
@@ -237,20 +235,20 @@ class _Line:
                     await out.drain()
                 elif batch is not None:
                     read = ", ".join(welcome.channels)
-                    why = f'nobody reads the channel "{batch.channel}" there, only {read}'
+                    why = f'channel "{batch.channel}" is not read there, only {read}'
                     self.window.drop(number, Unavailable(self.where, why))
                 number += 1
             self.window.filled.clear()
             await self.window.filled.wait()
 
-    async def _listen(self, stream: StreamReader) -> None:
+    async def _read_answers(self, stream: StreamReader) -> None:
         while True:
-            answer = await self._heard(stream)
+            answer = await self._answer(stream)
             if not isinstance(answer, Acknowledged):
-                raise Refused("an answer", "it is no acknowledgement")
+                raise Refused("an answer", "it is not an acknowledgement")
             self.window.taken(answer.number)
 
-    async def _heard(self, stream: StreamReader) -> Frame:
+    async def _answer(self, stream: StreamReader) -> Frame:
         async with asyncio.timeout(self._silence):
             answer = await received(stream, self._silence)
         if isinstance(answer, Fault):
@@ -265,7 +263,7 @@ def _reason(error: Exception) -> str:
         case TimeoutError():
             return "it does not answer"
         case ConnectionRefusedError():
-            return "nobody listens"
+            return "connection refused"
         case EOFError():
             return "it closed the connection"
         case _:
@@ -311,12 +309,12 @@ class _Poster:
         self._loop = asyncio.get_running_loop()
         self.started.set()
         async with self._sender() as sender:
-            going = asyncio.create_task(self._go(sender))
+            sending_task = asyncio.create_task(self._go(sender))
             await self._closing.wait()
             self._more.set()
-            # What nobody has taken by then is cancelled with it.
+            # The rest is cancelled.
             with suppress(TimeoutError):
-                await asyncio.wait_for(going, _AT_THE_END)
+                await asyncio.wait_for(sending_task, _AT_THE_END)
 
     async def _go(self, sender: Sender) -> None:
         while self._posts or not self._closing.is_set():
