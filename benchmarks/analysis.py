@@ -53,8 +53,7 @@ from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin
 from penstock.run.warm import spark_archive
-from penstock.supervise.jars import ensure_jars
-from penstock.supervise.java import find_java
+from penstock.supervise.java import ensure_jars, find_java
 
 PARTITIONS = 4
 ADS, CAMPAIGNS, USERS = 1_000, 100, 1_000_000
@@ -215,7 +214,9 @@ def driver(kafka: Kafka, folder: Path, settings: SparkSettings, slots: int, log:
     java = find_java()
     jars = ensure_jars(java)
     out = log.open("wb") if log else None
-    with session("benchmark", settings, java.path, jars.spark, slots, out, spark_archive(java, jars).used()) as spark:
+    with session(
+        "benchmark", settings, java.path, jars.spark, slots, out, spark_archive(java, jars).use_flags()
+    ) as spark:
         event_time = "timestamp_millis(at)"
         shapes = {name: Shape(name, DDL, event_time) for name in ("events", BARE)}
         shapes |= {name: Shape(name, TABLE, table=True) for name in TABLES}

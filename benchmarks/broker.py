@@ -7,8 +7,7 @@ from pathlib import Path
 from penstock.channels.kafka import Kafka
 from penstock.run.warm import kafka_archive
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.jars import ensure_jars
-from penstock.supervise.java import find_java
+from penstock.supervise.java import ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Supervisor
@@ -18,8 +17,8 @@ from penstock.supervise.supervisor import Supervisor
 def broker(folder: Path) -> Iterator[Kafka]:
     java = find_java()
     jars = ensure_jars(java)
-    with StateFolder(folder / ".penstock").held() as state:
-        services, servers = kafka_services(java, jars, state, LocalSettings(), kafka_archive(java, jars).used())
+    with StateFolder(folder / ".penstock").locked() as state:
+        services, servers = kafka_services(java, jars, state, LocalSettings(), kafka_archive(java, jars).use_flags())
         supervisor = Supervisor(services, state)
         supervisor.start()
         try:

@@ -31,8 +31,7 @@ from penstock.core.contracts import Channels, Topic
 from penstock.core.record import Origin, Record
 from penstock.run.warm import kafka_archive
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.jars import ensure_jars
-from penstock.supervise.java import find_java
+from penstock.supervise.java import ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.redis import redis_service
 from penstock.supervise.settings import LocalSettings
@@ -67,8 +66,8 @@ def main() -> None:
 def servers(folder: Path) -> Iterator[tuple[str, str, list[int]]]:
     java = find_java()
     jars = ensure_jars(java)
-    with StateFolder(folder / ".penstock").held() as state:
-        brokers, kafka = kafka_services(java, jars, state, LocalSettings(), kafka_archive(java, jars).used())
+    with StateFolder(folder / ".penstock").locked() as state:
+        brokers, kafka = kafka_services(java, jars, state, LocalSettings(), kafka_archive(java, jars).use_flags())
         redis, url = redis_service(state, LocalSettings())
         supervisor = Supervisor([*brokers, redis], state)
         supervisor.start()

@@ -43,8 +43,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin, Record
 from penstock.run.warm import spark_archive
-from penstock.supervise.jars import ensure_jars
-from penstock.supervise.java import find_java
+from penstock.supervise.java import ensure_jars, find_java
 
 CHANNEL, INTO = "numbers", "counts"
 QUERY = Query(INTO, (CHANNEL,), INTO, ("id",), f"SELECT id, seen() FROM {CHANNEL} GROUP BY id", Mode.MICRO_BATCH)
@@ -165,7 +164,9 @@ def spark(local: Path, log: IO[bytes] | None = None) -> Iterator[SparkSession]:
     java = find_java()
     jars = ensure_jars(java)
     settings = SparkSettings(every="100 ms", conf={"spark.local.dir": str(local)})
-    with session("state", settings, java.path, jars.spark, SLOTS, log, spark_archive(java, jars).used()) as running:
+    with session(
+        "state", settings, java.path, jars.spark, SLOTS, log, spark_archive(java, jars).use_flags()
+    ) as running:
         yield running
 
 

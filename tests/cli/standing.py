@@ -15,7 +15,7 @@ from penstock.supervise.folder import StateFolder
 def standing(folder: Path, servers: str, address: str | None = None) -> Iterator[Path]:
     """With the channels on that Kafka, or at another address."""
     state = Config.read(folder).state
-    with StateFolder(state).held() as run, StateFolder(state, ROLE).held() as services:
+    with StateFolder(state).locked() as run, StateFolder(state, ROLE).locked() as services:
         address = address or f"kafka://{servers}"
         Running(os.getpid(), "test", "penstock.test.status", address, None, None, "", address).write(run.path)
         Services(os.getpid(), servers, up=True).write(services)

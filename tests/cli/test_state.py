@@ -35,8 +35,8 @@ def asked(*arguments: str) -> Misconfigured:
 
 
 def test_a_pipeline_that_runs_is_left_alone(file: Path) -> None:
-    with StateFolder(file.parent / ".penstock").held():
-        assert "it is in use by the process" in str(asked(str(file), "counted", "--partitions", "4"))
+    with StateFolder(file.parent / ".penstock").locked():
+        assert "it is in use by process" in str(asked(str(file), "counted", "--partitions", "4"))
 
 
 def test_a_query_is_named_before_anything_starts(file: Path) -> None:

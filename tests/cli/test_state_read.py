@@ -61,7 +61,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     channels.ensure([Topic("penstock.shop.status", compacted=True), Topic("by_city", compacted=True)])
     with ExitStack() as stack:
         address = stack.enter_context(serve_state(Analysis(), "127.0.0.1:0"))
-        held = stack.enter_context(StateFolder(tmp_path / ".penstock").held())
+        held = stack.enter_context(StateFolder(tmp_path / ".penstock").locked())
         said = {"at": time.time_ns() // 1_000, "nodes": {}, "answers": address}
         with channels.poster() as post:
             post("penstock.shop.status", b"analyse", json.dumps(said).encode())

@@ -23,7 +23,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     channels.ensure([Topic("status", compacted=True)])
     with channels.poster() as post:
         post("status", b"collect", json.dumps({"at": 0, "nodes": {"source:a": {"count": 7}}}).encode())
-    with StateFolder(tmp_path / ".penstock").held() as held:
+    with StateFolder(tmp_path / ".penstock").locked() as held:
         where = channels.where
         Running(os.getpid(), "app", "status", where, None, SECRET, "", where).write(held.path)
         yield tmp_path

@@ -72,7 +72,7 @@ class Workplace:
 def place(tmp_path: Path) -> Iterator[Workplace]:
     found = Workplace(tmp_path)
     yield found
-    if StateFolder(found.state).holder() or Services.at(found.state):
+    if StateFolder(found.state).owner() or Services.at(found.state):
         found.penstock("down", "--force")
 
 
@@ -195,7 +195,7 @@ def test_what_the_supervisor_is_refused_is_the_answer_of_up(quick: Workplace) ->
         (quick.folder / "penstock.toml").write_text(f"{REDIS_ALONE}[local]\nredis_port = {port}\n")
         told = quick.penstock("up")
     assert told.returncode == 2
-    assert told.stderr.startswith(f"penstock: [local] redis_port: port {port} is taken; ")
+    assert told.stderr.startswith(f"penstock: [local] redis_port: port {port} is in use; ")
 
 
 def misconfigured(place: Workplace, *options: str) -> Misconfigured:

@@ -50,7 +50,7 @@ def test_too_little_space_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_where_a_pipeline_runs_already_nothing_else_is_looked_at(tmp_path: Path) -> None:
     config = Config.read(tmp_path, environ={})
-    with StateFolder(config.state).held(), pytest.raises(Misconfigured) as error:
+    with StateFolder(config.state).locked(), pytest.raises(Misconfigured) as error:
         require(config, ALL)
     assert not isinstance(error.value, SeveralMisconfigured)
     assert error.value.place == str(tmp_path / ".penstock")

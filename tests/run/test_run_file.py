@@ -18,7 +18,7 @@ def running(pid: int) -> Running:
 
 def test_a_run_is_found_while_it_holds_its_folder(tmp_path: Path) -> None:
     config = Config.read(tmp_path, environ={})
-    with StateFolder(config.state).held() as folder:
+    with StateFolder(config.state).locked() as folder:
         running(os.getpid()).write(folder.path)
         assert Running.find(config) == running(os.getpid())
     with pytest.raises(Misconfigured, match="nothing runs here; start it: penstock run FILE"):
@@ -26,13 +26,13 @@ def test_a_run_is_found_while_it_holds_its_folder(tmp_path: Path) -> None:
 
 
 def test_the_note_of_a_run_that_was_killed_is_not_believed(tmp_path: Path) -> None:
-    with StateFolder(tmp_path).held() as folder:
+    with StateFolder(tmp_path).locked() as folder:
         running(999_999).write(folder.path)
         assert Running.at(tmp_path) is None
 
 
 def test_a_note_of_a_later_version_is_understood(tmp_path: Path) -> None:
-    with StateFolder(tmp_path).held() as folder:
+    with StateFolder(tmp_path).locked() as folder:
         running(os.getpid()).write(folder.path)
         note = json.loads((folder.path / Running.FILE).read_text())
         (folder.path / Running.FILE).write_text(json.dumps({**note, "unheard": "of"}))

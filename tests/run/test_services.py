@@ -33,13 +33,13 @@ class Workplace:
         return Config.read(self.folder, profile, environ)
 
     def services(self, pid: int | None = None, kafka: str | None = KAFKA, up: bool = True) -> Services:
-        folder = self._holding.enter_context(StateFolder(self.state, ROLE).held())
+        folder = self._holding.enter_context(StateFolder(self.state, ROLE).locked())
         found = Services(pid or os.getpid(), kafka, REDIS, up)
         found.write(folder)
         return found
 
     def run(self, config: Config) -> None:
-        folder = self._holding.enter_context(StateFolder(self.state).held())
+        folder = self._holding.enter_context(StateFolder(self.state).locked())
         address, redis = config.channels.address, config.redis.url
         Running(os.getpid(), "app", "status", config.bind().where, None, redis, "", address).write(folder.path)
 

@@ -13,7 +13,7 @@ from penstock.supervise.supervisor import Supervisor
 
 @pytest.fixture(scope="package")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with StateFolder(tmp_path_factory.mktemp("redis") / ".penstock").held() as folder:
+    with StateFolder(tmp_path_factory.mktemp("redis") / ".penstock").locked() as folder:
         service, url = redis_service(folder, LocalSettings())
         supervisor = Supervisor([service], folder)
         supervisor.start()

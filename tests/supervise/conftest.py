@@ -7,15 +7,14 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.supervise.events import Event
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.process import Service
-from penstock.supervise.supervisor import Supervisor
+from penstock.supervise.supervisor import Event, Supervisor
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[StateFolder]:
-    with StateFolder(tmp_path / ".penstock").held() as held:
+    with StateFolder(tmp_path / ".penstock").locked() as held:
         yield held
 
 

@@ -13,13 +13,13 @@ import psutil
 import pytest
 
 from penstock.core.errors import Misconfigured
-from penstock.supervise.folder import HOST, Children, Ports, StateFolder, fitting, read_note, write_note
+from penstock.supervise.folder import HOST, Children, Ports, StateFolder, from_note, read_note, write_note
 
 HOLD = """
 import sys
 from pathlib import Path
 from penstock.supervise.folder import StateFolder
-with StateFolder(Path(sys.argv[1])).held():
+with StateFolder(Path(sys.argv[1])).locked():
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -37,78 +37,77 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_a_second_run_is_refused_with_the_pid_of_the_first(tmp_path: Path, other: subprocess.Popen[str]) -> None:
-    with pytest.raises(Misconfigured) as refused, StateFolder(tmp_path).held():
+    with pytest.raises(Misconfigured) as refused, StateFolder(tmp_path).locked():
         pass
-    assert str(refused.value) == (
-        f"{tmp_path}: it is in use by the process {other.pid}; "
-        f"stop that one (kill {other.pid}), or start this one in another folder"
-    )
+    assert refused.value.place == str(tmp_path)
+    assert f"process {other.pid}" in refused.value.problem
+    assert f"kill {other.pid}" in refused.value.fix
 
 
 def test_a_folder_is_free_once_its_holder_was_killed(tmp_path: Path, other: subprocess.Popen[str]) -> None:
     other.kill()
     other.wait()
-    with StateFolder(tmp_path).held() as folder:
-        assert folder.holder() == os.getpid()
+    with StateFolder(tmp_path).locked() as folder:
+        assert folder.owner() == os.getpid()
 
 
 def test_the_holder_is_known_to_those_who_only_look(tmp_path: Path, other: subprocess.Popen[str]) -> None:
-    assert StateFolder(tmp_path).holder() == other.pid
-    assert StateFolder(tmp_path / "unknown").holder() is None
+    assert StateFolder(tmp_path).owner() == other.pid
+    assert StateFolder(tmp_path / "unknown").owner() is None
 
 
 def test_a_pid_that_is_somebody_elses_by_now_is_no_holder(tmp_path: Path, other: subprocess.Popen[str]) -> None:
     (tmp_path / "lock").write_text(f"{os.getpid()} 1.0\n")
-    assert StateFolder(tmp_path).holder() is None
+    assert StateFolder(tmp_path).owner() is None
     (tmp_path / "lock").write_text("")
-    assert StateFolder(tmp_path).holder() is None
-    with pytest.raises(Misconfigured, match="it is in use by another process"), StateFolder(tmp_path).held():
+    assert StateFolder(tmp_path).owner() is None
+    with pytest.raises(Misconfigured, match="in use by another process"), StateFolder(tmp_path).locked():
         pass
 
 
 def test_one_role_does_not_exclude_another(tmp_path: Path, other: subprocess.Popen[str]) -> None:
-    with StateFolder(tmp_path, "services").held() as services:
-        assert services.holder() == os.getpid()
-        assert StateFolder(tmp_path).holder() == other.pid
+    with StateFolder(tmp_path, "services").locked() as services:
+        assert services.owner() == os.getpid()
+        assert StateFolder(tmp_path).owner() == other.pid
 
 
 def test_who_only_looks_keeps_nobody_out(tmp_path: Path) -> None:
-    with StateFolder(tmp_path).held():
+    with StateFolder(tmp_path).locked():
         pass
     with (tmp_path / "lock").open() as looking:
         fcntl.flock(looking, fcntl.LOCK_SH)
         away = threading.Timer(0.1, fcntl.flock, (looking, fcntl.LOCK_UN))
         away.start()
         try:
-            with StateFolder(tmp_path).held() as folder:
-                assert folder.holder() == os.getpid()
+            with StateFolder(tmp_path).locked() as folder:
+                assert folder.owner() == os.getpid()
         finally:
             away.join()
 
 
 def test_only_the_note_of_who_holds_the_folder_is_believed(tmp_path: Path, other: subprocess.Popen[str]) -> None:
     folder = StateFolder(tmp_path)
-    assert folder.told("a.json") == {}
+    assert folder.read_note("a.json") == {}
     write_note(tmp_path / "a.json", {"pid": other.pid, "x": 1})
-    assert folder.told("a.json") == {"pid": other.pid, "x": 1}
+    assert folder.read_note("a.json") == {"pid": other.pid, "x": 1}
     write_note(tmp_path / "a.json", {"pid": os.getpid(), "x": 1})
-    assert folder.told("a.json") == {}
+    assert folder.read_note("a.json") == {}
     write_note(tmp_path / "a.json", {"pid": other.pid, "x": 1})
     other.kill()
     other.wait()
-    assert folder.told("a.json") == {}
+    assert folder.read_note("a.json") == {}
 
 
 def test_a_folder_that_was_held_has_no_holder(tmp_path: Path) -> None:
-    with StateFolder(tmp_path).held():
+    with StateFolder(tmp_path).locked():
         pass
-    assert StateFolder(tmp_path).holder() is None
+    assert StateFolder(tmp_path).owner() is None
 
 
 def test_holding_ends_what_a_killed_run_left(tmp_path: Path, gone: Callable[[int], bool]) -> None:
     with subprocess.Popen(["sleep", "600"], start_new_session=True) as left:
-        StateFolder(tmp_path).children.remember("left", left.pid, psutil.Process(left.pid).create_time())
-        with StateFolder(tmp_path).held():
+        StateFolder(tmp_path).children.add("left", left.pid, psutil.Process(left.pid).create_time())
+        with StateFolder(tmp_path).locked():
             assert gone(left.pid)
 
 
@@ -121,18 +120,21 @@ def test_sub_folders_and_logs_lie_in_the_folder(tmp_path: Path) -> None:
 
 
 def test_version_control_does_not_see_the_folder(tmp_path: Path) -> None:
-    with StateFolder(tmp_path).held():
+    with StateFolder(tmp_path).locked():
         assert (tmp_path / ".gitignore").read_text() == "*\n"
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(Misconfigured, match="no state can be kept there"), StateFolder(tmp_path / "file" / "x").held():
+    with (
+        pytest.raises(Misconfigured, match="file/x: .* cannot be created"),
+        StateFolder(tmp_path / "file" / "x").locked(),
+    ):
         pass
 
 
 def test_a_new_folder_is_its_owners_alone(tmp_path: Path) -> None:
-    with StateFolder(tmp_path / ".penstock").held() as folder:
+    with StateFolder(tmp_path / ".penstock").locked() as folder:
         assert folder.path.stat().st_mode & 0o777 == 0o700
         assert folder.sub("kafka").stat().st_mode & 0o777 == 0o700
 
@@ -150,7 +152,7 @@ def test_a_folder_of_an_earlier_version_is_closed_to_others(tmp_path: Path) -> N
         (state / "logs" / "run.log", 0o644),
     ):
         path.chmod(mode)
-    with StateFolder(state).held():
+    with StateFolder(state).locked():
         pass
     assert [one.stat().st_mode & 0o777 for one in (state, state / "logs", state / "logs" / "run.log")] == [
         0o700,
@@ -162,12 +164,12 @@ def test_a_folder_of_an_earlier_version_is_closed_to_others(tmp_path: Path) -> N
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become somebody else")
 def test_another_user_is_told_that_the_folder_is_not_his(tmp_path: Path) -> None:
-    with StateFolder(tmp_path / ".penstock").held():
+    with StateFolder(tmp_path / ".penstock").locked():
         pass
     ask = (
         "import os, sys; from pathlib import Path; from penstock.supervise.folder import StateFolder; os.setuid(65534)"
     )
-    ask += "\ntry: StateFolder(Path(sys.argv[1])).holder()\nexcept Exception as error: print(type(error).__name__)"
+    ask += "\ntry: StateFolder(Path(sys.argv[1])).owner()\nexcept Exception as error: print(type(error).__name__)"
     done = subprocess.run(
         [sys.executable, "-c", ask, str(tmp_path / ".penstock")], capture_output=True, text=True, check=False
     )
@@ -207,10 +209,10 @@ class Known:
 
 
 def test_a_note_of_another_version_is_understood_as_far_as_it_goes() -> None:
-    assert fitting(Known, {"a": 1, "b": 2}) == Known(1, 2)
-    assert fitting(Known, {"a": 1, "c": 3}) == Known(1)
-    assert fitting(Known, {"b": 2}) is None
-    assert fitting(Known, {}) is None
+    assert from_note(Known, {"a": 1, "b": 2}) == Known(1, 2)
+    assert from_note(Known, {"a": 1, "c": 3}) == Known(1)
+    assert from_note(Known, {"b": 2}) is None
+    assert from_note(Known, {}) is None
 
 
 @contextmanager
@@ -246,14 +248,14 @@ def test_a_set_port_is_given_and_another_name_yields_it(tmp_path: Path) -> None:
 
 
 def test_a_set_port_that_is_taken_is_refused_by_the_name_of_its_setting(tmp_path: Path) -> None:
-    with listening() as port, pytest.raises(Misconfigured, match=rf"\[local\] redis_port: port {port} is taken"):
+    with listening() as port, pytest.raises(Misconfigured, match=rf"\[local\] redis_port: port {port} is in use"):
         Ports(tmp_path / "ports.json").port("redis", port, "[local] redis_port")
 
 
 def test_a_set_port_that_another_name_has_is_refused(tmp_path: Path) -> None:
     ports = Ports(tmp_path / "ports.json")
     port = ports.port("kafka")
-    with pytest.raises(Misconfigured, match="is taken"):
+    with pytest.raises(Misconfigured, match="in use"):
         ports.port("redis", port)
 
 
@@ -276,7 +278,7 @@ def test_a_child_of_an_earlier_run_is_ended(
     tmp_path: Path, sleeper: subprocess.Popen[bytes], gone: Callable[[int], bool]
 ) -> None:
     born = psutil.Process(sleeper.pid).create_time()
-    Children(tmp_path / "children.json").remember("sleeper", sleeper.pid, born)
+    Children(tmp_path / "children.json").add("sleeper", sleeper.pid, born)
     assert Children(tmp_path / "children.json").end_leftovers() == ["sleeper"]
     assert gone(sleeper.pid)
     assert Children(tmp_path / "children.json").end_leftovers() == []
@@ -286,17 +288,17 @@ def test_a_stranger_with_the_same_pid_is_left_alone(
     tmp_path: Path, sleeper: subprocess.Popen[bytes], gone: Callable[[int], bool]
 ) -> None:
     born = psutil.Process(sleeper.pid).create_time()
-    Children(tmp_path / "children.json").remember("sleeper", sleeper.pid, born - 1)
+    Children(tmp_path / "children.json").add("sleeper", sleeper.pid, born - 1)
     assert Children(tmp_path / "children.json").end_leftovers() == []
     assert not gone(sleeper.pid)
 
 
 def test_a_child_that_ended_is_forgotten(tmp_path: Path) -> None:
     children = Children(tmp_path / "children.json")
-    children.remember("a", 4_000_001, 1.5)
-    children.remember("b", 4_000_002, 2.5)
-    children.forget("a")
-    children.forget("never")
+    children.add("a", 4_000_001, 1.5)
+    children.add("b", 4_000_002, 2.5)
+    children.remove("a")
+    children.remove("never")
     assert read_note(tmp_path / "children.json") == {"b": [4_000_002, 2.5]}
 
 

@@ -11,14 +11,12 @@ from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.core.errors import Misconfigured
-from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.jars import Jars, ensure_jars
-from penstock.supervise.java import Java, find_java
+from penstock.supervise.java import Jars, Java, ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.process import Service
 from penstock.supervise.settings import LocalSettings
-from penstock.supervise.supervisor import Supervisor
+from penstock.supervise.supervisor import Event, EventKind, Supervisor
 
 Running = Callable[[Sequence[Service]], AbstractContextManager[Supervisor]]
 Watch = Callable[[Supervisor, Callable[[], object]], None]
@@ -70,13 +68,13 @@ def test_a_broker_keeps_its_topics_through_a_stop_and_through_kill_9(
     with running(services) as supervisor:
         create(servers, "killed", copies=1)
         os.kill(supervisor.processes()["kafka-1"].pid or 0, signal.SIGKILL)
-        watch_until(supervisor, lambda: [event.kind for event in events].count(Kind.READY) == 2)
+        watch_until(supervisor, lambda: [event.kind for event in events].count(EventKind.READY) == 2)
         assert topics(servers) == {"stopped", "killed"}
 
 
 def test_another_number_of_brokers_on_the_same_state_is_refused(java: Java, jars: Jars, folder: StateFolder) -> None:
     kafka_services(java, jars, folder, LocalSettings(brokers=3))
-    with pytest.raises(Misconfigured, match=r"\[local\] brokers: 1 asked for, but .* was made with 3; set brokers = 3"):
+    with pytest.raises(Misconfigured, match=r"\[local\] brokers: .*; set brokers = 3"):
         kafka_services(java, jars, folder, LocalSettings(brokers=1))
 
 
@@ -92,7 +90,7 @@ def test_a_cluster_that_lost_its_id_is_not_given_a_new_one(java: Java, jars: Jar
     kafka_services(java, jars, folder, LocalSettings())
     (folder.sub("kafka", "1") / "formatted").touch()
     (folder.sub("kafka") / "cluster.json").write_text("{}")
-    with pytest.raises(Misconfigured, match=r"cluster\.json: it does not tell the id of the cluster any more"):
+    with pytest.raises(Misconfigured, match=r"cluster\.json: the id of the cluster"):
         kafka_services(java, jars, folder, LocalSettings(brokers=1))
 
 

@@ -10,7 +10,7 @@ def test_one_whose_parent_is_gone_already_does_not_start() -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-S", launch.__file__, str(stranger), "echo", "alive"], capture_output=True, text=True
     )
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", "the supervisor is gone\n")
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "the supervisor has ended\n")
 
 
 def test_it_becomes_the_command() -> None:

@@ -3,14 +3,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from penstock.supervise.limits import FILES, Space, too_few
+from penstock.supervise.limits import REQUIRED_FILES, DiskSpace, file_limit_warning
 
 _RAISED = """
 import resource, subprocess, sys
 soft, hard = map(int, sys.argv[1:])
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-from penstock.supervise.limits import raise_files
-print(raise_files())
+from penstock.supervise.limits import raise_file_limit
+print(raise_file_limit())
 print(subprocess.run(["sh", "-c", "ulimit -Sn"], capture_output=True, text=True).stdout)
 """
 
@@ -29,11 +29,11 @@ def test_the_limit_of_open_files_is_raised_for_children_too() -> None:
 
 def test_too_few_open_files_are_said() -> None:
     assert raised(256, 512) == [512, 512]
-    assert "512" in (too_few(512) or "")
-    assert too_few(FILES) is None
+    assert "512" in (file_limit_warning(512) or "")
+    assert file_limit_warning(REQUIRED_FILES) is None
 
 
 def test_a_disk_with_less_than_the_reserve_is_full(tmp_path: Path) -> None:
-    assert Space(tmp_path, 0).lacking() is None
-    assert str(tmp_path) in (Space(tmp_path, 1 << 62).lacking() or "")
-    assert Space(tmp_path / "gone", 1 << 62).lacking() is None
+    assert DiskSpace(tmp_path, 0).shortage() is None
+    assert str(tmp_path) in (DiskSpace(tmp_path, 1 << 62).shortage() or "")
+    assert DiskSpace(tmp_path / "gone", 1 << 62).shortage() is None

@@ -25,7 +25,7 @@ def shell(tmp_path: Path) -> Iterator[Starter]:
 
     yield run
     for process in started:
-        process.end()
+        process.kill()
 
 
 def test_both_outputs_are_appended_to_the_log(shell: Starter, eventually: Wait) -> None:
@@ -73,7 +73,7 @@ def test_the_end_takes_along_what_it_started(shell: Starter, eventually: Wait, g
     process = shell("sleep 600 & echo $!; wait")
     eventually(process.last_lines)
     grandchild = int(process.last_lines()[0])
-    process.end()
+    process.kill()
     eventually(lambda: gone(grandchild))
 
 
@@ -89,7 +89,7 @@ def test_memory_counts_the_whole_family(shell: Starter, eventually: Wait) -> Non
 
 def test_memory_of_one_that_is_gone_is_nothing(shell: Starter) -> None:
     process = shell("exit 0")
-    process.end()
+    process.kill()
     assert process.memory() == 0
 
 

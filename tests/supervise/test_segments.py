@@ -69,4 +69,4 @@ def test_a_damaged_batch_is_named_and_taken_out(
 def test_what_follows_a_torn_end_is_not_known() -> None:
     # No whole batch follows: nobody knows how many records there were.
     (found,) = batches(b"\0" * 100)
-    assert (found.whole, found.last) == (False, -1)
+    assert (found.valid, found.last) == (False, -1)

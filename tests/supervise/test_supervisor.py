@@ -1,4 +1,5 @@
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from penstock.core.errors import Unavailable
-from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.process import Service
 from penstock.supervise.signals import stop_on_signals
-from penstock.supervise.supervisor import Supervisor, backoff
+from penstock.supervise.supervisor import Event, EventKind, Supervisor, backoff, exit_reason, last_line
 from penstock.testing.clock import ManualClock
 
 Running = Callable[[Sequence[Service]], AbstractContextManager[Supervisor]]
@@ -45,7 +45,7 @@ class Scripts:
             ready=(self.folder / mark).exists,
             folder=self.folder,
             needs=needs,
-            patience=20,
+            ready_within=20,
             restart="on-failure" if ends else "always",
         )
 
@@ -55,24 +55,24 @@ def scripts(tmp_path: Path) -> Scripts:
     return Scripts(tmp_path)
 
 
-def history(events: Sequence[Event], *kinds: Kind) -> list[tuple[str, Kind]]:
+def history(events: Sequence[Event], *kinds: EventKind) -> list[tuple[str, EventKind]]:
     return [(event.service, event.kind) for event in events if event.kind in kinds]
 
 
 def test_a_service_is_ready_when_its_probe_answers(running: Running, scripts: Scripts, events: list[Event]) -> None:
     with running([scripts.service("a", "sleep 0.2; touch done; exec sleep 600", mark="done")]):
         assert (scripts.folder / "done").exists()
-        assert [event.kind for event in events] == [Kind.STARTED, Kind.READY]
+        assert [event.kind for event in events] == [EventKind.STARTED, EventKind.READY]
 
 
 def test_a_service_starts_when_what_it_needs_is_ready(running: Running, scripts: Scripts, events: list[Event]) -> None:
     last = scripts.service("b", "exec sleep 600", "a")
     with running([last, scripts.service("a", "sleep 0.2; touch done; exec sleep 600", mark="done")]):
         assert [(event.service, event.kind) for event in events] == [
-            ("a", Kind.STARTED),
-            ("a", Kind.READY),
-            ("b", Kind.STARTED),
-            ("b", Kind.READY),
+            ("a", EventKind.STARTED),
+            ("a", EventKind.READY),
+            ("b", EventKind.STARTED),
+            ("b", EventKind.READY),
         ]
 
 
@@ -95,11 +95,11 @@ def test_one_that_ends_during_the_start_shows_its_last_lines_and_the_others_stop
         Supervisor(services, folder, events.append).start()
     assert "bad is unavailable: it ended with code 3" in str(failed.value)
     assert str(failed.value).endswith("\n49\n50\nno such luck")
-    assert ("good", Kind.STOPPED) in history(events, Kind.STOPPED)
+    assert ("good", EventKind.STOPPED) in history(events, EventKind.STOPPED)
 
 
 def test_one_that_stays_silent_is_given_up_after_its_patience(folder: StateFolder, tmp_path: Path) -> None:
-    silent = Service("mute", ("sh", "-c", "echo hm; exec sleep 600"), tmp_path / "log", lambda: False, patience=0.3)
+    silent = Service("mute", ("sh", "-c", "echo hm; exec sleep 600"), tmp_path / "log", lambda: False, ready_within=0.3)
     with pytest.raises(Unavailable, match=r"mute is unavailable: it did not become ready within 0.3 s .*\nhm$"):
         Supervisor([silent], folder).start()
 
@@ -111,7 +111,7 @@ def test_one_that_is_killed_is_started_again(
         first = supervisor.processes()["a"].pid
         assert first is not None
         os.kill(first, signal.SIGKILL)
-        watch_until(supervisor, lambda: len(history(events, Kind.READY)) == 2)
+        watch_until(supervisor, lambda: len(history(events, EventKind.READY)) == 2)
         usage = supervisor.processes()["a"]
         assert usage.pid not in (None, first)
         assert usage.deaths == 1
@@ -127,7 +127,7 @@ def test_what_a_dead_one_left_is_ended_before_its_next_life(
     with running([scripts.service("a", "sleep 600 & echo $! > child; touch done; wait", mark="done")]) as supervisor:
         grandchild = int((scripts.folder / "child").read_text())
         os.kill(supervisor.processes()["a"].pid or 0, signal.SIGKILL)
-        watch_until(supervisor, lambda: len(history(events, Kind.STARTED)) == 2)
+        watch_until(supervisor, lambda: len(history(events, EventKind.STARTED)) == 2)
         assert gone(grandchild)
 
 
@@ -145,12 +145,12 @@ def test_failures_are_forgotten_after_a_minute_of_health(
     stop = threading.Event()
 
     def react(event: Event) -> None:
-        if event.kind is Kind.RESTARTING:
+        if event.kind is EventKind.RESTARTING:
             told.append(event.delay)
             clock.move(event.delay or 0)
             if len(told) == 3:
                 stop.set()
-        if event.kind is Kind.READY:
+        if event.kind is EventKind.READY:
             clock.move(healthy)
             (scripts.folder / "die").touch()
 
@@ -171,15 +171,21 @@ def test_one_that_starts_again_waits_for_what_it_needs(
         os.kill(before["base"].pid or 0, signal.SIGTERM)
         os.kill(before["top"].pid or 0, signal.SIGKILL)
         events.clear()
-        watch_until(supervisor, lambda: len(history(events, Kind.READY)) == 2)
-        assert history(events, Kind.READY, Kind.STARTED)[1:3] == [("base", Kind.READY), ("top", Kind.STARTED)]
+        watch_until(supervisor, lambda: len(history(events, EventKind.READY)) == 2)
+        assert history(events, EventKind.READY, EventKind.STARTED)[1:3] == [
+            ("base", EventKind.READY),
+            ("top", EventKind.STARTED),
+        ]
 
 
 def test_an_end_on_purpose_is_not_a_death(running: Running, scripts: Scripts, events: list[Event]) -> None:
     once = scripts.service("feed", "exit 0", mark="never", ends=True)
     with running([once, scripts.service("next", "exit 0", "feed", ends=True)]) as supervisor:
         supervisor.run_until(threading.Event())
-        assert history(events, Kind.FINISHED, Kind.DIED) == [("feed", Kind.FINISHED), ("next", Kind.FINISHED)]
+        assert history(events, EventKind.FINISHED, EventKind.DIED) == [
+            ("feed", EventKind.FINISHED),
+            ("next", EventKind.FINISHED),
+        ]
         assert supervisor.processes()["feed"].pid is None
 
 
@@ -191,7 +197,11 @@ def test_the_stop_goes_against_the_order_of_needs(running: Running, scripts: Scr
     ]
     with running(chain):
         pass
-    assert history(events, Kind.STOPPED, Kind.KILLED) == [("c", Kind.STOPPED), ("b", Kind.STOPPED), ("a", Kind.STOPPED)]
+    assert history(events, EventKind.STOPPED, EventKind.KILLED) == [
+        ("c", EventKind.STOPPED),
+        ("b", EventKind.STOPPED),
+        ("a", EventKind.STOPPED),
+    ]
 
 
 def test_one_that_does_not_listen_is_killed_in_time_and_the_others_keep_their_share(
@@ -207,7 +217,10 @@ def test_one_that_does_not_listen_is_killed_in_time_and_the_others_keep_their_sh
     before = time.monotonic()
     supervisor.stop(within=3)
     assert time.monotonic() - before < 3.5
-    assert history(events, Kind.STOPPED, Kind.KILLED) == [("deaf", Kind.KILLED), ("kind", Kind.STOPPED)]
+    assert history(events, EventKind.STOPPED, EventKind.KILLED) == [
+        ("deaf", EventKind.KILLED),
+        ("kind", EventKind.STOPPED),
+    ]
 
 
 def test_a_second_signal_during_the_stop_kills_the_rest_at_once(
@@ -223,7 +236,7 @@ def test_a_second_signal_during_the_stop_kills_the_rest_at_once(
             supervisor.stop()
     assert pid is not None
     assert gone(pid)
-    assert history(events, Kind.KILLED) == [("a", Kind.KILLED)]
+    assert history(events, EventKind.KILLED) == [("a", EventKind.KILLED)]
 
 
 def test_a_start_that_is_asked_to_stop_returns(folder: StateFolder, scripts: Scripts, events: list[Event]) -> None:
@@ -258,7 +271,7 @@ from penstock.supervise.folder import StateFolder
 from penstock.supervise.process import Service
 from penstock.supervise.supervisor import Supervisor
 home = Path(sys.argv[1])
-with StateFolder(home / ".penstock").held() as folder:
+with StateFolder(home / ".penstock").locked() as folder:
     services = [Service(name, ("sleep", "600"), home / f"{name}.log") for name in ("a", "b", "c")]
     supervisor = Supervisor(services, folder)
     supervisor.start()
@@ -296,3 +309,33 @@ def test_usage_says_why_a_service_died(running: Running, scripts: Scripts, watch
         assert error is not None
         assert "code 3" in error
         assert "no room" in error
+
+
+@pytest.mark.parametrize(
+    ("event", "sentence"),
+    [
+        (Event("redis", EventKind.STARTED, pid=7), "redis started as process 7"),
+        (Event("redis", EventKind.READY, delay=1.234), "redis is ready after 1.2 s"),
+        (Event("redis", EventKind.DIED, code=-9), "redis died: it was ended by SIGKILL"),
+        (Event("redis", EventKind.DIED, code=3), "redis died: it ended with code 3"),
+        (Event("redis", EventKind.DIED), "redis died: it did not become ready"),
+        (Event("redis", EventKind.RESTARTING, delay=0.5), "redis starts again in 0.5 s"),
+        (Event("redis", EventKind.FINISHED), "redis finished"),
+        (Event("redis", EventKind.STOPPED), "redis stopped"),
+        (Event("redis", EventKind.KILLED), "redis did not stop in time and was killed"),
+    ],
+)
+def test_an_event_is_a_sentence(event: Event, sentence: str) -> None:
+    assert str(event) == sentence
+    assert pickle.loads(pickle.dumps(event)) == event
+
+
+def test_an_unknown_signal_is_told_by_its_number() -> None:
+    assert exit_reason(-200) == "it was ended by signal 200"
+
+
+def test_the_last_line_is_our_own_error_if_there_is_one() -> None:
+    assert last_line([]) == ""
+    assert last_line(["one", "two", "  "]) == "two"
+    assert last_line(["penstock: the disk is full", "shutdown hook called"]) == "the disk is full"
+    assert len(last_line(["x" * 10_000])) == 500

@@ -17,9 +17,8 @@ from penstock.cli.options import AsJson, Folder, Profile
 from penstock.core.errors import PenstockError
 from penstock.pipeline.config import Config
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.jars import kept_jars
-from penstock.supervise.java import find_java
-from penstock.supervise.limits import raise_files, too_few
+from penstock.supervise.java import cached_jars, find_java
+from penstock.supervise.limits import file_limit_warning, raise_file_limit
 from penstock.supervise.redis import find_redis
 
 
@@ -66,7 +65,7 @@ def _check(what: str, check: Callable[[], str]) -> Finding:
 
 def _java() -> str:
     java = find_java()
-    return "; ".join([f"{java.version} at {java.path}", *java.passed_over])
+    return "; ".join([f"{java.version} at {java.path}", *java.rejected])
 
 
 def _jars() -> str:
@@ -87,7 +86,7 @@ def _free(folder: Path) -> int:
 
 
 def _files() -> Finding:
-    few = too_few(files := raise_files())
+    few = file_limit_warning(files := raise_file_limit())
     return Finding("open files", few is None, few or f"{files:,} in each process")
 
 

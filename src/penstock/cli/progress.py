@@ -12,10 +12,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.text import Text
 
 from penstock.run.run_file import Running
-from penstock.supervise.events import Event, Kind, last_line
+from penstock.supervise.supervisor import Event, EventKind, last_line
 
-_STYLES = {Kind.READY: "green", Kind.DIED: "bold red", Kind.RESTARTING: "yellow", Kind.KILLED: "yellow"}
-_QUIET = {Kind.STARTED}
+_STYLES = {
+    EventKind.READY: "green",
+    EventKind.DIED: "bold red",
+    EventKind.RESTARTING: "yellow",
+    EventKind.KILLED: "yellow",
+}
+_QUIET = {EventKind.STARTED}
 
 
 NOTHING_LOST = (

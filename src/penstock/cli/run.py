@@ -19,7 +19,7 @@ from penstock.plan.checks import check, unconnected
 from penstock.run.local import LocalRun
 from penstock.run.new_checkpoint import OPTION, Begin, Renewal
 from penstock.run.services import prepared
-from penstock.supervise.limits import Space, raise_files, too_few
+from penstock.supervise.limits import DiskSpace, file_limit_warning, raise_file_limit
 from penstock.supervise.signals import stop_on_signals
 
 
@@ -91,12 +91,12 @@ def run_supervised(file: Path, folder: Path, profile: str | None, renewal: Renew
     # Nothing is started yet: a signal ends the process at once.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with Screen() as screen:
-        if few := too_few(raise_files()):
+        if few := file_limit_warning(raise_file_limit()):
             screen.say(few, "bold yellow")
         screen.say(f"reading {file.name}")
         description = load(file)
         config = Config.read(folder, profile)
-        if full := Space(config.folder, config.local.reserve).lacking():
+        if full := DiskSpace(config.folder, config.local.reserve).shortage():
             screen.say(full, "bold yellow")
         with description.locating():
             check(description, config, os.environ)

@@ -38,8 +38,7 @@ from penstock.run.services import here
 from penstock.run.status import Status
 from penstock.run.warm import spark_archive
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.jars import ensure_jars
-from penstock.supervise.java import find_java
+from penstock.supervise.java import ensure_jars, find_java
 
 _TIMEOUT = 50.0
 _UNUSED = ("127.0.0.1:1", "redis://127.0.0.1:1")
@@ -136,7 +135,7 @@ def rescale(
         _progress("starting Spark")
         java = find_java()
         jars = ensure_jars(java)
-        flags = spark_archive(java, jars).used()
+        flags = spark_archive(java, jars).use_flags()
         with session(description.name, config.spark, java.path, jars.spark, _SLOTS, None, flags) as spark:
             rescaled = rescale_state(spark, name, checkpoint, partitions, _progress)
     typer.echo(json.dumps(asdict(rescaled)) if as_json else rescaled_line(rescaled))

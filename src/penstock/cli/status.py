@@ -19,10 +19,10 @@ from penstock.pipeline.config import Config
 from penstock.run.run_file import Running
 from penstock.run.services import Services, here
 from penstock.run.status import Status
-from penstock.supervise.events import last_line, repair_of
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.limits import Space
+from penstock.supervise.limits import DiskSpace
 from penstock.supervise.process import tail
+from penstock.supervise.supervisor import last_line, repair_hint
 
 _WITH_REASON = {"waiting", "ended", "missing", "reading"}
 
@@ -33,7 +33,7 @@ def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
     Exit code: 0 when nothing is missing, 1 when records are missing, 2 on an error, 3 when the result is unknown.
     """
     config = Config.read(folder, profile)
-    if StateFolder(config.state).holder() is None and (services := Services.find(config)) is not None:
+    if StateFolder(config.state).owner() is None and (services := Services.find(config)) is not None:
         show_services(services, as_json)
         return
     running = Running.find(config)
@@ -53,7 +53,7 @@ def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
 def _show_unavailable(config: Config, error: Unavailable) -> None:
     """Without the channels: print what the disk and the logs of Kafka show."""
     typer.echo(f"penstock: {error}", err=True)
-    if full := Space(config.state, config.local.reserve).lacking():
+    if full := DiskSpace(config.state, config.local.reserve).shortage():
         typer.echo(f"penstock: {full}", err=True)
     for log in sorted((config.state / "logs").glob("kafka-*.log")):
         if line := last_line(lines := tail(log, 20)):

@@ -29,6 +29,7 @@ from penstock.supervise.folder import NAME, StateFolder
 from penstock.supervise.limits import raise_files, too_few
 from penstock.supervise.process import rotate, tail
 from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.supervisor import Event
 
 _BROKERS = (1, 3, 5)
 _POLL = 0.1

@@ -4,8 +4,7 @@ import typer
 
 from penstock.run.warm import is_warm
 from penstock.run.warm import warm as make
-from penstock.supervise.jars import ensure_jars
-from penstock.supervise.java import find_java
+from penstock.supervise.java import ensure_jars, find_java
 
 
 def warm() -> None:

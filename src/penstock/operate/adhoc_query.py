@@ -26,8 +26,7 @@ from penstock.pipeline.description import Description
 from penstock.pipeline.sql import tables
 from penstock.run.analyse import spark_words
 from penstock.run.warm import spark_archive
-from penstock.supervise.jars import ensure_jars
-from penstock.supervise.java import find_java
+from penstock.supervise.java import ensure_jars, find_java
 
 NAME = "SQL"
 _PLACE = f"query {NAME}"
@@ -104,7 +103,7 @@ def spark(asked: Asked, say: Callable[[str], None], stop: threading.Event) -> It
     threading.Thread(target=_leave_at_once, args=(stop, started, place), daemon=True).start()
     # It reads from here, wherever the pipeline's own Spark runs.
     settings = asked.config.spark.model_copy(update={"master": LOCAL})
-    flags = [*spark_archive(java, jars).used(), f"-Djava.io.tmpdir={place}"]
+    flags = [*spark_archive(java, jars).use_flags(), f"-Djava.io.tmpdir={place}"]
     try:
         with session(NAME, settings, java.path, jars.spark, _SLOTS, None, flags) as running:
             engine = Engine(running, settings, _connector(asked), str(place), {})

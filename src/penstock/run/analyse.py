@@ -35,8 +35,7 @@ from penstock.run.static_tables import Refreshing
 from penstock.run.status import Figures, pulse
 from penstock.run.tier import Ready, Tier, bring_about
 from penstock.run.warm import spark_archive
-from penstock.supervise.jars import ensure_jars
-from penstock.supervise.java import find_java
+from penstock.supervise.java import ensure_jars, find_java
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +123,7 @@ def engine(
     """
     java = find_java()
     jars = ensure_jars(java)
-    flags = spark_archive(java, jars).used()
+    flags = spark_archive(java, jars).use_flags()
     needed = slots or slots_needed(description, config, {}).most
     # Who asks for the state of a query takes none of the slots that the queries need.
     with session(description.name, config.spark, java.path, jars.spark, needed + SLOTS, log, flags) as spark:

@@ -25,7 +25,7 @@ from penstock.run.accounts import accounting
 from penstock.run.spools import bring, left, spool_of
 from penstock.run.status import Figures, Status, listening, pulse
 from penstock.run.tier import Ready, Tier, until_set
-from penstock.supervise.limits import Space
+from penstock.supervise.limits import DiskSpace
 
 _TRY_FOR = 60.0
 """Seconds that sources have at the start, until the tier is ready without them."""
@@ -38,7 +38,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
     gc.set_threshold(50_000, 20, 50)
     channels, clock, worker = config.bind(), SystemClock(), config.collect.worker
     specs = [source for source in description.sources if not worker or shareable(source, config)]
-    space = Space(config.state, config.local.reserve)
+    space = DiskSpace(config.state, config.local.reserve)
     abandoned = [] if worker else left(description, config, channels)
     with ExitStack() as stack:
         lags = stack.enter_context(_lags(description, channels))

@@ -16,7 +16,7 @@ from penstock.pipeline.graph import graph
 from penstock.run.accounts import accounting
 from penstock.run.status import pulse
 from penstock.run.tier import Ready, Tier, until_set
-from penstock.supervise.jars import cache_folder
+from penstock.supervise.java import cache_folder
 
 
 def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:

@@ -24,11 +24,10 @@ from penstock.run.services import Machine, Needs, Screen, provided
 from penstock.run.spools import waiting
 from penstock.run.status import Figures, pulse
 from penstock.run.tier import Tier, bring_about
-from penstock.supervise.events import Event, Kind
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.limits import Space
+from penstock.supervise.limits import DiskSpace
 from penstock.supervise.process import Service
-from penstock.supervise.supervisor import Supervisor
+from penstock.supervise.supervisor import Event, EventKind, Supervisor
 
 USUAL_PORT = 8787
 
@@ -57,7 +56,7 @@ class LocalRun:
         """Start all and yield once everything is ready, or `stop` is set; stop all afterwards."""
         config = self._wiring
         with (
-            StateFolder(config.state).held() as folder,
+            StateFolder(config.state).locked() as folder,
             provided(config, self._needs(), machine) as (services, found),
         ):
             config = config.at(found.kafka, found.redis)
@@ -77,7 +76,7 @@ class LocalRun:
             try:
                 arriving.look()
                 supervisor.start(stop)
-                space = Space(config.state, config.local.reserve)
+                space = DiskSpace(config.state, config.local.reserve)
                 with pulse(config.bind(), running.status, "run", _Usage(supervisor, space)):
                     yield supervisor, running
             finally:
@@ -185,7 +184,7 @@ class LocalRun:
         early = tier is Tier.ANALYSE and self._renewal is None
         return Service(
             str(tier), command, folder.log(tier), ready, env,
-            needs=() if early else needs, uses=needs if early else (), patience=180,
+            needs=() if early else needs, uses=needs if early else (), ready_within=180,
             stdin=tier is Tier.COLLECT and any(source.url.startswith("stdin:") for source in self._description.sources),
         )  # fmt: skip
 
@@ -219,7 +218,7 @@ class _Arriving:
 
     def event(self, event: Event) -> None:
         self._screen.event(event)
-        if self._awaited is not None and event.kind is Kind.READY:
+        if self._awaited is not None and event.kind is EventKind.READY:
             self._awaited.discard(event.service)
             self.look()
 
@@ -265,7 +264,7 @@ class _Usage:
 
     _EVERY = 5.0
 
-    def __init__(self, supervisor: Supervisor, space: Space) -> None:
+    def __init__(self, supervisor: Supervisor, space: DiskSpace) -> None:
         self._supervisor, self._space = supervisor, space
         self._at = -self._EVERY
         self._memory: dict[str, int] = {}

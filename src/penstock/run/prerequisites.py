@@ -11,8 +11,7 @@ from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.run.services import ROLE, Needs, Services
 from penstock.supervise.folder import StateFolder, require_free
-from penstock.supervise.jars import cache_folder, kept_jars
-from penstock.supervise.java import find_java
+from penstock.supervise.java import cache_folder, cached_jars, find_java
 from penstock.supervise.redis import find_redis
 
 STATE, JARS = 256 << 20, 1 << 30
@@ -37,16 +36,16 @@ def _end_leftovers(config: Config) -> None:
     """End what a killed run has left behind, which may hold ports; Misconfigured when one runs here."""
     if not config.state.is_dir():
         return
-    with StateFolder(config.state).held():
+    with StateFolder(config.state).locked():
         if Services.find(config) is None:
-            with StateFolder(config.state, ROLE).held():
+            with StateFolder(config.state, ROLE).locked():
                 pass
 
 
 def _checks(config: Config, needs: Needs, description: Description | None) -> Iterator[Check]:
     if needs.kafka or description is not None:
         yield find_java
-        if kept_jars() is None:
+        if cached_jars() is None:
             yield partial(_space, cache_folder(), JARS, "the jars and archives of Kafka and Spark")
     yield partial(_space, config.state, STATE, "records, checkpoints and logs")
     ports: dict[str, int | None] = {}

@@ -6,7 +6,7 @@ from pathlib import Path
 from penstock.core.errors import Misconfigured
 from penstock.core.text import redact_address
 from penstock.pipeline.config import Config
-from penstock.supervise.folder import StateFolder, fitting, write_note
+from penstock.supervise.folder import StateFolder, from_note, write_note
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class Running:
     @classmethod
     def at(cls, state: Path) -> "Running | None":
         """The run that holds this state folder."""
-        return fitting(cls, StateFolder(state).told(cls.FILE))
+        return from_note(cls, StateFolder(state).read_note(cls.FILE))
 
     @classmethod
     def crashed(cls, state: Path) -> bool:
         """Whether a run ended here without stopping in order: it removes its note when it stops."""
-        return (state / cls.FILE).exists() and StateFolder(state).holder() is None
+        return (state / cls.FILE).exists() and StateFolder(state).owner() is None
 
     @classmethod
     def find(cls, config: Config) -> "Running":

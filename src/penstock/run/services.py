@@ -18,14 +18,12 @@ from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import LOCAL, LOCALS, Config
 from penstock.run.run_file import Running
 from penstock.run.warm import is_warm, kafka_archive
-from penstock.supervise.events import Event
-from penstock.supervise.folder import StateFolder, fitting, write_note
-from penstock.supervise.jars import Jars, cache_folder, ensure_jars
-from penstock.supervise.java import Java, find_java
+from penstock.supervise.folder import StateFolder, from_note, write_note
+from penstock.supervise.java import Jars, Java, cache_folder, ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
-from penstock.supervise.process import Service, tied
+from penstock.supervise.process import Service, tied_to_parent
 from penstock.supervise.redis import redis_service
-from penstock.supervise.supervisor import Supervisor
+from penstock.supervise.supervisor import Event, Supervisor
 
 ROLE = "services"
 
@@ -56,7 +54,9 @@ def prepared(screen: Screen) -> Machine:
         screen.say("preparing Java for quick starts (once, half a minute)")
         # In a process of its own; without it, everything works, only later.
         with (cache_folder().parent / "warm.log").open("wb") as log:
-            subprocess.run(tied(sys.executable, "-m", "penstock", "warm"), stdout=log, stderr=log, check=False)
+            subprocess.run(
+                tied_to_parent(sys.executable, "-m", "penstock", "warm"), stdout=log, stderr=log, check=False
+            )
     return Machine(java, jars)
 
 
@@ -80,7 +80,7 @@ class Services:
 
     @classmethod
     def at(cls, state: Path) -> "Services | None":
-        return fitting(cls, StateFolder(state, ROLE).told(cls.FILE))
+        return from_note(cls, StateFolder(state, ROLE).read_note(cls.FILE))
 
     @property
     def where(self) -> str:
@@ -160,13 +160,13 @@ def _held(
     config: Config, needs: Needs, machine: Machine | None
 ) -> Iterator[tuple[StateFolder, list[Service], Services]]:
     """The services of a folder, which is held for them. `machine` may be None where no Kafka is needed."""
-    with StateFolder(config.state, ROLE).held() as folder:
+    with StateFolder(config.state, ROLE).locked() as folder:
         services: list[Service] = []
         found = Services(os.getpid())
         if needs.kafka:
             assert machine is not None
             archive = kafka_archive(machine.java, machine.jars)
-            brokers, servers = kafka_services(machine.java, machine.jars, folder, config.local, archive.used())
+            brokers, servers = kafka_services(machine.java, machine.jars, folder, config.local, archive.use_flags())
             services += brokers
             found = replace(found, kafka=servers)
         if needs.redis:

@@ -12,8 +12,7 @@ from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.run.analyse import spark_words
 from penstock.run.warm import spark_archive
-from penstock.supervise.jars import ensure_jars
-from penstock.supervise.java import find_java
+from penstock.supervise.java import ensure_jars, find_java
 
 SLOTS = 2
 
@@ -28,7 +27,7 @@ def tally(description: Description, config: Config, log: IO[bytes] | None) -> It
         )
     java = find_java()
     jars = ensure_jars(java)
-    flags = spark_archive(java, jars).used()
+    flags = spark_archive(java, jars).use_flags()
     name = f"{description.name} audit"
     with session(name, config.spark, java.path, jars.spark, SLOTS, log, flags) as spark:
         yield SparkAuditReader(spark, channels.servers, spark_words(config.kafka.conf))

@@ -15,8 +15,7 @@ from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin, Record
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.jars import Archive, Jars
-from penstock.supervise.java import Java
+from penstock.supervise.java import ClassArchive, Jars, Java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Supervisor
@@ -27,16 +26,16 @@ if TYPE_CHECKING:
 PATIENCE = 120.0
 
 
-def kafka_archive(java: Java, jars: Jars) -> Archive:
-    return Archive.of("kafka", java, jars.kafka)
+def kafka_archive(java: Java, jars: Jars) -> ClassArchive:
+    return ClassArchive.of("kafka", java, jars.kafka)
 
 
-def spark_archive(java: Java, jars: Jars) -> Archive:
-    return Archive.of("spark", java, classpath(jars.spark))
+def spark_archive(java: Java, jars: Jars) -> ClassArchive:
+    return ClassArchive.of("spark", java, classpath(jars.spark))
 
 
 def is_warm(java: Java, jars: Jars) -> bool:
-    return kafka_archive(java, jars).tried and spark_archive(java, jars).tried
+    return kafka_archive(java, jars).attempted and spark_archive(java, jars).attempted
 
 
 def warm(java: Java, jars: Jars) -> None:
@@ -47,21 +46,23 @@ def warm(java: Java, jars: Jars) -> None:
     from penstock.analysis.session import session
 
     kafka, spark = kafka_archive(java, jars), spark_archive(java, jars)
-    with tempfile.TemporaryDirectory(prefix="penstock-warm-") as place, StateFolder(Path(place)).held() as folder:
-        services, servers = kafka_services(java, jars, folder, LocalSettings(), kafka.made())
+    with tempfile.TemporaryDirectory(prefix="penstock-warm-") as place, StateFolder(Path(place)).locked() as folder:
+        services, servers = kafka_services(java, jars, folder, LocalSettings(), kafka.create_flags())
         supervisor = Supervisor(services, folder)
         supervisor.start()
         try:
             settings = SparkSettings()
             log = sys.stderr.buffer
-            with session("warm", settings, java.path, jars.spark, 8, log, spark.made(), patience=PATIENCE) as running:
+            with session(
+                "warm", settings, java.path, jars.spark, 8, log, spark.create_flags(), patience=PATIENCE
+            ) as running:
                 engine = Engine(running, settings, KafkaConnector(servers), str(folder.sub("checkpoints")), _SHAPES)
                 _go_through_the_paces(engine, Kafka(servers))
         finally:
             # The archive is written when the broker has stopped.
             supervisor.stop(within=PATIENCE)
-    kafka.keep()
-    spark.keep()
+    kafka.save()
+    spark.save()
 
 
 _SHAPES = {"in": Shape("in", "k STRING NOT NULL, n BIGINT, t BIGINT", "timestamp_millis(t)")}

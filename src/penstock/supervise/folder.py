@@ -1,4 +1,4 @@
-"""`.penstock/`: what a pipeline keeps on this machine between two runs. One run at a time, and one set of services."""
+"""`.penstock/`: the state of a pipeline on this machine. One run at a time can use it, and one set of services."""
 
 import fcntl
 import json
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 def read_note(file: Path) -> dict[str, object]:
-    """What the file holds; nothing when it is missing or was spoilt by hand."""
+    """Read a JSON object; empty if the file is missing or invalid."""
     try:
         note = json.loads(file.read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):
@@ -29,20 +29,17 @@ def read_note(file: Path) -> dict[str, object]:
     return note if isinstance(note, dict) else {}
 
 
-def fitting(shape: type[T], note: Mapping[str, object]) -> T | None:
-    """The dataclass that a note holds, whichever version has written it: what is unknown is passed over.
-
-    None when the note lacks what cannot be done without.
-    """
-    known = {field.name: note[field.name] for field in fields(cast(Any, shape)) if field.name in note}
+def from_note(cls: type[T], note: Mapping[str, object]) -> T | None:
+    """Make a dataclass from a note of any version: unknown fields are ignored. None if a required field is missing."""
+    values = {field.name: note[field.name] for field in fields(cast(Any, cls)) if field.name in note}
     try:
-        return shape(**known)
+        return cls(**values)
     except TypeError:
         return None
 
 
 def write_note(file: Path, note: Mapping[str, object]) -> None:
-    """Put the note in the place of what was there. Only its owner can read it."""
+    """Replace the file. Only its owner can read it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_name(f"{file.name}.new")
     with new.open("w", encoding="utf-8") as out:
@@ -54,50 +51,53 @@ def write_note(file: Path, note: Mapping[str, object]) -> None:
 
 
 HOST = "127.0.0.1"
-# Below the ports that systems hand out to outgoing connections: one of those could sit on ours when we come back.
+# Below the ephemeral ports: an outgoing connection could use one of those at the next start.
 _RANGE = range(20_000, 32_000)
 
 
 class Ports:
-    """The ports of one state folder. Two names never get the same one."""
+    """The ports of a state folder. Two names never get the same port."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._given: dict[str, int] = {}
+        self._assigned: dict[str, int] = {}
 
     def port(self, name: str, wanted: int | None = None, setting: str = "") -> int:
-        """`wanted` if it is set, Misconfigured if it is taken; else the last port of this name; else a free one."""
-        known = {key: port for key, port in read_note(self._file).items() if isinstance(port, int)}
-        others = {port for key, port in self._given.items() if key != name}
+        """Return `wanted` if it is set, else the last port of this name, else a free port.
+
+        Misconfigured if `wanted` is in use.
+        """
+        last_ports = {key: port for key, port in read_note(self._file).items() if isinstance(port, int)}
+        others = {port for key, port in self._assigned.items() if key != name}
         if wanted is not None:
             if wanted in others:
-                raise _taken(wanted, setting or name)
+                raise _port_in_use(wanted, setting or name)
             require_free(wanted, setting or name)
             port = wanted
-        elif (last := known.get(name)) is not None and last not in others and _free(last):
+        elif (last := last_ports.get(name)) is not None and last not in others and _free(last):
             port = last
         else:
-            port = _any_free(others | set(known.values()))
-        self._given[name] = port
-        if known.get(name) != port:
-            write_note(self._file, {**known, name: port})
+            port = _any_free(others | set(last_ports.values()))
+        self._assigned[name] = port
+        if last_ports.get(name) != port:
+            write_note(self._file, {**last_ports, name: port})
         return port
 
 
 def require_free(port: int, setting: str) -> None:
-    """Misconfigured when something listens at a port that is set."""
+    """Misconfigured if a process listens on the port."""
     if not _free(port):
-        raise _taken(port, setting)
+        raise _port_in_use(port, setting)
 
 
-def _taken(port: int, setting: str) -> Misconfigured:
-    fix = f"stop what listens there, set another, or leave {setting} out to get a free one"
-    return Misconfigured(setting, f"port {port} is taken", fix)
+def _port_in_use(port: int, setting: str) -> Misconfigured:
+    fix = f"stop the process that uses it, set another port, or leave {setting} out to get a free one"
+    return Misconfigured(setting, f"port {port} is in use", fix)
 
 
 def _free(port: int) -> bool:
     with socket.socket() as probe:
-        # As servers do: connections of the last run that linger are no obstacle, a listener is.
+        # As servers do: connections in TIME_WAIT do not block the port, a listener does.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((HOST, port))
@@ -106,49 +106,49 @@ def _free(port: int) -> bool:
         return True
 
 
-def _any_free(taken: set[int]) -> int:
+def _any_free(used: set[int]) -> int:
     for port in random.sample(_RANGE, len(_RANGE)):
-        if port not in taken and _free(port):
+        if port not in used and _free(port):
             return port
-    raise Misconfigured("ports", f"none of {_RANGE.start}–{_RANGE.stop - 1} is free", "set the ports yourself")
+    raise Misconfigured("ports", f"none of {_RANGE.start}–{_RANGE.stop - 1} is free", "set the ports in penstock.toml")
 
 
-_PATIENCE = 10.0
+_KILL_TIMEOUT = 10.0
 
 
 class Children:
-    """A file of the children that run now, by pid and time of birth: a pid alone may belong to somebody else by now."""
+    """A file of the running child processes: the pid and the creation time of each, because pids are reused."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._known: dict[str, tuple[int, float]] = {}
+        self._running: dict[str, tuple[int, float]] = {}
 
-    def remember(self, name: str, pid: int, created: float) -> None:
-        self._known[name] = (pid, created)
+    def add(self, name: str, pid: int, created: float) -> None:
+        self._running[name] = (pid, created)
         self._write()
 
-    def forget(self, name: str) -> None:
-        if self._known.pop(name, None):
+    def remove(self, name: str) -> None:
+        if self._running.pop(name, None):
             self._write()
 
     def _write(self) -> None:
-        # On a full disk the children go on: only what ends them after a kill of the supervisor is out of date.
+        # On a full disk the children keep running. After a kill of the supervisor, some may not be found.
         with suppress(OSError):
-            write_note(self._file, self._known)
+            write_note(self._file, self._running)
 
     def end_leftovers(self) -> list[str]:
-        """End those whom an earlier run left, and wait until they are gone; their names."""
-        found = list(self._leftovers())
-        for _, process in found:
+        """Kill the children of an earlier run and wait for their end; return their names."""
+        leftovers = list(self._leftovers())
+        for _, process in leftovers:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-        _, alive = psutil.wait_procs([process for _, process in found], timeout=_PATIENCE)
-        if alive:
-            pids = ", ".join(str(process.pid) for process in alive)
-            raise Unavailable("the state folder", f"an earlier run left the process {pids}, and it cannot be killed")
-        self._known.clear()
+        _, remaining = psutil.wait_procs([process for _, process in leftovers], timeout=_KILL_TIMEOUT)
+        if remaining:
+            pids = ", ".join(str(process.pid) for process in remaining)
+            raise Unavailable("the state folder", f"process {pids} of an earlier run cannot be killed")
+        self._running.clear()
         self._file.unlink(missing_ok=True)
-        return [name for name, _ in found]
+        return [name for name, _ in leftovers]
 
     def _leftovers(self) -> Iterator[tuple[str, psutil.Process]]:
         for name, noted in read_note(self._file).items():
@@ -161,14 +161,14 @@ class Children:
 
 
 NAME = ".penstock"
-_MOMENT = 1.0
+_LOCK_TIMEOUT = 1.0
 _TICK = 0.01
 
 
 class StateFolder:
-    """The folder, its sub-folders and its files. Change something in it only while it is held.
+    """The folder, its sub-folders and its files. Only the process that has locked it may change it.
 
-    Who holds it in one role shares it with whoever holds it in another: a run with the services that it stands on.
+    There is a lock for each role: a run and its services lock the folder at the same time.
     """
 
     def __init__(self, path: Path, role: str = "run") -> None:
@@ -178,55 +178,52 @@ class StateFolder:
         self._ports = Ports(self.path / "ports.json")
 
     @contextmanager
-    def held(self) -> Iterator["StateFolder"]:
-        """Hold the folder alone, once what a killed run left behind is ended; Misconfigured when somebody holds it."""
+    def locked(self) -> Iterator["StateFolder"]:
+        """Lock the folder, and kill the leftovers of a killed run; Misconfigured if another process has the lock."""
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _close_to_others(self.path)
+            _make_private(self.path)
             (self.path / ".gitignore").write_text("*\n")
             lock = self._lock.open("a+")
         except OSError as error:
             raise Misconfigured(
                 str(self.path),
-                f"no state can be kept there: {error.strerror}",
+                f"the state folder cannot be created: {error.strerror}",
                 "make it writable, or use another folder",
             ) from error
         with lock:
-            self._take(lock)
+            self._acquire(lock)
             lock.truncate(0)
             lock.write(f"{os.getpid()} {psutil.Process().create_time()}\n")
             lock.flush()
             self.children.end_leftovers()
             yield self
 
-    def holder(self) -> int | None:
-        """The pid of the process that holds the folder now, for certain: it may be asked to end."""
+    def owner(self) -> int | None:
+        """The pid of the process that has the lock; None if there is none. It is safe to send signals to it."""
         try:
             with self._lock.open() as lock:
                 try:
                     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
                 except BlockingIOError:
-                    return _alive(lock.read())
+                    return _running_pid(lock.read())
         except FileNotFoundError:
             pass
         except PermissionError as error:
             raise Misconfigured(
-                str(self.path), "only its owner may read it", "run this command as the user who runs the pipeline"
+                str(self.path), "only its owner can read it", "run this command as the user who runs the pipeline"
             ) from error
         return None
 
-    def told(self, file: str) -> dict[str, object]:
-        """What the process that holds the folder has noted in a file, with its pid; nothing when there is no such one.
-
-        The note of one that was killed counts no more, even when somebody else holds the folder by now.
-        """
-        if (holder := self.holder()) is None:
+    def read_note(self, file: str) -> dict[str, object]:
+        """Read a note of the process that has the lock; empty if there is none, or if another process wrote it."""
+        if (owner := self.owner()) is None:
             return {}
         note = read_note(self.path / file)
-        return note if note.get("pid") == holder else {}
+        return note if note.get("pid") == owner else {}
 
     def sub(self, *names: str) -> Path:
-        """A folder below this one, made if need be."""
+        """A sub-folder, which is created if necessary."""
         path = self.path.joinpath(*names)
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         return path
@@ -235,17 +232,17 @@ class StateFolder:
         return self.sub("logs") / f"{name}.log"
 
     def port(self, name: str, wanted: int | None = None, setting: str = "") -> int:
-        """A port for a name, the same in the next run; see `Ports.port`."""
+        """A port for a name, the same at the next start; see `Ports.port`."""
         return self._ports.port(name, wanted, setting)
 
-    def _take(self, lock: IO[str]) -> None:
-        """Lock the file. Who only looks at it has it for a moment: that is waited for."""
-        until = time.monotonic() + _MOMENT
+    def _acquire(self, lock: IO[str]) -> None:
+        """Lock the file. `owner` locks it for a short time, so this waits a little."""
+        until = time.monotonic() + _LOCK_TIMEOUT
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if (pid := self.holder()) is not None or time.monotonic() > until:
+                if (pid := self.owner()) is not None or time.monotonic() > until:
                     raise self._in_use(pid) from None
                 time.sleep(_TICK)
             else:
@@ -254,33 +251,33 @@ class StateFolder:
     def _in_use(self, pid: int | None) -> Misconfigured:
         return Misconfigured(
             str(self.path),
-            f"it is in use by the process {pid}" if pid else "it is in use by another process",
-            f"stop that one (kill {pid or 'PID'}), or start this one in another folder",
+            f"it is in use by process {pid}" if pid else "it is in use by another process",
+            f"stop that process (kill {pid or 'PID'}), or use another folder",
         )
 
 
-def private(path: str, flags: int) -> int:
-    """An opener of files that only their owner can read."""
+def private_opener(path: str, flags: int) -> int:
+    """An opener for files that only their owner can read."""
     return os.open(path, flags, 0o600)
 
 
-def _close_to_others(folder: Path) -> None:
-    """Take from others what an earlier version gave them: the folder, and once all that lies in it."""
+def _make_private(folder: Path) -> None:
+    """Remove the permissions of other users, which earlier versions granted, from the folder and all files in it."""
     if not folder.stat().st_mode & 0o077:
         return
-    for place, folders, files in os.walk(folder):
+    for parent, folders, files in os.walk(folder):
         for name in (*folders, *files):
-            # What cannot be changed belongs to somebody else, or is just being removed.
+            # A file of another user, or one that is just being removed, cannot be changed.
             with suppress(OSError):
-                path = Path(place, name)
+                path = Path(parent, name)
                 if not path.is_symlink():
                     path.chmod(path.stat().st_mode & 0o700)
-    # Last: a walk that was broken off is done again.
+    # Last: an interrupted walk starts again at the next start.
     folder.chmod(0o700)
 
 
-def _alive(written: str) -> int | None:
-    """The pid, if it is still that of the process that wrote it: who has just come may not have written yet."""
+def _running_pid(written: str) -> int | None:
+    """The pid in the lock file, if that process still runs. The owner may not have written it yet."""
     try:
         pid, born = written.split()
         return int(pid) if psutil.Process(int(pid)).create_time() == float(born) else None

@@ -1,6 +1,6 @@
-"""Ties a process to its parent, and becomes the command: `launch.py PARENT COMMAND…`. Its files are its owner's alone.
+"""Runs a command that ends with its parent: `launch.py PARENT COMMAND…`. Its files are private to the user.
 
-A program of its own, and not a function between fork and exec: the parent has threads, and their locks would stay held.
+It is a program, not a function between fork and exec: the parent has threads, whose locks could stay locked.
 """
 
 import ctypes
@@ -15,9 +15,9 @@ def main(parent: int, command: list[str]) -> None:
     os.umask(0o077)
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # The parent may have died before the line above: then nobody would tell us.
+        # The parent may have ended before the line above.
         if os.getppid() != parent:
-            sys.exit("the supervisor is gone")
+            sys.exit("the supervisor has ended")
     try:
         os.execvp(command[0], command)
     except OSError as error:

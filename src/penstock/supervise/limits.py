@@ -1,39 +1,39 @@
-"""What the system allows a process: open files, and room on a disk."""
+"""Limits of the system: open files and disk space."""
 
 import resource
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-FILES = 4_096
-"""So many files Kafka, Spark and many connections may have open in one process."""
-_MOST = 65_536
-"""More does no good: some programs walk through all that they may open."""
+REQUIRED_FILES = 4_096
+"""Open files that one process of Kafka or Spark, or one with many connections, may need."""
+_LARGEST_LIMIT = 65_536
+"""A larger limit makes programs slow that iterate over all file descriptors."""
 
 
-def raise_files() -> int:
-    """Let this process and its children open as many files as the system allows; how many that are."""
+def raise_file_limit() -> int:
+    """Raise the limit of open files of this process and its children as far as allowed; return the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _MOST if hard == resource.RLIM_INFINITY else min(hard, _MOST)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    return _MOST if soft == resource.RLIM_INFINITY else soft
+    target = _LARGEST_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _LARGEST_LIMIT)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+        soft = target
+    return _LARGEST_LIMIT if soft == resource.RLIM_INFINITY else soft
 
 
-def too_few(files: int) -> str | None:
-    """What to say of a limit of open files; None when it is enough."""
-    if files >= FILES:
+def file_limit_warning(limit: int) -> str | None:
+    """A warning if the limit of open files is too low."""
+    if limit >= REQUIRED_FILES:
         return None
     return (
-        f"a process may open {files:,} files, and {FILES:,} are needed; raise the limit: "
-        f"ulimit -n {_MOST} as root, nofile in /etc/security/limits.conf, or LimitNOFILE= of systemd"
+        f"a process may open {limit:,} files, but {REQUIRED_FILES:,} are needed; raise the limit: "
+        f"ulimit -n {_LARGEST_LIMIT} as root, nofile in /etc/security/limits.conf, or LimitNOFILE= of systemd"
     )
 
 
 @dataclass(frozen=True)
-class Space:
-    """The disk of a folder, and how much of it stays free."""
+class DiskSpace:
+    """The disk of a folder, and the space on it that has to stay free."""
 
     folder: Path
     reserve: int
@@ -42,13 +42,13 @@ class Space:
         """Folder, free bytes and reserve, for the status."""
         return {"folder": str(self.folder.absolute()), "free": self._free(), "reserve": self.reserve}
 
-    def lacking(self) -> str | None:
-        """What to say when less than the reserve is free; None when there is enough, or it cannot be known."""
+    def shortage(self) -> str | None:
+        """A warning if less than the reserve is free; None if there is enough, or the free space is unknown."""
         free = self._free()
         if free is None or free >= self.reserve:
             return None
         sizes = f"{free >> 20:,} MiB are free, less than the {self.reserve >> 20:,} MiB of [local] reserve"
-        return f"the disk of {self.folder.absolute()} is full: {sizes}; make room, and it goes on"
+        return f"the disk of {self.folder.absolute()} is full: {sizes}; free some space; then it continues"
 
     def _free(self) -> int | None:
         try:

@@ -13,22 +13,22 @@ from typing import Literal
 import psutil
 
 from penstock.supervise import launch
-from penstock.supervise.folder import private
+from penstock.supervise.folder import private_opener
 
 
 def running() -> bool:
-    """The probe of a service that is ready as soon as it runs."""
+    """The readiness probe of a service that is ready as soon as it runs."""
     return True
 
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """A description of a child process; nothing happens before a supervisor starts it.
+    """The description of a child process. A supervisor starts it.
 
-    `ready` asks the service itself; it answers within a second or so, and never raises. `env` comes over the
-    environment of the supervisor. `needs` names the services that have to be ready before this one starts, and that
-    are stopped after it; those that it `uses` are only stopped after it. With
-    `restart="on-failure"` an exit with code 0 is an end, not a death.
+    `ready`: a readiness probe, which returns within about a second and never raises. `env`: added to the environment
+    of the supervisor. `needs`: services that have to be ready before this one starts; they stop after it. `uses`:
+    services that stop after it. `ready_within`: seconds until it has to be ready. With `restart="on-failure"`, an
+    exit with code 0 is not a failure.
     """
 
     name: str
@@ -39,11 +39,11 @@ class Service:
     folder: Path | None = None
     needs: tuple[str, ...] = ()
     uses: tuple[str, ...] = ()
-    patience: float = 60.0
+    ready_within: float = 60.0
     restart: Literal["always", "on-failure"] = "always"
     stop_signal: signal.Signals = signal.SIGTERM
     stdin: bool = False
-    """It reads what is piped into us. A terminal is never passed on: it belongs to whoever sits there."""
+    """It inherits standard input, unless that is a terminal."""
 
 
 _LOG_LIMIT = 16 * 1024 * 1024
@@ -52,7 +52,7 @@ _TAIL = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A child that was started. It leads a session of its own: Ctrl-C in a terminal reaches only the supervisor."""
+    """A running child process. It has its own session, so that Ctrl-C in a terminal reaches only the supervisor."""
 
     log: Path
     log_start: int
@@ -64,26 +64,26 @@ class Process:
         return self._popen.pid
 
     def exit_code(self) -> int | None:
-        """None while it runs; as for subprocess, the negative number of the signal that ended it."""
+        """The exit code; None while it runs; the negative signal number if a signal ended it."""
         return self._popen.poll()
 
     def signal(self, number: signal.Signals) -> None:
         self._popen.send_signal(number)
 
-    def end(self) -> None:
-        """Kill it at once, and whatever it started that lives on."""
+    def kill(self) -> None:
+        """Kill it and its own children."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        # One that hangs in the kernel may stay: then its end is not worth ours.
+        # A process that hangs in the kernel may not end. Do not wait for it.
         with suppress(subprocess.TimeoutExpired):
             self._popen.wait(timeout=2)
 
     def last_lines(self, count: int = 20) -> list[str]:
-        """What it logged last, in this life."""
+        """The last lines of its log since it started."""
         return tail(self.log, count, self.log_start)
 
     def memory(self) -> int:
-        """Bytes of the process and all below it; where the system tells, a page that several share counts once."""
+        """Bytes of the process and its descendants. On Linux, shared pages count once."""
         try:
             leader = psutil.Process(self.pid)
             family = [leader, *leader.children(recursive=True)]
@@ -92,19 +92,19 @@ class Process:
         return sum(_memory(member) for member in family)
 
 
-def tied(*command: str) -> list[str]:
-    """The command, so that its process ends with this one, however this one ends."""
+def tied_to_parent(*command: str) -> list[str]:
+    """The command with a launcher that ends it when this process ends, even by kill -9."""
     return [sys.executable, "-I", "-S", launch.__file__, str(os.getpid()), *command]
 
 
 def start(service: Service) -> Process:
-    """Start the service, from a thread that lives as long as it may: Linux ends it with the thread."""
+    """Start the service. Linux ends it when the calling thread ends."""
     service.log.parent.mkdir(parents=True, exist_ok=True)
     rotate(service.log)
-    with open(service.log, "ab", opener=private) as log:  # Path.open has no opener
+    with open(service.log, "ab", opener=private_opener) as log:  # Path.open has no opener
         log_start = log.tell()
         popen = subprocess.Popen(
-            tied(*service.command),
+            tied_to_parent(*service.command),
             stdin=None if service.stdin and not os.isatty(0) else subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -116,7 +116,7 @@ def start(service: Service) -> Process:
 
 
 def tail(log: Path, count: int, since: int = 0) -> list[str]:
-    """The last lines of a log, of what was written after the position `since`."""
+    """The last lines of a log after byte `since`."""
     try:
         with log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -127,7 +127,7 @@ def tail(log: Path, count: int, since: int = 0) -> list[str]:
 
 
 def rotate(log: Path) -> None:
-    """Put a log aside that has become too long; the one before it goes."""
+    """Rename a log that is too long to `.1`, which is replaced."""
     with suppress(FileNotFoundError):
         if log.stat().st_size > _LOG_LIMIT:
             log.replace(log.with_name(f"{log.name}.1"))

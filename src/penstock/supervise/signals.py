@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as an event to wait for."""
+"""Events that are set by Ctrl-C and SIGTERM."""
 
 import asyncio
 import signal
@@ -12,9 +12,9 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def stop_on_signals() -> Iterator[threading.Event]:
-    """An event that the first signal sets; the second one interrupts whatever goes on. Only in the main thread.
+    """An event that the first signal sets; the second signal raises KeyboardInterrupt. Only in the main thread.
 
-    A signal that is ignored stays ignored: `nohup` means it.
+    Ignored signals stay ignored, as with `nohup`.
     """
     stop = threading.Event()
 
@@ -35,7 +35,7 @@ def stop_on_signals() -> Iterator[threading.Event]:
 
 
 def async_stop_event() -> asyncio.Event:
-    """An event of the running loop that SIGINT or SIGTERM sets; from then on the command ends by itself."""
+    """An event of the running loop that SIGINT or SIGTERM sets."""
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)

@@ -1,46 +1,124 @@
-"""Keeps services running: started in the order of their needs, again when they die, stopped in reverse order."""
+"""Keeps services running: starts them in the order of their needs, restarts them, stops them in reverse order."""
 
+import re
+import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from graphlib import TopologicalSorter
 
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import Unavailable
-from penstock.supervise.events import Event, Kind, last_line, reason, repair_of
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.process import Process, Service, start
 
+
+class EventKind(StrEnum):
+    STARTED = "started"
+    READY = "ready"
+    DIED = "died"
+    FINISHED = "finished"
+    RESTARTING = "restarting"
+    STOPPED = "stopped"
+    KILLED = "killed"
+
+
+_LONGEST = 500
+_OWN_ERROR = "penstock: "
+"""The start of the line with which a penstock process reports its error."""
+_DAMAGE = re.compile(r"corrupt|redis-check-aof|bad file format|invalid record|checksum", re.IGNORECASE)
+"""In the logs of Kafka and Redis: their files are damaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A change of the state of a service."""
+
+    service: str
+    kind: EventKind
+    pid: int | None = None
+    code: int | None = None
+    """The exit code; negative: the signal that ended it."""
+    delay: float | None = None
+    """Seconds until it starts again, or seconds until it was ready."""
+    lines: tuple[str, ...] = ()
+    """The last lines of its log."""
+
+    def __str__(self) -> str:
+        match self.kind:
+            case EventKind.STARTED:
+                text = f"started as process {self.pid}"
+            case EventKind.READY:
+                text = f"is ready after {self.delay or 0:.1f} s"
+            case EventKind.DIED:
+                text = f"died: {exit_reason(self.code)}"
+            case EventKind.FINISHED:
+                text = "finished"
+            case EventKind.RESTARTING:
+                text = f"starts again in {self.delay or 0:g} s"
+            case EventKind.STOPPED:
+                text = "stopped"
+            case EventKind.KILLED:
+                text = "did not stop in time and was killed"
+        return f"{self.service} {text}"
+
+
+def exit_reason(code: int | None) -> str:
+    """Why a process ended, as text."""
+    if code is None:
+        return "it did not become ready"
+    if code >= 0:
+        return f"it ended with code {code}"
+    try:
+        return f"it was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"it was ended by signal {-code}"
+
+
+def last_line(lines: Sequence[str]) -> str:
+    """The line of a log with the error: that of a penstock process if there is one, otherwise the last line."""
+    lines = [line.strip() for line in lines if line.strip()]
+    errors = [line.removeprefix(_OWN_ERROR) for line in lines if line.startswith(_OWN_ERROR)]
+    return (errors or lines or [""])[-1][:_LONGEST]
+
+
+def repair_hint(lines: Sequence[str]) -> str:
+    """What to do if the log reports damaged files; otherwise empty."""
+    damaged = any(_DAMAGE.search(line) for line in lines)
+    return "; its files are damaged: stop the pipeline and run penstock repair" if damaged else ""
+
+
 STOP_WITHIN = 10.0
 HEALTHY_AFTER = 60.0
-LATELY = 60.0
+RECENT = 60.0
 _TICK = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """A service as the system sees it now: pid (None while it is down), bytes of memory, how often it died."""
+    """The state of a service: its pid (None while it is down), bytes of memory, and how often it died."""
 
     pid: int | None
     memory: int
     deaths: int
     lately: int = 0
-    """How often it died within the last minute."""
+    """How often it died in the last minute."""
     error: str | None = None
-    """Why it died last: its exit, and the last line that it logged."""
+    """Why it died last: the exit code, and the last line of its log."""
 
 
 def backoff(failures: int) -> float:
-    """Seconds until the next attempt, after so many failures in a row."""
+    """Seconds until the next attempt after a number of failures in a row."""
     return min(0.5 * 2.0 ** min(failures - 1, 6), 30.0)
 
 
 class Supervisor:
-    """Runs the services of a state folder that the caller holds.
+    """Runs the services of a state folder that the caller has locked.
 
-    It has no thread of its own: whoever calls `start`, `run_until` and `stop` supervises, and has to be a thread that
-    lives until the end, because Linux ends the children of a thread with it. `on_event` is called from that thread.
+    It works in the thread that calls `start`, `run_until` and `stop`, and calls `on_event` there. That thread must
+    exist until the end, because Linux ends the children of a thread with it.
     """
 
     def __init__(
@@ -51,66 +129,66 @@ class Supervisor:
         clock: Clock | None = None,
     ) -> None:
         services = list(services)
-        self._keepers = {
-            service.name: _Keeper(service, folder, on_event, clock or SystemClock()) for service in services
+        self._runners = {
+            service.name: _ServiceRunner(service, folder, on_event, clock or SystemClock()) for service in services
         }
-        if len(self._keepers) < len(services):
+        if len(self._runners) < len(services):
             raise ValueError("two services have the same name")
         self._waves = _waves(services)
         self._clock = clock or SystemClock()
 
     def start(self, stop: threading.Event | None = None) -> None:
-        """Start all, side by side where needs allow it; return when each is ready, or `stop` is set.
+        """Start all services, in parallel where possible; return when all are ready, or `stop` is set.
 
-        When one ends or stays silent, the others are stopped, and Unavailable shows the last lines of its log.
+        If a service ends, or is not ready in time, all are stopped, and Unavailable has the last lines of its log.
         """
         stop = stop or threading.Event()
         try:
-            while not all(keeper.arrived for keeper in self._keepers.values()) and not stop.wait(_TICK):
-                for keeper in self._keepers.values():
-                    keeper.tend(self._may_start(keeper))
-                    if keeper.failures:
-                        raise keeper.failure()
+            while not all(runner.arrived for runner in self._runners.values()) and not stop.wait(_TICK):
+                for runner in self._runners.values():
+                    runner.check(self._may_start(runner))
+                    if runner.failures:
+                        raise runner.failure()
         except BaseException:
             self.stop()
             raise
 
     def run_until(self, stop: threading.Event) -> None:
-        """Watch until `stop` is set, or no service is left to watch."""
-        while not all(keeper.finished for keeper in self._keepers.values()) and not stop.wait(_TICK):
-            for keeper in self._keepers.values():
-                keeper.tend(self._may_start(keeper))
+        """Supervise until `stop` is set, or all services have finished."""
+        while not all(runner.finished for runner in self._runners.values()) and not stop.wait(_TICK):
+            for runner in self._runners.values():
+                runner.check(self._may_start(runner))
 
     def stop(self, within: float = STOP_WITHIN) -> None:
-        """Stop all, those that others need last; after so many seconds, or when interrupted, the rest is killed."""
+        """Stop all services in reverse order; after `within` seconds, or when interrupted, kill the rest."""
         until = self._clock.elapsed() + within
         try:
             for left, wave in zip(range(len(self._waves), 0, -1), reversed(self._waves), strict=True):
                 now = self._clock.elapsed()
-                self._stop_wave([self._keepers[name] for name in wave], now + (until - now) / left)
+                self._stop_wave([self._runners[name] for name in wave], now + (until - now) / left)
         finally:
-            for keeper in self._keepers.values():
-                keeper.kill()
+            for runner in self._runners.values():
+                runner.kill()
 
     def processes(self, measured: bool = True) -> dict[str, Usage]:
-        """What each service uses now; `measured`: its memory as well, which takes a while for a JVM."""
-        return {name: keeper.usage(measured) for name, keeper in self._keepers.items()}
+        """The usage of each service. With `measured`, including memory, which takes a while for a JVM."""
+        return {name: runner.usage(measured) for name, runner in self._runners.items()}
 
-    def _may_start(self, keeper: "_Keeper") -> bool:
-        return all(self._keepers[need].arrived for need in keeper.service.needs)
+    def _may_start(self, runner: "_ServiceRunner") -> bool:
+        return all(self._runners[need].arrived for need in runner.service.needs)
 
-    def _stop_wave(self, keepers: list["_Keeper"], until: float) -> None:
-        for keeper in keepers:
-            keeper.ask_to_stop()
+    def _stop_wave(self, runners: list["_ServiceRunner"], until: float) -> None:
+        for runner in runners:
+            runner.ask_to_stop()
         waiting = threading.Event()
-        while (alive := [keeper for keeper in keepers if not keeper.stopped()]) and self._clock.elapsed() < until:
+        while (running := [runner for runner in runners if not runner.stopped()]) and self._clock.elapsed() < until:
             waiting.wait(_TICK)
-        for keeper in alive:
-            keeper.kill()
+        for runner in running:
+            runner.kill()
 
 
-class _Keeper:
-    """One service through its lives: down, starting, ready; down again after a death, for a while; or finished."""
+class _ServiceRunner:
+    """Runs one service. Its states: down, starting, ready, finished; after a failure down until the next attempt."""
 
     def __init__(self, service: Service, folder: StateFolder, on_event: Callable[[Event], None], clock: Clock) -> None:
         self.service = service
@@ -123,15 +201,15 @@ class _Keeper:
         self._not_before = 0.0
         self._deaths = 0
         self._died: deque[float] = deque(maxlen=10)
-        self._last_words: tuple[int | None, tuple[str, ...]] = (None, ())
+        self._last_exit: tuple[int | None, tuple[str, ...]] = (None, ())
 
     @property
     def arrived(self) -> bool:
-        """It did what others wait for: it is ready, or it came to its end."""
+        """It is ready or has finished: services that need it may start."""
         return self.finished or self._ready_since is not None
 
-    def tend(self, may_start: bool) -> None:
-        """Look at it once, and do what is due."""
+    def check(self, may_start: bool) -> None:
+        """Check the service once; start or restart it if necessary."""
         now = self._clock.elapsed()
         if self.finished:
             return
@@ -143,15 +221,15 @@ class _Keeper:
         elif self._ready_since is None:
             if self.service.ready():
                 self._ready_since = self._clock.elapsed()
-                self._tell(Kind.READY, delay=self._ready_since - self._since)
-            elif now - self._since > self.service.patience:
+                self._emit(EventKind.READY, delay=self._ready_since - self._since)
+            elif now - self._since > self.service.ready_within:
                 self._ended(None, now)
 
     def failure(self) -> Unavailable:
-        code, lines = self._last_words
-        why = reason(code) + (f" within {self.service.patience:g} s" if code is None else "")
-        said = "\n".join(["; the last lines of its log:", *lines]) if lines else ""
-        return Unavailable(self.service.name, f"{why} ({self.service.log}){said}{repair_of(lines)}")
+        code, lines = self._last_exit
+        why = exit_reason(code) + (f" within {self.service.ready_within:g} s" if code is None else "")
+        log = "\n".join(["; the last lines of its log:", *lines]) if lines else ""
+        return Unavailable(self.service.name, f"{why} ({self.service.log}){log}{repair_hint(lines)}")
 
     def ask_to_stop(self) -> None:
         if self._process and self._process.exit_code() is None:
@@ -159,62 +237,62 @@ class _Keeper:
 
     def stopped(self) -> bool:
         if self._process and self._process.exit_code() is not None:
-            self._gone()
-            self._tell(Kind.STOPPED)
+            self._kill_process()
+            self._emit(EventKind.STOPPED)
         return self._process is None
 
     def kill(self) -> None:
         if self._process:
-            self._gone()
-            self._tell(Kind.KILLED)
+            self._kill_process()
+            self._emit(EventKind.KILLED)
 
     def usage(self, measured: bool) -> Usage:
         process = self._process
         pid, memory = (process.pid, process.memory() if measured else 0) if process else (None, 0)
-        lately = sum(self._clock.elapsed() - at < LATELY for at in tuple(self._died))
+        lately = sum(self._clock.elapsed() - at < RECENT for at in tuple(self._died))
         return Usage(pid, memory, self._deaths, lately, self._error())
 
     def _error(self) -> str | None:
         if not self._deaths:
             return None
-        code, lines = self._last_words
-        said = last_line(lines)
-        return f"{reason(code)}: {said}{repair_of(lines)}" if said else reason(code)
+        code, lines = self._last_exit
+        line = last_line(lines)
+        return f"{exit_reason(code)}: {line}{repair_hint(lines)}" if line else exit_reason(code)
 
     def _start(self, now: float) -> None:
         self._process = process = start(self.service)
-        self._folder.children.remember(self.service.name, process.pid, process.created)
+        self._folder.children.add(self.service.name, process.pid, process.created)
         self._since, self._ready_since = now, None
-        self._tell(Kind.STARTED, pid=process.pid)
+        self._emit(EventKind.STARTED, pid=process.pid)
 
     def _ended(self, code: int | None, now: float) -> None:
         assert self._process is not None
         pid, lines = self._process.pid, tuple(self._process.last_lines())
         if self._ready_since is not None and now - self._ready_since > HEALTHY_AFTER:
             self.failures = 0
-        self._gone()
+        self._kill_process()
         if code == 0 and self.service.restart == "on-failure":
             self.finished = True
-            self._tell(Kind.FINISHED, pid=pid)
+            self._emit(EventKind.FINISHED, pid=pid)
             return
         self.failures += 1
-        self._last_words = (code, lines)
+        self._last_exit = (code, lines)
         self._deaths += 1
         self._died.append(now)
         self._not_before = now + backoff(self.failures)
-        self._tell(Kind.DIED, pid=pid, code=code, lines=lines)
-        self._tell(Kind.RESTARTING, delay=backoff(self.failures))
+        self._emit(EventKind.DIED, pid=pid, code=code, lines=lines)
+        self._emit(EventKind.RESTARTING, delay=backoff(self.failures))
 
-    def _gone(self) -> None:
-        """End what may be left of it, its own children too, so that its next life does not meet them."""
+    def _kill_process(self) -> None:
+        """Kill the process and its children, so that none of them is left at the next start."""
         assert self._process is not None
-        self._process.end()
-        self._folder.children.forget(self.service.name)
+        self._process.kill()
+        self._folder.children.remove(self.service.name)
         self._process = self._ready_since = None
 
-    def _tell(
+    def _emit(
         self,
-        kind: Kind,
+        kind: EventKind,
         pid: int | None = None,
         code: int | None = None,
         delay: float | None = None,
@@ -224,7 +302,7 @@ class _Keeper:
 
 
 def _waves(services: list[Service]) -> list[tuple[str, ...]]:
-    """The names in groups, each of which needs only groups before it."""
+    """The names in groups: each group needs only earlier groups."""
     names = {service.name for service in services}
     for service in services:
         if unknown := {*service.needs, *service.uses} - names:

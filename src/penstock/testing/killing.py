@@ -33,7 +33,7 @@ from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Sen
 from penstock.core.errors import Unavailable
 from penstock.core.record import Origin, Record
 from penstock.core.scan import scan
-from penstock.supervise.process import tied
+from penstock.supervise.process import tied_to_parent
 from penstock.testing.sources import PATIENCE, World
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ class Victim:
 def _spawned(command: Sequence[str], told: bytes, log: IO[bytes]) -> "subprocess.Popen[bytes]":
     paths = os.pathsep.join(path for path in sys.path if path)
     environ = {**os.environ, "PYTHONPATH": paths}
-    one = subprocess.Popen(tied(*command), stdin=subprocess.PIPE, stderr=log, env=environ)
+    one = subprocess.Popen(tied_to_parent(*command), stdin=subprocess.PIPE, stderr=log, env=environ)
     assert one.stdin is not None
     one.stdin.write(told)
     one.stdin.close()

@@ -22,8 +22,7 @@ from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.run.accounts import accounting, last_accounts
 from penstock.run.warm import spark_archive
-from penstock.supervise.jars import ensure_jars
-from penstock.supervise.java import find_java
+from penstock.supervise.java import ensure_jars, find_java
 
 AT_ONCE = 2
 """Tasks of micro-batches that run at once, beside those of real time."""
@@ -41,7 +40,7 @@ def main(servers: str, run: str, checkpoints: str, local: str, order: str) -> No
     live = {name: SHUFFLES for name, trial in known.items() if trial.live}
     partitions = {channel(run, name): number for name, number in PARTITIONS.items()}
     slots = need([trial.query for trial in known.values()], live, partitions, [], settings.shuffle_partitions)
-    archive = spark_archive(java, jars).used()
+    archive = spark_archive(java, jars).use_flags()
     with session("killed", settings, java.path, jars.spark, slots.standing + AT_ONCE, None, archive) as spark:
         sys.stdout.write(UP)
         sys.stdout.flush()
