@@ -21,7 +21,7 @@ from tests.servers import RedisServer
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
-from penstock.run.warm import is_warm, kafka_archive, spark_archive
+from penstock.run.warm import is_warmed_up, kafka_archive, spark_archive
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.java import Jars, Java, ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
@@ -80,7 +80,7 @@ def java() -> Java:
 def jars(java: Java) -> Jars:
     """The jars, and with them the archives that make the starts of this run quick."""
     found = ensure_jars(java)
-    if not is_warm(java, found):
+    if not is_warmed_up(java, found):
         subprocess.run([sys.executable, "-m", "penstock", "warm"], check=True, capture_output=True)
     return found
 

@@ -10,7 +10,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.settings import SparkSettings
 from penstock.pipeline.load import load
 from penstock.pipeline.pipeline import Pipeline
-from penstock.plan.plan import standing_in
+from penstock.plan.plan import real_time_queries
 from penstock.testing.frames import BEGIN, answer, frame, rows
 
 FOLDER = Path(__file__).parent.parent / "examples" / "sql"
@@ -71,4 +71,4 @@ def test_spark_runs_each_of_them_over_streams(spark: SparkSession) -> None:
         "people": "real-time",
     }
     assert verdicts["changed_minds"].why.endswith("it reads one channel twice, which runs in micro-batches only")
-    assert standing_in(description, engine, verdicts) == {"people": 1}
+    assert real_time_queries(description, engine, verdicts) == {"people": 1}

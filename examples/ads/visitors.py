@@ -14,7 +14,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
 from penstock.core.errors import PenstockError
 from penstock.pipeline.config import Config
-from penstock.run.run_file import Running
+from penstock.run.services import RunningPipeline
 
 ADS = ("a1", "a2", "a3", "a4", "a5")
 Visit = tuple[float, str, dict[str, object]]
@@ -59,7 +59,7 @@ def main() -> None:
     given = options.parse_args()
     try:
         with suppress(KeyboardInterrupt):
-            asyncio.run(send(bind(given.channels or Running.find(Config.read(Path())).address), given.limit))
+            asyncio.run(send(bind(given.channels or RunningPipeline.find(Config.read(Path())).address), given.limit))
     except PenstockError as error:
         options.exit(2, f"{error}\n")
 

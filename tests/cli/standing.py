@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from penstock.pipeline.config import Config
-from penstock.run.run_file import Running
-from penstock.run.services import ROLE, Services
+from penstock.run.services import ROLE, RunningPipeline, Services
 from penstock.supervise.folder import StateFolder
 
 
@@ -17,6 +16,6 @@ def standing(folder: Path, servers: str, address: str | None = None) -> Iterator
     state = Config.read(folder).state
     with StateFolder(state).locked() as run, StateFolder(state, ROLE).locked() as services:
         address = address or f"kafka://{servers}"
-        Running(os.getpid(), "test", "penstock.test.status", address, None, None, "", address).write(run.path)
+        RunningPipeline(os.getpid(), "test", "penstock.test.status", address, None, None, "", address).write(run.path)
         Services(os.getpid(), servers, up=True).write(services)
         yield folder

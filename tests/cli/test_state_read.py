@@ -74,7 +74,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 def running(state: Path, channels: SqliteChannels, page: str | None) -> None:
     where, file = channels.where, str(state.parent / "shop.py")
-    Running(os.getpid(), "shop", "penstock.shop.status", where, page, None, file, where).write(state)
+    RunningPipeline(os.getpid(), "shop", "penstock.shop.status", where, page, None, file, where).write(state)
 
 
 def state(folder: Path, command: str, *arguments: str) -> Result:

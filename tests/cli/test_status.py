@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from penstock.channels.sqlite import SqliteChannels
 from penstock.cli import app
 from penstock.core.contracts import Topic
-from penstock.run.run_file import Running
+from penstock.run.services import RunningPipeline
 from penstock.supervise.folder import StateFolder
 
 SECRET = "redis://me:secret@far:6379/0"
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
         post("status", b"collect", json.dumps({"at": 0, "nodes": {"source:a": {"count": 7}}}).encode())
     with StateFolder(tmp_path / ".penstock").locked() as held:
         where = channels.where
-        Running(os.getpid(), "app", "status", where, None, SECRET, "", where).write(held.path)
+        RunningPipeline(os.getpid(), "app", "status", where, None, SECRET, "", where).write(held.path)
         yield tmp_path
 
 

@@ -29,7 +29,7 @@ from penstock.operate.deep_audit import Deep, merged
 from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.stores import store_of
+from penstock.pipeline.stores import make_store
 from penstock.run.accounts import announce
 from penstock.run.lakes import Lake
 from penstock.stores.redis import RedisStore
@@ -111,7 +111,7 @@ def case(
         store.write(list(scan(kafka, counts)), {})
     for spec in description.lakes:
         filling = Lake(own, spec, description, config, kafka, "").start()
-        described = store_of(spec, description, config)
+        described = make_store(spec, description, config)
         due = {partition: end for partition, (_, end) in kafka.bounds(spec.channel).items()}
         try:
             eventually(lambda described=described, due=due: described.stands() == due)

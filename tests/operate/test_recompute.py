@@ -36,7 +36,7 @@ from penstock.operate.recompute import _Late, recompute
 from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Channel, Description
 from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.stores import store_of
+from penstock.pipeline.stores import make_store
 from penstock.run.new_checkpoint import Begin, Renewal
 from penstock.stores.lake import LakeStore
 from penstock.supervise.folder import StateFolder
@@ -101,7 +101,7 @@ class Case:
         """Bring the result into its stores."""
         some = list(scan(self.kafka, self.query.into))
         for spec in self.description.stores:
-            store = store_of(spec, self.description, self.config)
+            store = make_store(spec, self.description, self.config)
             with closing((LoadedLake(store) if isinstance(store, LakeStore) else store).open()) as table:
                 table.positions()
                 table.write(some, {})

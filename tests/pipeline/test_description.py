@@ -132,15 +132,15 @@ SENTENCES: dict[str, tuple[Step, str]] = {
     "the channel of a query": (lambda app: app.query(into="a b", key="n")(same), f"channel 'a b': {NOT_A_NAME}"),
     "a channel twice": (
         steps(lambda app: app.channel("a"), lambda app: app.channel("a")),
-        "channel a: it is declared twice; keep one, or give one of them another name",
+        "channel a: it is declared twice; remove or rename one of them",
     ),
     "no partitions": (
         lambda app: app.channel("a", partitions=0),
-        "channel a: 0 partitions are asked for; ask for one or more",
+        "channel a: partitions= is 0; set 1 or more",
     ),
     "a result without partitions": (
         lambda app: app.query(key="n", partitions=-1)(same),
-        "query same: -1 partitions are asked for; ask for one or more",
+        "query same: partitions= is -1; set 1 or more",
     ),
     "a duration": (
         lambda app: app.channel("a", retention="soon"),
@@ -177,7 +177,7 @@ SENTENCES: dict[str, tuple[Step, str]] = {
     ),
     "a result that is there already": (
         steps(lambda app: app.channel("a"), lambda app: app.query(into="a", key="n")(same)),
-        "query same: it writes into a, which is there already; name another channel",
+        "query same: it writes into a, which is declared already; name another channel",
     ),
     "a source into a result": (
         steps(lambda app: app.query(key="n")(same), lambda app: app.source("ws://x", into="same")),
@@ -185,11 +185,11 @@ SENTENCES: dict[str, tuple[Step, str]] = {
     ),
     "two sources of one name": (
         lambda app: app.source("ws://other", into="rsvps"),
-        "source rsvps: two have this name; give one of them another: name=…",
+        "source rsvps: two have this name; rename one of them: name=…",
     ),
     "two queries of one name": (
         steps(lambda app: app.query(into="a", key="n")(same), lambda app: app.query(into="b", key="n")(same)),
-        "query same: two have this name; give one of them another: name=…",
+        "query same: two have this name; rename one of them: name=…",
     ),
     "a channel that is almost there": (
         lambda app: app.query("q", key="n")(lambda rsvp: rsvp),
@@ -217,7 +217,7 @@ SENTENCES: dict[str, tuple[Step, str]] = {
     ),
     "a query of its own result": (
         lambda app: app.sql_query("a", key="n", sql="SELECT * FROM a"),
-        "channel a: it is made from itself; write into another channel",
+        "channel a: its query depends on it; write into another channel",
     ),
     "a circle": (
         steps(
@@ -225,7 +225,7 @@ SENTENCES: dict[str, tuple[Step, str]] = {
             lambda app: app.sql_query("b", key="n", sql="SELECT * FROM a"),
             lambda app: app.sql_query("c", key="n", sql="SELECT * FROM b"),
         ),
-        "channel a: it is made from itself; write into another channel",
+        "channel a: its query depends on it; write into another channel",
     ),
 }
 

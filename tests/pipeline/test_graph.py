@@ -2,7 +2,7 @@ from pathlib import Path
 
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
-from penstock.pipeline.graph import graph, reads, store_node
+from penstock.pipeline.graph import graph, stage_inputs, store_node
 from penstock.pipeline.pipeline import Pipeline
 
 
@@ -64,6 +64,6 @@ def test_each_stage_reads_its_channels() -> None:
     app.source("ws://feed/rsvps", into="rsvps")
     app.sql_query("by_city", key="city", sql="SELECT city, seen() FROM rsvps GROUP BY city")
     app.store("by_city", "redis://")
-    assert reads(app.describe()) == {"query:by_city": ("rsvps",), "store:redis/by_city": ("by_city",)}
+    assert stage_inputs(app.describe()) == {"query:by_city": ("rsvps",), "store:redis/by_city": ("by_city",)}
     app.page("by_city", chart={})
-    assert reads(app.describe())["feed:by_city"] == ("by_city",)
+    assert stage_inputs(app.describe())["feed:by_city"] == ("by_city",)

@@ -48,7 +48,7 @@ def test_a_pipeline_may_import_what_lies_beside_it(written: Written) -> None:
 
 
 def test_an_absent_file_is_told(tmp_path: Path) -> None:
-    said = "there is no such file; give the path of a Python file that makes a Pipeline"
+    said = "there is no such file; name a Python file that creates a Pipeline"
     assert refusal(tmp_path / "absent.py") == f"{tmp_path}/absent.py: {said}"
     assert refusal(tmp_path) == f"{tmp_path}: {said}"
 
@@ -91,7 +91,7 @@ def test_a_relative_path_does_not_lose_the_line(written: Written) -> None:
 
 def test_a_mistake_in_a_part_is_told_with_its_line(written: Written) -> None:
     said = refusal(written(BEGIN + '\napp.channel("a", partitions=0)\n'))
-    assert said == "pipe.py:4: channel a: 0 partitions are asked for; ask for one or more"
+    assert said == "pipe.py:4: channel a: partitions= is 0; set 1 or more"
 
 
 def test_parts_that_do_not_fit_are_told_with_the_line_of_their_declaration(written: Written) -> None:
@@ -100,12 +100,12 @@ def test_parts_that_do_not_fit_are_told_with_the_line_of_their_declaration(writt
 
 
 def test_a_file_without_a_pipeline_is_told(written: Written) -> None:
-    assert refusal(written("x = 1\n")) == 'pipe.py: it makes no Pipeline; write one: app = Pipeline("name")'
+    assert refusal(written("x = 1\n")) == 'pipe.py: it creates no Pipeline; create one: app = Pipeline("name")'
 
 
 def test_a_file_with_two_pipelines_is_told(written: Written) -> None:
     said = refusal(written(BEGIN + 'other = Pipeline("other")\n'))
-    assert said == 'pipe.py: it makes 2 pipelines; write one: app = Pipeline("name")'
+    assert said == 'pipe.py: it creates 2 pipelines; create one: app = Pipeline("name")'
 
 
 def test_a_pipeline_with_two_names_is_one(written: Written) -> None:

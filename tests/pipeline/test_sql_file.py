@@ -100,9 +100,9 @@ def test_a_file_that_was_edited_is_read_again(tmp_path: Path) -> None:
         ("-- key: city\n-- watermark: 1 fortnight\n", 'answers.sql:2: "1 fortnight" is not a duration'),
         ("-- key: city\n-- mode: quick\n", 'answers.sql:2: mode is "quick"; the choices are auto, real-time'),
         ("-- key: city\n-- partitions: few\n", 'answers.sql:2: "few" is not an integer'),
-        ("-- key: city\n-- partitions: 0\n", "answers.sql: 0 partitions are asked for"),
+        ("-- key: city\n-- partitions: 0\n", "answers.sql: partitions= is 0"),
         ("-- key: city\n-- emit: final\n", r"answers.sql: emit= needs watermark="),
-        ("-- key: city\n-- into: rsvps\n", "answers.sql: it writes into rsvps, which is there already"),
+        ("-- key: city\n-- into: rsvps\n", "answers.sql: it writes into rsvps"),
     ],
 )
 def test_what_is_declared_wrongly_is_told_with_its_line(tmp_path: Path, content: str, said: str) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from penstock.pipeline.config import Config
 from penstock.pipeline.pipeline import Pipeline
-from penstock.pipeline.stores import store_of
+from penstock.pipeline.stores import make_store
 from penstock.stores.lake import LakeStore
 from penstock.stores.redis import RedisStore
 
@@ -17,7 +17,7 @@ def stores(folder: Path, url: str, ttl: str | None = None) -> list[RedisStore | 
     (folder / "penstock.toml").write_text('[redis]\nurl = "redis://here:1/0"\n')
     description = app.describe()
     config = Config.read(folder, environ={})
-    return [store_of(spec, description, config, "id") for spec in description.stores]
+    return [make_store(spec, description, config, "id") for spec in description.stores]
 
 
 def test_a_lake_lies_beside_the_pipeline(tmp_path: Path) -> None:

@@ -53,8 +53,8 @@ def test_spark_audits_kafka(address: str, tmp_path: Path) -> None:
         (app("simulate://tides"), {}, r'there is no simulation "tides"; there is rsvps'),
         (app("simulate://update"), {}, r'source rsvps: there is no simulation "update"; did you mean "updates"\?'),
         (app("simulate://rsvps?sed=7"), {}, r'source rsvps: a simulation has no option "sed"; did you mean "seed"\?'),
-        (app(store="mysql://x"), {}, r'store mysql://x: mysql://x is no address that is known here; write "redis://…"'),
-        (app(store="delta://x", ttl="1 day"), {}, r"store delta://x: a lake keeps everything"),
+        (app(store="mysql://x"), {}, r'store mysql://x: .*; write "redis://…"'),
+        (app(store="delta://x", ttl="1 day"), {}, r"store delta://x: a lake"),
         (
             app(),
             {"PENSTOCK_CHANNELS_ADDRESS": "tcp://127.0.0.1:7070"},
@@ -63,12 +63,12 @@ def test_spark_audits_kafka(address: str, tmp_path: Path) -> None:
         (
             app(),
             {"PENSTOCK_CHANNELS_ADDRESS": "memory://here"},
-            r"\[channels\] address = memory://: each tier of a pipeline is a process of its own.*; use kafka://, redis://",
+            r"\[channels\] address = memory://: .*; use kafka://, redis://",
         ),
         (
             app(),
             {"PENSTOCK_CHANNELS_ADDRESS": "redis://", "PENSTOCK_AUDIT_ENGINE": "spark"},
-            r"\[audit\] engine: Spark audits Kafka, and the channels are at redis://local.*; use auto or python",
+            r"\[audit\] engine: .* at redis://local.*; use auto or python",
         ),
         (app(), {"PENSTOCK_CHANNELS_ADDRESS": "kafak://x"}, r'no binder knows this address; did you mean "kafka://"'),
     ],
@@ -101,7 +101,7 @@ def test_of_three_sources_any_two_are_apart(tmp_path: Path) -> None:
     made = app("listen+http://127.0.0.1:8700/a")
     made.source("listen+tcp://127.0.0.2:8700", into="second")
     made.source("listen+ws://127.0.0.2:8700/c", into="third")
-    with pytest.raises(Misconfigured, match=r"source third: it listens at 127.0.0.2:8700, where source second"):
+    with pytest.raises(Misconfigured, match=r"source third: it listens on 127.0.0.2:8700, as source second"):
         check(made.describe(), Config.read(tmp_path, environ={}))
 
 
@@ -111,7 +111,7 @@ def test_a_secret_that_is_not_there_is_said_where_it_is_needed(tmp_path: Path) -
     described, config = made.describe(), Config.read(tmp_path, environ={})
     check(described, config)
     check(described, config, {"SHOP_SECRET": "whsec_c2VjcmV0"})
-    with pytest.raises(Misconfigured, match=r"source events: secret is in SHOP_SECRET, .*; export SHOP_SECRET"):
+    with pytest.raises(Misconfigured, match=r"source events: secret is .SHOP_SECRET.*; export SHOP_SECRET"):
         check(described, config, {})
 
 

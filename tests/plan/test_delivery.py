@@ -4,15 +4,15 @@ import pytest
 
 from penstock.collect.http import HttpSource
 from penstock.collect.websocket import WebSocketSource
+from penstock.core.contracts import Guarantee
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.description import Delivery
 from penstock.pipeline.pipeline import Pipeline
-from penstock.plan.delivery import Given, of_page, of_query, of_source, of_store
+from penstock.plan.delivery import HopGuarantee, of_page, of_query, of_source, of_store
 
 RESUMED = WebSocketSource("ws://feed", "rsvps")
 DEAF = WebSocketSource("ws://feed", "rsvps", numbered=None)
 REPEATED = HttpSource("listen+http://127.0.0.1:8700/in", "rsvps")
-EXACTLY, LEAST, MOST = Delivery.EXACTLY_ONCE, Delivery.AT_LEAST_ONCE, Delivery.AT_MOST_ONCE
+EXACTLY, LEAST, MOST = Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ EXACTLY, LEAST, MOST = Delivery.EXACTLY_ONCE, Delivery.AT_LEAST_ONCE, Delivery.A
         (of_page(LEAST), "exactly once", False),
     ],
 )
-def test_what_is_weaker_than_asked_for_has_a_fix(given: Given, guarantee: str, weaker: bool) -> None:
+def test_what_is_weaker_than_asked_for_has_a_fix(given: HopGuarantee, guarantee: str, weaker: bool) -> None:
     assert (given.guarantee, given.weaker) == (guarantee, weaker)
     assert given.why
     assert bool(given.fix) or not weaker

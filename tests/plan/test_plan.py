@@ -179,8 +179,8 @@ def test_what_would_count_twice_is_remarked(spark: SparkSession, tmp_path: Path)
     app.sql_query("both", key="city", watermark="1 second", sql=COUNTS.replace("rsvps", both))
     found = planned(app, tmp_path, spark)
     assert [remark for remark in found.remarks if "twice" in remark] == [
-        "query counted: without watermark= it cannot tell what its channel holds twice.",
-        "query both: it reads several channels; what these hold twice comes to it twice.",
+        "query counted: without watermark= it cannot recognize duplicates in its channel.",
+        "query both: it reads several channels, and reads duplicates in them twice.",
     ]
 
 
@@ -197,9 +197,9 @@ def test_a_pipeline_gets_the_delivery_that_it_asks_for_or_is_told(spark: SparkSe
 
     given, weaker = hops("exactly once")
     assert given == ["best effort", "at least once", "exactly once"]
-    assert [remark.split(" is weaker than exactly once, which is asked for")[1][:20] for remark in weaker] == [
+    assert [remark.split(" is weaker than exactly once, which is required")[1][:20] for remark in weaker] == [
         ": add seen() to its ",
-        "; hear a feed that c",
+        "; use a feed that can",
     ]
     given, weaker = hops("at least once")
     assert (given, len(weaker)) == (["best effort", "at least once", "exactly once"], 1)
@@ -235,7 +235,7 @@ def test_static_tables_are_named(spark: SparkSession, tmp_path: Path) -> None:
     app.sql_query("known", key="city", sql="SELECT city, r.origin FROM rsvps r JOIN cities USING (city)")
     found = planned(app, tmp_path, spark)
     assert [(hop.start, hop.by, hop.end, hop.why) for hop in found.hops if hop.by.startswith("table")] == [
-        ("a function", "table cities", "query known", "it is read at the start, and again every 60 s")
+        ("a function", "table cities", "query known", "it is read at the start and every 60 s")
     ]
 
 

@@ -10,8 +10,7 @@ import pytest
 
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import Config
-from penstock.run.run_file import Running
-from penstock.run.services import ROLE, Needs, Services, here
+from penstock.run.services import ROLE, Needs, RunningPipeline, Services, with_running_services
 from penstock.supervise.folder import StateFolder
 
 KAFKA, REDIS = "127.0.0.1:9092", "redis://127.0.0.1:6379/0"
@@ -41,7 +40,7 @@ class Workplace:
     def run(self, config: Config) -> None:
         folder = self._holding.enter_context(StateFolder(self.state).locked())
         address, redis = config.channels.address, config.redis.url
-        Running(os.getpid(), "app", "status", config.bind().where, None, redis, "", address).write(folder.path)
+        RunningPipeline(os.getpid(), "app", "status", config.bind().where, None, redis, "", address).write(folder.path)
 
 
 @pytest.fixture
@@ -94,24 +93,27 @@ def test_what_the_settings_place_elsewhere_is_not_needed(
 
 def test_where_nothing_runs_that_is_said(place: Workplace) -> None:
     with pytest.raises(Misconfigured, match=r"nothing runs here; start a pipeline .*: penstock up"):
-        here(place.config())
+        with_running_services(place.config())
     elsewhere = place.config(PENSTOCK_CHANNELS_ADDRESS="kafka://broker:9092")
-    assert here(elsewhere) == elsewhere
+    assert with_running_services(elsewhere) == elsewhere
 
 
 def test_the_services_of_the_folder_are_found(place: Workplace) -> None:
     place.services()
-    assert here(place.config()).channels.address == f"kafka://{KAFKA}"
-    assert here(place.config(PENSTOCK_CHANNELS_ADDRESS="redis://")).channels.address == REDIS
-    assert here(place.config(PENSTOCK_CHANNELS_ADDRESS="kafka://far:1")).channels.address == "kafka://far:1"
+    assert with_running_services(place.config()).channels.address == f"kafka://{KAFKA}"
+    assert with_running_services(place.config(PENSTOCK_CHANNELS_ADDRESS="redis://")).channels.address == REDIS
+    assert (
+        with_running_services(place.config(PENSTOCK_CHANNELS_ADDRESS="kafka://far:1")).channels.address
+        == "kafka://far:1"
+    )
 
 
 def test_services_that_are_just_being_started_are_not_waited_for(place: Workplace) -> None:
     place.services(up=False)
     for address in ("kafka://", "redis://"):
-        with pytest.raises(Misconfigured, match=rf"the process {os.getpid()} is just starting the services; try again"):
-            here(place.config(PENSTOCK_CHANNELS_ADDRESS=address))
-    elsewhere = here(place.config(PENSTOCK_CHANNELS_ADDRESS="kafka://far:1"))
+        with pytest.raises(Misconfigured, match=rf"process {os.getpid()} is still starting the services; try again"):
+            with_running_services(place.config(PENSTOCK_CHANNELS_ADDRESS=address))
+    elsewhere = with_running_services(place.config(PENSTOCK_CHANNELS_ADDRESS="kafka://far:1"))
     assert elsewhere.channels.address == "kafka://far:1"
 
 
@@ -119,10 +121,50 @@ def test_a_run_is_found_without_the_profile_that_it_was_started_with(place: Work
     (place.folder / "penstock.toml").write_text(FAR)
     far = place.config("prod")
     place.run(far)
-    assert here(place.config()) == here(far) == far
+    assert with_running_services(place.config()) == with_running_services(far) == far
 
 
 def test_a_run_is_found_without_the_environment_that_it_was_started_with(place: Workplace) -> None:
     place.services(kafka=None)
     place.run(place.config(PENSTOCK_CHANNELS_ADDRESS="file://sub?sync=no"))
-    assert here(place.config()).bind().where == f"{(place.folder / 'sub').as_uri()}?sync=no"
+    assert with_running_services(place.config()).bind().where == f"{(place.folder / 'sub').as_uri()}?sync=no"
+
+
+SECRET = "redis://me:secret@far:6379/0"
+
+
+def running(pid: int) -> RunningPipeline:
+    return RunningPipeline(pid, "app", "penstock.app.status", "redis://far:6379/0", None, SECRET, "/app.py", SECRET)
+
+
+def test_a_run_is_found_while_it_holds_its_folder(tmp_path: Path) -> None:
+    config = Config.read(tmp_path, environ={})
+    with StateFolder(config.state).locked() as folder:
+        running(os.getpid()).write(folder.path)
+        assert RunningPipeline.find(config) == running(os.getpid())
+    with pytest.raises(Misconfigured, match="nothing runs here; start it: penstock run FILE"):
+        RunningPipeline.find(config)
+
+
+def test_the_note_of_a_run_that_was_killed_is_not_believed(tmp_path: Path) -> None:
+    with StateFolder(tmp_path).locked() as folder:
+        running(999_999).write(folder.path)
+        assert RunningPipeline.at(tmp_path) is None
+
+
+def test_a_run_file_of_a_later_version_is_understood(tmp_path: Path) -> None:
+    with StateFolder(tmp_path).locked() as folder:
+        running(os.getpid()).write(folder.path)
+        note = json.loads((folder.path / RunningPipeline.FILE).read_text())
+        (folder.path / RunningPipeline.FILE).write_text(json.dumps({**note, "unheard": "of"}))
+        assert RunningPipeline.at(tmp_path) == running(os.getpid())
+
+
+def test_passwords_are_kept_for_its_owner_and_not_told(tmp_path: Path) -> None:
+    running(1).write(tmp_path)
+    file = tmp_path / RunningPipeline.FILE
+    assert "secret" in file.read_text()
+    assert file.stat().st_mode & 0o777 == 0o600
+    told = running(1).to_json()
+    assert "secret" not in json.dumps(told)
+    assert told["redis"] == told["channels"] == "redis://far:6379/0"

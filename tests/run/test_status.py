@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import orjson
 
-from penstock.run.status import Status, listening
+from penstock.run.status import Status, follow_status
 from penstock.testing.channels import MemoryChannels
 
 SECOND = 1_000_000
@@ -70,7 +70,7 @@ def test_a_process_that_is_no_part_of_the_run_any_more_is_not_waited_for() -> No
 def test_who_listens_hears_the_last_word_of_each(eventually: Callable[..., None]) -> None:
     channels = MemoryChannels(partitions=2)
     channels.append("status", orjson.dumps({"at": 1}), b"audit")
-    with listening(channels, "status") as said:
+    with follow_status(channels, "status") as said:
         eventually(lambda: said.get("audit") == {"at": 1})
         channels.append("status", orjson.dumps({"at": 2}), b"audit")
         eventually(lambda: said.get("audit") == {"at": 2})

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from penstock.core.clock import SystemClock
-from penstock.run.status import Figures, pulse
+from penstock.run.status import Figures, report_status
 
 
 class Posted:
@@ -28,7 +28,7 @@ class Posted:
 def test_the_first_figures_come_at_once_with_who_tells_them_and_when() -> None:
     channels = Posted()
     before = SystemClock().now()
-    with pulse(channels, "status", "collect", lambda: {"nodes": {"source:a": {"count": 7}}, "more": 1}):
+    with report_status(channels, "status", "collect", lambda: {"nodes": {"source:a": {"count": 7}}, "more": 1}):
         channel, key, said = channels.beats.get(timeout=20)
     assert (channel, key) == ("status", b"collect")
     assert before <= said.pop("at") <= SystemClock().now()
@@ -38,20 +38,20 @@ def test_the_first_figures_come_at_once_with_who_tells_them_and_when() -> None:
 
 def test_it_ends_with_what_it_tells_of() -> None:
     channels = Posted()
-    with pulse(channels, "status", "collect", dict):
+    with report_status(channels, "status", "collect", dict):
         channels.beats.get(timeout=20)
     assert channels.closed
 
 
 def test_one_without_parts_has_none() -> None:
     channels = Posted()
-    with pulse(channels, "status", "collect", dict):
+    with report_status(channels, "status", "collect", dict):
         assert channels.beats.get(timeout=20)[2]["nodes"] == {}
 
 
 def test_figures_that_cannot_be_told_end_nothing(caplog: pytest.LogCaptureFixture) -> None:
     channels = Posted()
     answers: Iterator[Figures] = chain([{"nodes": object()}], repeat({}))
-    with pulse(channels, "status", "collect", lambda: next(answers), every=0.01):
+    with report_status(channels, "status", "collect", lambda: next(answers), every=0.01):
         assert channels.beats.get(timeout=20)[2]["nodes"] == {}
-    assert [record.message for record in caplog.records] == ["the figures of collect cannot be told"]
+    assert [record.message for record in caplog.records] == ["collect cannot report its status"]

@@ -33,7 +33,7 @@ from penstock.operate.comparison import Report
 from penstock.operate.recompute import recompute
 from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
-from penstock.pipeline.graph import reads, store_node
+from penstock.pipeline.graph import stage_inputs, store_node
 from penstock.pipeline.pipeline import Pipeline
 from penstock.run.accounts import accounting, last_accounts
 from penstock.run.audit import watched
@@ -144,7 +144,7 @@ class Line:
         content = self.content()
         stages = all(
             stage in content.accounts and content.accounts[stage].shares[channel].until == self.ends(channel)
-            for stage, channels in reads(self.description).items()
+            for stage, channels in stage_inputs(self.description).items()
             for channel in channels
         )
         read = (*(one.channel for one in watched(self.description)), self.description.heartbeats)
@@ -181,7 +181,7 @@ def line(
     loaders = {
         store_node("redis://", totals): Loader(kafka, totals, Dropping(live, redis_loses) if redis_loses else live),
     }
-    made = Line(kafka, engine, description, config, LakeStore(config.path(spec.url), things))
+    made = Line(kafka, engine, description, config, LakeStore(config.lake_path(spec.url), things))
     with ExitStack() as stack:
         ledger = stack.enter_context(closing(Ledger(config.ledger)))
         auditor = Auditor(kafka, ledger, watched(description), description.heartbeats, bookmarks=description.bookmarks)

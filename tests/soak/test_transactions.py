@@ -20,7 +20,7 @@ from penstock.audit.settings import AuditSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.operate.deep_audit import absent
-from penstock.pipeline.graph import reads
+from penstock.pipeline.graph import stage_inputs
 from penstock.run.audit import watched
 
 PART = 1_000
@@ -44,7 +44,7 @@ def all_taken(made: Line, number: int) -> bool:
 
 def alarms_of(made: Line, found: Balance) -> list[str]:
     """The alarms of a whole hour in which nothing changes."""
-    alarms = Alarms(AuditSettings(slow="1 day", slow_stage="1 day"), reads=reads(made.description))
+    alarms = Alarms(AuditSettings(slow="1 day", slow_stage="1 day"), reads=stage_inputs(made.description))
     told = [alarms.look(found.at + 5_000_000 * step, found.to_json(), {}) for step in range(720)]
     return sorted({one.text for some in told for one in some if one.level is Level.ALARM})
 

@@ -127,7 +127,7 @@ def test_version_control_does_not_see_the_folder(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(Misconfigured, match="file/x: .* cannot be created"),
+        pytest.raises(Misconfigured, match=r"file/x: .* cannot be created"),
         StateFolder(tmp_path / "file" / "x").locked(),
     ):
         pass

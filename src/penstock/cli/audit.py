@@ -22,8 +22,7 @@ from penstock.cli.options import AsJson, Folder, Profile
 from penstock.core.clock import Micros, SystemClock
 from penstock.core.errors import Misconfigured, PenstockError, Unavailable
 from penstock.pipeline.config import Config
-from penstock.run.run_file import Running
-from penstock.run.services import here
+from penstock.run.services import RunningPipeline, with_running_services
 from penstock.run.spools import waiting
 
 Bounds = Mapping[str, Mapping[int, tuple[int, int]]]
@@ -68,7 +67,9 @@ def audit(
         from penstock.cli.recompute import recompute  # Imports Spark.
 
         raise typer.Exit(
-            recompute(folder, profile, pipeline or Running.file_in(Config.read(folder, profile)), query, as_json)
+            recompute(
+                folder, profile, pipeline or RunningPipeline.file_in(Config.read(folder, profile)), query, as_json
+            )
         )
     config = Config.read(folder, profile)
     grace_micros = int((config.audit.grace.total_seconds() if grace is None else grace) * 1e6)
@@ -145,7 +146,7 @@ def _with_names(found: Balance, content: Content, config: Config) -> Balance:
     from penstock.pipeline.load import load
 
     try:
-        return named(found, content, load(Path(Running.find(config).file)), config)
+        return named(found, content, load(Path(RunningPipeline.find(config).file)), config)
     except PenstockError as error:
         typer.echo(f"penstock: missing records of a lake cannot be listed: {error}", err=True)
         return found
@@ -158,8 +159,8 @@ def deepened(found: Balance, folder: Path, profile: str | None, pipeline: Path |
 
     config = Config.read(folder, profile)
     try:
-        description = load(pipeline or Running.file_in(config))
-        deep = Deep(description, here(config), partial(typer.echo, err=True))
+        description = load(pipeline or RunningPipeline.file_in(config))
+        deep = Deep(description, with_running_services(config), partial(typer.echo, err=True))
         deep.run()
     except PenstockError as error:
         doubt = Doubt("store", "--deep", f"stores and results cannot be compared with their channels: {error}")
@@ -190,7 +191,7 @@ def _watch(config: Config, grace: int, senders: bool, as_json: bool) -> None:
 def _bounds(config: Config, ledger: Ledger) -> Bounds | None:
     """The bounds of the source channels; None when no pipeline runs here."""
     try:
-        channels = here(config).bind()
+        channels = with_running_services(config).bind()
     except Misconfigured:
         return None
     return {channel: channels.bounds(channel) for channel, kind in ledger.channels().items() if kind is Kind.SOURCE}

@@ -9,7 +9,7 @@ from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.text import did_you_mean, printable
 from penstock.pipeline.config import Config
-from penstock.run.services import here
+from penstock.run.services import with_running_services
 
 INTERNAL = "penstock."
 """The prefix of channels and groups that pipelines use internally."""
@@ -19,7 +19,7 @@ def find_channels(folder: Path, profile: str | None, servers: str | None) -> Cha
     """The channels at `servers` (an address, or host:port of Kafka), or those of the pipeline in the folder."""
     config = Config.read(folder, profile)
     if servers is None:
-        return here(config).bind()
+        return with_running_services(config).bind()
     return bind(servers if "://" in servers else f"kafka://{servers}", config.kafka)
 
 

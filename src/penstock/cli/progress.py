@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from penstock.run.run_file import Running
+from penstock.run.services import RunningPipeline
 from penstock.supervise.supervisor import Event, EventKind, last_line
 
 _STYLES = {
@@ -77,7 +77,7 @@ class Screen:
         assert self._task is not None
         self._bar.update(self._task, completed=done)
 
-    def running(self, name: str, running: Running, folder: Path) -> None:
+    def running(self, name: str, running: RunningPipeline, folder: Path) -> None:
         where = f"the page is at {running.page}" if running.page else f"its channels are at {running.channels}"
         self.say(f"{name} runs; {where}", "bold green")
         option = folder_option(folder)

@@ -25,7 +25,7 @@ from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
 from penstock.pipeline.pipeline import OPTIONS
 from penstock.pipeline.sql_file import is_file, read_file
-from penstock.run.run_file import Running
+from penstock.run.services import RunningPipeline
 from penstock.supervise.signals import stop_on_signals
 
 _POLL = 0.2

@@ -15,7 +15,7 @@ from penstock.pipeline.load import load
 from penstock.plan.checks import check
 from penstock.run.analyse import engine
 from penstock.run.queries import result_writers
-from penstock.run.services import here
+from penstock.run.services import with_running_services
 
 _MAX_ROWS = 50
 
@@ -36,7 +36,7 @@ def recompute(folder: Path, profile: str | None, pipeline: Path, query: str, as_
     0: equal, 1: rows differ, 2: unknown. Raises when the query cannot be recomputed.
     """
     description = load(pipeline)
-    config = here(Config.read(folder, profile))
+    config = with_running_services(Config.read(folder, profile))
     check(description, config)
     found = description.query(query)
     _progress("starting Spark")

@@ -18,7 +18,7 @@ from penstock.pipeline.load import load
 from penstock.plan.checks import check, unconnected
 from penstock.run.local import LocalRun
 from penstock.run.new_checkpoint import OPTION, Begin, Renewal
-from penstock.run.services import prepared
+from penstock.run.services import prepare_machine
 from penstock.supervise.limits import DiskSpace, file_limit_warning, raise_file_limit
 from penstock.supervise.signals import stop_on_signals
 

@@ -16,8 +16,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.errors import Unavailable
 from penstock.core.text import printable
 from penstock.pipeline.config import Config
-from penstock.run.run_file import Running
-from penstock.run.services import Services, here
+from penstock.run.services import RunningPipeline, Services, with_running_services
 from penstock.run.status import Status
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.limits import DiskSpace
@@ -36,9 +35,9 @@ def status(folder: Folder = Path(), profile: Profile = None, as_json: AsJson = F
     if StateFolder(config.state).owner() is None and (services := Services.find(config)) is not None:
         show_services(services, as_json)
         return
-    running = Running.find(config)
+    running = RunningPipeline.find(config)
     try:
-        found = Status.read(here(config).bind(), running.status)
+        found = Status.read(with_running_services(config).bind(), running.status)
     except Unavailable as error:
         _show_unavailable(config, error)
         raise typer.Exit(EXIT_CODES[Verdict.NOT_KNOWN]) from error
@@ -71,7 +70,7 @@ def show_services(services: Services, as_json: bool) -> None:
     )
 
 
-def show(running: Running, found: Status, verdict: Verdict) -> None:
+def show(running: RunningPipeline, found: Status, verdict: Verdict) -> None:
     screen = console()
     page = f"the page is at {running.page}, " if running.page else ""
     screen.print(f"{running.pipeline}: {page}its channels are at {running.channels}")

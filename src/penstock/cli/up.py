@@ -76,7 +76,7 @@ def up(
             screen.say(few, "bold yellow")
         if report is None:
             require(config, needs)
-        machine = prepared(screen) if needs.kafka else None
+        machine = prepare_machine(screen) if needs.kafka else None
         if foreground:
             _serve(config, needs, machine, screen, parent)
         else:

@@ -27,7 +27,7 @@ from penstock.core.scan import scan, scan_batches
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
-from penstock.pipeline.stores import check_of, store_of
+from penstock.pipeline.stores import make_check, make_store
 from penstock.run.analyse import engine
 from penstock.stores.base import version_of
 from penstock.stores.lake import LakeStore
@@ -98,7 +98,7 @@ class Deep:
 
     def _store(self, channels: Channels, spec: StoreSpec, spark: "_Spark") -> None:
         stage = store_node(spec.url, spec.channel)
-        check = check_of(spec, self.description, self.config, channels, self.clock, most=None)
+        check = make_check(spec, self.description, self.config, channels, self.clock, most=None)
         try:
             tell = _Telling(self.say, stage.replace(":", " "))
             since, reached = time.monotonic(), -1
@@ -130,7 +130,7 @@ class Deep:
         if not (keep is None and whole if spec.ttl is None else keep is None or keep >= spec.ttl):
             self.say(f"{stage.replace(':', ' ')}: rows that {spec.channel} holds no longer are not compared")
             return
-        described = store_of(spec, self.description, self.config)
+        described = make_store(spec, self.description, self.config)
         assert not isinstance(described, LakeStore)
         store = described.open()
         try:
@@ -146,7 +146,7 @@ class Deep:
 
     def _values(self, stage: str, spec: StoreSpec, channels: Channels, spark: "_Spark") -> None:
         """The values of a lake's rows, beside those of the records."""
-        store = store_of(spec, self.description, self.config)
+        store = make_store(spec, self.description, self.config)
         assert isinstance(store, LakeStore)
         holdings = LakeRows(store.path, spec.channel).holdings()
         if holdings is None:
@@ -269,7 +269,7 @@ def merged(discrepancies: Sequence[Discrepancy], found: Deep) -> tuple[Discrepan
 
 def named(found: Balance, content: Content, description: Description, config: Config) -> Balance:
     """The balance, with the numbers of what lakes lack. What is still on its way to one is not accused."""
-    stores = {store_node(spec.url, spec.channel): store_of(spec, description, config) for spec in description.stores}
+    stores = {store_node(spec.url, spec.channel): make_store(spec, description, config) for spec in description.stores}
 
     def hop(one: Hop) -> Hop:
         store = stores.get(one.stage)

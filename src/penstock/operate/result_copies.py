@@ -14,7 +14,7 @@ from penstock.deliver.feed import Feed
 from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import store_node
-from penstock.pipeline.stores import store_of
+from penstock.pipeline.stores import make_store
 from penstock.stores.base import Contents, Stored
 
 
@@ -67,7 +67,7 @@ def holders(
     until = time.monotonic() + patience
     for spec in description.stores:
         if spec.channel == channel.name:
-            store = store_of(spec, description, config)
+            store = make_store(spec, description, config)
             filled = _filled(store, ends, until)
             rows = _with_deletions(_stored(store, written), written)
             found.append(Holder(store_node(spec.url, channel.name), rows, spec.ttl, filled))

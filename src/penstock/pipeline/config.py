@@ -1,4 +1,4 @@
-"""The wiring of an environment: every section of penstock.toml, and the places that follow from it."""
+"""The configuration of an environment: the sections of penstock.toml, and the addresses and paths that follow."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -26,26 +26,26 @@ from penstock.supervise.settings import LocalSettings
 
 LOCAL = "local"
 LOCALS = ("kafka://", "redis://")
-"""Addresses of what a run starts by itself."""
+"""Addresses of services that a run starts itself."""
 
 
 class ChannelSettings(Section):
-    """`[channels]`: the middleware that holds them."""
+    """The middleware of the channels."""
 
     address: str = Field(
         "kafka://",
         description="kafka://host:port,…, redis://host:port/db, file://PATH or tcp://host:port; "
-        "without a host: what a run starts and keeps here",
+        "without a host: a service that the run starts",
     )
     lost: Literal["stop", "skip"] = Field(
         "stop",
-        description="what a reader does whose next records retention has removed: "
-        "stop, for a person to look; or skip, and the audit counts them as missing",
+        description="what a reader does if retention has removed its next records: "
+        "stop; or skip, and the audit counts them as missing",
     )
 
 
 class RedisSettings(Section):
-    url: str = Field(LOCAL, description="redis://host:port/db; local: a server that is started here")
+    url: str = Field(LOCAL, description="redis://host:port/db; local: a server that the run starts")
 
 
 class PageSettings(DeliverSettings):
@@ -54,7 +54,7 @@ class PageSettings(DeliverSettings):
 
 
 class SourceSettings(Section):
-    """`[sources]`: another address for a source, by its name."""
+    """Other addresses of sources, by their names."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
     __pydantic_extra__: dict[str, str]
@@ -77,7 +77,7 @@ SECTIONS: dict[str, type[Section]] = {
 @dataclass(frozen=True)
 class Config:
     folder: Path
-    """Where the pipeline lives; relative paths begin here."""
+    """The folder of the pipeline. Relative paths start here."""
     channels: ChannelSettings
     kafka: KafkaSettings
     redis: RedisSettings
@@ -105,8 +105,8 @@ class Config:
     def ledger(self) -> Path:
         return self.state / "audit" / "ledger.db"
 
-    def at(self, kafka: str | None, redis: str | None) -> "Config":
-        """The same wiring on services of this machine: Kafka's brokers, and the address of Redis."""
+    def with_services(self, kafka: str | None, redis: str | None) -> "Config":
+        """This configuration with local services: Kafka's brokers, and the address of Redis."""
         url, address = self.redis.url, self.channels.address
         if url == LOCAL and redis is not None:
             url = redis
@@ -114,10 +114,10 @@ class Config:
             address = f"kafka://{kafka}"
         elif address == "redis://" and url != LOCAL:
             address = url
-        return self.placed(address, url)
+        return self.with_addresses(address, url)
 
-    def placed(self, address: str, redis: str) -> "Config":
-        """The same wiring, with its channels and Redis at these addresses."""
+    def with_addresses(self, address: str, redis: str) -> "Config":
+        """This configuration with other addresses of the channels and of Redis."""
         return replace(
             self,
             channels=self.channels.model_copy(update={"address": address}),
@@ -125,33 +125,35 @@ class Config:
         )
 
     def bind(self) -> Channels:
-        """The channels; Misconfigured where they are to be started here, and this is no run that does it."""
-        address = self.at(None, None).channels.address
+        """The channels; Misconfigured if their address is that of a service that a run starts."""
+        address = self.with_services(None, None).channels.address
         if address in LOCALS:
             raise Misconfigured(
-                "[channels] address", f"it is {address}, and nothing was started here", "give its address"
+                "[channels] address",
+                f"it is {address}, but no such service runs here",
+                "set the address of the service",
             )
-        place, mark, options = address.partition("?")
-        if place.startswith("file://") and not place.startswith("file:///"):
-            told = unquote(place.removeprefix("file://"))
-            folder = self.folder.resolve() / (told or f"{NAME}/channels")
-            address = f"{folder.as_uri()}{mark}{options}"
+        base, separator, options = address.partition("?")
+        if base.startswith("file://") and not base.startswith("file:///"):
+            relative = unquote(base.removeprefix("file://"))
+            folder = self.folder.resolve() / (relative or f"{NAME}/channels")
+            address = f"{folder.as_uri()}{separator}{options}"
         return bind(address, self.kafka)
 
-    def address(self, source: SourceSpec) -> str:
-        """Where a source is heard: the settings' word over the pipeline's."""
-        told = self.sources.model_extra or {}
-        # The environment knows names in lower case only.
-        return str(told.get(source.name.lower(), told.get(source.name, source.url)))
+    def source_address(self, source: SourceSpec) -> str:
+        """The address of a source: that of the settings, else that of the pipeline."""
+        addresses = self.sources.model_extra or {}
+        # Names from environment variables are in lower case.
+        return str(addresses.get(source.name.lower(), addresses.get(source.name, source.url)))
 
-    def path(self, url: str) -> str:
-        """The place of a lake, `delta://PATH`: relative to the pipeline, absolute, or on an object store."""
+    def lake_path(self, url: str) -> str:
+        """The path of a lake, `delta://PATH`: relative to the pipeline, absolute, or on an object store."""
         rest = url.removeprefix("delta://")
         return rest if "://" in rest else str(self.folder / rest)
 
 
-def simulated(url: str) -> tuple[str, dict[str, str]] | None:
-    """The name and options of `simulate://NAME?rate=200&no-resume&…`; None for the address of somebody real."""
+def parse_simulation(url: str) -> tuple[str, dict[str, str]] | None:
+    """The name and options of `simulate://NAME?rate=200&no-resume&…`; None for any other address."""
     parts = urlsplit(url)
     if parts.scheme != SIMULATED:
         return None
@@ -159,12 +161,12 @@ def simulated(url: str) -> tuple[str, dict[str, str]] | None:
 
 
 def topics(description: Description) -> list[Topic]:
-    """Every topic that a pipeline needs."""
+    """All topics of a pipeline."""
     found = []
     for channel in description.channels.values():
         found.append(_topic(channel))
         if not channel.result_of:
-            found.append(Topic(channel.dead, 1, channel.replicas, config=_as_large(channel.config)))
+            found.append(Topic(channel.dead, 1, channel.replicas, config=_dead_letter_config(channel.config)))
     found += [
         Topic(description.heartbeats, retention=timedelta(days=7)),
         Topic(description.bookmarks, compacted=True),
@@ -173,10 +175,10 @@ def topics(description: Description) -> list[Topic]:
     return found
 
 
-def _as_large(config: Mapping[str, str]) -> Mapping[str, str]:
-    """For dead letters: what a query refuses lies there whole, and with its reason."""
-    told = config.get(_LARGEST, "")
-    return {_LARGEST: str(int(told) + _REASON)} if told.isdigit() and int(told) > _USUAL else {}
+def _dead_letter_config(config: Mapping[str, str]) -> Mapping[str, str]:
+    """A dead letter is a whole record with the reason, so it may be larger."""
+    size = config.get(_MAX_SIZE, "")
+    return {_MAX_SIZE: str(int(size) + _REASON_SIZE)} if size.isdigit() and int(size) > _DEFAULT_SIZE else {}
 
 
 def _topic(channel: Channel) -> Topic:
@@ -184,11 +186,10 @@ def _topic(channel: Channel) -> Topic:
         return Topic(
             channel.name, channel.partitions, channel.replicas, channel.compacted, channel.retention, channel.config
         )
-    # Rows that perish soon stay in the channel for a while: a store that is away for hours must still find them.
-    keep = None if channel.retention is None else max(channel.retention, _LEAST)
-    return Topic(channel.name, channel.partitions, channel.replicas, True, keep)
+    # At least a day, so that a store that was down for hours still finds all rows.
+    retention = None if channel.retention is None else max(channel.retention, _SHORTEST_RETENTION)
+    return Topic(channel.name, channel.partitions, channel.replicas, True, retention)
 
 
-_LEAST = timedelta(days=1)
-_LARGEST, _USUAL = "max.message.bytes", 1 << 20
-_REASON = 1 << 16
+_SHORTEST_RETENTION = timedelta(days=1)
+_MAX_SIZE, _DEFAULT_SIZE, _REASON_SIZE = "max.message.bytes", 1 << 20, 1 << 16

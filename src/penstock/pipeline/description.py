@@ -1,10 +1,9 @@
-"""A pipeline as data: channels, sources, queries, stores and pages, checked and frozen. Nothing is started here."""
+"""A pipeline as immutable data: channels, sources, queries, stores and pages."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from enum import StrEnum
 from typing import Any
 
 from penstock.analysis.query import Json, Query, Shape, Static
@@ -13,14 +12,6 @@ from penstock.collect.shedding import Shed
 from penstock.core.contracts import Source
 from penstock.core.errors import Misconfigured, located
 from penstock.core.text import did_you_mean
-
-
-class Delivery(StrEnum):
-    """How often a record may take effect, if something fails on its way."""
-
-    EXACTLY_ONCE = "exactly once"
-    AT_LEAST_ONCE = "at least once"
-    AT_MOST_ONCE = "at most once"
 
 
 @dataclass(frozen=True)
@@ -36,7 +27,7 @@ class Channel:
     ahead: timedelta = timedelta(hours=1)
     unique: str | None = None
     result_of: str | None = None
-    """The query that writes it; None: a source does."""
+    """The query that writes it; None: a source or another program writes it."""
     compacted: bool = False
     config: Mapping[str, str] = field(default_factory=dict)
     table: bool = False
@@ -44,7 +35,7 @@ class Channel:
 
     @property
     def dead(self) -> str:
-        """The channel of its dead letters."""
+        """The name of its dead-letter channel."""
         return f"{self.name}.dead"
 
     @property
@@ -62,13 +53,13 @@ class SourceSpec:
     partition_by: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
     custom: Source | None = None
-    """A source object of the user; then `url` only names its kind."""
+    """A source object of the user; then `url` is only its kind."""
     shed: Shed | None = None
     overlap: int = 1
     overlap_by: str | tuple[str, ...] | None = None
 
     def build(self) -> Source:
-        """The source as the pipeline declares it, before settings change its address. Opens nothing."""
+        """The source with its declared address, without settings. Opens nothing."""
         return self.custom or source_at(self.url, self.name, self.options)
 
 
@@ -80,7 +71,7 @@ class StoreSpec:
 
 
 ROWS = "rows"
-"""The name of the data set in the specification of a chart."""
+"""The name of the data set in a chart specification."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +96,7 @@ class PageSpec:
 
 @dataclass(frozen=True)
 class Description:
-    """A whole pipeline."""
+    """A pipeline."""
 
     name: str
     channels: Mapping[str, Channel]
@@ -114,7 +105,7 @@ class Description:
     stores: tuple[StoreSpec, ...]
     pages: tuple[PageSpec, ...]
     statics: tuple[Static, ...] = ()
-    delivery: Delivery = Delivery.EXACTLY_ONCE
+    delivery: Guarantee = Guarantee.EXACTLY_ONCE
     lines: Mapping[str, str] = field(default_factory=dict, compare=False)
     """The file and line of each declaration, by the name that errors use for it, such as `channel rsvps`."""
 
@@ -135,19 +126,19 @@ class Description:
 
     @property
     def with_dead_letters(self) -> tuple[Channel, ...]:
-        """The channels whose records may be refused: those with a schema, and those that queries read."""
+        """The channels with a dead-letter channel: those with a schema, and those that queries read."""
         read = {name for query in self.queries for name in query.inputs}
         candidates = (channel for channel in self.channels.values() if not channel.result_of)
         return tuple(channel for channel in candidates if channel.schema or channel.name in read)
 
     @property
     def lakes(self) -> tuple[StoreSpec, ...]:
-        """The stores that Spark fills; loaders fill the others."""
+        """The stores that Spark fills. The loader fills the others."""
         return tuple(store for store in self.stores if store.url.startswith("delta:"))
 
     @property
     def validated(self) -> tuple[Channel, ...]:
-        """The channels that are validated by a query of their own: those with a lake are validated as it is filled."""
+        """The channels with a validation query. A channel with a lake is validated when the lake is filled."""
         in_lake = {store.channel for store in self.lakes}
         return tuple(channel for channel in self.with_dead_letters if channel.name not in in_lake)
 
@@ -164,7 +155,7 @@ class Description:
         return f"penstock.{self.name}.status"
 
     def check(self) -> None:
-        """Check how the parts fit together; Misconfigured if they do not."""
+        """Check that the parts fit together; Misconfigured if they do not."""
         self._check_sources()
         self._check_queries()
         self._check_stores()
@@ -188,21 +179,21 @@ class Description:
             if numbered.count(name) > 1:
                 raise Misconfigured(
                     f"channel {name}",
-                    "two sources that number their records fill it, and two senders may have one name",
-                    "give each source a channel of its own, or let the collector number the records: numbered=None",
+                    "two sources that number their records fill it, and their senders may have the same names",
+                    "give each source its own channel, or let the collector number the records: numbered=None",
                 )
 
     def _check_queries(self) -> None:
         statics = {static.name for static in self.statics}
         for name in statics & self.channels.keys():
-            raise Misconfigured(f"table {name}", "a channel has this name, too", "give one of them another")
+            raise Misconfigured(f"table {name}", "a channel has the same name", "rename one of them")
         _check_unique("query", [query.name for query in self.queries])
         for query in self.queries:
             for name in query.inputs:
                 _check_exists(_reading_place(query, name), name, [*self.channels, *statics])
             if not query.inputs:
-                problem = "it reads no channel, only static tables"
-                raise Misconfigured(f"query {query.name}", problem, "name a channel, too")
+                problem = "it reads only static tables"
+                raise Misconfigured(f"query {query.name}", problem, "read a channel, too")
         _check_acyclic(self.queries)
 
     def _check_stores(self) -> None:
@@ -210,7 +201,7 @@ class Description:
         for store, (kind, name) in zip(self.stores, kinds, strict=True):
             _check_exists(f"store {store.url}", name, self.channels)
             if kinds.count((kind, name)) > 1:
-                problem = f"two stores of the kind {kind} keep it"
+                problem = f"two {kind} stores keep it"
                 raise Misconfigured(f"channel {name}", problem, "keep one of them, or use another kind")
 
     def _check_result(self, place: str, channel: str, fix: str) -> None:
@@ -229,10 +220,10 @@ def locating(lines: Mapping[str, str]) -> Iterator[None]:
 
 
 def _reading_place(query: Query, channel: str) -> str:
-    """Where a query names a channel that it reads."""
+    """The place where a query names a channel that it reads."""
     if query.file is None:
         return f"query {query.name}"
-    # Imported here: pipelines without SQL do not have to load a parser.
+    # Imported here: the SQL parser is slow to load.
     from penstock.pipeline.sql import line_of
 
     line = line_of(str(query.build), channel)
@@ -242,7 +233,7 @@ def _reading_place(query: Query, channel: str) -> str:
 def _check_unique(kind: str, names: Sequence[str]) -> None:
     for name in names:
         if names.count(name) > 1:
-            raise Misconfigured(f"{kind} {name}", "two have this name", "give one of them another: name=…")
+            raise Misconfigured(f"{kind} {name}", "two have this name", "rename one of them: name=…")
 
 
 def _check_exists(place: str, name: str, channels: Collection[str]) -> None:
@@ -254,11 +245,15 @@ def _check_exists(place: str, name: str, channels: Collection[str]) -> None:
 def _check_acyclic(queries: Sequence[Query]) -> None:
     reads = {query.into: set(query.inputs) for query in queries}
     for start in reads:
-        waiting, visited = list(reads[start]), set[str]()
-        while waiting:
-            name = waiting.pop()
+        pending, visited = list(reads[start]), set[str]()
+        while pending:
+            name = pending.pop()
             if name == start:
-                raise Misconfigured(f"channel {start}", "it is made from itself", "write into another channel")
+                raise Misconfigured(
+                    f"channel {start}",
+                    "its query depends on it",
+                    "write into another channel",
+                )
             if name not in visited:
                 visited.add(name)
-                waiting += reads.get(name, ())
+                pending += reads.get(name, ())

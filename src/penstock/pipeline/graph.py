@@ -1,4 +1,4 @@
-"""A pipeline as a graph: what the page and the plan draw."""
+"""A pipeline as a graph, for the page and the plan."""
 
 from typing import Any
 
@@ -20,13 +20,13 @@ def graph(description: Description, config: Config) -> dict[str, Any]:
         nodes.append({"id": node, "kind": kind, "label": label, "note": note})
 
     for source in description.sources:
-        add(f"source:{source.name}", "source", source.name, redact_address(config.address(source)))
+        add(f"source:{source.name}", "source", source.name, redact_address(config.source_address(source)))
         edges.append([f"source:{source.name}", f"channel:{source.into}"])
     for channel in description.channels.values():
         note = f"the result of {channel.result_of}" if channel.result_of else "a channel of records"
         add(f"channel:{channel.name}", "channel", channel.name, note)
         if channel in description.with_dead_letters:
-            add(f"channel:{channel.dead}", "channel", channel.dead, f"what does not fit into {channel.name}")
+            add(f"channel:{channel.dead}", "channel", channel.dead, f"dead letters of {channel.name}")
             edges.append([f"channel:{channel.name}", f"channel:{channel.dead}"])
     for query in description.queries:
         add(f"query:{query.name}", "query", query.name.replace("_", " "), query.doc)
@@ -42,11 +42,11 @@ def graph(description: Description, config: Config) -> dict[str, Any]:
     return {"nodes": nodes, "edges": edges}
 
 
-def reads(description: Description) -> dict[str, tuple[str, ...]]:
-    """The channels that each stage reads, by the names under which stages account for them."""
+def stage_inputs(description: Description) -> dict[str, tuple[str, ...]]:
+    """The channels that each stage reads, by the name of the stage in the accounting."""
     found = {f"query:{query.name}": query.inputs for query in description.queries}
     found |= {store_node(store.url, store.channel): (store.channel,) for store in description.stores}
     if description.pages:
-        # Clients may follow every result, shown on the page or not.
+        # Clients can follow every result, also those that the page does not show.
         found |= {f"feed:{name}": (name,) for name, channel in description.channels.items() if channel.result_of}
     return found

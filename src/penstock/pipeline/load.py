@@ -1,4 +1,4 @@
-"""From a user's file to the pipeline in it."""
+"""Loads the pipeline from the Python file of a user."""
 
 import importlib.util
 import inspect
@@ -14,14 +14,14 @@ from penstock.pipeline.pipeline import Pipeline
 
 
 def load(path: Path) -> Description:
-    """Run the file and take its pipeline; what goes wrong in it is told with its line."""
+    """Run the file and return its pipeline; its errors become Misconfigured with the line."""
     if not path.is_file():
-        raise Misconfigured(str(path), "there is no such file", "give the path of a Python file that makes a Pipeline")
+        raise Misconfigured(str(path), "there is no such file", "name a Python file that creates a Pipeline")
     spec = importlib.util.spec_from_file_location(f"penstock_pipeline_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise Misconfigured(str(path), "this is not a Python file", "its name has to end in .py")
     module = importlib.util.module_from_spec(spec)
-    # A pipeline may import what lies beside it.
+    # A pipeline may import modules from its folder.
     sys.path.insert(0, str(path.parent.resolve()))
     sys.modules[spec.name] = module
     try:
@@ -31,16 +31,16 @@ def load(path: Path) -> Description:
     except TypeError as error:
         raise _unknown_option(error, path) or Misconfigured(_place(error, path), f"TypeError: {error}") from error
     except Exception as error:
-        said = error.msg if isinstance(error, SyntaxError) else error
-        raise Misconfigured(_place(error, path), f"{type(error).__name__}: {said}") from error
+        text = error.msg if isinstance(error, SyntaxError) else error
+        raise Misconfigured(_place(error, path), f"{type(error).__name__}: {text}") from error
     finally:
-        # Out of the list again: functions of a module that Python cannot find by name travel to Spark's workers whole.
+        # Remove it: functions of a module that cannot be imported are pickled by value for the workers of Spark.
         del sys.modules[spec.name]
-    # One pipeline may have two names.
+    # One pipeline may be bound to several names.
     found = list({id(value): value for value in vars(module).values() if isinstance(value, Pipeline)}.values())
     if len(found) != 1:
-        problem = "it makes no Pipeline" if not found else f"it makes {len(found)} pipelines"
-        raise Misconfigured(path.name, problem, 'write one: app = Pipeline("name")')
+        problem = "it creates no Pipeline" if not found else f"it creates {len(found)} pipelines"
+        raise Misconfigured(path.name, problem, 'create one: app = Pipeline("name")')
     try:
         return found[0].describe()
     except Misconfigured as error:
@@ -50,18 +50,18 @@ def load(path: Path) -> Description:
 
 
 def _unknown_option(error: TypeError, path: Path) -> Misconfigured | None:
-    """What to say when a part of a pipeline was given an option that it does not have; None if it is not that."""
+    """The error for an unknown option of a Pipeline method; None if it is another TypeError."""
     match = re.search(r"Pipeline\.(\w+)\(\) got an unexpected keyword argument '(\w+)'", str(error))
     if match is None:
         return None
     method, option = match.groups()
-    known = [name for name in inspect.signature(getattr(Pipeline, method)).parameters if name != "self"]
-    fix = did_you_mean(option, known, f"it knows {', '.join(known)}")
+    options = [name for name in inspect.signature(getattr(Pipeline, method)).parameters if name != "self"]
+    fix = did_you_mean(option, options, f"its options are {', '.join(options)}")
     return Misconfigured(_place(error, path), f'app.{method}() has no option "{option}"', fix)
 
 
 def _place(error: Exception, path: Path) -> str:
-    """The file and line at which it happened: of the user's own file, or of the one that does not parse."""
+    """The file and line of an error: a line of the user's file, or the file with the syntax error."""
     if isinstance(error, SyntaxError):
         name = Path(error.filename or path).name
         return f"{name}:{error.lineno}" if error.lineno else name

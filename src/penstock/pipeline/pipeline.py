@@ -1,7 +1,6 @@
-"""The API in which a pipeline is written: sources, channels, queries, stores and pages, by name."""
+"""The API to declare a pipeline: channels, sources, queries, stores and pages."""
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,42 +14,42 @@ from penstock.core.contracts import Source
 from penstock.core.errors import Misconfigured
 from penstock.core.text import did_you_mean, redact
 from penstock.pipeline import arguments
+from penstock.pipeline.arguments import ddl
 from penstock.pipeline.description import (
     Channel,
-    Delivery,
     Description,
     PageSpec,
     SourceSpec,
     StoreSpec,
     locating,
 )
-from penstock.pipeline.schema import ddl
 from penstock.pipeline.sql_file import SqlFile, is_file, list_files, read_file
 
 Function = TypeVar("Function", bound=Callable[..., Any])
+DELIVERIES = (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE)
 
 
 class QueryOptions(TypedDict, total=False):
     """The options of a query, in Python and in the comments at the top of a SQL file."""
 
     into: str | None
-    """The channel that it writes; the query's name by default."""
+    """The channel that it writes; the name of the query by default."""
     key: str | Sequence[str]
     """The columns that identify a row of the result."""
     mode: Literal["auto", "real-time", "micro-batch"] | None
-    """"auto" by default: in real time where Spark allows it and the settings leave room, else in micro-batches."""
+    """"auto" by default: real time if Spark supports it for this query and the settings allow it, else micro-batch."""
     where: str | Callable[..., Any] | None
-    """Which records it takes, as SQL or as a function of a DataFrame. The others are counted as filtered."""
+    """The records that it reads, as a SQL condition or a function of a DataFrame. Others are counted as filtered."""
     watermark: str | None
-    """How late a record may be. Later ones are counted as late, repeated ones as duplicate."""
+    """How late a record may be. Later records are counted as late, repeated ones as duplicates."""
     late: Literal["drop", "dead letters", "update"] | None
-    """What happens to late records. "update": they change their row during `lateness`."""
+    """What happens to late records; "drop" by default. "update": they update their row during `lateness`."""
     lateness: str | None
-    """How long after the watermark a late record may still change its row."""
+    """How long after the watermark a late record can update its row."""
     emit: Literal["change", "final"] | None
-    """When rows are written: "change", as soon as they change, or "final", once, when no record can change them."""
+    """When rows are written: "change", on each change (default), or "final", once, when they can no longer change."""
     every: str | None
-    """The least time between two versions of a result, such as "10 seconds"."""
+    """The shortest time between two versions of a result, such as "10 seconds"."""
     retention: str | None
     """How long a row of the result is kept after its last change; forever by default."""
     partitions: int
@@ -69,7 +68,7 @@ class Pipeline:
         hop guarantees.
         """
         self.name = arguments.check_name("pipeline", name)
-        self._delivery = arguments.check_choice(f"pipeline {name}", "delivery", Delivery, delivery)
+        self._delivery = arguments.check_choice(f"pipeline {name}", "delivery", DELIVERIES, delivery)
         self._statics: dict[str, Static] = {}
         self._channels: dict[str, Channel] = {}
         self._sources: list[SourceSpec] = []
@@ -96,21 +95,21 @@ class Pipeline:
         json: Json = "strict",
         config: Mapping[str, str] | None = None,
     ) -> None:
-        """Declare what a channel holds. One that a source fills needs no declaration if the defaults fit.
+        """Declare a channel. A channel that a source fills needs no declaration if the defaults are right.
 
         `schema`: DDL, or a class with annotated fields. `event_time`: a column or a SQL expression over them, such as
-        `"timestamp_millis(mtime)"`. `partitions`, `replicas`: as in Kafka; replicas by default as the broker has it.
-        `retention`: how long records stay, such as "7 days"; forever by default. `ahead`: how far in the future the
-        event time of a record may lie; others become dead letters. `unique`: how queries recognize a duplicate: by
-        its "number", by the whole "payload", or by a column such as `"rsvp_id"`. `compacted`: only the last record of
-        each key has to stay. `table`: compacted, and the last record of a key is the row of that key; one without a
-        value deletes it. `json`: "strict" takes what RFC 8259 allows, "lenient" what Spark reads by default, see
-        docs/dlq.md. `config`: further settings of the middleware, such as `{"max.message.bytes": "5000000"}` for
-        Kafka.
+        `"timestamp_millis(mtime)"`. `partitions`, `replicas`: as in Kafka; the default of `replicas` is that of the
+        broker. `retention`: how long records are kept, such as "7 days"; forever by default. `ahead`: how far in the
+        future the event time of a record may be; other records become dead letters. `unique`: how queries recognize a
+        duplicate: by its "number", by the whole "payload", or by a column such as `"rsvp_id"`. `compacted`: only the
+        last record of each key is kept. `table`: compacted, and the last record of a key is the row of that key; a
+        record without a value deletes the row. `json`: "strict" accepts what RFC 8259 allows, "lenient" what Spark
+        accepts by default, see docs/dlq.md. `config`: further settings of the middleware, such as
+        `{"max.message.bytes": "5000000"}` for Kafka.
         """
         place = f"channel {name}"
         if name in self._channels:
-            raise Misconfigured(place, "it is declared twice", "keep one, or give one of them another name")
+            raise Misconfigured(place, "it is declared twice", "remove or rename one of them")
         columns = None if schema is None else ddl(schema)
         arguments.check_text(place, "event_time", event_time)
         self._lines[place] = _line()
@@ -141,14 +140,14 @@ class Pipeline:
         overlap_by: str | Sequence[str] | None = None,
         **options: Any,
     ) -> None:
-        """Bring the records of a source into a channel.
+        """Read a source into a channel.
 
         `url`: an address such as `ws://…`, or a source object, such as one of `penstock.sources`. `into`: the channel.
-        `partition_by`: the field, or fields, of the payload that decide the partition. `name`: its name in settings
-        and reports; that of the channel by default. `shed`: which records are dropped, and counted, under overload;
-        none by default. `overlap`: the number of parallel connections to a feed that cannot resume; `overlap_by`: the
-        field, or fields, that identify a record which arrives on several of them; the whole payload by default.
-        `options`: those of the source's class, see docs/sources/.
+        `partition_by`: the fields of the payload that decide the partition. `name`: its name in settings and reports;
+        the name of the channel by default. `shed`: which records are dropped, and counted, under overload; none by
+        default. `overlap`: the number of parallel connections to a feed that cannot resume. `overlap_by`: the fields
+        that identify a record that arrives on several connections; the whole payload by default. `options`: the
+        keyword arguments of the class of the source, see docs/sources/.
         """
         into = arguments.check_name("channel", into)
         keys = arguments.check_columns(f"source {name or into}", "partition_by", partition_by)
@@ -220,20 +219,20 @@ class Pipeline:
         schema: str | type,
         refresh: str | None = None,
     ) -> None:
-        """Declare a small static table for queries to join with: they name it like a channel.
+        """Declare a small static table for queries to join with. They name it like a channel.
 
         `rows`: a CSV, JSON lines or Parquet file beside the pipeline, a list of dicts, or a function that returns
-        them. `schema`: DDL, or a class with annotated fields. `refresh`: how often it is read again; when it has
-        changed, the queries that name it continue with the new rows.
+        them. `schema`: DDL, or a class with annotated fields. `refresh`: how often it is read again; after a
+        change, the queries that read it continue with the new rows.
         """
         place = f"table {name}"
         if name in self._statics:
-            raise Misconfigured(place, "it is declared twice", "keep one, or give one of them another name")
+            raise Misconfigured(place, "it is declared twice", "remove or rename one of them")
         if isinstance(rows, str) and not rows.endswith(TABLES):
-            problem = f"{rows} is not a file of a supported format"
-            raise Misconfigured(place, problem, f"its name has to end in {', '.join(TABLES)}")
+            problem = f"the format of {rows} is not supported"
+            raise Misconfigured(place, problem, f"the name has to end in {', '.join(TABLES)}")
         if refresh is not None and not (isinstance(rows, str) or callable(rows)):
-            raise Misconfigured(place, "its rows stand in the pipeline, and never change", "leave refresh= out")
+            raise Misconfigured(place, "its rows are in the pipeline and cannot change", "remove refresh=")
         self._lines[place] = _line()
         static = Static(name, rows, ddl(schema), arguments.optional_duration(place, refresh), _folder())
         self._statics[arguments.check_name("table", name)] = static
@@ -241,8 +240,8 @@ class Pipeline:
     def store(self, channel: str, url: str, *, ttl: str | None = None) -> None:
         """Keep a channel in a store.
 
-        `url`: `redis://…` for live tables, `delta://PATH` for all records. `ttl`: how long a row of a table is kept
-        after its last change.
+        `url`: `redis://…` for tables, `delta://PATH` for all records. `ttl`: how long a row of a table is kept after
+        its last change.
         """
         if not isinstance(url, str):
             raise Misconfigured(f"store of {channel}", f"its address is {url!r}", 'write one such as "redis://"')
@@ -252,8 +251,8 @@ class Pipeline:
     def page(self, channel: str, *, chart: Any = None, title: str | None = None, doc: str = "") -> None:
         """Show a result on the live page.
 
-        `chart`: a Vega-Lite specification, an Altair chart, or a function that makes one; without it the rows are
-        shown as a table. `title`: the name of the channel by default. `doc`: a text beside the chart.
+        `chart`: a Vega-Lite specification, an Altair chart, or a function that returns one; without it the page
+        shows a table. `title`: the name of the channel by default. `doc`: a text beside the chart.
         """
         if not (chart is None or callable(chart) or hasattr(chart, "to_dict") or isinstance(chart, Mapping)):
             fix = "give a Vega-Lite dict or an Altair chart, or leave it out for a table"
@@ -264,7 +263,7 @@ class Pipeline:
         self._pages.append(PageSpec(channel, title, doc, chart))
 
     def describe(self) -> Description:
-        """Check how the parts fit together, and freeze them."""
+        """Check that the parts fit together; return them as immutable data."""
         for line, place in self._undecorated.items():
             fix = "write it as a decorator above a function, or use sql_query"
             raise Misconfigured(f"{line}, {place}", "it has no function", fix)
@@ -276,7 +275,7 @@ class Pipeline:
                 query,
                 inputs=tuple(name for name in query.inputs if name not in self._statics),
                 statics=tuple(name for name in query.inputs if name in self._statics),
-                once=self._delivery is Delivery.AT_MOST_ONCE,
+                once=self._delivery is Guarantee.AT_MOST_ONCE,
             )
             for query in self._queries
         )
@@ -303,7 +302,7 @@ class Pipeline:
         watermark = arguments.optional_duration(place, options.get("watermark"))
         arguments.check_event_time(place, watermark, emit, late, options.get("lateness"))
         if into in self._channels:
-            raise Misconfigured(place, f"it writes into {into}, which is there already", "name another channel")
+            raise Misconfigured(place, f"it writes into {into}, which is declared already", "name another channel")
         keys = arguments.check_columns(place, "key", options.get("key", ()))
         if not keys:
             raise Misconfigured(place, "it has no key", "name the columns that identify its rows: key=…")
@@ -332,7 +331,7 @@ class Pipeline:
         self._queries.append(query)
 
     def _add_sql(self, name: str, sql: str, options: QueryOptions, doc: str = "", file: str | None = None) -> None:
-        # Imported here: pipelines without SQL do not have to load a parser.
+        # Imported here: the SQL parser is slow to load.
         from penstock.pipeline.sql import tables
 
         if not (inputs := tables(f"query {name}", sql)):
@@ -376,15 +375,16 @@ def _parsed(file: SqlFile) -> Any:
 
 
 def _caller() -> FrameType:
-    """The frame outside of this file that calls it."""
-    frame = sys._getframe(1)
+    """The innermost frame outside this file."""
+    frame = inspect.currentframe()
+    assert frame is not None
     while frame.f_back is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back
     return frame
 
 
 def _folder() -> Path:
-    """The folder of the calling file: relative paths of a pipeline begin there."""
+    """The folder of the calling file. Relative paths of a pipeline start there."""
     file = _caller().f_globals.get("__file__")
     return Path(file).absolute().parent if file else Path.cwd()
 

@@ -1,4 +1,4 @@
-"""The sources of a pipeline, as its settings want them."""
+"""Makes the sources of a pipeline, with the addresses and options of its settings."""
 
 from collections.abc import Mapping
 
@@ -7,26 +7,26 @@ from penstock.collect.registry import has_option, source_at
 from penstock.core.contracts import NeedsContext, Source, SourceContext
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import Config
-from penstock.pipeline.description import Delivery, SourceSpec
+from penstock.pipeline.description import SourceSpec
 
 SECRET = "$"
-"""What begins so is read from the environment: a secret stands neither in a pipeline nor in its settings."""
+"""The prefix of options that are read from the environment, such as secrets."""
 
 
-def made(
+def make_source(
     spec: SourceSpec,
     config: Config,
-    delivery: Delivery,
+    delivery: Guarantee,
     environ: Mapping[str, str] | None = None,
-    home: SourceContext | None = None,
+    context: SourceContext | None = None,
     name: str | None = None,
 ) -> Source:
-    """The source; Misconfigured when its address or one of its options is wrong.
+    """Make a source; Misconfigured if its address or an option is wrong.
 
-    Without `environ` secrets are left as they are said, and without `home` it belongs to nothing, which is enough to
-    look at it. `name`: by which this process calls it, where several listen.
+    `environ`: replaces options such as `$TOKEN`. Without `environ` and `context` the source can be inspected, but not
+    opened. `name`: its name in this process, if several workers have the source.
     """
-    address = config.address(spec)
+    address = config.source_address(spec)
     if spec.custom is not None and address == spec.url:
         source = spec.custom
     else:
@@ -37,10 +37,10 @@ def made(
         if config.collect.workers > 1 and has_option(address, "shared"):
             options["shared"] = True
         if environ is not None:
-            options = {option: _told(spec, option, value, environ) for option, value in options.items()}
+            options = {option: _resolve(spec, option, value, environ) for option, value in options.items()}
         source = source_at(address, name or spec.name, options)
-    if home is not None and isinstance(source, NeedsContext):
-        source = source.with_context(home)
+    if context is not None and isinstance(source, NeedsContext):
+        source = source.with_context(context)
     return source if spec.overlap == 1 else overlapping(source, spec.overlap_by, spec.overlap)
 
 
@@ -49,18 +49,18 @@ def shareable(spec: SourceSpec, config: Config) -> bool:
     return spec.custom is None and has_option(config.address(spec), "shared")
 
 
-def of_worker(name: str, worker: int) -> str:
-    """By which name another worker goes than the first. No name that a user gives has a dot in it."""
+def worker_name(name: str, worker: int) -> str:
+    """The name of a source in a worker. Names of users have no dot."""
     return f"{name}.{worker}" if worker else name
 
 
-def _told(spec: SourceSpec, option: str, value: object, environ: Mapping[str, str]) -> object:
+def _resolve(spec: SourceSpec, option: str, value: object, environ: Mapping[str, str]) -> object:
     if isinstance(value, Mapping):
-        return {name: _told(spec, f"{option}.{name}", one, environ) for name, one in value.items()}
+        return {name: _resolve(spec, f"{option}.{name}", one, environ) for name, one in value.items()}
     if not isinstance(value, str) or not value.startswith(SECRET):
         return value
     if (found := environ.get(value[1:])) is None:
         raise Misconfigured(
-            f"source {spec.name}", f"{option} is in {value[1:]}, which the environment lacks", f"export {value[1:]}=…"
+            f"source {spec.name}", f"{option} is {value}, but that variable is not set", f"export {value[1:]}=…"
         )
     return found

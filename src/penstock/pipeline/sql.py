@@ -1,4 +1,4 @@
-"""Which channels a SQL text reads. It is parsed by sqlglot: a description is made without Spark."""
+"""Finds the channels that a SQL text reads, with sqlglot, because no Spark runs yet."""
 
 from collections.abc import Iterator
 from functools import lru_cache
@@ -10,14 +10,14 @@ from penstock.core.errors import Misconfigured
 
 
 def tables(place: str, sql: str) -> tuple[str, ...]:
-    """The tables that a query reads, in the order of the text, each once; without those that the text itself defines.
+    """The tables that a query reads, in the order of the text, without those that a WITH clause defines.
 
-    Misconfigured when the text is not a query: Spark would run any other statement at once, whatever it does.
+    Misconfigured if the text is not a query, because Spark would run any other statement immediately.
     """
     try:
         statement = _parsed(sql)
     except SqlglotError as error:
-        fix = "correct it; if Spark does read it, write it in another way, or as a function of DataFrames"
+        fix = "correct it; if Spark accepts it, write it as a function of DataFrames"
         raise Misconfigured(place, f"its SQL cannot be parsed: {_reason(error)}", fix) from error
     if not isinstance(statement, exp.Query | exp.Values):
         raise Misconfigured(place, "its SQL is not a query", "begin with SELECT, WITH or FROM")
@@ -33,11 +33,11 @@ def line_of(sql: str, name: str) -> int | None:
 
 @lru_cache
 def _parsed(sql: str) -> exp.Expr | None:
-    """The statement; None when there is none, or more than one."""
+    """The statement; None if there is none, or more than one."""
     spark = Dialect.get_or_raise("spark")
     tokens = spark.tokenize(sql)
     for at, token in enumerate(tokens):
-        # `GROUP BY window(…)`: sqlglot takes the function for the clause `WINDOW name AS`.
+        # `GROUP BY window(…)`: sqlglot parses the function as the clause `WINDOW name AS`.
         names = at + 2 < len(tokens) and tokens[at + 2].token_type is TokenType.ALIAS
         if token.token_type is TokenType.WINDOW and not names:
             token.token_type = TokenType.VAR
@@ -53,7 +53,7 @@ def _read(statement: exp.Expr | None) -> Iterator[exp.Table]:
 
 
 def _is_defined(table: exp.Table) -> bool:
-    """Whether a WITH clause defines the name: for what follows it, not for its own definition."""
+    """Whether a WITH clause defines the table in this scope."""
     inner: exp.Expr | None = table
     names: set[str] = set()
     while inner is not None:

@@ -28,25 +28,25 @@ class SqlFile:
     shown: str
     """The name of the file in messages."""
     text: str
-    """All of it, so that lines keep their numbers."""
+    """The whole file, so that line numbers stay the same."""
     doc: str
     options: Mapping[str, str]
     lines: Mapping[str, int]
     """The line of each option."""
 
     def place(self, problem: str) -> str:
-        """The file, with the line of the option whose value a problem quotes."""
+        """The file, with the line of the option whose value the problem quotes."""
         quoted = [line for option, line in self.lines.items() if f'"{self.options[option]}"' in problem]
         return f"{self.shown}:{quoted[0]}" if quoted else self.shown
 
 
 def is_file(text: str) -> bool:
-    """Whether a text is the name of a SQL file, and not SQL itself."""
+    """Whether a text is the name of a SQL file, not SQL."""
     return text.endswith(SUFFIX) and len(text.split()) == 1
 
 
-def read_file(path: Path, shown: str, known: Collection[str]) -> SqlFile:
-    """Read a file and its options, which have to be among the known ones; Misconfigured with the line otherwise."""
+def read_file(path: Path, shown: str, accepted: Collection[str]) -> SqlFile:
+    """Read a file and its options; Misconfigured with the line for an unknown option."""
     text = _text(path, shown)
     options: dict[str, str] = {}
     lines: dict[str, int] = {}
@@ -57,9 +57,9 @@ def read_file(path: Path, shown: str, known: Collection[str]) -> SqlFile:
             continue
         option, value = match[1], match[2].strip()
         place = f"{shown}:{line}"
-        if option not in known:
-            others = f"the options are {', '.join(sorted(known))}; other comments begin with a capital letter"
-            fix = did_you_mean(option, known, others, '"{}:"')
+        if option not in accepted:
+            others = f"the options are {', '.join(sorted(accepted))}; other comments begin with a capital letter"
+            fix = did_you_mean(option, accepted, others, '"{}:"')
             raise Misconfigured(place, f'a query has no option "{option}:"', fix)
         if option in options:
             raise Misconfigured(place, f'"{option}:" is there already, on line {lines[option]}', "keep one of them")
@@ -72,8 +72,8 @@ def read_file(path: Path, shown: str, known: Collection[str]) -> SqlFile:
 def list_files(path: Path, shown: str) -> list[Path]:
     """The SQL files of a folder, in alphabetical order."""
     if not path.is_dir():
-        raise Misconfigured(shown, "there is no such folder", "name one that lies beside the pipeline")
-    # Editors keep temporary files there, whose names begin with a dot.
+        raise Misconfigured(shown, "there is no such folder", "name a folder beside the pipeline")
+    # The names of temporary files of editors begin with a dot.
     found = sorted(one for one in path.glob(f"*{SUFFIX}") if not one.name.startswith(".") and one.is_file())
     if not found:
         raise Misconfigured(shown, f"no file in it ends in {SUFFIX}", f"write one: NAME{SUFFIX}")
@@ -82,7 +82,7 @@ def list_files(path: Path, shown: str) -> list[Path]:
 
 def _text(path: Path, shown: str) -> str:
     try:
-        # A file from Windows may begin with a mark, which is not part of its first word.
+        # A file from Windows may begin with a byte order mark.
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
         raise Misconfigured(shown, "there is no such file", f"it has to lie at {path.parent}") from None
@@ -96,7 +96,7 @@ def _text(path: Path, shown: str) -> str:
 
 
 def _leading(text: str) -> Iterator[tuple[int, str]]:
-    """The comments before the first word of SQL, with the numbers of their lines; those between /* and */ left out."""
+    """The `--` comments before the first SQL keyword, with their line numbers."""
     within = False
     for number, line in enumerate(text.split("\n"), start=1):
         bare = line.strip()

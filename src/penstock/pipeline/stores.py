@@ -1,4 +1,4 @@
-"""The stores of a pipeline: what its description asks for, at the place that the wiring gives."""
+"""Makes the stores of a pipeline, and their comparison with the channels."""
 
 from penstock.audit.reconcile import ROWS, Check, RecordCheck, TableCheck
 from penstock.audit.writers import Writers
@@ -12,22 +12,22 @@ from penstock.stores.lake_rows import LakeRows
 from penstock.stores.redis import RedisStore
 
 
-def store_of(spec: StoreSpec, description: Description, config: Config, topic_id: str = "") -> RedisStore | LakeStore:
-    """The store that a specification means. With a topic's id, it refuses to be filled from another topic."""
+def make_store(spec: StoreSpec, description: Description, config: Config, topic_id: str = "") -> RedisStore | LakeStore:
+    """Make a store. With the id of its topic, it refuses to be filled from another topic."""
     if spec.url.startswith("delta://"):
         channel = description.channels[spec.channel]
-        # Whether a result is a table is for its query to say; its rows have keys in any case.
+        # The rows of a result always have keys.
         keyed = channel.table or channel.result_of is not None
-        return LakeStore(config.path(spec.url), spec.channel, topic_id, keyed=keyed)
+        return LakeStore(config.lake_path(spec.url), spec.channel, topic_id, keyed=keyed)
     url = config.redis.url if spec.url == "redis://" else spec.url
     return RedisStore(url, spec.channel, spec.ttl, topic_id)
 
 
-def check_of(
+def make_check(
     spec: StoreSpec, description: Description, config: Config, channels: Channels, clock: Clock, most: int | None = ROWS
 ) -> Check:
-    """The comparison of a store with its channel. Of a table, only the rows that changed last, `most` of them."""
-    store, channel = store_of(spec, description, config), description.channels[spec.channel]
+    """Make the comparison of a store with its channel. Of a table, only the newest `most` rows are compared."""
+    store, channel = make_store(spec, description, config), description.channels[spec.channel]
     stage = store_node(spec.url, spec.channel)
     if isinstance(store, LakeStore):
         dead = "" if channel.result_of else channel.dead

@@ -1,4 +1,4 @@
-"""Whether a pipeline and the wiring of its environment fit together, found before anything starts."""
+"""Checks that a pipeline and its configuration fit together, before anything starts."""
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from penstock.collect.listen import endpoint
 from penstock.core.contracts import Channels, Source
 from penstock.core.errors import Misconfigured
 from penstock.core.text import did_you_mean, redact_address
-from penstock.pipeline.config import Config, simulated
+from penstock.pipeline.config import Config, parse_simulation
 from penstock.pipeline.description import ROWS, Description, SourceSpec
-from penstock.pipeline.sources import made
+from penstock.pipeline.sources import make_source
 from penstock.simulate.documents import check_options, kind_of
 
 STORES = ("redis", "rediss", "delta")
@@ -22,13 +22,13 @@ _EVERYWHERE = {"0.0.0.0", "::"}
 
 class Level(StrEnum):
     ERROR = "error"
-    """It cannot start so, or is almost certainly not what is meant."""
+    """The pipeline cannot start, or is almost certainly wrong."""
     WARNING = "warning"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong with a pipeline, or may be: the place, the problem, the fix."""
+    """An error or a warning: the place, the problem, the fix."""
 
     level: Level
     place: str
@@ -40,9 +40,9 @@ class Finding:
 
 
 def unconnected(description: Description) -> list[Finding]:
-    """Channels that nothing fills, and sources whose channel nothing reads.
+    """Find channels that nothing fills, and sources whose channel nothing reads.
 
-    Each alone is a warning: others may fill a channel, or read it. Both at once are an error: a name is wrong.
+    Each is a warning, because other programs may fill or read a channel. Both together are an error: a name is wrong.
     """
     filled = {source.into for source in description.sources} | {query.into for query in description.queries}
     readers = {name: f"query {query.name}" for query in reversed(description.queries) for name in query.inputs}
@@ -60,7 +60,7 @@ def unconnected(description: Description) -> list[Finding]:
 
 def _unread(unread: Iterable[SourceSpec], unfilled: list[str], level: Level) -> Iterator[Finding]:
     for source in unread:
-        fix = f'read it: name a parameter of a query "{source.into}", or store it: app.store("{source.into}", …)'
+        fix = f'read it with a query (parameter "{source.into}"), or store it: app.store("{source.into}", …)'
         if unfilled:
             fix = did_you_mean(source.into, unfilled, fix, 'into="{}"', cutoff=0)
         problem = f'it fills the channel "{source.into}", which no query and no store reads'
@@ -83,17 +83,17 @@ def _unfilled(
             yield Finding(level, f"channel {name}", problem, fix)
 
 
-_UNFORESEEN = {"pivot", "flatten", "fold", "lookup", "regression", "loess", "density", "quantile", "impute"}
-"""Transforms whose columns cannot be read from the specification."""
+_UNKNOWN_COLUMNS = {"pivot", "flatten", "fold", "lookup", "regression", "loess", "density", "quantile", "impute"}
+"""Transforms whose output columns are not in the specification."""
 
 
 def unknown_fields(spec: Mapping[str, Any], columns: Collection[str]) -> set[str]:
-    """The fields that a Vega-Lite specification draws from the rows of its page, and that are not among the columns."""
+    """The fields of a Vega-Lite specification that are not columns of its rows."""
     named: set[str] = set()
-    made: set[str] = set()
+    computed: set[str] = set()
 
     def visit(part: object) -> bool:
-        """False when it cannot be known."""
+        """False if the fields are unknown."""
         if isinstance(part, list):
             return all(map(visit, part))
         if not isinstance(part, Mapping):
@@ -102,78 +102,76 @@ def unknown_fields(spec: Mapping[str, Any], columns: Collection[str]) -> set[str
             return True
         if isinstance(field := part.get("field"), str):
             named.add(field)
-        given = part.get("as")
-        made.update([given] if isinstance(given, str) else given if isinstance(given, list) else ())
-        return not _UNFORESEEN & part.keys() and all(map(visit, part.values()))
+        output = part.get("as")
+        computed.update([output] if isinstance(output, str) else output if isinstance(output, list) else ())
+        return not _UNKNOWN_COLUMNS & part.keys() and all(map(visit, part.values()))
 
-    return named - made - {*columns} if visit(spec) else set()
+    return named - computed - {*columns} if visit(spec) else set()
 
 
 def check(description: Description, config: Config, environ: Mapping[str, str] | None = None) -> None:
-    """Misconfigured when an address is none of ours or not for a pipeline, or a setting is about nobody.
+    """Raise Misconfigured if an address or a setting is wrong.
 
-    With `environ`, also when a secret is not there that a source needs.
+    With `environ`, also if a secret of a source is missing.
     """
     names = [source.name for source in description.sources]
     for name in config.sources.model_extra or {}:
-        if name.lower() not in {known.lower() for known in names}:
+        if name.lower() not in {one.lower() for one in names}:
             fix = did_you_mean(name, names, f"its sources are {', '.join(names) or 'none'}")
             raise Misconfigured("[sources]", f'{description.name} has no source "{name}"', fix)
-    sources = [made(source, config, description.delivery, environ) for source in description.sources]
-    _apart(sources)
+    sources = [make_source(source, config, description.delivery, environ) for source in description.sources]
+    _check_ports(sources)
     for source in description.sources:
-        url = config.address(source)
-        if (simulation := simulated(url)) is not None:
+        url = config.source_address(source)
+        if (simulation := parse_simulation(url)) is not None:
             name, options = simulation
             kind_of(name, f"source {source.name}")
             check_options(options, f"source {source.name}")
     if config.channels.address.startswith("memory://"):
         raise Misconfigured(
             "[channels] address = memory://",
-            "each tier of a pipeline is a process of its own, and sees nothing of the memory of another",
+            "the tiers of a pipeline are processes, which do not share memory",
             "use kafka://, redis:// or file://",
         )
-    channels = config.at("local", "redis://local").bind()
-    _replayable(description, channels)
+    channels = config.with_services("local", "redis://local").bind()
+    _check_replay(description, channels)
     if config.audit.engine == "spark" and not isinstance(channels, Kafka):
         raise Misconfigured(
-            "[audit] engine", f"Spark audits Kafka, and the channels are at {channels.where}", "use auto or python"
+            "[audit] engine", f"Spark audits only Kafka, and the channels are at {channels.where}", "use auto or python"
         )
     for static in description.statics:
         if isinstance(static.rows, str) and not (path := static.folder / static.rows).is_file():
             fix = f"put it beside the pipeline: {path.absolute()}"
             raise Misconfigured(f"table {static.name}", f"there is no file {static.rows}", fix)
     for store in description.stores:
-        _known(f"store {store.url}", store.url, STORES)
+        _check_scheme(f"store {store.url}", store.url, STORES)
         if store.url.startswith("delta:") and store.ttl is not None:
-            raise Misconfigured(
-                f"store {store.url}", "a lake keeps everything: it has no time to live", "leave ttl out"
-            )
+            raise Misconfigured(f"store {store.url}", "a lake has no ttl, because it keeps all records", "remove ttl=")
 
 
-def _apart(sources: Iterable[Source]) -> None:
-    """Each that listens has a port of its own."""
+def _check_ports(sources: Iterable[Source]) -> None:
+    """Each listening source needs its own port."""
     urls = {source.name: str(getattr(source, "url", "")) for source in sources}
     doors = [(name, endpoint(url, name)) for name, url in urls.items() if url.startswith("listen+")]
     for (other, there), (name, at) in combinations(doors, 2):
         if at.port == there.port and (at.host == there.host or not {at.host, there.host}.isdisjoint(_EVERYWHERE)):
-            why = f"it listens at {at.authority}, where source {other} listens, too"
-            raise Misconfigured(f"source {name}", why, "give each source a port of its own")
+            problem = f"it listens on {at.authority}, as source {other} does"
+            raise Misconfigured(f"source {name}", problem, "give each source its own port")
 
 
-def _replayable(description: Description, channels: Channels) -> None:
-    """Every part of a pipeline goes on where it was by reading again: channels have to keep what they were given."""
+def _check_replay(description: Description, channels: Channels) -> None:
+    """After a crash every part reads again from its last offsets, so channels have to keep their records."""
     if not channels.promise.replay:
         reader = f"query {description.queries[0].name}" if description.queries else "the audit"
         raise Misconfigured(
             f"[channels] address = {channels.where}",
-            f"{reader} has to read records again after a crash, and they cannot be: {channels.promise.description}",
+            f"{reader} has to read records again after a crash, which is not possible: {channels.promise.description}",
             "use kafka://, redis:// or file://",
         )
 
 
-def _known(place: str, url: str, schemes: tuple[str, ...]) -> None:
+def _check_scheme(place: str, url: str, schemes: tuple[str, ...]) -> None:
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in schemes:
-        ways = ", ".join(f'"{known}://…"' for known in schemes)
-        raise Misconfigured(place, f"{url} is no address that is known here", f"write {ways}")
+        examples = ", ".join(f'"{known}://…"' for known in schemes)
+        raise Misconfigured(place, f"{url} is not an address of a store", f"write {examples}")

@@ -13,8 +13,8 @@ from penstock.core.contracts import Channels
 from penstock.core.errors import PenstockError, Refused
 from penstock.core.record import Record
 from penstock.core.scan import scan
-from penstock.run.background import beside
-from penstock.run.status import Posting
+from penstock.run.background import run_in_background
+from penstock.run.status import Poster
 
 EVERY = 2.0
 
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def accounting(
-    channels: Posting, bookmarks: str, accounts: Callable[[], Iterable[Account]], every: float = EVERY
+    channels: Poster, bookmarks: str, accounts: Callable[[], Iterable[Account]], every: float = EVERY
 ) -> Iterator[None]:
     """Tell the accounts while the body runs, and once more after it; those that say nothing new are not told again."""
     told: dict[str, Account] = {}
@@ -48,7 +48,7 @@ def accounting(
                 tell(post)
             tell(post)
 
-    with beside("accounts", keep):
+    with run_in_background("accounts", keep):
         yield
 
 

@@ -25,15 +25,15 @@ from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.pipeline.config import LOCAL, Config, topics
 from penstock.pipeline.description import Description
-from penstock.plan.plan import slots_needed, standing_in
+from penstock.plan.plan import real_time_queries, slots_needed
 from penstock.run.accounts import accounting, announce
-from penstock.run.background import beside
+from penstock.run.background import run_in_background
 from penstock.run.lakes import Lakes
 from penstock.run.queries import Queries, result_writers
 from penstock.run.state_server import SLOTS, SparkStateReader, serve_state
 from penstock.run.static_tables import Refreshing
-from penstock.run.status import Figures, pulse
-from penstock.run.tier import Ready, Tier, bring_about
+from penstock.run.status import Figures, report_status
+from penstock.run.tier import Ready, Tier, ensure_channels
 from penstock.run.warm import spark_archive
 from penstock.supervise.java import ensure_jars, find_java
 
@@ -67,7 +67,7 @@ def _run(description: Description, config: Config, stop: threading.Event, ready:
         log.info("Spark is up")
         there = wait_for_slots(spark.spark, slots_needed(description, config, {}).least)
         _arrived(channels)
-        bring_about(channels, description, log.info)
+        ensure_channels(channels, description, log.info)
         ids = {topic.name: channels.topic_id(topic.name) for topic in topics(description)}
         started.set()
 
@@ -84,7 +84,7 @@ def _run(description: Description, config: Config, stop: threading.Event, ready:
             watch = Watch(description.statics, spark.tables, partial(table, spark.spark), SystemClock())
             refreshing = Refreshing(watch, spark, description.queries, queries, SystemClock())
             with (
-                pulse(channels, description.status, Tier.ANALYSE, lambda: _figures(queries, lakes, address)),
+                report_status(channels, description.status, Tier.ANALYSE, lambda: _figures(queries, lakes, address)),
                 # From before the first query starts: an account is published as soon as it is complete.
                 accounting(channels, description.bookmarks, lambda: [*queries.accounts(), *lakes.accounts()]),
             ):
@@ -104,8 +104,8 @@ def _figures(queries: Queries, lakes: Lakes, address: str | None) -> Figures:
 
 def _look_after(queries: Queries, refreshing: Refreshing, watch: Watch, stop: threading.Event) -> None:
     with (
-        beside("the reading of static tables", watch.run),
-        beside("the warm-up of planning", queries.warm_up),
+        run_in_background("the reading of static tables", watch.run),
+        run_in_background("the warm-up of planning", queries.warm_up),
     ):
         while not stop.wait(_BOUNDARY if refreshing.waits else _LOOK_EVERY):
             refreshing.look()
@@ -156,7 +156,7 @@ def _require_slots(
     if slots_needed(description, config, partitions).most <= there:
         return
     # What was guessed does not fit; Spark knows which of them really run in real time.
-    needed = slots_needed(description, config, partitions, standing_in(description, spark))
+    needed = slots_needed(description, config, partitions, real_time_queries(description, spark))
     if needed.least > there and config.spark.master == LOCAL:
         raise _Short(needed.most)
     if remark := needed.check(there, config.spark.master):

@@ -33,12 +33,12 @@ from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 from penstock.core.metrics import Rate, Sketch, SketchWindow
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
-from penstock.pipeline.graph import reads, store_node
-from penstock.pipeline.sources import of_worker
-from penstock.pipeline.stores import check_of
+from penstock.pipeline.graph import stage_inputs, store_node
+from penstock.pipeline.sources import worker_name
+from penstock.pipeline.stores import make_check
 from penstock.run.alarm_sender import sending_alarms
-from penstock.run.background import beside
-from penstock.run.status import Figures, listening, pulse
+from penstock.run.background import run_in_background
+from penstock.run.status import Figures, follow_status, report_status
 from penstock.run.tier import Ready, Tier
 
 MIRROR_EVERY = 5.0
@@ -83,7 +83,7 @@ def _audit(description: Description, config: Config, stop: threading.Event, read
         ledger.tie({one.channel: channels.topic_id(one.channel) for one in watching})
         sight = _Sight(config, description, clock, watching, channels, ledger, remade)
         stack.callback(sight.close)
-        said = stack.enter_context(listening(channels, description.status))
+        said = stack.enter_context(follow_status(channels, description.status))
         send_alarms = stack.enter_context(sending_alarms(config.audit, description.name))
 
         leave = stack.enter_context(_either(stop))
@@ -99,7 +99,7 @@ def _audit(description: Description, config: Config, stop: threading.Event, read
             send_alarms(sight.standing)
             return told
 
-        stack.enter_context(pulse(channels, description.status, Tier.AUDIT, figures, LOOK_EVERY))
+        stack.enter_context(report_status(channels, description.status, Tier.AUDIT, figures, LOOK_EVERY))
         stack.enter_context(_mirroring(channels, description.name, sight))
         stack.enter_context(_watching_losses(sight))
         stack.enter_context(_reconciling(sight.stores))
@@ -114,7 +114,7 @@ def _audit(description: Description, config: Config, stop: threading.Event, read
             bookmarks=description.bookmarks,
             stages={
                 **{stage: () for one in watching if one.kind is Kind.SOURCE for stage in one.fed_by},
-                **reads(description),
+                **stage_inputs(description),
             },
             catch_up_only=spark_only,
             skip_lost=config.channels.lost == "skip",
@@ -140,7 +140,7 @@ def _either(stop: threading.Event) -> Iterator[threading.Event]:
             if stop.is_set():
                 either.set()
 
-    with beside("the stop", follow):
+    with run_in_background("the stop", follow):
         yield either
 
 
@@ -154,7 +154,7 @@ def watched(description: Description, workers: int = 1) -> list[Watched]:
             found.append(Watched(channel.name, Kind.RESULT, (f"query:{query.name}",), windowed))
         else:
             sources = [one.name for one in description.sources if one.into == channel.name]
-            fed_by = tuple(f"source:{of_worker(name, worker)}" for name in sources for worker in range(workers))
+            fed_by = tuple(f"source:{worker_name(name, worker)}" for name in sources for worker in range(workers))
             own = Watched(channel.name, Kind.SOURCE, fed_by, compacted=channel.compacted)
             found += [own, Watched(channel.dead, Kind.DEAD)]
     return found
@@ -181,7 +181,7 @@ class _Sight:
     """The last account of each stage."""
 
     def __post_init__(self) -> None:
-        self._alarms = Alarms(self.config.audit, self.config.spark.real_time_batch, reads(self.description))
+        self._alarms = Alarms(self.config.audit, self.config.spark.real_time_batch, stage_inputs(self.description))
         self._doubts = Doubts(
             {f"query:{query.name}": _interval(query, self.config) for query in self.description.queries},
             self.config.spark.real_time_batch.total_seconds(),
@@ -189,7 +189,7 @@ class _Sight:
         self._elapsed = Elapsed()
         specs = self.description.stores
         refusing = [one for one in self.description.channels.values() if one.result_of is None]
-        stores = [partial(check_of, one, self.description, self.config, self.channels, self.clock) for one in specs]
+        stores = [partial(make_check, one, self.description, self.config, self.channels, self.clock) for one in specs]
         dead = [
             partial(DeadLetterCheck, one.name, one.dead, self.channels, lambda: self.accounts, self.clock)
             for one in refusing
@@ -324,7 +324,7 @@ def _mirroring(channels: Channels, pipeline: str, sight: _Sight) -> Iterator[Non
                 except PenstockError as error:
                     log.warning("the positions of %s are not mirrored: %s", stage, error)
 
-    with beside("mirror", mirror):
+    with run_in_background("mirror", mirror):
         yield
 
 
@@ -341,7 +341,7 @@ def _watching_losses(sight: _Sight) -> Iterator[None]:
             except PenstockError as error:
                 log.warning("nobody knows whether channels have lost records: %s", error)
 
-    with beside("losses", watch):
+    with run_in_background("losses", watch):
         yield
 
 
@@ -356,7 +356,7 @@ def _reconciling(stores: Reconciler) -> Iterator[None]:
         finally:
             stores.close()
 
-    with beside("reconciliation", reconcile):
+    with run_in_background("reconciliation", reconcile):
         yield
 
 

@@ -18,13 +18,13 @@ from penstock.collect.standby import GroupSeat, seated
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels, Source, SourceContext, Topic
 from penstock.core.errors import Misconfigured, PenstockError
-from penstock.pipeline.config import Config, simulated
+from penstock.pipeline.config import Config, parse_simulation
 from penstock.pipeline.description import Description, SourceSpec
-from penstock.pipeline.sources import made, of_worker, shareable
+from penstock.pipeline.sources import can_be_shared, make_source, worker_name
 from penstock.run.accounts import accounting
 from penstock.run.spools import bring, left, spool_of
-from penstock.run.status import Figures, Status, listening, pulse
-from penstock.run.tier import Ready, Tier, until_set
+from penstock.run.status import Figures, Status, follow_status, report_status
+from penstock.run.tier import Ready, Tier, wait_until_set
 from penstock.supervise.limits import DiskSpace
 
 _TRY_FOR = 60.0
@@ -37,7 +37,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     channels, clock, worker = config.bind(), SystemClock(), config.collect.worker
-    specs = [source for source in description.sources if not worker or shareable(source, config)]
+    specs = [source for source in description.sources if not worker or can_be_shared(source, config)]
     space = DiskSpace(config.state, config.local.reserve)
     abandoned = [] if worker else left(description, config, channels)
     with ExitStack() as stack:
@@ -60,7 +60,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
                 pause_reason=space.lacking,
             )
             for source in specs
-            for name in [of_worker(source.name, worker)]
+            for name in [worker_name(source.name, worker)]
         }
 
         def figures() -> Figures:
@@ -99,7 +99,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
                     # Who cannot listen where it is told to is not ready, and says why.
                     await _tried(pumps.values(), stop)
                 ready()
-                await until_set(stop)
+                await wait_until_set(stop)
                 asked.set()
                 if seat is not None and not any(pump.figures()["connected"] for pump in pumps.values()):
                     # Nobody collects here: there is nothing that would have to arrive.
@@ -107,7 +107,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
                 await asyncio.wait((pumping,))
 
         stack.enter_context(
-            pulse(channels, description.status, f"{Tier.COLLECT}-{worker}" if worker else Tier.COLLECT, figures)
+            report_status(channels, description.status, f"{Tier.COLLECT}-{worker}" if worker else Tier.COLLECT, figures)
         )
         stack.enter_context(accounting(channels, description.bookmarks, accounts))
         _unwrapped(lambda: asyncio.run(collect()))
@@ -117,7 +117,7 @@ def _seat(description: Description, config: Config, channels: Channels) -> Group
     """What a collector has to hold that has others standing by."""
     if not config.collect.standby:
         return None
-    name = of_worker(f"penstock.{description.name}.seat", config.collect.worker)
+    name = worker_name(f"penstock.{description.name}.seat", config.collect.worker)
     channels.ensure([Topic(name)])
     return GroupSeat(channels, name, name)
 
@@ -132,7 +132,7 @@ def _lags(description: Description, channels: Channels) -> Iterator[Lags]:
     if not any(source.shed and source.shed.lag for source in description.sources):
         yield lambda channel: 0
         return
-    with listening(channels, description.status) as processes:
+    with follow_status(channels, description.status) as processes:
 
         def behind(channel: str) -> int:
             nodes = Status(dict(processes)).nodes
@@ -148,7 +148,7 @@ def _shed(spec: SourceSpec, source: Source, lags: Lags) -> Source:
 
 
 def _source(spec: SourceSpec, name: str, description: Description, config: Config, channels: Channels) -> Source:
-    if simulated(config.address(spec)) is not None:
+    if parse_simulation(config.source_address(spec)) is not None:
         raise Misconfigured(
             f"source {spec.name}",
             "it is simulated, and nobody started the simulation here",
@@ -156,7 +156,7 @@ def _source(spec: SourceSpec, name: str, description: Description, config: Confi
         )
     dead = description.channels[spec.into].dead
     home = SourceContext(channels, spec.into, dead, description.bookmarks, config.state)
-    return made(spec, config, description.delivery, os.environ, home, name)
+    return make_source(spec, config, description.delivery, os.environ, home, name)
 
 
 def limit(channels: Channels, channel: str) -> int:

@@ -1,4 +1,4 @@
-"""The delivery tier: the page, and a feed for each result."""
+"""The delivery tier."""
 
 import asyncio
 import threading
@@ -14,8 +14,8 @@ from penstock.pipeline.config import Config
 from penstock.pipeline.description import ROWS, Channel, Description, PageSpec
 from penstock.pipeline.graph import graph
 from penstock.run.accounts import accounting
-from penstock.run.status import pulse
-from penstock.run.tier import Ready, Tier, until_set
+from penstock.run.status import report_status
+from penstock.run.tier import Ready, Tier, wait_until_set
 from penstock.supervise.java import cache_folder
 
 
@@ -41,16 +41,18 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
     )
 
     async def serve_all() -> None:
-        asked = asyncio.Event()
-        server = asyncio.create_task(serve(app, config.page.host, config.page.port or 0, asked, lambda _: ready()))
-        stopping = asyncio.create_task(until_set(stop))
+        stop_server = asyncio.Event()
+        server = asyncio.create_task(
+            serve(app, config.page.host, config.page.port or 0, stop_server, lambda _: ready())
+        )
+        stopping = asyncio.create_task(wait_until_set(stop))
         await asyncio.wait((server, stopping), return_when=asyncio.FIRST_COMPLETED)
         stopping.cancel()
-        asked.set()
+        stop_server.set()
         await server
 
     with (
-        pulse(channels, description.status, Tier.DELIVER, lambda: {"nodes": app.state.delivery.figures()}),
+        report_status(channels, description.status, Tier.DELIVER, lambda: {"nodes": app.state.delivery.figures()}),
         accounting(channels, description.bookmarks, app.state.delivery.accounts),
     ):
         asyncio.run(serve_all())

@@ -19,7 +19,7 @@ from penstock.core.errors import Misconfigured, Unavailable
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
-from penstock.pipeline.stores import store_of
+from penstock.pipeline.stores import make_store
 from penstock.run.queries import Queries
 from penstock.run.status import Figures as Told
 from penstock.stores.accounting import Figures, StoreAccounting
@@ -34,7 +34,7 @@ class Lake:
     ) -> None:
         self._engine, self._channels = engine, channels
         self._channel = description.channels[spec.channel]
-        store = store_of(spec, description, config, topic)
+        store = make_store(spec, description, config, topic)
         assert isinstance(store, LakeStore)
         self._store = store
         self._judged = self._channel in description.with_dead_letters

@@ -8,9 +8,9 @@ from penstock.audit.writers import Writers
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
-from penstock.pipeline.stores import store_of
+from penstock.pipeline.stores import make_store
 from penstock.run.accounts import accounting
-from penstock.run.status import Figures, pulse
+from penstock.run.status import Figures, report_status
 from penstock.run.tier import Ready, Tier
 from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
@@ -21,7 +21,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
     channels, skip_lost = config.bind(), config.channels.lost == "skip"
 
     def loader(store: StoreSpec) -> Loader:
-        opened = store_of(store, description, config, channels.topic_id(store.channel))
+        opened = make_store(store, description, config, channels.topic_id(store.channel))
         assert not isinstance(opened, LakeStore)
         result = description.channels[store.channel].result_of is not None
         writers = Writers(channels, [description.bookmarks]) if result else None
@@ -51,7 +51,10 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
     threads = [
         threading.Thread(target=work, args=(loader,), name=f"load {store.channel}") for store, loader in loaders.items()
     ]
-    with pulse(channels, description.status, Tier.LOAD, figures), accounting(channels, description.bookmarks, accounts):
+    with (
+        report_status(channels, description.status, Tier.LOAD, figures),
+        accounting(channels, description.bookmarks, accounts),
+    ):
         for thread in threads:
             thread.start()
         ready()

@@ -1,4 +1,4 @@
-"""A pipeline on this machine: the services that it needs, and its tiers, all supervised."""
+"""`penstock run`: a pipeline on this machine, with its services and tiers under one supervisor."""
 
 import os
 import sys
@@ -14,16 +14,15 @@ from urllib.error import URLError
 import psutil
 
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.config import LOCAL, Config, simulated
+from penstock.pipeline.config import LOCAL, Config, parse_simulation
 from penstock.pipeline.description import Description
-from penstock.pipeline.sources import shareable
+from penstock.pipeline.sources import can_be_shared
 from penstock.run.new_checkpoint import Renewal
 from penstock.run.prerequisites import require
-from penstock.run.run_file import Running
-from penstock.run.services import Machine, Needs, Screen, provided
+from penstock.run.services import Machine, Needs, RunningPipeline, Screen, provide_services
 from penstock.run.spools import waiting
-from penstock.run.status import Figures, pulse
-from penstock.run.tier import Tier, bring_about
+from penstock.run.status import Figures, report_status
+from penstock.run.tier import Tier, ensure_channels
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.limits import DiskSpace
 from penstock.supervise.process import Service
@@ -33,7 +32,7 @@ USUAL_PORT = 8787
 
 
 class LocalRun:
-    """Everything that `penstock run` starts, in a state folder that it holds."""
+    """A run: its services and tiers, in a locked state folder."""
 
     def __init__(
         self,
@@ -43,54 +42,58 @@ class LocalRun:
         profile: str | None,
         renewal: Renewal | None = None,
     ) -> None:
-        """`renewal`: which queries get a new checkpoint, before they are started."""
-        self._file, self._description, self._wiring, self._profile = file, description, config, profile
+        """`renewal`: the queries that get a new checkpoint before the start."""
+        self._file, self._description, self._config, self._profile = file, description, config, profile
         self._renewal = renewal
 
     def require(self) -> None:
-        """Misconfigured when this machine lacks something that the run needs. Nothing is fetched, nothing started."""
-        require(self._wiring, self._needs(), self._description)
+        """Raise Misconfigured if this machine lacks something that the run needs."""
+        require(self._config, self._needs(), self._description)
 
     @contextmanager
-    def started(self, machine: Machine, stop: threading.Event, screen: Screen) -> Iterator[tuple[Supervisor, Running]]:
-        """Start all and yield once everything is ready, or `stop` is set; stop all afterwards."""
-        config = self._wiring
+    def started(
+        self, machine: Machine, stop: threading.Event, screen: Screen
+    ) -> Iterator[tuple[Supervisor, RunningPipeline]]:
+        """Start all; yield once all is ready, or `stop` is set; stop all afterwards."""
+        config = self._config
         with (
             StateFolder(config.state).locked() as folder,
-            provided(config, self._needs(), machine) as (services, found),
+            provide_services(config, self._needs(), machine) as (services, found),
         ):
-            config = config.at(found.kafka, found.redis)
+            config = config.with_services(found.kafka, found.redis)
             tiers, running = self._services(config, folder, services)
             running.write(folder.path)
 
-            def answered() -> None:
+            def on_services_ready() -> None:
                 if found.pid == os.getpid():
                     replace(found, up=True).write(folder)
-                bring_about(config.bind(), self._description, screen.say)
+                ensure_channels(config.bind(), self._description, screen.say)
                 if self._renewal is not None:
                     for done in self._renewal.apply(self._description, config.checkpoints, config.bind()):
                         screen.say(done)
 
-            arriving = _Arriving(services, screen, answered)
-            supervisor = Supervisor([*services, *tiers], folder, arriving.event)
+            events = _Events(services, screen, on_services_ready)
+            supervisor = Supervisor([*services, *tiers], folder, events.event)
             try:
-                arriving.look()
+                events.check()
                 supervisor.start(stop)
                 space = DiskSpace(config.state, config.local.reserve)
-                with pulse(config.bind(), running.status, "run", _Usage(supervisor, space)):
+                with report_status(config.bind(), running.status, "run", _Usage(supervisor, space)):
                     yield supervisor, running
             finally:
                 supervisor.stop()
-                (folder.path / Running.FILE).unlink(missing_ok=True)
+                (folder.path / RunningPipeline.FILE).unlink(missing_ok=True)
 
     def _needs(self) -> Needs:
-        """Redis is started where a store or the channels lie in it."""
-        usual, address = Needs.all(self._wiring), self._wiring.channels.address
+        """Redis is needed if a store or the channels use it."""
+        needs, address = Needs.all(self._config), self._config.channels.address
         stored = any(store.url == "redis://" for store in self._description.stores)
-        return Needs(usual.kafka, usual.redis and (stored or address == "redis://"))
+        return Needs(needs.kafka, needs.redis and (stored or address == "redis://"))
 
-    def _services(self, config: Config, folder: StateFolder, below: list[Service]) -> tuple[list[Service], Running]:
-        """The tiers, and the feeds that they read; `below` are the services that are started for them."""
+    def _services(
+        self, config: Config, folder: StateFolder, below: list[Service]
+    ) -> tuple[list[Service], RunningPipeline]:
+        """The tiers, and the simulated feeds. `below`: the services that the run starts for them."""
         description = self._description
         services: list[Service] = []
         env: dict[str, str] = {
@@ -100,7 +103,7 @@ class LocalRun:
         }
         feeds = []
         for source in description.sources:
-            if (simulation := simulated(config.address(source))) is not None:
+            if (simulation := parse_simulation(config.source_address(source))) is not None:
                 service, url = _simulation(source.name, *simulation, folder)
                 feeds.append(service)
                 env[f"PENSTOCK_SOURCES_{source.name.upper()}"] = url
@@ -117,7 +120,7 @@ class LocalRun:
             services.append(self._tier(tier, folder, env, needs, page))
             if tier is Tier.COLLECT:
                 services += self._workers(services[-1], folder)
-        found = Running(
+        found = RunningPipeline(
             os.getpid(),
             description.name,
             description.status,
@@ -130,25 +133,27 @@ class LocalRun:
         return services, found
 
     def _workers(self, first: Service, folder: StateFolder) -> list[Service]:
-        """Further processes that listen beside the first."""
-        if not any(shareable(source, self._wiring) for source in self._description.sources):
+        """Further collector processes."""
+        if not any(can_be_shared(source, self._config) for source in self._description.sources):
             return []
         found = []
-        for worker in range(1, self._wiring.collect.workers):
+        for worker in range(1, self._config.collect.workers):
             name = f"{first.name}-{worker}"
-            told = folder.sub("ready") / name
-            told.unlink(missing_ok=True)
-            command = tuple(str(told) if part.endswith(f"/{first.name}") else part for part in first.command)
+            ready = folder.sub("ready") / name
+            ready.unlink(missing_ok=True)
+            command = tuple(str(ready) if part.endswith(f"/{first.name}") else part for part in first.command)
             env = {**first.env, "PENSTOCK_COLLECT_WORKER": str(worker)}
-            found.append(replace(first, name=name, command=command, log=folder.log(name), ready=_Told(told), env=env))
+            found.append(
+                replace(first, name=name, command=command, log=folder.log(name), ready=_ReadyFile(ready), env=env)
+            )
         return found
 
     def _tiers(self) -> list[Tier]:
         description = self._description
         wanted = {
             Tier.ANALYSE: bool(description.queries or description.with_dead_letters or description.lakes),
-            # Of a source that is no more, records may wait on disk.
-            Tier.COLLECT: bool(description.sources) or any(waiting(self._wiring)),
+            # Records of a removed source may wait on disk.
+            Tier.COLLECT: bool(description.sources) or any(waiting(self._config)),
             Tier.LOAD: len(description.stores) > len(description.lakes),
             Tier.AUDIT: True,
             Tier.DELIVER: bool(description.pages),
@@ -158,10 +163,10 @@ class LocalRun:
     def _tier(
         self, tier: Tier, folder: StateFolder, env: dict[str, str], needs: tuple[str, ...], page: str | None
     ) -> Service:
-        told = folder.sub("ready") / tier
-        told.unlink(missing_ok=True)
+        ready_file = folder.sub("ready") / tier
+        ready_file.unlink(missing_ok=True)
         profile = ("--profile", self._profile) if self._profile else ()
-        file, home = str(self._file.absolute()), str(self._wiring.folder.absolute())
+        file, own_folder = str(self._file.absolute()), str(self._config.folder.absolute())
         command = (
             sys.executable,
             "-m",
@@ -170,17 +175,17 @@ class LocalRun:
             tier,
             file,
             "--folder",
-            home,
+            own_folder,
             "--ready",
-            str(told),
+            str(ready_file),
             *profile,
         )
-        ready: Callable[[], bool] = _Told(told)
+        ready: Callable[[], bool] = _ReadyFile(ready_file)
         if tier is Tier.DELIVER:
-            # Both: another run may answer at that address, before ours finds it taken.
-            bound, healthy = ready, _Answers(f"{page}/healthz")
+            # Both, because another process may answer at that address.
+            bound, healthy = ready, _HttpReady(f"{page}/healthz")
             ready = lambda: bound() and healthy()  # noqa: E731
-        # Spark takes longest: it begins at once, and waits for the brokers by itself; but not for new checkpoints.
+        # Spark takes longest: it starts first and waits for the brokers. But new checkpoints have to exist before.
         early = tier is Tier.ANALYSE and self._renewal is None
         return Service(
             str(tier), command, folder.log(tier), ready, env,
@@ -189,47 +194,47 @@ class LocalRun:
         )  # fmt: skip
 
     def _page_port(self, folder: StateFolder) -> int:
-        wanted = self._wiring.page.port
-        if wanted is None:
+        port = self._config.page.port
+        if port is None:
             with suppress(Misconfigured):
                 return folder.port("page", USUAL_PORT)
-        return folder.port("page", wanted, "[page] port")
+        return folder.port("page", port, "[page] port")
 
 
 def _simulation(source: str, name: str, options: dict[str, str], folder: StateFolder) -> tuple[Service, str]:
-    """A feed of the outside world, as a service of its own."""
+    """A simulated feed as a service, and its address."""
     port = folder.port(f"feed-{source}")
-    # One epoch for the whole run: a feed that dies and is started again goes on as if it had never been away.
+    # One epoch for the whole run, so that a restarted feed continues.
     options = {"epoch": str(int(time.time()) + 1), **options}
     flags = [part for option, value in options.items() for part in (f"--{option}", value) if part]
     command = (sys.executable, "-m", "penstock", "feed", name, "--port", str(port), *flags)
     return (
-        Service(f"feed-{source}", command, folder.log(f"feed-{source}"), _Answers(f"http://127.0.0.1:{port}/")),
+        Service(f"feed-{source}", command, folder.log(f"feed-{source}"), _HttpReady(f"http://127.0.0.1:{port}/")),
         f"ws://127.0.0.1:{port}/{name}",
     )
 
 
-class _Arriving:
-    """Passes events on, and calls `answered` once: when all of the services are ready, before another one starts."""
+class _Events:
+    """Passes events on, and calls `on_ready` once when all services are ready, before another process starts."""
 
-    def __init__(self, services: list[Service], screen: Screen, answered: Callable[[], None]) -> None:
+    def __init__(self, services: list[Service], screen: Screen, on_ready: Callable[[], None]) -> None:
         self._awaited: set[str] | None = {service.name for service in services}
-        self._screen, self._answered = screen, answered
+        self._screen, self._on_ready = screen, on_ready
 
     def event(self, event: Event) -> None:
         self._screen.event(event)
         if self._awaited is not None and event.kind is EventKind.READY:
             self._awaited.discard(event.service)
-            self.look()
+            self.check()
 
-    def look(self) -> None:
+    def check(self) -> None:
         if self._awaited is not None and not self._awaited:
             self._awaited = None
-            self._answered()
+            self._on_ready()
 
 
-class _Told:
-    """Asks whether the process that a file names is alive: the word of one that died counts no more."""
+class _ReadyFile:
+    """A readiness probe: the process whose pid is in the file is running."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -241,12 +246,12 @@ class _Told:
             return False
 
 
-# What runs here is not asked through a proxy, whatever the environment says of the world outside.
+# Without a proxy, which the environment may set.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-class _Answers:
-    """Asks an address whether it answers with 200."""
+class _HttpReady:
+    """A readiness probe: the address answers with 200."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -260,7 +265,7 @@ class _Answers:
 
 
 class _Usage:
-    """The usage of all services; their memory every few seconds: adding up the pages of a JVM takes a while."""
+    """The usage of all services. Memory is measured every few seconds, because it is slow for a JVM."""
 
     _EVERY = 5.0
 
@@ -275,5 +280,5 @@ class _Usage:
         usage = self._supervisor.processes(measured)
         if measured:
             self._memory = {name: one.memory for name, one in usage.items()}
-        told = {name: {**asdict(one), "memory": self._memory.get(name, 0)} for name, one in usage.items()}
-        return {"usage": told, "disk": self._space.figures()}
+        report = {name: {**asdict(one), "memory": self._memory.get(name, 0)} for name, one in usage.items()}
+        return {"usage": report, "disk": self._space.figures()}

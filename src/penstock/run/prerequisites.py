@@ -1,4 +1,4 @@
-"""What a pipeline needs of this machine, checked before anything is fetched: all that is missing, at once."""
+"""Checks that this machine has all that a pipeline needs, before anything is downloaded or started."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -15,25 +15,25 @@ from penstock.supervise.java import cache_folder, cached_jars, find_java
 from penstock.supervise.redis import find_redis
 
 STATE, JARS = 256 << 20, 1 << 30
-"""Bytes that have to be free where the state lies, and where jars and archives will."""
+"""Bytes that have to be free for the state, and for jars and archives."""
 
 Check = Callable[[], object]
 
 
 def require(config: Config, needs: Needs, description: Description | None = None) -> None:
-    """Misconfigured when something is missing that a run needs, or the services alone where no pipeline is given."""
-    _end_leftovers(config)
+    """Raise Misconfigured with all that is missing for a run, or for the services if there is no pipeline."""
+    _kill_leftovers(config)
     missing: list[Misconfigured] = []
-    for one in _checks(config, needs, description):
+    for check in _checks(config, needs, description):
         try:
-            one()
+            check()
         except Misconfigured as error:
             missing.append(error)
     raise_all(missing)
 
 
-def _end_leftovers(config: Config) -> None:
-    """End what a killed run has left behind, which may hold ports; Misconfigured when one runs here."""
+def _kill_leftovers(config: Config) -> None:
+    """Kill the leftovers of a killed run, which may use ports; Misconfigured if a run is active."""
     if not config.state.is_dir():
         return
     with StateFolder(config.state).locked():
@@ -46,8 +46,8 @@ def _checks(config: Config, needs: Needs, description: Description | None) -> It
     if needs.kafka or description is not None:
         yield find_java
         if cached_jars() is None:
-            yield partial(_space, cache_folder(), JARS, "the jars and archives of Kafka and Spark")
-    yield partial(_space, config.state, STATE, "records, checkpoints and logs")
+            yield partial(_check_space, cache_folder(), JARS, "the jars and archives of Kafka and Spark")
+    yield partial(_check_space, config.state, STATE, "records, checkpoints and logs")
     ports: dict[str, int | None] = {}
     if Services.find(config) is None:
         if needs.redis:
@@ -71,8 +71,8 @@ def _listen(name: str, at: Endpoint, shared: bool) -> None:
         pass
 
 
-def _space(folder: Path, needed: int, what: str) -> None:
-    place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
-    if (free := shutil.disk_usage(place).free) < needed:
-        problem = f"{free >> 20} MiB are free, and {what} need {needed >> 20} MiB to begin with"
-        raise Misconfigured(str(folder), problem, "make room, or use another disk")
+def _check_space(folder: Path, needed: int, what: str) -> None:
+    parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
+    if (free := shutil.disk_usage(parent).free) < needed:
+        problem = f"{free >> 20} MiB are free, but {what} need {needed >> 20} MiB"
+        raise Misconfigured(str(folder), problem, "free some space, or use another disk")

@@ -1,7 +1,6 @@
-"""The services of this machine that a pipeline stands on: Kafka and Redis, kept in its state folder.
+"""The local services of a pipeline, Kafka and Redis, and the files in its state folder by which commands find them.
 
-Either `penstock up` has started them, and they stay until `penstock down`; or a run starts them for itself. Both keep
-the same data: what was produced on the one is there on the other.
+Either `penstock up` starts the services, until `penstock down`; or a run starts its own. Both use the same data.
 """
 
 import os
@@ -15,9 +14,9 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.core.errors import Misconfigured
+from penstock.core.text import redact_address
 from penstock.pipeline.config import LOCAL, LOCALS, Config
-from penstock.run.run_file import Running
-from penstock.run.warm import is_warm, kafka_archive
+from penstock.run.warm import is_warmed_up, kafka_archive
 from penstock.supervise.folder import StateFolder, from_note, write_note
 from penstock.supervise.java import Jars, Java, cache_folder, ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
@@ -29,7 +28,7 @@ ROLE = "services"
 
 
 class Screen(Protocol):
-    """Who shows a person how things start and go."""
+    """Shows the progress to the user."""
 
     def say(self, text: str) -> None: ...
 
@@ -40,19 +39,19 @@ class Screen(Protocol):
 
 @dataclass(frozen=True)
 class Machine:
-    """What this machine runs the JVMs with."""
+    """Java and the jars on this machine."""
 
     java: Java
     jars: Jars
 
 
-def prepared(screen: Screen) -> Machine:
-    """What is done once per machine and takes a while: the jars, and the archives for quick starts."""
+def prepare_machine(screen: Screen) -> Machine:
+    """Download the jars and run the warm-up, once per machine."""
     java = find_java()
     jars = ensure_jars(java, progress=screen.jars)
-    if not is_warm(java, jars):
+    if not is_warmed_up(java, jars):
         screen.say("preparing Java for quick starts (once, half a minute)")
-        # In a process of its own; without it, everything works, only later.
+        # If the warm-up fails, everything works, but starts later.
         with (cache_folder().parent / "warm.log").open("wb") as log:
             subprocess.run(
                 tied_to_parent(sys.executable, "-m", "penstock", "warm"), stdout=log, stderr=log, check=False
@@ -62,20 +61,20 @@ def prepared(screen: Screen) -> Machine:
 
 @dataclass(frozen=True)
 class Services:
-    """Where the services of a folder can be found; kept there for the other commands."""
+    """The addresses of the services of a folder, as stored there for other commands."""
 
     pid: int
     kafka: str | None = None
-    """Its brokers, as host:port, with commas between them."""
+    """The brokers: host:port,…"""
     redis: str | None = None
     up: bool = False
-    """All of them have answered."""
+    """All of them are ready."""
 
     FILE = "services.json"
 
     @classmethod
     def find(cls, config: Config) -> "Services | None":
-        """Those that run in this folder, whoever has started them."""
+        """The services that run in this folder; None if there are none."""
         return cls.at(config.state)
 
     @classmethod
@@ -84,12 +83,12 @@ class Services:
 
     @property
     def where(self) -> str:
-        """Their addresses, for people."""
-        places = {"Kafka": self.kafka, "Redis": self.redis}
-        return ", ".join(f"{name} at {place}" for name, place in places.items() if place)
+        """Their addresses, as text."""
+        addresses = {"Kafka": self.kafka, "Redis": self.redis}
+        return ", ".join(f"{name} at {address}" for name, address in addresses.items() if address)
 
     def has(self, address: str) -> bool:
-        """The channels at this address are kept by them."""
+        """Whether one of them has the channels at this address."""
         return address in (f"kafka://{self.kafka}", self.redis)
 
     def write(self, folder: StateFolder) -> None:
@@ -98,7 +97,7 @@ class Services:
 
 @dataclass(frozen=True)
 class Needs:
-    """Which services have to run here, because the settings name no others."""
+    """The services that have to run here, because the settings have no address for them."""
 
     kafka: bool
     redis: bool
@@ -109,41 +108,41 @@ class Needs:
 
 
 @contextmanager
-def provided(config: Config, needs: Needs, machine: Machine) -> Iterator[tuple[list[Service], Services]]:
-    """What has to be started for these needs, and where all will be found; the folder's services are held meanwhile.
+def provide_services(config: Config, needs: Needs, machine: Machine) -> Iterator[tuple[list[Service], Services]]:
+    """Yield the services that a run has to start, and the addresses of all services.
 
-    Nothing has to be started when `penstock up` has done so; Misconfigured when that lacks something.
+    If `penstock up` has started the services, the run starts none; Misconfigured if one of them is missing.
     """
     if (found := Services.find(config)) is None:
-        with _held(config, needs, machine) as (_, services, found):
+        with _locked_services(config, needs, machine) as (_, services, found):
             yield services, found
         return
     if not found.up:
-        raise starting(config, found)
+        raise still_starting(config, found)
     missing = [name for name in ("kafka", "redis") if getattr(needs, name) and getattr(found, name) is None]
     if missing:
         raise Misconfigured(
             str(config.folder.absolute()),
-            f"{' and '.join(missing)} is needed, and not among the services that are up",
-            "start them again: penstock down, then penstock up",
+            f"{' and '.join(missing)} is not among the running services",
+            "restart them: penstock down, then penstock up",
         )
     yield [], found
 
 
-def starting(config: Config, found: Services) -> Misconfigured:
+def still_starting(config: Config, found: Services) -> Misconfigured:
     return Misconfigured(
         str(config.folder.absolute()),
-        f"the process {found.pid} is just starting the services",
-        "try again once they are up",
+        f"process {found.pid} is still starting the services",
+        "try again when they are ready",
     )
 
 
 @contextmanager
-def serving(
+def run_services(
     config: Config, needs: Needs, machine: Machine | None, stop: threading.Event, on_event: Callable[[Event], None]
 ) -> Iterator[tuple[Supervisor, Services]]:
-    """Start the services alone and yield once they are ready, or `stop` is set; stop them afterwards."""
-    with _held(config, needs, machine) as (folder, services, found):
+    """Start the services; yield once they are ready, or `stop` is set; stop them afterwards."""
+    with _locked_services(config, needs, machine) as (folder, services, found):
         supervisor = Supervisor(services, folder, on_event)
         try:
             supervisor.start(stop)
@@ -156,10 +155,10 @@ def serving(
 
 
 @contextmanager
-def _held(
+def _locked_services(
     config: Config, needs: Needs, machine: Machine | None
 ) -> Iterator[tuple[StateFolder, list[Service], Services]]:
-    """The services of a folder, which is held for them. `machine` may be None where no Kafka is needed."""
+    """Lock the folder for its services. `machine` may be None if Kafka is not needed."""
     with StateFolder(config.state, ROLE).locked() as folder:
         services: list[Service] = []
         found = Services(os.getpid())
@@ -180,22 +179,78 @@ def _held(
             (folder.path / Services.FILE).unlink(missing_ok=True)
 
 
-def here(config: Config) -> Config:
-    """The wiring with the addresses of what runs in its folder, whatever settings a run there was started with.
+def with_running_services(config: Config) -> Config:
+    """The configuration with the addresses of the run, or of the services, in its folder.
 
-    Misconfigured when that is needed, and nothing does; or what is needed is just being started.
+    Misconfigured if services are needed and do not run, or are still starting.
     """
-    found, running = Services.find(config), Running.at(config.state)
+    found, running = Services.find(config), RunningPipeline.at(config.state)
     if running is not None and running.address:
-        config = config.placed(running.address, running.redis or config.redis.url)
+        config = config.with_addresses(running.address, running.redis or config.redis.url)
     elif found is not None:
-        config = config.at(found.kafka, found.redis)
-    elif config.at(None, None).channels.address in LOCALS:
+        config = config.with_services(found.kafka, found.redis)
+    elif config.with_services(None, None).channels.address in LOCALS:
         raise Misconfigured(
             str(config.folder.absolute()),
             "nothing runs here",
-            "start a pipeline (penstock run FILE, penstock demo), or the services alone: penstock up",
+            "start a pipeline (penstock run FILE, penstock demo), or only the services: penstock up",
         )
     if found is not None and not found.up and found.has(config.channels.address):
-        raise starting(config, found)
+        raise still_starting(config, found)
     return config
+
+
+@dataclass(frozen=True)
+class RunningPipeline:
+    """The run of a folder, as stored in its state folder for other commands."""
+
+    pid: int
+    pipeline: str
+    status: str
+    channels: str
+    """Their address without secrets."""
+    page: str | None
+    redis: str | None
+    file: str = ""
+    """The file of the pipeline."""
+    address: str = ""
+    """The full address of its channels, for commands that have other settings than the run."""
+
+    FILE = "run.json"
+
+    @classmethod
+    def at(cls, state: Path) -> "RunningPipeline | None":
+        """The run that has locked this state folder."""
+        return from_note(cls, StateFolder(state).read_note(cls.FILE))
+
+    @classmethod
+    def crashed(cls, state: Path) -> bool:
+        """Whether a run crashed here. A run that stops removes the file."""
+        return (state / cls.FILE).exists() and StateFolder(state).owner() is None
+
+    @classmethod
+    def find(cls, config: Config) -> "RunningPipeline":
+        """The run in this folder; Misconfigured if there is none."""
+        if (found := cls.at(config.state)) is None:
+            raise Misconfigured(
+                str(config.folder.absolute()), "nothing runs here", "start it: penstock run FILE, or penstock demo"
+            )
+        return found
+
+    @classmethod
+    def file_in(cls, config: Config) -> Path:
+        """The file of the pipeline that runs in this folder; Misconfigured if there is none."""
+        if (found := cls.at(config.state)) is not None and found.file:
+            return Path(found.file)
+        problem = "nothing runs here" if found is None else "the run has not stored its file"
+        raise Misconfigured(str(config.folder.absolute()), problem, "name the file of the pipeline: --pipeline FILE")
+
+    def write(self, state: Path) -> None:
+        """Write the file. Only its owner can read it, because addresses may contain passwords."""
+        write_note(state / self.FILE, asdict(self))
+
+    def to_json(self) -> dict[str, object]:
+        """The fields without secrets."""
+        fields = asdict(self)
+        del fields["address"]
+        return {**fields, "redis": self.redis and redact_address(self.redis)}

@@ -19,7 +19,7 @@ from penstock.core.record import Origin
 from penstock.core.scan import scan
 from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
-from penstock.pipeline.sources import of_worker, shareable
+from penstock.pipeline.sources import can_be_shared, worker_name
 
 log = logging.getLogger(__name__)
 
@@ -54,9 +54,9 @@ def left(description: Description, config: Config, channels: Channels) -> list[S
     Misconfigured when they are for a channel that is not of this pipeline, or spools are not used now.
     """
     workers = {
-        source.name: config.collect.workers if shareable(source, config) else 1 for source in description.sources
+        source.name: config.collect.workers if can_be_shared(source, config) else 1 for source in description.sources
     }
-    names = {of_worker(name, worker) for name, count in workers.items() for worker in range(count)}
+    names = {worker_name(name, worker) for name, count in workers.items() for worker in range(count)}
     ours = {topic.name for topic in topics(description)}
     in_channel = []
     for spool in waiting(config):

@@ -1,4 +1,4 @@
-"""What all processes of a run said last, read from the status channel."""
+"""The status of the processes of a run: they report it to the status channel, and commands read it."""
 
 import logging
 import os
@@ -17,7 +17,7 @@ from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import PenstockError
 from penstock.core.retry import retry
 from penstock.core.scan import scan
-from penstock.run.background import beside
+from penstock.run.background import run_in_background
 
 log = logging.getLogger(__name__)
 
@@ -28,22 +28,22 @@ class Status:
 
     @classmethod
     def read(cls, channels: Channels, channel: str) -> "Status":
-        """The last word of each process."""
+        """Read the last report of each process."""
         processes: dict[str, Mapping[str, Any]] = {}
         for entry in scan(channels, channel):
-            _hear(processes, entry)
+            _apply(processes, entry)
         return cls(processes)
 
     @property
     def nodes(self) -> dict[str, Mapping[str, Any]]:
         """The figures of each part of the pipeline."""
-        return {name: figures for said in self.processes.values() for name, figures in said["nodes"].items()}
+        return {name: figures for report in self.processes.values() for name, figures in report["nodes"].items()}
 
     @property
     def usage(self) -> Mapping[str, Mapping[str, Any]]:
-        """Memory and restarts of each process, as the supervisor sees them."""
-        told: Mapping[str, Mapping[str, Any]] = self.processes.get("run", {}).get("usage", {})
-        return told
+        """Memory and restarts of each process, as reported by the supervisor."""
+        usage: Mapping[str, Mapping[str, Any]] = self.processes.get("run", {}).get("usage", {})
+        return usage
 
     @property
     def balance(self) -> Mapping[str, Any] | None:
@@ -54,11 +54,11 @@ class Status:
         return list((self.balance or {}).get("alarms", ()))
 
     def verdict(self, now: Micros) -> Verdict:
-        """That of the audit; not known when it, or another process of the run, has reported nothing lately."""
+        """The verdict of the audit; not known if the audit or another process of the run has stopped reporting."""
         found = Verdict((self.balance or {}).get("verdict", Verdict.NOT_KNOWN))
-        # A process of an earlier run that is none of this one any more reported last long ago.
-        ours = {"run", *self.usage} if self.usage else self.processes.keys()
-        silent = any(not is_running(said["at"], now) for name, said in self.processes.items() if name in ours)
+        # The channel may have reports of processes of earlier runs.
+        current = {"run", *self.usage} if self.usage else self.processes.keys()
+        silent = any(not is_running(report["at"], now) for name, report in self.processes.items() if name in current)
         return Verdict.NOT_KNOWN if found is Verdict.WHOLE and silent else found
 
     def to_json(self) -> dict[str, Any]:
@@ -67,73 +67,73 @@ class Status:
 
 
 @contextmanager
-def listening(channels: Channels, channel: str) -> Iterator[Mapping[str, Mapping[str, Any]]]:
-    """The last word of each process, kept up to date while the body runs."""
+def follow_status(channels: Channels, channel: str) -> Iterator[Mapping[str, Mapping[str, Any]]]:
+    """The last report of each process, updated while the body runs."""
     processes: dict[str, Mapping[str, Any]] = {}
 
-    def listen(stop: threading.Event) -> None:
-        def hear(well: Callable[[], None]) -> None:
+    def follow(stop: threading.Event) -> None:
+        def read(succeeded: Callable[[], None]) -> None:
             with channels.reader({channel: {}}) as reader:
                 while not stop.is_set():
                     for entry in reader.read(1_000, 0.5):
-                        _hear(processes, entry)
-                    well()
+                        _apply(processes, entry)
+                    succeeded()
 
-        retry(hear, stop, log=log)
+        retry(read, stop, log=log)
 
-    with beside("listening", listen):
+    with run_in_background("status", follow):
         yield processes
 
 
-def _hear(processes: dict[str, Mapping[str, Any]], entry: Entry) -> None:
-    """Take a process's word; what is no word of a process says nothing."""
+def _apply(processes: dict[str, Mapping[str, Any]], entry: Entry) -> None:
+    """Apply a report of a process; ignore other entries."""
     try:
-        said = orjson.loads(entry.value or b"")
-        if isinstance(said, dict) and entry.key and "at" in said:
-            processes[entry.key.decode()] = said
+        report = orjson.loads(entry.value or b"")
+        if isinstance(report, dict) and entry.key and "at" in report:
+            processes[entry.key.decode()] = report
     except ValueError:
-        log.warning("an entry of the status at %s/%s cannot be read", entry.partition, entry.offset)
+        log.warning("the status entry at %s/%s is not JSON", entry.partition, entry.offset)
 
 
 Figures = Mapping[str, Any]
-"""What a process tells: under `nodes`, per part of the pipeline (`source:rsvps`, `query:by_country`, …) its figures."""
+"""The report of a process. `nodes` has the figures of each part, such as `source:rsvps` or `query:by_country`."""
 
 EVERY = 1.0
 
 
-class Posting(Protocol):
-    """The part of a binder that figures need: `post(channel, key, value)`, without waiting."""
+class Poster(Protocol):
+    """The part of a binder that status reports use."""
 
     def poster(self) -> AbstractContextManager[Callable[[str, bytes, bytes], None]]: ...
 
 
 @contextmanager
-def pulse(
-    channels: Posting, channel: str, process: str, figures: Callable[[], Figures], every: float = EVERY
+def report_status(
+    channels: Poster, channel: str, process: str, figures: Callable[[], Figures], every: float = EVERY
 ) -> Iterator[None]:
-    """Tell the figures of this process while the body runs, at once and then every so many seconds."""
+    """Report the figures of this process while the body runs, immediately and then every `every` seconds."""
     clock, this = SystemClock(), psutil.Process()
 
-    def said() -> dict[str, Any]:
+    def report() -> dict[str, Any]:
         about = {"process": process, "at": clock.now(), "pid": os.getpid(), "memory": this.memory_info().rss}
         return {**about, "nodes": {}, **figures()}
 
-    def beat(stop: threading.Event) -> None:
+    def post_reports(stop: threading.Event) -> None:
         logged = ""
         with channels.poster() as post:
             while True:
                 try:
-                    post(channel, process.encode(), orjson.dumps(said()))
+                    post(channel, process.encode(), orjson.dumps(report()))
                     logged = ""
                 except PenstockError as error:
-                    # The pipeline does not end because its figures cannot be told; `penstock status` sees the silence.
+                    # The pipeline keeps running without status reports. `penstock status` shows that they are missing.
                     if logged != str(error):
-                        log.warning("the figures of %s cannot be told: %s", process, error)
+                        log.warning("%s cannot report its status: %s", process, error)
                     logged = str(error)
                 except Exception:
-                    log.exception("the figures of %s cannot be told", process)
+                    log.exception("%s cannot report its status", process)
                 if stop.wait(every):
                     return
 
-    with beside("pulse", beat):
+    with run_in_background("status reporter", post_reports):
         yield

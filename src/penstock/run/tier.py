@@ -1,4 +1,4 @@
-"""The tiers, each as it runs in a process of its own. Here the strangers are introduced to each other."""
+"""Runs a tier in its own process. The modules of this package connect the tiers."""
 
 import asyncio
 import importlib
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class Tier(StrEnum):
-    """Each is the function `run` in the module of its name."""
+    """A tier is the function `run` of the module with its name."""
 
     COLLECT = "collect"
     ANALYSE = "analyse"
@@ -29,27 +29,27 @@ Ready = Callable[[], None]
 
 
 def run(tier: Tier, description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
-    """Run a tier until `stop`; `ready` is called once it does its work."""
+    """Run a tier until `stop` is set; call `ready` once it works."""
     check(description, config)
-    # Imported here: each tier has libraries of its own, and a process needs only one of them.
+    # Imported here: each tier has its own libraries, and a process needs only those of one tier.
     module = importlib.import_module(f"penstock.run.{tier}")
     if tier is not Tier.ANALYSE:
-        bring_about(config.bind(), description, log.info)
+        ensure_channels(config.bind(), description, log.info)
     module.run(description, config, stop, ready)
 
 
-def bring_about(channels: Channels, description: Description, say: Callable[[str], None]) -> None:
-    """Make and extend what is declared; what is there and different is told, and stays as it is."""
-    done = channels.ensure(topics(description))
-    if done.made:
-        say(f"channels made: {len(done.made)}")
-    for name in done.extended:
-        say(f"channel {name} has more partitions now: some keys lie in others than before")
-    for difference in done.differences:
-        say(f"{difference}; it stays as it is")
+def ensure_channels(channels: Channels, description: Description, say: Callable[[str], None]) -> None:
+    """Create and extend the declared channels; `say` gets the changes and the remaining differences."""
+    result = channels.ensure(topics(description))
+    if result.made:
+        say(f"channels created: {len(result.made)}")
+    for name in result.extended:
+        say(f"channel {name} has more partitions now: some keys have another partition")
+    for difference in result.differences:
+        say(f"{difference}; it is not changed")
 
 
-async def until_set(stop: threading.Event) -> None:
-    """Wait for an event of threads; a thread that waited for it could not be cancelled."""
+async def wait_until_set(stop: threading.Event) -> None:
+    """Wait for a threading.Event in a way that can be cancelled."""
     while not stop.is_set():  # noqa: ASYNC110 (an asyncio.Event belongs to its loop, the handler runs outside of it)
         await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Once per machine: Kafka and Spark go through their paces, so that later runs start in a third of the time."""
+"""The warm-up: a small pipeline, once per machine, whose class archives make later starts three times as fast."""
 
 import asyncio
 import sys
@@ -23,7 +23,7 @@ from penstock.supervise.supervisor import Supervisor
 if TYPE_CHECKING:
     from penstock.analysis.engine import Engine
 
-PATIENCE = 120.0
+TIMEOUT = 120.0
 
 
 def kafka_archive(java: Java, jars: Jars) -> ClassArchive:
@@ -34,19 +34,19 @@ def spark_archive(java: Java, jars: Jars) -> ClassArchive:
     return ClassArchive.of("spark", java, classpath(jars.spark))
 
 
-def is_warm(java: Java, jars: Jars) -> bool:
+def is_warmed_up(java: Java, jars: Jars) -> bool:
     return kafka_archive(java, jars).attempted and spark_archive(java, jars).attempted
 
 
-def warm(java: Java, jars: Jars) -> None:
-    """Run a small pipeline on a broker of its own, and keep what both JVMs have loaded."""
-    # Here and not above: who only asks whether it was done need not wait for pyspark.
+def warm_up(java: Java, jars: Jars) -> None:
+    """Run a small pipeline on its own broker, and save the class archives of both JVMs."""
+    # Imported here: `is_warmed_up` does not need pyspark.
     from penstock.analysis.connectors import KafkaConnector
     from penstock.analysis.engine import Engine
     from penstock.analysis.session import session
 
     kafka, spark = kafka_archive(java, jars), spark_archive(java, jars)
-    with tempfile.TemporaryDirectory(prefix="penstock-warm-") as place, StateFolder(Path(place)).locked() as folder:
+    with tempfile.TemporaryDirectory(prefix="penstock-warm-") as path, StateFolder(Path(path)).locked() as folder:
         services, servers = kafka_services(java, jars, folder, LocalSettings(), kafka.create_flags())
         supervisor = Supervisor(services, folder)
         supervisor.start()
@@ -54,13 +54,13 @@ def warm(java: Java, jars: Jars) -> None:
             settings = SparkSettings()
             log = sys.stderr.buffer
             with session(
-                "warm", settings, java.path, jars.spark, 8, log, spark.create_flags(), patience=PATIENCE
+                "warm", settings, java.path, jars.spark, 8, log, spark.create_flags(), patience=TIMEOUT
             ) as running:
                 engine = Engine(running, settings, KafkaConnector(servers), str(folder.sub("checkpoints")), _SHAPES)
-                _go_through_the_paces(engine, Kafka(servers))
+                _run_queries(engine, Kafka(servers))
         finally:
-            # The archive is written when the broker has stopped.
-            supervisor.stop(within=PATIENCE)
+            # The JVM writes the archive when it ends.
+            supervisor.stop(within=TIMEOUT)
     kafka.save()
     spark.save()
 
@@ -73,7 +73,7 @@ _QUERIES = [
 ]
 
 
-def _go_through_the_paces(engine: "Engine", kafka: Kafka) -> None:
+def _run_queries(engine: "Engine", kafka: Kafka) -> None:
     kafka.ensure([Topic(name) for name in ("in", "in.dead", "live", "slow")])
     now = time.time_ns() // 1_000
     values = [b'{"k": "a", "n": %d, "t": %d}' % (n, now // 1_000) for n in range(100)] + [b"not JSON"]
@@ -88,6 +88,6 @@ def _go_through_the_paces(engine: "Engine", kafka: Kafka) -> None:
     sift(engine, _SHAPES["in"], "in.dead", {})
     asyncio.run(send())
     for name in ("live", "slow", "in.dead"):
-        until = time.monotonic() + PATIENCE
+        until = time.monotonic() + TIMEOUT
         while kafka.bounds(name)[0][1] == 0 and time.monotonic() < until:
             time.sleep(0.1)

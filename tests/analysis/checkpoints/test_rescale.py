@@ -46,7 +46,7 @@ def test_where_no_copy_can_be_kept_nothing_is_done(spark: SparkSession, tmp_path
 @pytest.mark.parametrize(
     ("folder", "partitions", "problem"),
     [
-        ("odd", 0, "0 partitions are asked for; ask for one or more"),
+        ("odd", 0, "0 partitions are asked for"),
         ("none", 4, "it has no checkpoint at .*none; set .spark. shuffle_partitions"),
         ("new", 4, "it has not finished a batch yet"),
         ("hdfs://far/odd", 4, "its checkpoint lies at hdfs://far/odd, where no copy of it can be kept"),

@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 
 from penstock.core.errors import Misconfigured
-from penstock.pipeline.schema import ddl
+from penstock.pipeline.arguments import ddl
 
 
 @dataclass
