@@ -17,7 +17,7 @@ from penstock.channels.sqlite import SqliteChannels
 from penstock.cli import app
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
-from penstock.run.run_file import Running
+from penstock.run.services import RunningPipeline
 from penstock.run.state_server import serve_state
 from penstock.supervise.folder import StateFolder
 

@@ -9,7 +9,7 @@ from typing import Any
 from penstock.analysis.query import Json, Query, Shape, Static
 from penstock.collect.registry import source_at
 from penstock.collect.shedding import Shed
-from penstock.core.contracts import Source
+from penstock.core.contracts import Guarantee, Source
 from penstock.core.errors import Misconfigured, located
 from penstock.core.text import did_you_mean
 

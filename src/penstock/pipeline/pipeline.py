@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from penstock.analysis.query import TABLES, Emit, Json, Late, Mode, Query, Static
 from penstock.collect.registry import kind_of
 from penstock.collect.shedding import Shed
-from penstock.core.contracts import Source
+from penstock.core.contracts import Guarantee, Source
 from penstock.core.errors import Misconfigured
 from penstock.core.text import did_you_mean, redact
 from penstock.pipeline import arguments

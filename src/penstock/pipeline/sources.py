@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from penstock.collect.overlapping import overlapping
 from penstock.collect.registry import has_option, source_at
-from penstock.core.contracts import NeedsContext, Source, SourceContext
+from penstock.core.contracts import Guarantee, NeedsContext, Source, SourceContext
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import SourceSpec
@@ -31,8 +31,8 @@ def make_source(
         source = spec.custom
     else:
         options = dict(spec.options)
-        if delivery is Delivery.AT_MOST_ONCE and has_option(address, "resume"):
-            # Who wants nothing twice asks for nothing again.
+        if delivery is Guarantee.AT_MOST_ONCE and has_option(address, "resume"):
+            # A resumed source may send records again.
             options["resume"] = False
         if config.collect.workers > 1 and has_option(address, "shared"):
             options["shared"] = True
@@ -46,7 +46,7 @@ def make_source(
 
 def shareable(spec: SourceSpec, config: Config) -> bool:
     """Whether several processes can listen for it."""
-    return spec.custom is None and has_option(config.address(spec), "shared")
+    return spec.custom is None and has_option(config.source_address(spec), "shared")
 
 
 def worker_name(name: str, worker: int) -> str:

@@ -59,14 +59,14 @@ def _checks(config: Config, needs: Needs, description: Description | None) -> It
         if description.pages:
             ports["[page] port"] = config.page.port
         for source in description.sources:
-            if (url := config.address(source)).startswith("listen+"):
-                yield partial(_listen, source.name, endpoint(url, source.name), config.collect.workers > 1)
+            if (url := config.source_address(source)).startswith("listen+"):
+                yield partial(_check_listener, source.name, endpoint(url, source.name), config.collect.workers > 1)
     for setting, port in ports.items():
         if port is not None:
             yield partial(require_free, port, setting)
 
 
-def _listen(name: str, at: Endpoint, shared: bool) -> None:
+def _check_listener(name: str, at: Endpoint, shared: bool) -> None:
     with at.listen(name, shared):
         pass
 

@@ -20,8 +20,8 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.state import lookup
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.pipeline.description import Description
-from penstock.run.background import beside
-from penstock.run.tier import until_set
+from penstock.run.background import run_in_background
+from penstock.run.tier import wait_until_set
 from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
 from penstock.web.query import Query, register_rest_convertor
 from penstock.web.responses import SecurityHeaders, error_response, handlers, reply
@@ -95,9 +95,9 @@ def serve_state(reader: StateReader, address: str, timeout: float = _READ_TIMEOU
 
         async def serve(stop: threading.Event) -> None:
             async with run_server(http_config(app, _CONNECTIONS, _IDLE_TIMEOUT, 1), listener) as serving:
-                await wait_first(serving, until_set(stop))
+                await wait_first(serving, wait_until_set(stop))
 
-        with beside("the state server", lambda stop: asyncio.run(serve(stop))):
+        with run_in_background("the state server", lambda stop: asyncio.run(serve(stop))):
             yield f"http://{authority(_public_name(host), listener.getsockname()[1])}"
 
 
