@@ -127,7 +127,7 @@ def _unwatched(report: Report | None, now: Micros, config: Config) -> Iterator[D
     """A doubt unless an auditor is running, or has stopped normally."""
     if report is None:
         yield Doubt("audit", "audit", "no report of the auditor yet")
-    elif report.silent(now, config.audit.away_after) or (not report.closed and Running.crashed(config.state)):
+    elif report.silent(now, config.audit.away_after) or (not report.closed and RunningPipeline.crashed(config.state)):
         yield Doubt("audit", "audit", f"no report of the auditor since {utc(report.at)}, and it did not stop normally")
 
 

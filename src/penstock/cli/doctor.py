@@ -69,7 +69,7 @@ def _java() -> str:
 
 
 def _jars() -> str:
-    jars = kept_jars()
+    jars = cached_jars()
     return f"{len(jars.kafka) + len(jars.spark)} of them" if jars else "none yet; the first run downloads them"
 
 

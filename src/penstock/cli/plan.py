@@ -39,7 +39,7 @@ def plan(file: File, profile: Profile = None, as_json: AsJson = False) -> None:
     from penstock.run.analyse import engine
 
     # The services do not run yet, and nothing is read from them.
-    with description.locating(), engine(description, config.at("local", "redis://local"), log=None) as spark:
+    with description.locating(), engine(description, config.with_services("local", "redis://local"), log=None) as spark:
         made = make(description, config, spark, progress)
     if as_json:
         typer.echo(json.dumps(made.to_json(), indent=2, ensure_ascii=False))

@@ -127,7 +127,7 @@ def _request(
 
 def _description(file: Path | None, config: Config, servers: str | None) -> Description | None:
     """The pipeline of the file, or the one that runs here."""
-    if file is None and servers is None and (running := Running.at(config.state)) is not None and running.file:
+    if file is None and servers is None and (running := RunningPipeline.at(config.state)) is not None and running.file:
         file = Path(running.file)
     return None if file is None else load(file)
 

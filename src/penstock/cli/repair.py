@@ -32,7 +32,7 @@ def repair(
     if not config.state.is_dir():
         raise Misconfigured(str(config.state), "state folder not found", "give the folder of the pipeline: --folder")
     unrepaired, found = 0, []
-    with StateFolder(config.state).held(), StateFolder(config.state, ROLE).held():
+    with StateFolder(config.state).locked(), StateFolder(config.state, ROLE).locked():
         for one in damages(config):
             done = one.repair() if apply and one.repair else None
             unrepaired += done is None

@@ -33,8 +33,7 @@ from penstock.deliver.states import ADDRESS, PROCESS, combine, newest_row, readi
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
-from penstock.run.run_file import Running
-from penstock.run.services import here
+from penstock.run.services import RunningPipeline, with_running_services
 from penstock.run.status import Status
 from penstock.run.warm import spark_archive
 from penstock.supervise.folder import StateFolder
@@ -130,7 +129,7 @@ def rescale(
     config = Config.read(folder or file.parent, profile)
     name = description.query(query).name
     checkpoint = f"{config.checkpoints}/{name}"
-    with StateFolder(config.state).held():
+    with StateFolder(config.state).locked():
         ready(name, checkpoint, partitions, _progress)
         _progress("starting Spark")
         java = find_java()
@@ -162,7 +161,7 @@ class StateReader:
     @classmethod
     def of(cls, pipeline: Path | None, folder: Path | None, profile: str | None, query: str) -> Self:
         config = Config.read(folder or (pipeline.parent if pipeline else Path()), profile)
-        return cls(load(pipeline or Running.file_in(config)), config, query)
+        return cls(load(pipeline or RunningPipeline.file_in(config)), config, query)
 
     def __init__(self, description: Description, config: Config, query: str) -> None:
         self._description, self._config = description, config
@@ -194,13 +193,13 @@ class StateReader:
         return self._read_checkpoint(lambda spark, lookup: lookup.scan(spark, self._query, prefix, limit))
 
     def _page(self) -> str | None:
-        running = Running.at(self._config.state)
+        running = RunningPipeline.at(self._config.state)
         return running.page if running is not None and running.pipeline == self._description.name else None
 
     def _channels(self) -> Channels | None:
         """The channels, if they are running."""
         try:
-            channels = here(self._config).bind()
+            channels = with_running_services(self._config).bind()
             channels.names()
         except (Misconfigured, Unavailable):
             return None
@@ -219,9 +218,9 @@ class StateReader:
 
         inform("the pipeline is not running; starting Spark to read its checkpoint …")
         try:
-            config = here(self._config)
+            config = with_running_services(self._config)
         except Misconfigured:
-            config = self._config.at(*_UNUSED)
+            config = self._config.with_services(*_UNUSED)
         with engine(self._description, config, log=None) as spark:
             return read(spark, lookup)
 

@@ -56,7 +56,7 @@ def _show_unavailable(config: Config, error: Unavailable) -> None:
         typer.echo(f"penstock: {full}", err=True)
     for log in sorted((config.state / "logs").glob("kafka-*.log")):
         if line := last_line(lines := tail(log, 20)):
-            typer.echo(f"penstock: {log} ends with: {printable(line)}{repair_of(lines)}", err=True)
+            typer.echo(f"penstock: {log} ends with: {printable(line)}{repair_hint(lines)}", err=True)
 
 
 def show_services(services: Services, as_json: bool) -> None:

@@ -23,10 +23,9 @@ from penstock.core.errors import Misconfigured, PenstockError, Unavailable
 from penstock.core.text import redact_address
 from penstock.pipeline.config import Config
 from penstock.run.prerequisites import require
-from penstock.run.services import ROLE, Machine, Needs, Services, prepared, serving, starting
-from penstock.supervise.events import Event
+from penstock.run.services import ROLE, Machine, Needs, Services, prepare_machine, run_services, still_starting
 from penstock.supervise.folder import NAME, StateFolder
-from penstock.supervise.limits import raise_files, too_few
+from penstock.supervise.limits import file_limit_warning, raise_file_limit
 from penstock.supervise.process import rotate, tail
 from penstock.supervise.signals import stop_on_signals
 from penstock.supervise.supervisor import Event
@@ -72,7 +71,7 @@ def up(
     # Nothing is started yet: a signal ends the process at once.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with Screen(dated=report is not None) as screen, _pipe_to_parent(report) as parent:
-        if few := too_few(raise_files()):
+        if few := file_limit_warning(raise_file_limit()):
             screen.say(few, "bold yellow")
         if report is None:
             require(config, needs)
@@ -97,7 +96,7 @@ def _already_up(config: Config, found: Services, brokers: int | None) -> str:
             f"up already: {found.where}; they belong to the pipeline that runs here (process {run}), and stop with it"
         )
     if not found.up:
-        raise starting(config, found)
+        raise still_starting(config, found)
     count = len(found.kafka.split(",")) if found.kafka else 0
     if brokers not in (None, count):
         raise Misconfigured("--brokers", f"{count} brokers run here already, not {brokers}", "penstock down first")
@@ -113,7 +112,7 @@ def _serve(config: Config, needs: Needs, machine: Machine | None, screen: Screen
         _send(parent, event)
 
     with stop_on_signals() as stop, screen.stopping():
-        with serving(config, needs, machine, stop, on_event) as (supervisor, found):
+        with run_services(config, needs, machine, stop, on_event) as (supervisor, found):
             if not stop.is_set():
                 screen.say(f"up: {found.where}", "bold green")
                 _send(parent, found)
@@ -149,7 +148,7 @@ def _send(parent: Connection | None, message: Event | Services | PenstockError) 
 def _detach(config: Config, profile: str | None, screen: Screen) -> None:
     """Start the process that keeps the services, and wait until they are up."""
     # Fails here if another process uses the folder.
-    with StateFolder(config.state, ROLE).held() as folder:
+    with StateFolder(config.state, ROLE).locked() as folder:
         log = folder.log(ROLE)
         rotate(log)
     with stop_on_signals() as stop:
