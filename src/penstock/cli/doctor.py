@@ -75,7 +75,7 @@ def _jars() -> str:
 
 def _state(folder: Path) -> str:
     state = StateFolder(Config.read(folder).state)
-    pid = state.holder()
+    pid = state.owner()
     return f"{state.path} is in use by process {pid}" if pid else f"{state.path} is free"
 
 

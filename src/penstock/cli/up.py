@@ -91,7 +91,7 @@ def _with_brokers(config: Config, brokers: int | None) -> Config:
 
 
 def _already_up(config: Config, found: Services, brokers: int | None) -> str:
-    if found.pid == (run := StateFolder(config.state).holder()):
+    if found.pid == (run := StateFolder(config.state).owner()):
         return (
             f"up already: {found.where}; they belong to the pipeline that runs here (process {run}), and stop with it"
         )
@@ -230,7 +230,7 @@ def down(
     """Stop Kafka and Redis of this folder, and wait until they have ended. Their data is kept for the next start."""
     state = folder / NAME
     run, services = StateFolder(state), StateFolder(state, ROLE)
-    if (pipeline := run.holder()) is not None:
+    if (pipeline := run.owner()) is not None:
         if not force:
             raise Misconfigured(
                 str(folder.absolute()),
@@ -239,14 +239,14 @@ def down(
             )
         _stop(run, pipeline)
         typer.echo(f"the pipeline is stopped (process {pipeline})")
-    if (pid := services.holder()) is not None:
+    if (pid := services.owner()) is not None:
         found = Services.at(state)
         _stop(services, pid)
         typer.echo(f"stopped: {found.where if found else f'process {pid}'}; the data is kept in {services.path}")
         return
     if services.path.is_dir():
         # Ends the processes that a killed supervisor has left.
-        with services.held():
+        with services.locked():
             pass
     if pipeline is None:
         typer.echo("nothing is running here")
@@ -264,7 +264,7 @@ def _stop(folder: StateFolder, pid: int) -> None:
             str(folder.path), f"process {pid} belongs to another user", "stop it as that user"
         ) from error
     until = time.monotonic() + STOP_TIMEOUT
-    while folder.holder() == pid or _is_running(process):
+    while folder.owner() == pid or _is_running(process):
         if time.monotonic() > until:
             why = f"it did not stop within {STOP_TIMEOUT:g} s; see {folder.path / 'logs'}"
             raise Unavailable(f"process {pid}", why)

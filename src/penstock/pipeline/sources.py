@@ -44,7 +44,7 @@ def make_source(
     return source if spec.overlap == 1 else overlapping(source, spec.overlap_by, spec.overlap)
 
 
-def shareable(spec: SourceSpec, config: Config) -> bool:
+def can_be_shared(spec: SourceSpec, config: Config) -> bool:
     """Whether several processes can listen for it."""
     return spec.custom is None and has_option(config.source_address(spec), "shared")
 

@@ -57,7 +57,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
                 is_other_collector=other_collectors(
                     name, [one.name for one in description.sources if one.into == source.into]
                 ),
-                pause_reason=space.lacking,
+                pause_reason=space.shortage,
             )
             for source in specs
             for name in [worker_name(source.name, worker)]
