@@ -1,5 +1,8 @@
-"""The charts of the demo, by Altair. Each is drawn from the rows of a feed, flattened: `window_start`."""
+"""The charts of the demo, with Altair. Their data are the rows of a feed, flattened: `window_start`."""
 
+import json
+from importlib.resources import files
+from itertools import groupby, pairwise
 from typing import Any
 
 import altair as alt
@@ -8,7 +11,7 @@ ROWS = alt.NamedData("rows")
 
 
 def people_by_country() -> Any:
-    """The last three minutes, a bar for each window; the seven largest countries have a colour of their own."""
+    """The last three minutes, a bar per window; the seven largest countries have their own colours."""
     return (
         alt.Chart(ROWS)
         .transform_calculate(start="toNumber(toDate(datum.window_start))")
@@ -30,7 +33,7 @@ def people_by_country() -> Any:
 
 
 def trending_topics() -> Any:
-    """The ten most wanted topics of the newest whole window."""
+    """The ten topics with most yes answers in the newest complete window."""
     return (
         alt.Chart(ROWS)
         .transform_joinaggregate(newest="max(window_start)")
@@ -48,8 +51,9 @@ def trending_topics() -> Any:
 
 
 def busy_venues() -> Any:
-    """A map without borders: the sphere, its grid, and a circle for each venue."""
+    """A map of the world with a circle for each venue."""
     earth = alt.Chart(alt.sphere()).mark_geoshape(fill="transparent", stroke="#8886")
+    land = alt.Chart(alt.NamedData("land")).mark_geoshape(fill="#8883", stroke="#8884", strokeWidth=0.5)
     grid = alt.Chart(alt.graticule(step=[30, 30])).mark_geoshape(fill="transparent", stroke="#8884", strokeWidth=0.5)
     venues = (
         alt.Chart(ROWS)
@@ -61,11 +65,30 @@ def busy_venues() -> Any:
             tooltip=["name:N", "people:Q"],
         )
     )
-    return alt.layer(earth, grid, venues).project("naturalEarth1")
+    chart = alt.layer(earth, grid, land, venues).project("naturalEarth1").to_dict()
+    # Added here: Altair's validation of so many coordinates takes seconds.
+    return {**chart, "datasets": {"land": [_land()]}}
+
+
+def _land() -> dict[str, Any]:
+    """The outlines of all countries, from the package geopip, as one GeoJSON feature.
+
+    Coordinates are rounded to a tenth of a degree, and islands that become too small are omitted.
+    """
+    countries = json.loads((files("geopip") / "globe.geo.json").read_bytes())["features"]
+    outlines = []
+    for shape in (country["geometry"] for country in countries):
+        for polygon in shape["coordinates"] if shape["type"] == "MultiPolygon" else [shape["coordinates"]]:
+            outline = [point for point, _ in groupby([round(x, 1), round(y, 1)] for x, y in polygon[0])]
+            # Twice the area, positive if clockwise: Vega fills the area to the right of an outline.
+            area = sum((x2 - x1) * (y2 + y1) for (x1, y1), (x2, y2) in pairwise(outline))
+            if abs(area) > 0.2:
+                outlines.append([outline if area > 0 else outline[::-1]])
+    return {"type": "Feature", "geometry": {"type": "MultiPolygon", "coordinates": outlines}}
 
 
 def answers_by_city() -> Any:
-    """The cities with most answers, yes and no."""
+    """The twelve cities with most answers, yes and no."""
     return (
         alt.Chart(ROWS)
         .transform_joinaggregate(all="sum(answers)", groupby=["city"])

@@ -21,7 +21,7 @@ class City(NamedTuple):
     lon: float
 
 
-# Ordered by how much happens there: the first city is the busiest.
+# The busiest city first. Cities and topics are shown on the page, so their names need only Latin and Greek fonts.
 CITIES = (
     City("New York", "us", 40.71, -74.01),
     City("London", "gb", 51.51, -0.13),
@@ -32,7 +32,7 @@ CITIES = (
     City("Toronto", "ca", 43.65, -79.38),
     City("Amsterdam", "nl", 52.37, 4.90),
     City("Sydney", "au", -33.87, 151.21),
-    City("東京", "jp", 35.68, 139.69),
+    City("Tōkyō", "jp", 35.68, 139.69),
     City("Chicago", "us", 41.88, -87.63),
     City("Madrid", "es", 40.42, -3.70),
     City("São Paulo", "br", -23.55, -46.63),
@@ -69,7 +69,7 @@ CITIES = (
     City("Bogotá", "co", 4.71, -74.07),
     City("Cape Town", "za", -33.92, 18.42),
     City("Nairobi", "ke", -1.29, 36.82),
-    City("서울", "kr", 37.57, 126.98),
+    City("Seoul", "kr", 37.57, 126.98),
     City("İstanbul", "tr", 41.01, 28.98),
     City("Αθήνα", "gr", 37.98, 23.73),
     City("Auckland", "nz", -36.85, 174.76),
@@ -84,7 +84,7 @@ TOPICS = (
     "Improv", "Swimming", "Parents", "Wine", "Open Source", "Volunteering", "Film", "Philosophy", "Singing",
     "Security", "Investing", "Badminton", "Astronomy", "DevOps", "Gardening", "Volleyball", "Robotics", "Pottery",
     "Sailing", "Chess", "Public Speaking", "Karaoke", "Kubernetes", "Rust", "Bouldering", "Tango", "Birdwatching",
-    "Café Culture", "Français", "日本語",
+    "Café Culture", "Français", "Japanese",
 )  # fmt: skip
 
 GATHERINGS = ("Meetup", "Club", "Circle", "Society", "Friends", "Enthusiasts", "Network", "Stammtisch")
