@@ -23,11 +23,11 @@ soak: .venv/ready ## run the long tests in their full sizes: an hour, and a tabl
 
 fuzz: .venv/ready ## look for inputs that break a framing, PENSTOCK_FUZZ_SECONDS (60) for each
 	@mkdir -p .penstock/fuzz
-	@for target in $$($(BIN)/python -m tests.fuzz.targets); do \
+	@for target in $$($(BIN)/python -m tests.fuzz.run); do \
 	    log=.penstock/fuzz/$$target.log; \
 	    $(BIN)/python -m tests.fuzz.run $$target -max_total_time=$${PENSTOCK_FUZZ_SECONDS:-60} >$$log 2>&1 \
 	        || { tail -40 $$log; exit 1; }; \
-	    rmdir --ignore-fail-on-non-empty tests/fuzz/found/$$target; \
+	    rmdir --ignore-fail-on-non-empty tests/fuzz/corpus/$$target; \
 	    echo "$$target: $$(grep -a 'DONE ' $$log)"; \
 	done
 

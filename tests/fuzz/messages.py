@@ -1,4 +1,4 @@
-"""What feeds say: their messages, and what is read from them."""
+"""Messages of WebSocket feeds, and what is read from them."""
 
 import json
 import math
@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 import orjson
 from examples.feeds.coinbase import Product, Trade, timestamp
 from examples.feeds.coinbase import read as read_trade
-from tests.fuzz.target import Given, raw, target, tried
+from tests.fuzz.target import Input, raw, result_or_error, target
 
 from penstock.collect.dedup import key_of
 from penstock.collect.listen import invalid_sender
@@ -20,7 +20,7 @@ from penstock.core.errors import Unavailable
 from penstock.core.record import Heartbeat, Origin
 from penstock.web.webhook import MAX_PAUSE, retry_after
 
-_WORDS = ("feed", "sender", "epoch", "seq", "time", "heartbeat", "heartbeats", "end", "meta", "place", "type", "a")
+_NAMES = ("feed", "sender", "epoch", "seq", "time", "heartbeat", "heartbeats", "end", "meta", "place", "type", "a")
 _CONDITIONS: Sequence[tuple[str, ...]] = ((), ("type=a",), ("meta.place=1", "end=true"))
 _NOTHING = object()
 
@@ -33,49 +33,51 @@ _NOTHING = object()
     b"\x01\0\x01\x02" + raw(b'{"type": "a"}') + raw(b'{"type": "b"}') + raw(b'{"type": "a", "end": true}'),
 )
 def messages(data: bytes) -> None:
-    """Each message is taken as it came, or it says something else; nothing that cannot be read is passed over."""
-    given = Given(data)
-    numbered = given.among((None, "feed", "meta"))
-    cursor = given.among((None, "time", "meta.place"))
-    after = given.text() if cursor else None
-    only, ignore = (given.among(_CONDITIONS) for _ in range(2))
+    """A message gives an unchanged arrival, heartbeats, or the end; unreadable ones are not dropped."""
+    inputs = Input(data)
+    numbered = inputs.choose((None, "feed", "meta"))
+    cursor = inputs.choose((None, "time", "meta.place"))
+    after = inputs.text() if cursor else None
+    only, ignore = (inputs.choose(_CONDITIONS) for _ in range(2))
     numbered = None if cursor else numbered
     reading, counted = Reading(numbered, cursor, after, only, ignore), _Counted(place_of(after))
     for _ in range(20):
-        message = given.json(_WORDS)
+        message = inputs.json(_NAMES)
         document = _loaded(message)
-        said = reading(message)
+        output = reading(message)
         if not only and not ignore and not cursor:
-            assert said == read(message, numbered)
-        if said is END:
+            assert output == read(message, numbered)
+        if output is END:
             assert document == {"end": True}
-        elif not said:
+        elif not output:
             assert only or ignore
             assert isinstance(document, dict)
-        for one in said:
+        for one in output:
             _is_sane(one, message, document, numbered)
-        if cursor and said:
-            (arrival,) = said
+        if cursor and output:
+            (arrival,) = output
             assert isinstance(arrival, Arrival)
             assert arrival.cursor is not None
             assert arrival.cursor == counted.next(_found(document, cursor))
-            _goes_on_at(place_of(arrival.cursor))
-        if not given.left:
+            _check_resume(place_of(arrival.cursor))
+        if not inputs.left:
             return
 
 
 class _Counted:
-    """The place that was told last, how many have told it in a row, and how many came since that told none."""
+    """The last place, how many messages in a row had it, and how many without a place followed."""
 
     def __init__(self, place: str) -> None:
         self._place, self._same, self._since = place, 0, 0
 
-    def next(self, told: object) -> str:
-        if isinstance(told, float) and not -(2**53) < told < 2**53:
-            told = None
-        if isinstance(told, int) and not -(2**63) <= told < 2**64:
-            told = None
-        text = told if isinstance(told, str) else orjson.dumps(told).decode() if isinstance(told, int | float) else ""
+    def next(self, value: object) -> str:
+        if isinstance(value, float) and not -(2**53) < value < 2**53:
+            value = None
+        if isinstance(value, int) and not -(2**63) <= value < 2**64:
+            value = None
+        text = (
+            value if isinstance(value, str) else orjson.dumps(value).decode() if isinstance(value, int | float) else ""
+        )
         if not text:
             self._since += 1
             return f"{self._place}/{self._same - 1}+{self._since}"
@@ -99,13 +101,13 @@ def _is_sane(one: Arrival | Heartbeat, message: bytes, document: object, numbere
     assert all(0 <= number < LARGEST for number in (origin.epoch, origin.seq, origin.time))
 
 
-def _goes_on_at(place: str) -> None:
+def _check_resume(place: str) -> None:
     address = with_parameter("ws://127.0.0.1/a?cursor=1&b=2", "cursor", place)
     assert parse_qs(urlsplit(address).query, keep_blank_values=True) == {"b": ["2"], "cursor": [place]}
 
 
 def _loaded(text: bytes) -> Any:
-    """As the standard has it: Python reads more than that."""
+    """Standard JSON; Python accepts more."""
     try:
         document = json.loads(text.decode(), parse_constant=_number, parse_float=_number)
         json.dumps(document, ensure_ascii=False).encode()
@@ -132,7 +134,7 @@ def _found(document: object, path: str) -> object:
     raw(b'{"type": "error", "message": "no", "reason": "x"}'),
 )
 def trades(data: bytes) -> None:
-    words = (
+    names = (
         "type",
         "match",
         "product_id",
@@ -143,9 +145,9 @@ def trades(data: bytes) -> None:
         "error",
         "0001-01-01T00:00Z",
     )
-    value, products = Given(data).json(words), {"BTC-USD": Product("BTC-USD")}
+    value, products = Input(data).json(names), {"BTC-USD": Product("BTC-USD")}
     document = _loaded(value)
-    found = tried(lambda: read_trade(value, products), Unavailable)
+    found = result_or_error(lambda: read_trade(value, products), Unavailable)
     if isinstance(found, Unavailable):
         assert document["type"] == "error"
         assert len(str(found)) < 300
@@ -160,15 +162,15 @@ def trades(data: bytes) -> None:
 
 
 @target(b"2014-11-07T08:19:27.028459Z", b"0001-01-01T00:00:00+00:00", b"9999-12-31T23:59:59-23:59")
-def moments(data: bytes) -> None:
+def timestamps(data: bytes) -> None:
     found = timestamp(data.decode(errors="replace"))
     assert 0 <= found < 2**63
     Product("BTC-USD").take(Trade(1, data, found))
 
 
 @target(b"10", b"Wed, 21 Oct 2015 07:28:00 GMT", b"0", b"1e400", b"Mon, 1 Jan 0001 00:00:00 -0000")
-def pauses(data: bytes) -> None:
-    """As a header holds it."""
+def retry_after_header(data: bytes) -> None:
+    """Retry-After with any text."""
     pause = retry_after(data.decode("latin-1"), SystemClock())
     assert pause is None or 0 <= pause <= MAX_PAUSE
 
@@ -176,20 +178,20 @@ def pauses(data: bytes) -> None:
 @target(
     b"\0" + raw(b'{"meta": 7}'), b"\x01" + raw(b'{"meta": {"place": "b"}}'), b"\x02" + raw(b'{"meta": 1.5, "a": true}')
 )
-def keys(data: bytes) -> None:
-    given = Given(data)
-    path = given.among(("meta", "meta.place", ("meta", "a"), ("time",)))
-    value = given.json(_WORDS)
+def record_keys(data: bytes) -> None:
+    inputs = Input(data)
+    path = inputs.choose(("meta", "meta.place", ("meta", "a"), ("time",)))
+    value = inputs.json(_NAMES)
     found, document = key_of(value, path), _loaded(value)
     if found is None:
         return
     if isinstance(path, str):
-        told = _found(document, path)
-        assert found.decode() == told if isinstance(told, str) else json.loads(found) == _near(told)
+        expected = _found(document, path)
+        assert found.decode() == expected if isinstance(expected, str) else json.loads(found) == _near(expected)
     else:
         assert json.loads(found) == [_near(_found(document, one)) for one in path]
 
 
-def _near(told: Any) -> Any:
-    """Numbers beyond 64 bits are rounded: records lie together whose numbers are so near."""
-    return float(told) if type(told) is int and not -(2**63) <= told < 2**64 else told
+def _near(expected: Any) -> Any:
+    """Numbers beyond 64 bits are rounded to a float."""
+    return float(expected) if type(expected) is int and not -(2**63) <= expected < 2**64 else expected

@@ -1,10 +1,10 @@
-"""Answers in pages: which records they hold, and how far they were read."""
+"""Pages of a polled API: their records, and the position after each."""
 
 import json
 from collections import Counter
 from typing import Any
 
-from tests.fuzz.target import Given, part, raw, small, target, tried
+from tests.fuzz.target import Input, limits, part, raw, result_or_error, target
 
 from penstock.collect.polling import New, Paging, Spot
 from penstock.collect.polling import pages as page_module
@@ -12,7 +12,7 @@ from penstock.collect.polling.pages import HEADER, LONGEST_CURSOR, Answer, Page,
 from penstock.core.contracts import Arrival
 from penstock.core.errors import Refused
 
-_WORDS = ("data", "items", "next", "a", "\\u0064ata", "\\ud800")
+_NAMES = ("data", "items", "next", "a", "\\u0064ata", "\\ud800")
 _ITEMS = 6
 
 
@@ -24,15 +24,15 @@ _ITEMS = 6
     b"\x01\x01\x03" + raw(b'\xef\xbb\xbf{"data": [null, [1]]}') + part(b"next"),
 )
 def pages(data: bytes) -> None:
-    """The records of an answer are parts of its bytes, and read as what they are in the whole."""
-    given = Given(data)
-    kind = given.among(("", "application/json", "application/x-ndjson", "text/plain"))
-    items = given.among((None, "data", "data.items"))
-    cursor = given.among((None, "next", "data.next", f"{HEADER}x"))
-    body = given.json(_WORDS)
-    told = given.text() if cursor == f"{HEADER}x" else None
-    with small(page_module, MOST_ITEMS=_ITEMS):
-        page = tried(lambda: read(Answer(body, kind, told), items, cursor), Refused)
+    """The records of a page are parts of its bytes, with the same values as in the whole."""
+    inputs = Input(data)
+    kind = inputs.choose(("", "application/json", "application/x-ndjson", "text/plain"))
+    items = inputs.choose((None, "data", "data.items"))
+    cursor = inputs.choose((None, "next", "data.next", f"{HEADER}x"))
+    body = inputs.json(_NAMES)
+    header = inputs.text() if cursor == f"{HEADER}x" else None
+    with limits(page_module, MOST_ITEMS=_ITEMS):
+        page = result_or_error(lambda: read(Answer(body, kind, header), items, cursor), Refused)
     if isinstance(page, Refused):
         page.reason.encode(errors="replace")
         return
@@ -42,11 +42,11 @@ def pages(data: bytes) -> None:
     for item in page.items:
         at = body.index(item, at) + len(item)
     if items is None and cursor in (None, f"{HEADER}x"):
-        assert page.next == (told or None)
+        assert page.next == (header or None)
         if page.items == [body] or kind == "application/x-ndjson":
             return
     if not body.removeprefix(b"\xef\xbb\xbf").strip():
-        assert page == Page([], None if cursor != f"{HEADER}x" else told or None)
+        assert page == Page([], None if cursor != f"{HEADER}x" else header or None)
         return
     document = _loaded(body)
     listed = document if items is None else _found(document, items)
@@ -56,7 +56,7 @@ def pages(data: bytes) -> None:
 
 
 def _loaded(text: bytes) -> Any:
-    """Numbers are compared as they are written."""
+    """JSON whose numbers stay text."""
     text = text.removeprefix(b"\xef\xbb\xbf")
     return json.loads(text.decode(errors="surrogateescape"), parse_int=str, parse_float=str, parse_constant=str)
 
@@ -73,36 +73,36 @@ def _found(document: object, path: str) -> object:
     b"\x00\x02\x00\x01\x00\x03\x00\x01\x02\x00\x03\x01\x01\x00\x00",
 )
 def paging(data: bytes) -> None:
-    """Who goes on behind a record gets all that was new behind it, and of an ordered page nothing else."""
-    given = Given(data)
-    cursors = given.byte() % 2
+    """Resuming after a record gives all new records after it, and only those if the page is ordered."""
+    inputs = Input(data)
+    cursors = inputs.byte() % 2
     going = Paging("feed", Spot())
     spots, before = set[str](), Counter[bytes]()
     for turn in range(10):
-        items = [b"%d" % (given.byte() % 6) for _ in range(given.byte() % 8)]
-        page = Page(items, given.among((None, "1", "2", "3", "x")) if cursors else None)
+        items = [b"%d" % (inputs.byte() % 6) for _ in range(inputs.byte() % 8)]
+        page = Page(items, inputs.choose((None, "1", "2", "3", "x")) if cursors else None)
         ordered = going._before is None
-        new = going.new(page, given.among((None, '"tag"')), None if cursors else str(turn))
-        arrivals = [one for some in (*new.others(), new.last()) for one in some]
+        new = going.new(page, inputs.choose((None, '"tag"')), None if cursors else str(turn))
+        arrivals = [one for sized in (*new.others(), new.last()) for one in sized]
         assert [one.value for one in arrivals] == [items[at] for at in new.chosen]
         assert list(new.chosen) == sorted(set(new.chosen))
         if not ordered:
             assert Counter(one.value for one in arrivals) == Counter(items) - before
         before = Counter(items)
-        told = {one.cursor for one in arrivals if one.cursor is not None}
-        assert len(told) == len(arrivals)
+        cursors_of_page = {one.cursor for one in arrivals if one.cursor is not None}
+        assert len(cursors_of_page) == len(arrivals)
         if not cursors:
-            # What comes again is another record.
-            assert not told & spots
-            spots |= told
+            # A repeated value is another record.
+            assert not cursors_of_page & spots
+            spots |= cursors_of_page
         for number, arrival in enumerate(arrivals):
-            _goes_on(arrival, page, new, new.chosen[number + 1 :], ordered)
+            _check_resume(arrival, page, new, new.chosen[number + 1 :], ordered)
         going.turn(page, new)
-        if not given.left:
+        if not inputs.left:
             return
 
 
-def _goes_on(arrival: Arrival, page: Page, new: New, left: "Any", ordered: bool) -> None:
+def _check_resume(arrival: Arrival, page: Page, new: New, left: "Any", ordered: bool) -> None:
     spot = Spot.of(arrival.cursor)
     assert spot.cursor in (new.spot.cursor, page.next)
     if spot.index < 0:

@@ -1,10 +1,10 @@
-"""Where a record ends in a stream: lines, lengths and events, however they are cut."""
+"""Framing: lines, lengths and events in chunks of any sizes."""
 
 import re
 import struct
 from collections.abc import Callable, Iterable
 
-from tests.fuzz.target import Given, pieces, small, target
+from tests.fuzz.target import Input, chunks_of, limits, target
 
 from penstock.collect import framing, sse
 from penstock.collect.framing import FAR, Found, Framing, Lengths, Lines
@@ -19,17 +19,19 @@ _FIRST = 12
     b"\x05\x02\x01\x03a\r\nbcdefgh\n\nrest\r", b"\x02\x00\r\n\r\r\n\nabc\r\nabcd\nab\r", b"\x13\x01\x05" + b"x" * 40
 )
 def lines(data: bytes) -> None:
-    given = Given(data)
-    most, sizes, stream = 1 + given.byte() % 40, given.some(), given.rest()
-    with small(framing, KEPT=_KEPT):
+    inputs = Input(data)
+    most, sizes, stream = 1 + inputs.byte() % 40, inputs.sized(), inputs.rest()
+    with limits(framing, KEPT=_KEPT):
         expected = _lines_of(stream, most)
         assert [found[:2] for found in expected if found[2] is None] == [
             found for found in _ends_of(stream) if 0 < len(found[0]) <= most
         ]
-        _holds(lambda: Lines(most), stream, sizes, expected, most + 1)
-        for number, (_, place, why) in enumerate(expected[:10]):
-            again = Lines(most, place, skipping=why is not None)
-            assert _told(again.push(stream[place:]) + again.end()) == _told(expected[number + 1 :])
+        _check(lambda: Lines(most), stream, sizes, expected, most + 1)
+        for number, (_, offset, why) in enumerate(expected[:10]):
+            again = Lines(most, offset, skipping=why is not None)
+            assert _without_reasons(again.push(stream[offset:]) + again.end()) == _without_reasons(
+                expected[number + 1 :]
+            )
 
 
 @target(
@@ -38,14 +40,14 @@ def lines(data: bytes) -> None:
     b"\x00\x01\x01\0\0\0\x00\xff\xff\xff\xffmore",
 )
 def lengths(data: bytes) -> None:
-    given = Given(data)
-    most, sizes, stream = 1 + given.byte() % 40, given.some(), given.rest()
-    with small(framing, KEPT=_KEPT):
-        _holds(lambda: Lengths(most), stream, sizes, _lengths_of(stream, most), 4 + max(most, _KEPT))
+    inputs = Input(data)
+    most, sizes, stream = 1 + inputs.byte() % 40, inputs.sized(), inputs.rest()
+    with limits(framing, KEPT=_KEPT):
+        _check(lambda: Lengths(most), stream, sizes, _lengths_of(stream, most), 4 + max(most, _KEPT))
 
 
-def _holds(make: Callable[[], Framing], stream: bytes, sizes: bytes, expected: list[Found], held: int) -> None:
-    cuts: list[Iterable[bytes]] = [[stream], pieces(stream, sizes), (bytes([one]) for one in stream)]
+def _check(make: Callable[[], Framing], stream: bytes, sizes: bytes, expected: list[Found], held: int) -> None:
+    cuts: list[Iterable[bytes]] = [[stream], chunks_of(stream, sizes), (bytes([one]) for one in stream)]
     for chunks in cuts:
         frames, found = make(), list[Found]()
         for chunk in chunks:
@@ -53,16 +55,16 @@ def _holds(make: Callable[[], Framing], stream: bytes, sizes: bytes, expected: l
             assert frames.held <= held
             assert frames.midway or not frames.held
         found += frames.end()
-        assert _told(found) == _told(expected)
+        assert _without_reasons(found) == _without_reasons(expected)
         assert frames.end() == []
 
 
-def _told(found: Iterable[Found]) -> list[tuple[bytes, int, bool]]:
-    return [(value, place, why is None) for value, place, why in found]
+def _without_reasons(found: Iterable[Found]) -> list[tuple[bytes, int, bool]]:
+    return [(value, offset, why is None) for value, offset, why in found]
 
 
 def _lines_of(stream: bytes, most: int) -> list[Found]:
-    """As it is written down, and all at once."""
+    """A simple implementation over the whole stream."""
     found, begin = list[Found](), 0
     for line in re.findall(rb"[^\n]*\n|[^\n]+", stream):
         value = re.sub(rb"\r?\n?\Z", b"", line, count=1)
@@ -75,7 +77,7 @@ def _lines_of(stream: bytes, most: int) -> list[Found]:
 
 
 def _ends_of(stream: bytes) -> list[tuple[bytes, int]]:
-    """Each line without its end, and the place behind it: all bytes of the stream are in one of them."""
+    """Each line without its end, and the offset after it."""
     found, begin = [], 0
     for line in stream.split(b"\n"):
         begin += len(line) + 1
@@ -105,11 +107,12 @@ def _lengths_of(stream: bytes, most: int) -> list[Found]:
     b"\x04\x00\x00data:12345\ndata: 678901234567890\n\nid: 123456789\nid:a\x00b\ndata: x\n\n",
 )
 def events(data: bytes) -> None:
-    given = Given(data)
-    most, after, sizes, stream = 1 + given.byte() % 60, given.among((None, b"7", b"5")), given.some(), given.rest()
-    with small(sse, LONGEST_ID=_ID, FIRST_BYTES=_FIRST):
+    inputs = Input(data)
+    most, after = 1 + inputs.byte() % 60, inputs.choose((None, b"7", b"5"))
+    sizes, stream = inputs.sized(), inputs.rest()
+    with limits(sse, LONGEST_ID=_ID, FIRST_BYTES=_FIRST):
         expected, retry = _events_of(stream, most, after)
-        cuts: list[Iterable[bytes]] = [[stream], pieces(stream, sizes), (bytes([one]) for one in stream)]
+        cuts: list[Iterable[bytes]] = [[stream], chunks_of(stream, sizes), (bytes([one]) for one in stream)]
         for chunks in cuts:
             reading, found = EventStream(most, after), list[Event]()
             for chunk in chunks:
@@ -125,14 +128,14 @@ def events(data: bytes) -> None:
 
 
 def _room(most: int) -> int:
-    """So much of a line is kept; of data there is always more than may be."""
+    """How much of a line is kept."""
     return max(most, 2 * _ID) + 16
 
 
 def _events_of(stream: bytes, most: int, after: bytes | None) -> tuple[list[Event], int | None]:
-    """As the standard tells it, step by step; what differs on purpose is what `event_stream` says at its top."""
+    """The algorithm of the standard, with the differences that `event_stream` documents."""
     found, retry = list[Event](), None
-    data, kind, told = list[bytes](), b"", list[bytes]()
+    data, kind, new_id = list[bytes](), b"", list[bytes]()
     last, count = after, 0
     *ended, _ = re.split(rb"\r\n|\r|\n", stream.removeprefix(b"\xef\xbb\xbf"))
     for line in ended:
@@ -145,18 +148,18 @@ def _events_of(stream: bytes, most: int, after: bytes | None) -> tuple[list[Even
         elif field == b"id" and whole:
             value = value.strip(b" \t")
             if len(value) <= _ID and all(sign >= 32 and sign != 127 for sign in value):
-                told = [value]
+                new_id = [value]
         elif field == b"retry" and whole and re.fullmatch(rb"[0-9]+", value):
             retry = min(int(value), LONGEST_RETRY)
         elif not line:
-            if told and (told[0] or None) != last:
-                last, count = told[0] or None, -1
+            if new_id and (new_id[0] or None) != last:
+                last, count = new_id[0] or None, -1
             if data:
                 count += 1
                 joined = b"\n".join(data)
-                shown = joined if len(joined) <= most else joined[: most + 1][:_FIRST]
-                found.append(Event(shown, kind.decode(errors="replace") or "message", last, count, len(joined)))
+                text = joined if len(joined) <= most else joined[: most + 1][:_FIRST]
+                found.append(Event(text, kind.decode(errors="replace") or "message", last, count, len(joined)))
             elif count < 0:
                 count = 0
-            data, kind, told = [], b"", []
+            data, kind, new_id = [], b"", []
     return found, retry

@@ -1,4 +1,4 @@
-"""What a target is: a function that takes any bytes, and fails when what has to hold for them does not."""
+"""Fuzz targets: functions that take any bytes, and fail if a property does not hold for them."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,22 +14,22 @@ Check = Callable[[bytes], None]
 
 @dataclass(frozen=True)
 class Target:
-    """`seeds`: inputs to begin with, from which others are made."""
+    """`seeds`: the first inputs, from which others are derived."""
 
     check: Check
     seeds: tuple[bytes, ...]
 
 
 TARGETS: dict[str, Target] = {}
-"""By name. Filled when the modules are imported that hold them."""
+"""By name; filled when their modules are imported."""
 
 
 def target(*seeds: bytes) -> Callable[[Check], Check]:
-    def kept(check: Check) -> Check:
+    def register(check: Check) -> Check:
         TARGETS[check.__name__] = Target(check, seeds)
         return check
 
-    return kept
+    return register
 
 
 _NUMBERS = (
@@ -38,8 +38,8 @@ _NUMBERS = (
 )
 
 
-class Given:
-    """Choices and parts, one after the other, from the bytes of an input. When they end, all is 0 or empty."""
+class Input:
+    """Values read from the bytes of an input, one after the other. At its end, they are 0 or empty."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self._at = data, 0
@@ -52,11 +52,11 @@ class Given:
         self._at += 1
         return self._data[self._at - 1] if self._at <= len(self._data) else 0
 
-    def among(self, choices: Sequence[T]) -> T:
+    def choose(self, choices: Sequence[T]) -> T:
         return choices[self.byte() % len(choices)]
 
-    def some(self) -> bytes:
-        """A byte tells how many."""
+    def sized(self) -> bytes:
+        """Bytes, their number first."""
         size = self.byte()
         self._at += size
         return self._data[self._at - size : self._at]
@@ -66,48 +66,48 @@ class Given:
         return found
 
     def text(self) -> str:
-        return self.some().decode(errors="replace")
+        return self.sized().decode(errors="replace")
 
-    def json(self, words: Sequence[str], depth: int = 4) -> bytes:
-        """A JSON text, or something near one. The words are names, and strings."""
+    def json(self, names: Sequence[str], depth: int = 4) -> bytes:
+        """JSON text, or almost. `names` are member names and strings."""
         kind = self.byte() % (9 if depth else 7)
         match kind:
             case 0:
-                return self.some()
+                return self.sized()
             case 1:
-                return self.among((b"null", b"true", b"false"))
+                return self.choose((b"null", b"true", b"false"))
             case 2 | 3:
-                return self.among(_NUMBERS).encode()
+                return self.choose(_NUMBERS).encode()
             case 4 | 5:
-                return b'"%s"' % self.among(words).encode()
+                return b'"%s"' % self.choose(names).encode()
             case 6:
-                return b'"%s"' % self.some()
+                return b'"%s"' % self.sized()
             case 7:
-                return b"[%s]" % b",".join(self.json(words, depth - 1) for _ in range(self.byte() % 5))
-        members = [(self.among(words), self.json(words, depth - 1)) for _ in range(self.byte() % 8)]
+                return b"[%s]" % b",".join(self.json(names, depth - 1) for _ in range(self.byte() % 5))
+        members = [(self.choose(names), self.json(names, depth - 1)) for _ in range(self.byte() % 8)]
         return b"{%s}" % b", ".join(b'"%s": %s' % (name.encode(), value) for name, value in members)
 
 
 def part(text: bytes) -> bytes:
-    """For a seed: what `some` gives as it is."""
+    """For a seed: the input of `sized`."""
     return bytes([len(text)]) + text
 
 
 def raw(text: bytes) -> bytes:
-    """For a seed: what `json` gives as it is."""
+    """For a seed: the input of `json` that gives this text."""
     return b"\0" + part(text)
 
 
-def tried(work: Callable[[], T], error: type[E]) -> T | E:
-    """What it gives, or the one error that it may raise."""
+def result_or_error(work: Callable[[], T], error: type[E]) -> T | E:
+    """The result, or the one error that it may raise."""
     try:
         return work()
     except error as raised:
         return raised
 
 
-def pieces(stream: bytes, sizes: bytes) -> Iterator[bytes]:
-    """The stream, cut into pieces of these sizes; what is left comes at once."""
+def chunks_of(stream: bytes, sizes: bytes) -> Iterator[bytes]:
+    """Cut the stream into chunks of these sizes, and the rest."""
     at = 0
     for size in sizes:
         yield stream[at : at + size]
@@ -116,8 +116,8 @@ def pieces(stream: bytes, sizes: bytes) -> Iterator[bytes]:
 
 
 @contextmanager
-def small(module: ModuleType, **bounds: int) -> Iterator[None]:
-    """For a while these bounds are so small that small inputs reach them."""
+def limits(module: ModuleType, **bounds: int) -> Iterator[None]:
+    """Set lower limits for the context, so that small inputs reach them."""
     before = {name: getattr(module, name) for name in bounds}
     for name, bound in bounds.items():
         setattr(module, name, bound)

@@ -1,9 +1,9 @@
-"""Where a collector goes on: cursors, bookmarks and origins, whoever has written them."""
+"""Resume state of a collector with any content: cursors, bookmarks and origins."""
 
 import re
 
 import httpx
-from tests.fuzz.target import Given, raw, target, tried
+from tests.fuzz.target import Input, raw, result_or_error, target
 
 from penstock.collect.bookmarks import Bookmark
 from penstock.collect.cursors import CHECKSUM, CURSOR, CursorState, RecordId, cursor_of, id_in_channel, shortened
@@ -29,7 +29,7 @@ _VALUE = re.compile(rb"[\x21-\xff]([\x20-\xff]*[\x21-\xff])?")
     b"9" * 20,
 )
 def cursors(data: bytes) -> None:
-    """Whatever lies in the header of a record, each source goes on somewhere, or says that it is not its own."""
+    """With any cursor in the header of a record, each source resumes, or rejects the cursor."""
     headers = [("other", b"\xff"), (CURSOR, data), (CHECKSUM, data)]
     cursor = cursor_of(headers)
     assert (id_in_channel(headers, b"a") or (None,))[0] == cursor
@@ -41,10 +41,10 @@ def cursors(data: bytes) -> None:
     if spot.cursor is not None:
         httpx.URL("http://127.0.0.1/a").copy_merge_params({"cursor": spot.cursor})
     with_parameter("ws://127.0.0.1", "cursor", place_of(cursor)).encode("ascii")
-    (said,) = Reading(None, "time", cursor, (), ())(b"{}")
-    assert isinstance(said, Arrival)
-    assert said.cursor is not None
-    assert place_of(said.cursor) == place_of(cursor)
+    (arrival,) = Reading(None, "time", cursor, (), ())(b"{}")
+    assert isinstance(arrival, Arrival)
+    assert arrival.cursor is not None
+    assert place_of(arrival.cursor) == place_of(cursor)
     _progress(cursor)
     cursors = CursorState()
     if cursor is not None:
@@ -54,12 +54,12 @@ def cursors(data: bytes) -> None:
 
 
 def _joined(text: str) -> str:
-    """Two halves of a pair that follow each other become one sign: no text that means something has them."""
+    """Two adjacent surrogates become one character; valid text has none."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")
 
 
 def _progress(cursor: str | None) -> Progress | None:
-    found = tried(lambda: Progress("files", cursor, 1.0), Misconfigured)
+    found = result_or_error(lambda: Progress("files", cursor, 1.0), Misconfigured)
     return None if isinstance(found, Misconfigured) else found
 
 
@@ -69,10 +69,10 @@ def _progress(cursor: str | None) -> Progress | None:
     b"\x03\x01\x08\x03\0\x01\0\x01\x02\0\x02\x07\x01\x07\x06\x04\x04\x02\x01\x02\0\x02\x01\x06\x01x\x02\x03",
 )
 def progress(data: bytes) -> None:
-    """What a cursor tells of files is told again by the next, but for the file that was read on."""
-    given = Given(data)
-    check, place = given.byte(), given.byte()
-    found = _progress(given.json(("done", "life", "files", "a", "skip", "bad")).decode(errors="replace"))
+    """The next cursor repeats the state of all files but the one that was read."""
+    inputs = Input(data)
+    check, place = inputs.byte(), inputs.byte()
+    found = _progress(inputs.json(("done", "life", "files", "a", "skip", "bad")).decode(errors="replace"))
     if found is None:
         return
     for inode, file in found.files.items():
@@ -85,16 +85,16 @@ def progress(data: bytes) -> None:
     sights.append(Sight("new", 12345, 2, 2, 5))
     news = found.meet(sights, now, lambda sight, file: True)
     for file in news[:5]:
-        told = {
+        expected = {
             inode: _state(one) for inode, one in found.files.items() if (one.offset or one.flag) and not one.forgotten
         }
         cursor = found.begin(file, now) + tail(check, "", place)
         again = Progress("files", cursor, 1.0)
-        told[file.sight.inode] = file.name, file.generation, place, check, ""
+        expected[file.sight.inode] = file.name, file.generation, place, check, ""
         listed = {inode: _state(one) for inode, one in again.files.items()}
-        # One that was not read yet may be listed, too.
-        assert told.items() <= listed.items()
-        assert all(listed[inode][2] == 0 and not listed[inode][4] for inode in listed.keys() - told.keys())
+        # Files that were not read yet may be listed, too.
+        assert expected.items() <= listed.items()
+        assert all(listed[inode][2] == 0 and not listed[inode][4] for inode in listed.keys() - expected.keys())
         found.end(file)
 
 
@@ -108,8 +108,8 @@ def _state(file: File) -> tuple[object, ...]:
     b"\x08\x04\0\x08\x01\x05\x08\x01\x06\x07\x02\x07\x02\x02\x01\x02\x01\x01\x08\0\x02\x02\x01\x03\x01\0",
 )
 def bookmarks(data: bytes) -> None:
-    """A bookmark is read as what it says, or refused."""
-    words = (
+    """A bookmark is read completely, or refused."""
+    names = (
         "runs",
         "positions",
         "incarnation",
@@ -122,7 +122,7 @@ def bookmarks(data: bytes) -> None:
         "a",
         "1",
     )
-    found = tried(lambda: Bookmark.of(Given(data).json(words, 6)), Refused)
+    found = result_or_error(lambda: Bookmark.of(Input(data).json(names, 6)), Refused)
     if isinstance(found, Refused):
         return
     again = Bookmark.of(found.record("rsvps").value or b"")
@@ -149,14 +149,14 @@ def _runs(bookmark: Bookmark) -> list[tuple[str, int, list[tuple[int, int]]]]:
     b"\x02\x00\x00\x00\x02\x01b",
 )
 def origins(data: bytes) -> None:
-    """Headers tell an origin that can be told again, or none, or contradict themselves."""
-    given = Given(data)
+    """Headers give an origin that gives the same headers, or none, or Refused."""
+    inputs = Input(data)
     names = ("sender", "epoch", "seq", "time", "cursor")
     headers = list[tuple[str, bytes | str | None]]()
-    for _ in range(given.byte() % 8):
-        name, kind, value = given.among(names), given.byte() % 3, given.some()
+    for _ in range(inputs.byte() % 8):
+        name, kind, value = inputs.choose(names), inputs.byte() % 3, inputs.sized()
         headers.append((name, None if kind == 0 else value if kind == 1 else value.decode(errors="replace")))
-    found = tried(lambda: Origin.of(headers), Refused)
+    found = result_or_error(lambda: Origin.of(headers), Refused)
     assert Origin.read(headers) == (None if isinstance(found, Refused) else found)
     if isinstance(found, Refused):
         return

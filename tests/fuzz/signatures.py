@@ -1,11 +1,11 @@
-"""What nobody can make up: signatures of webhooks and receipts."""
+"""Signatures of webhooks, and receipts."""
 
 import base64
 import hmac
 from typing import cast
 
 from starlette.requests import Request
-from tests.fuzz.target import Given, target, tried
+from tests.fuzz.target import Input, result_or_error, target
 
 from penstock.collect.http.receipts import Receipt, ReceiptSigner
 from penstock.collect.webhook import WebhookSource, _Messages
@@ -22,18 +22,18 @@ from penstock.web.responses import Problem
     b"\x03one\x03two\x01a\x01\x01b\x02\x01c\x14\x2a",
 )
 def signatures(data: bytes) -> None:
-    """A signature by the key verifies among any others; one by another key, or over anything else, does not."""
-    given = Given(data)
-    key, other = given.some() or b"k", given.some()
-    message, seconds, body = given.some().decode("latin-1"), given.byte() * 10_000_000, given.some()
-    junk = given.among(("v1,", "v2,", "")) + given.some().decode("latin-1").replace(" ", "_")
-    before = given.byte() % 24
+    """A valid signature verifies among others; one with another key or content does not."""
+    inputs = Input(data)
+    key, other = inputs.sized() or b"k", inputs.sized()
+    message, seconds, body = inputs.sized().decode("latin-1"), inputs.byte() * 10_000_000, inputs.sized()
+    junk = inputs.choose(("v1,", "v2,", "")) + inputs.sized().decode("latin-1").replace(" ", "_")
+    before = inputs.byte() % 24
     right = sign(key, message, seconds, body)["webhook-signature"]
     expected = base64.b64encode(hmac.new(key, f"{message}.{seconds}.".encode("latin-1") + body, "sha256").digest())
     assert right == f"v1,{expected.decode()}"
     among = " ".join([*[junk] * before, right, junk])
-    for known in ([other, key], [key, other]):
-        assert verify(known, among, message, str(seconds), body) == (before < 20 or junk == right)
+    for trusted in ([other, key], [key, other]):
+        assert verify(trusted, among, message, str(seconds), body) == (before < 20 or junk == right)
     assert not verify([], among, message, str(seconds), body)
     if key.rstrip(b"\0") != other.rstrip(b"\0"):
         assert not verify([other], among, message, str(seconds), body)
@@ -41,7 +41,7 @@ def signatures(data: bytes) -> None:
     assert not verify([key], right, message, str(seconds + 1), body)
     assert not verify([key], right, message, str(seconds), body + b"x")
     assert not verify([key], right, f"{message}x", str(seconds), body)
-    at = 3 + given.byte() % 43
+    at = 3 + inputs.byte() % 43
     assert not verify([key], f"{right[:at]}.{right[at + 1 :]}", message, str(seconds), body)
 
 
@@ -54,17 +54,17 @@ _HEADERS = (b"webhook-id", b"webhook-timestamp", b"webhook-signature")
     b"\x00\x05msg_1\x02{}\x00\x03\x00\x01a\x01\x0a1700000000\x02\x05v1,AA",
     b"\x01\x01a\x00\x00\x01\x00\x01b",
 )
-def deliveries(data: bytes) -> None:
-    """A message is taken whose headers are there once, signed by the key, and of this time; no other one is."""
-    given = Given(data)
-    right, message, body, off = given.byte() % 2, given.some().decode("latin-1"), given.some(), 2 * given.byte()
-    headers = [(given.among(_HEADERS), given.some()) for _ in range(given.byte() % 4)]
+def webhooks(data: bytes) -> None:
+    """A message is accepted only if each header occurs once, the signature is valid and the time is close."""
+    inputs = Input(data)
+    right, message, body, off = inputs.byte() % 2, inputs.sized().decode("latin-1"), inputs.sized(), 2 * inputs.byte()
+    headers = [(inputs.choose(_HEADERS), inputs.sized()) for _ in range(inputs.byte() % 4)]
     if right:
-        told = sign(b"key", message, _NOW + off, body)
-        headers += [(name.encode(), value.encode("latin-1")) for name, value in told.items()]
+        signed = sign(b"key", message, _NOW + off, body)
+        headers += [(name.encode(), value.encode("latin-1")) for name, value in signed.items()]
     taking = _Messages(_SOURCE, cast(Numbered, None), [b"other", b"key"])
     request = Request({"type": "http", "method": "POST", "headers": headers})
-    found = tried(lambda: _verified(taking, request, body), Problem)
+    found = result_or_error(lambda: _verified(taking, request, body), Problem)
     if isinstance(found, Problem):
         assert found.status in (400, 401)
         usual = message.isascii() and message.isprintable() and message
@@ -84,9 +84,9 @@ _SOURCE = WebhookSource("listen+webhook://127.0.0.1:8700/in", "rsvps", "key", cl
 
 @target(b"whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw", b"one, two three", b"whsec_\xff", b"\xff")
 def secrets(data: bytes) -> None:
-    """As the environment may hold it. A secret is a key, or the user hears that it is none, without hearing it."""
+    """A secret from the environment is a key, or Misconfigured without the secret in its text."""
     secret = data.decode(errors="surrogateescape")
-    found = tried(lambda: parse_secrets("a source", secret), Misconfigured)
+    found = result_or_error(lambda: parse_secrets("a source", secret), Misconfigured)
     if isinstance(found, Misconfigured):
         assert "whsec_" in secret
         assert len(secret) < 20 or secret not in str(found)
@@ -99,17 +99,17 @@ def secrets(data: bytes) -> None:
 
 @target(b"\x06a.http\x02\x03\x04\x05\x06\x00\x00\x00", b"\x02\xc3\xa4\xff\xff\xff\xff\xff\x05AAAA=\x03\x01")
 def receipts(data: bytes) -> None:
-    """What was sealed opens as what it was; no other text opens at all."""
-    given = Given(data)
-    sealing = ReceiptSigner(b"k" * 32)
-    sender = given.text()
-    numbers = [given.among((0, 1, 2**31, 2**63 - 1)) ^ given.byte() for _ in range(5)]
+    """An encoded receipt decodes unchanged; no other text decodes."""
+    inputs = Input(data)
+    signer = ReceiptSigner(b"k" * 32)
+    sender = inputs.text()
+    numbers = [inputs.choose((0, 1, 2**31, 2**63 - 1)) ^ inputs.byte() for _ in range(5)]
     receipt = Receipt(sender, *numbers)
-    text = sealing.encode(receipt)
-    assert sealing.decode(text) == receipt
+    text = signer.encode(receipt)
+    assert signer.decode(text) == receipt
     assert ReceiptSigner(b"j" * 32).decode(text) is None
-    for made in (given.text(), given.rest().decode("latin-1")):
-        assert sealing.decode(made) is None or made == text
-        at = given.byte()
+    for made in (inputs.text(), inputs.rest().decode("latin-1")):
+        assert signer.decode(made) is None or made == text
+        at = inputs.byte()
         for other in (text[:at] + made + text[at:], text[:at] + made + text[at + len(made) :], text[: len(text) - at]):
-            assert other == text or sealing.decode(other) is None
+            assert other == text or signer.decode(other) is None

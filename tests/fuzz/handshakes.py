@@ -1,4 +1,4 @@
-"""What senders say when they come: who they are, and what they ask for."""
+"""Handshakes of senders: identity, and options."""
 
 import json
 from datetime import timedelta
@@ -8,7 +8,7 @@ from typing import cast
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.requests import Request
-from tests.fuzz.target import Given, part, target, tried
+from tests.fuzz.target import Input, part, result_or_error, target
 from websockets.asyncio.server import ServerConnection
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidHeaderValue
@@ -27,7 +27,7 @@ from penstock.web.origin_check import OriginCheck
 from penstock.web.responses import Problem
 
 _ADDRESS = "listen+ws://127.0.0.1:8765/in"
-_WORDS = ("sender", "epoch", "seq", "a")
+_NAMES = ("sender", "epoch", "seq", "a")
 
 
 @target(
@@ -38,12 +38,12 @@ _WORDS = ("sender", "epoch", "seq", "a")
     b"\x02\x08\x03\0\x04\x03\x01\x02\x01\x02\x02\x03",
 )
 def hello(data: bytes) -> None:
-    """Who says who it is, and nothing else, is met; all others are refused."""
-    given = Given(data)
-    kind = given.byte() % 3
-    text = given.json(_WORDS, 2) + b"\n" if kind == 2 else given.rest()
+    """A hello with exactly the identity of a sender is accepted; others are refused."""
+    inputs = Input(data)
+    kind = inputs.byte() % 3
+    text = inputs.json(_NAMES, 2) + b"\n" if kind == 2 else inputs.rest()
     for found in framing("length" if kind == 1 else "lines", 4_096).push(text)[:1]:
-        met = tried(partial(_who, found, "rsvps"), Refused)
+        met = result_or_error(partial(_who, found, "rsvps"), Refused)
         if not isinstance(met, Refused):
             (sender, epoch), has = met
             assert (type(epoch), type(has)) == (int, int)
@@ -60,8 +60,8 @@ def hello(data: bytes) -> None:
     b"sender=a&sender=b&epoch=1",
     b"sender=a&epoch=9223372036854775808",
 )
-def query(data: bytes) -> None:
-    who = tried(lambda: _named(data.decode("latin-1"), "rsvps"), Refused)
+def websocket_query(data: bytes) -> None:
+    who = result_or_error(lambda: _named(data.decode("latin-1"), "rsvps"), Refused)
     if who is not None and not isinstance(who, Refused):
         assert invalid_sender(who.sender, "rsvps") is None
         assert 0 <= who.epoch < LARGEST
@@ -81,12 +81,12 @@ class _Client:
     part(b"/in?sender=a&epoch=1") + b"\x02\0" + part(b"http://a") + b"\0" + part(b"http://b"),
 )
 def handshake(data: bytes) -> None:
-    """Whoever asks for a WebSocket gets one, or hears what is wrong with the question: never that something is here."""
-    given = Given(data)
-    path = given.some().decode("latin-1")
+    """A handshake is accepted, or rejected with the reason; it never causes an internal error."""
+    inputs = Input(data)
+    path = inputs.sized().decode("latin-1")
     names = ("Origin", "Host", "Upgrade")
-    told = [(given.among(names), given.some().decode("latin-1")) for _ in range(given.byte() % 5)]
-    headers = tried(lambda: Headers(told), InvalidHeaderValue)
+    fields = [(inputs.choose(names), inputs.sized().decode("latin-1")) for _ in range(inputs.byte() % 5)]
+    headers = result_or_error(lambda: Headers(fields), InvalidHeaderValue)
     if isinstance(headers, InvalidHeaderValue):
         # The library does not let it through.
         return
@@ -106,13 +106,13 @@ def handshake(data: bytes) -> None:
     part(b"answer=10s&oneway") + b"\x01\0" + part(b"a/1/2"),
     part(b"answer=2h") + b"\x02\0" + part(b'"a/1/2"') + b"\x01" + part(b"application/x-ndjson"),
 )
-def asked(data: bytes) -> None:
-    """What stands behind the question mark is understood, or the client hears what is wrong with it."""
-    given = Given(data)
-    address = given.some()
-    headers = [(given.among((b"idempotency-key", b"content-type")), given.some()) for _ in range(given.byte() % 4)]
+def post_options(data: bytes) -> None:
+    """A query string gives options, or a Problem."""
+    inputs = Input(data)
+    address = inputs.sized()
+    headers = [(inputs.choose((b"idempotency-key", b"content-type")), inputs.sized()) for _ in range(inputs.byte() % 4)]
     request = Request({"type": "http", "method": "POST", "path": "/in", "query_string": address, "headers": headers})
-    found = tried(lambda: PostOptions.of(request, "rsvps", "rsvps.http", timedelta(seconds=60)), Problem)
+    found = result_or_error(lambda: PostOptions.of(request, "rsvps", "rsvps.http", timedelta(seconds=60)), Problem)
     if isinstance(found, Problem):
         assert 400 <= found.status < 500
         str(found).encode()
