@@ -16,6 +16,7 @@ import yaml
 
 from penstock.cli import app
 from penstock.collect.registry import source_at
+from penstock.pipeline.config import SECTIONS
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -85,6 +86,25 @@ def test_options_in_the_text_exist() -> None:
         text = (DOCS / page).read_text() if not page.startswith("reference/") else ""
         named = set(re.findall(r"[`(, ](--[a-z][a-z-]+)[^`\n]*`", re.sub(r"```.*?```", "", text, flags=re.DOTALL)))
         assert named <= known, page
+
+
+def test_settings_in_the_tables_exist() -> None:
+    text, section = (DOCS / "settings.md").read_text(), ""
+    rows = re.findall(r"^\| (?:`\[(\w+)\]`)? ?\| (`[^|]*`) \|", text, flags=re.MULTILINE)
+    assert rows
+    for name, keys in rows:
+        section = name or section
+        known = SECTIONS[section].model_fields
+        assert [key for key in re.findall(r"`(\w+)`", keys) if key not in known] == [], section
+    for page, name in [("alarms", "audit"), ("gateway", "gateway"), ("deliver", "page")]:
+        table = (DOCS / f"{page}.md").read_text().partition("## Settings")[2]
+        listed = {
+            key
+            for row in re.findall(r"^\| (`[^|]*`) \|", table, flags=re.MULTILINE)
+            for key in re.findall(r"`(\w+)`", row)
+        }
+        every = set(SECTIONS[name].model_fields)
+        assert listed & every == every - {"host", "port"}, page
 
 
 @pytest.mark.parametrize(
