@@ -29,11 +29,12 @@ MAY_IMPORT = {
     "push": CORE | {"collect", "channels", "web"},
     "testing": BASE | {"collect", "channels", "analysis", "pipeline", "supervise"},
     "demo": {"penstock"},
+    "sources": {"collect"},
     "gateway": BASE | {"web"},
     "cli": BASE
     | TIERS
     | {"web", "gateway", "supervise", "simulate", "pipeline", "plan", "run", "operate", "push", "testing", "demo"},
-    "penstock": {"pipeline", "analysis", "collect", "channels", "core", "cli"},
+    "penstock": {"sources", "pipeline", "analysis", "collect", "channels", "core", "cli"},
 }
 STANDS_ALONE = {"pyspark": {"analysis"}, "py4j": {"analysis"}}
 

@@ -11,6 +11,7 @@ from penstock.pipeline.pipeline import Pipeline
 
 if TYPE_CHECKING:
     __version__: str
+    from penstock import sources
     from penstock.analysis.frames import seen
     from penstock.analysis.operators import tables
     from penstock.analysis.operators.joins import joined
@@ -54,10 +55,12 @@ __all__ = [
     "duration",
     "joined",
     "seen",
+    "sources",
     "tables",
     "total",
 ]
 
+_MODULES = {"sources": "penstock.sources", "tables": "penstock.analysis.operators.tables"}
 _LAZY = {
     "Keyed": "analysis.state.keyed",
     "List": "analysis.state.variables",
@@ -79,8 +82,8 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("penstock")
-    if name == "tables":
-        return importlib.import_module("penstock.analysis.operators.tables")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
     if name not in _LAZY:
         raise AttributeError(f"module 'penstock' has no attribute {name!r}")
     return getattr(importlib.import_module(f"penstock.{_LAZY[name]}"), name)
