@@ -83,18 +83,18 @@ def test_a_channel_without_letters_is_listed_with_none(kafka: Kafka, channel: st
 
 def test_each_letter_is_listed_the_newest_last(kafka: Kafka, channel: str) -> None:
     send(kafka, f"{channel}.dead", [letter(seq, b"x" * seq) for seq in range(1, 6)])
-    result = run(kafka, "list", channel, "--each", "--most", "2")
+    result = run(kafka, "list", channel, "--each", "--limit", "2")
     first, last = rows(result)
     assert first[0].endswith(".dead:0:3")
     assert (last[0], *last[2:]) == (f"{channel}.dead:0:4", "kiosk 7/1: 5", "5", "rsvps:1:5", "it is not JSON")
-    assert "the newest of 5 dead letters; --most 5 shows all" in result.stdout
+    assert "the newest of 5 dead letters; --limit 5 shows all" in result.stdout
 
 
 def test_more_reasons_than_asked_for_are_counted(kafka: Kafka, channel: str) -> None:
     send(kafka, f"{channel}.dead", [letter(seq, reason=f"reason {seq}") for seq in range(3)])
-    result = run(kafka, "list", channel, "--most", "2")
+    result = run(kafka, "list", channel, "--limit", "2")
     assert len(rows(result)) == 2
-    assert "and 1 more; --most 3 shows all" in result.stdout
+    assert "and 1 more; --limit 3 shows all" in result.stdout
 
 
 def test_a_list_for_programs_is_json(kafka: Kafka, channel: str) -> None:

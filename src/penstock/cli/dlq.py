@@ -26,7 +26,7 @@ from penstock.operate.dead_letters import DEAD, Letter, Outcome, Selection, Tall
 from penstock.operate.dead_letters import redrive as send_again
 
 PREVIEW_BYTES = 4096
-"""The most bytes of a value that are preview."""
+"""The most bytes of a value that are shown."""
 MAX_LISTED = 50
 """The most dead letters that are listed."""
 
@@ -52,7 +52,7 @@ def list_(
         str | None, typer.Argument(help="The channel, with or without .dead.", show_default="all")
     ] = None,
     each: Annotated[bool, typer.Option("--each", help="Show each dead letter, the newest last.")] = False,
-    most: Annotated[
+    limit: Annotated[
         int, typer.Option(min=1, help="The most reasons to show; with --each, the most dead letters.")
     ] = MAX_LISTED,
     reason: Reason = "",
@@ -68,7 +68,7 @@ def list_(
     names = channels.names()
     wanted = [name for name in names if name.endswith(DEAD)] if channel is None else [_dead(channel, names)]
     if each:
-        newest, total = _newest(chain.from_iterable(letters(channels, name, selection) for name in wanted), most)
+        newest, total = _newest(chain.from_iterable(letters(channels, name, selection) for name in wanted), limit)
         if as_json:
             typer.echo(json.dumps({"matching": total, "letters": [letter.told for letter in newest]}))
         else:
@@ -78,7 +78,7 @@ def list_(
         if as_json:
             typer.echo(json.dumps({"channels": [_counts(name, tallies) for name, tallies in counted.items()]}))
         else:
-            show_reasons(counted, most)
+            show_reasons(counted, limit)
 
 
 @app.command()
@@ -188,7 +188,7 @@ def _after(since: str | None) -> Micros | None:
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 
-def _newest(found: Iterable[Letter], most: int) -> tuple[list[Letter], int]:
+def _newest(found: Iterable[Letter], limit: int) -> tuple[list[Letter], int]:
     """The newest dead letters, the newest last, and the number of all. Only those are held in memory."""
     total = 0
 
@@ -198,7 +198,7 @@ def _newest(found: Iterable[Letter], most: int) -> tuple[list[Letter], int]:
         entry = letter.entry
         return entry.appended, entry.channel, entry.partition, entry.offset
 
-    newest = heapq.nlargest(most, found, key=age)[::-1]
+    newest = heapq.nlargest(limit, found, key=age)[::-1]
     return newest, total
 
 
@@ -233,20 +233,20 @@ def _account(channel: str, into: str, dry: bool, outcomes: Sequence[Outcome]) ->
 # --- dead letters as text ---------------------------------------------------------------------------------------------
 
 
-def show_reasons(found: Mapping[str, Sequence[Tally]], most: int) -> None:
+def show_reasons(found: Mapping[str, Sequence[Tally]], limit: int) -> None:
     """A table of the reasons in each channel. A channel without dead letters has a row."""
     table = Table("channel", "dead letters", "rejected again", "first (UTC)", "last (UTC)", "reason")
     rows = 0
     for channel, tallies in found.items():
-        for one in tallies[: max(most - rows, 0)]:
+        for one in tallies[: max(limit - rows, 0)]:
             back = f"{one.came_back:,}" if one.came_back else ""
             table.add_row(channel, f"{one.count:,}", back, _when(one.first), _when(one.last), printable(one.reason))
         rows += len(tallies)
         if not tallies:
             table.add_row(channel, "0", "", "", "", "")
     print_table(table, (1, 2))
-    if rows > most:
-        typer.echo(f"and {rows - most:,} more; --most {rows} shows all")
+    if rows > limit:
+        typer.echo(f"and {rows - limit:,} more; --limit {rows} shows all")
 
 
 def show_each(newest: Sequence[Letter], total: int) -> None:
@@ -264,7 +264,7 @@ def show_each(newest: Sequence[Letter], total: int) -> None:
         )
     print_table(table, (3,))
     if total > len(newest):
-        typer.echo(f"these are the newest of {total:,} dead letters; --most {total} shows all")
+        typer.echo(f"these are the newest of {total:,} dead letters; --limit {total} shows all")
 
 
 def letter_lines(letter: Letter) -> Iterator[str]:

@@ -30,10 +30,12 @@ def proxy(
             help="The public address of this proxy, for the webhook.", show_default="the address it listens on"
         ),
     ] = "",
-    most: Annotated[
-        int, typer.Option(min=8, help="The most megabytes to store. When they are full, the stream is paused.")
+    max_megabytes: Annotated[
+        int, typer.Option(min=8, help="The most megabytes to store. Beyond that, reading from the stream pauses.")
     ] = 256,
-    again: Annotated[str, typer.Option(help="The time after which a device is woken again.")] = "5 minutes",
+    wake_again: Annotated[
+        str, typer.Option(help="The time after which a device that has not come is woken again.")
+    ] = "5 minutes",
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port to listen on; 0 takes a free one.")] = 8790,
 ) -> None:
@@ -49,8 +51,8 @@ def proxy(
         os.environ.get(SECRET, ""),
         os.environ.get(TOKEN, ""),
         public,
-        most << 20,
-        parse_duration("--again", again),
+        max_megabytes << 20,
+        parse_duration("--wake-again", wake_again),
     )
     asyncio.run(_serve(push_proxy, host, port))
 
