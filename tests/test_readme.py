@@ -1,4 +1,4 @@
-"""What the README shows is what there is."""
+"""The README shows the example pipeline and the commands as they are."""
 
 import re
 from pathlib import Path

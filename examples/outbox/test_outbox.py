@@ -1,4 +1,4 @@
-"""The source of one's own is as good as Penstock's: pytest -o asyncio_mode=auto examples/outbox"""
+"""The source passes the test suite of all sources: pytest -o asyncio_mode=auto examples/outbox"""
 
 import sqlite3
 from contextlib import closing
@@ -11,7 +11,7 @@ from penstock.testing.sources import SourceContract, plain, text
 
 
 class Application:
-    """The outside, as a test needs it: somebody who has something to give."""
+    """A double of the application that fills the outbox."""
 
     def __init__(self, path):
         self.path, self.source = path, Outbox(str(path))
@@ -26,10 +26,10 @@ class Application:
             table.executemany("INSERT INTO outbox VALUES (?)", [(payload.decode(),) for payload in payloads])
 
     async def cut(self):
-        """It would break the connection, if there were one."""
+        """Break the connection; this source has none."""
 
     def acknowledged(self):
-        """How many it was told are safe; None where nobody is told."""
+        """The number of acknowledged records; None because the application gets no acknowledgement."""
 
 
 @pytest.fixture
