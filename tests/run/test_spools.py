@@ -22,7 +22,7 @@ from penstock.core.scan import scan
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
-from penstock.run.spools import bring, left
+from penstock.run.spools import forward, orphaned
 from penstock.run.tier import Tier, run
 
 Eventually = Callable[..., None]
@@ -100,7 +100,7 @@ async def test_what_the_channel_holds_already_is_not_brought_again(tmp_path: Pat
     """The life that left it had still sent some, and heard nothing of it."""
     channels, abandoned = MemoryChannels(2), await asyncio.to_thread(leave, tmp_path, "former", "orders")
     channels.append("orders", b"2", b"key", number(2).headers())
-    await bring(abandoned, channels, asyncio.Event())
+    await forward(abandoned, channels, asyncio.Event())
     assert [one.value for one in channels.entries("orders")] == [b"2", b"1", b"3"]
     assert list(abandoned.records()) == []
 
@@ -148,7 +148,7 @@ def test_what_waits_for_a_channel_of_no_source_here_is_said(kafka: Kafka, tmp_pa
     leave(tmp_path, "orders.3", "orders")
     with pytest.raises(
         Misconfigured,
-        match=r"spool/orders\.3: 3 records that were acknowledged wait there, and orders is no channel of this",
+        match=r"spool/orders\.3: 3 acknowledged records .* orders ",
     ):
         run(Tier.COLLECT, described(fresh("others"), 1), wired(tmp_path, kafka), stopped(), lambda: None)
 
@@ -159,9 +159,7 @@ def test_what_waits_where_spools_are_not_used_is_said(
 ) -> None:
     name = fresh("unused")
     leave(tmp_path, f"{name}.1", name)
-    with pytest.raises(
-        Misconfigured, match=r"3 records that were acknowledged wait there, and as it is set now nobody"
-    ):
+    with pytest.raises(Misconfigured, match=r"3 acknowledged records .* settings"):
         run(Tier.COLLECT, described(name, 1), wired(tmp_path, kafka, **setting), stopped(), lambda: None)
 
 
@@ -172,14 +170,14 @@ def test_a_spool_that_is_empty_or_of_a_worker_of_now_or_open_is_not_left(kafka: 
     leave(tmp_path, "empty", "orders", count=0)
     other = leave(tmp_path, "other", "elsewhere")
     with other.disk.hold("other"):
-        assert left(description, config, kafka) == []
-    with pytest.raises(Misconfigured, match="elsewhere is no channel of this pipeline"):
-        left(description, config, kafka)
+        assert orphaned(description, config, kafka) == []
+    with pytest.raises(Misconfigured, match="elsewhere is not a channel"):
+        orphaned(description, config, kafka)
 
 
 async def test_a_stop_is_heard_while_the_channel_is_away(tmp_path: Path) -> None:
     spool, stop = await asyncio.to_thread(leave, tmp_path, "orders.3", "orders"), asyncio.Event()
-    bringing = asyncio.create_task(bring(spool, Kafka("127.0.0.1:1"), stop))
+    bringing = asyncio.create_task(forward(spool, Kafka("127.0.0.1:1"), stop))
     stop.set()
     async with asyncio.timeout(60):
         await bringing

@@ -1,4 +1,4 @@
-"""What lies damaged in a state folder while nothing runs there, and what can be done about it."""
+"""Finds and repairs damaged files in a state folder while nothing runs there."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -24,24 +24,24 @@ from penstock.supervise.redis import find_redis
 from penstock.supervise.segments import DamagedSegment, damaged_segments
 
 ASIDE = "damaged"
-"""The folder in the state folder that takes the originals."""
+"""The folder for the originals, in the state folder."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not what was written."""
+    """A damaged file."""
 
     file: Path
     problem: str
     consequence: str
     fix: str
-    """What `repair` does; what to do by hand, when there is none."""
+    """What `repair` does; without it, what to do by hand."""
     repair: Callable[[], str] | None = None
-    """Do it; what was done."""
+    """Repair it; returns what was done."""
 
 
 def damages(config: Config) -> Iterator[Damage]:
-    """All that can be found; the folder has to be held, for nothing may write there meanwhile."""
+    """All damages. The caller holds the folder, so that nothing writes there."""
     state, aside = config.state, config.state / ASIDE
     for segment in damaged_segments(state / "kafka"):
         yield _of_kafka(segment, aside)
@@ -58,7 +58,7 @@ def _of_kafka(segment: DamagedSegment, aside: Path) -> Damage:
     place = f"{segment.channel}, partition {segment.partition}"
     problem = f"the offsets {segment.offsets} of {place} are damaged"
     if not segment.repairable:
-        consequence = "Kafka does not know its topics any more, and does not start"
+        consequence = "Kafka no longer knows its topics, and does not start"
         return Damage(segment.file, problem, consequence, "bring the file back from a copy of the folder")
 
     def repair() -> str:

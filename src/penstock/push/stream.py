@@ -1,4 +1,4 @@
-"""The device's side of a push proxy: what is kept for it, as server-sent events."""
+"""Serves the stored events to the device, as server-sent events."""
 
 import asyncio
 import hmac
@@ -10,87 +10,87 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.push.shelf import Shelf
+from penstock.push.device_queue import DeviceQueue
 from penstock.web.responses import SecurityHeaders, error_response, reply
 from penstock.web.sse import ServerSentEvents, Write, event, retry, wait_for
 
-PATIENCE = 30.0
-"""Seconds after which a device that takes nothing is dropped."""
+TIMEOUT = 30.0
+"""Seconds after which a device that does not read is disconnected."""
 
 
-def build(shelf: Shelf, token: str, heartbeat: float) -> Starlette:
-    """`token`: what a device has to know, if it is not empty."""
-    visits = _Visits(shelf, token, heartbeat)
+def build(queue: DeviceQueue, token: str, heartbeat: float) -> Starlette:
+    """`token`: the bearer token of the device; empty: none is required."""
+    sessions = _Sessions(queue, token, heartbeat)
     return Starlette(
-        routes=[Route("/", visits.overview), Route("/events", visits.events)],
+        routes=[Route("/", sessions.overview), Route("/events", sessions.events)],
         middleware=[Middleware(SecurityHeaders)],
     )
 
 
-class _Visits:
-    """One device at a time: when it comes back before we noticed that it was gone, the old connection ends."""
+class _Sessions:
+    """One device at a time: a new connection ends the one before."""
 
-    def __init__(self, shelf: Shelf, token: str, heartbeat: float) -> None:
-        self._shelf, self._token, self._heartbeat = shelf, token.encode(), heartbeat
-        self.last: _Visit | None = None
+    def __init__(self, queue: DeviceQueue, token: str, heartbeat: float) -> None:
+        self._queue, self._token, self._heartbeat = queue, token.encode(), heartbeat
+        self.last: _Session | None = None
 
     async def overview(self, request: Request) -> Response:
         if (refused := self._refused(request)) is not None:
             return refused
-        shelf = self._shelf
-        return reply({"waiting": shelf.waiting, "bytes": shelf.bytes, "connected": shelf.connected})
+        queue = self._queue
+        return reply({"waiting": queue.waiting, "bytes": queue.bytes, "connected": queue.connected})
 
     async def events(self, request: Request) -> Response:
         if (refused := self._refused(request)) is not None:
             return refused
-        shelf = self._shelf
-        if shelf.closing:
-            return error_response(503, "the proxy stops; come back later")
-        if (position := shelf.position(request.headers.get("last-event-id"))) is not None:
-            await shelf.acknowledge(position)
-        return _Visit(self, shelf, shelf.acknowledged if position is None else position, self._heartbeat)
+        queue = self._queue
+        if queue.closing:
+            return error_response(503, "the proxy is stopping; try again later")
+        if (position := queue.position(request.headers.get("last-event-id"))) is not None:
+            await queue.acknowledge(position)
+        return _Session(self, queue, queue.acknowledged if position is None else position, self._heartbeat)
 
     def _refused(self, request: Request) -> Response | None:
-        said = request.headers.get("authorization", "").encode("latin-1", "replace")
-        if not self._token or hmac.compare_digest(said, b"Bearer " + self._token):
+        header = request.headers.get("authorization", "").encode("latin-1", "replace")
+        if not self._token or hmac.compare_digest(header, b"Bearer " + self._token):
             return None
-        facts = {"place": "the header authorization", "fix": "send Bearer and the token of this proxy"}
-        return error_response(401, "who asks here has to say the token", facts, {"www-authenticate": "Bearer"})
+        facts = {"place": "the header authorization", "fix": "send the token of this proxy as a bearer token"}
+        return error_response(401, "the bearer token is missing or wrong", facts, {"www-authenticate": "Bearer"})
 
 
-class _Visit(ServerSentEvents):
-    """One connection. It ends after a while of sending, so that the device comes back and says what it has."""
+class _Session(ServerSentEvents):
+    """One connection. It ends after some megabytes, so that the device connects again and acknowledges them."""
 
-    def __init__(self, visits: _Visits, shelf: Shelf, position: int, heartbeat: float) -> None:
-        super().__init__(PATIENCE)
-        self._visits, self._shelf, self._position, self._heartbeat = visits, shelf, position, heartbeat
+    def __init__(self, sessions: _Sessions, queue: DeviceQueue, position: int, heartbeat: float) -> None:
+        super().__init__(TIMEOUT)
+        self._sessions, self._queue, self._position, self._heartbeat = sessions, queue, position, heartbeat
 
     async def stream(self, write: Write) -> None:
-        shelf, changed = self._shelf, asyncio.Event()
-        self._visits.last, shelf.connected = self, True
-        shelf.heard.add(changed)
-        shelf.tell()
+        queue, changed = self._queue, asyncio.Event()
+        self._sessions.last, queue.connected = self, True
+        queue.listeners.add(changed)
+        queue.notify()
         try:
-            await self._pass_on(write, changed)
+            await self._send_events(write, changed)
         finally:
-            shelf.heard.discard(changed)
-            if self._visits.last is self:
-                shelf.connected, shelf.left = False, time.monotonic()
-                shelf.tell()
+            queue.listeners.discard(changed)
+            if self._sessions.last is self:
+                queue.connected, queue.left = False, time.monotonic()
+                queue.notify()
 
-    async def _pass_on(self, write: Write, changed: asyncio.Event) -> None:
-        shelf, sent = self._shelf, 0
+    async def _send_events(self, write: Write, changed: asyncio.Event) -> None:
+        queue, sent = self._queue, 0
         text = retry(500)
-        while not shelf.closing and self._visits.last is self and sent < shelf.most // 4:
+        while not queue.closing and self._sessions.last is self and sent < queue.most // 4:
             changed.clear()
-            entries = await shelf.since(self._position) if self._position < shelf.end else ()
-            text += b"".join(event(entry.value or b"", shelf.token(entry.offset)) for entry in entries)
+            entries = await queue.since(self._position) if self._position < queue.end else ()
+            text += b"".join(event(entry.value or b"", queue.token(entry.offset)) for entry in entries)
             if text:
                 await write(text)
                 sent += len(text)
                 text = b""
             if entries:
                 self._position = entries[-1].offset + 1
-                shelf.sent = max(shelf.sent, self._position)
+                queue.sent = max(queue.sent, self._position)
                 continue
             text = await wait_for(changed, self._heartbeat)

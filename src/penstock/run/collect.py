@@ -22,7 +22,7 @@ from penstock.pipeline.config import Config, parse_simulation
 from penstock.pipeline.description import Description, SourceSpec
 from penstock.pipeline.sources import can_be_shared, make_source, worker_name
 from penstock.run.accounts import accounting
-from penstock.run.spools import bring, left, spool_of
+from penstock.run.spools import forward, orphaned, spool_of
 from penstock.run.status import Figures, Status, follow_status, report_status
 from penstock.run.tier import Ready, Tier, wait_until_set
 from penstock.supervise.limits import DiskSpace
@@ -39,7 +39,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
     channels, clock, worker = config.bind(), SystemClock(), config.collect.worker
     specs = [source for source in description.sources if not worker or can_be_shared(source, config)]
     space = DiskSpace(config.state, config.local.reserve)
-    abandoned = [] if worker else left(description, config, channels)
+    abandoned = [] if worker else orphaned(description, config, channels)
     with ExitStack() as stack:
         lags = stack.enter_context(_lags(description, channels))
         pumps = {
@@ -87,7 +87,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
             async def pump_all() -> None:
                 # First, so that it is in the channel when the others look what is there, and before what comes now.
                 for spool in abandoned:
-                    await bring(spool, channels, asked)
+                    await forward(spool, channels, asked)
                 async with asyncio.TaskGroup() as tasks:
                     for pump in pumps.values():
                         tasks.create_task(pump.run(asked))

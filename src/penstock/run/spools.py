@@ -1,4 +1,4 @@
-"""Where the records of a pipeline wait on disk: the spool of each source, and those that no source has any more."""
+"""The spools of a pipeline: that of each source, and those whose source no longer exists."""
 
 import asyncio
 import logging
@@ -24,34 +24,34 @@ from penstock.pipeline.sources import can_be_shared, worker_name
 log = logging.getLogger(__name__)
 
 _UNSET = (
-    "as it is set now nobody brings them to their channel",
-    "run it with the channels that it had, [collect] spool above 0 and no standby, until none waits",
+    "with the current settings the collector does not send them to their channel",
+    "run it with the former channels, [collect] spool above 0 and no standby, until the spool is empty",
 )
-"""Why records stay where they wait, and the way out."""
+"""The problem and its fix."""
 _LONG_BEFORE = 300 * 1_000_000
-"""Microseconds: clocks differ, too."""
+"""Microseconds: clocks also differ."""
 
 
 def spool_of(name: str, config: Config, channels: Channels) -> Spool | None:
-    """Where its records wait while the channels are away, which those in files of this machine never are.
+    """The spool of a source; None if spools are not used: for channels on the local disk, or with a standby.
 
-    Not beside a standby: what waits on the disk of one machine the other does not know, and would take once more.
+    The standby does not know the spool of the other machine, and would ingest its records again.
     """
-    # A tier that was started alone has no folder yet.
+    # A tier that is started alone has no folder yet.
     config.state.mkdir(exist_ok=True)
     spool = _spool(name, config)
     if _used(config, channels):
         return spool
     if next(spool.records(), None):
         why, fix = _UNSET
-        raise Misconfigured(f"source {name}", f"records that were acknowledged wait on disk, and {why}", fix)
+        raise Misconfigured(f"source {name}", f"acknowledged records wait on disk, and {why}", fix)
     return None
 
 
-def left(description: Description, config: Config, channels: Channels) -> list[Spool]:
-    """Spools whose source or worker is no more, and in which records wait all the same.
+def orphaned(description: Description, config: Config, channels: Channels) -> list[Spool]:
+    """The spools with records whose source or worker no longer exists.
 
-    Misconfigured when they are for a channel that is not of this pipeline, or spools are not used now.
+    Misconfigured if they are for a channel of another pipeline, or spools are not used now.
     """
     workers = {
         source.name: config.collect.workers if can_be_shared(source, config) else 1 for source in description.sources
@@ -60,24 +60,24 @@ def left(description: Description, config: Config, channels: Channels) -> list[S
     ours = {topic.name for topic in topics(description)}
     in_channel = []
     for spool in waiting(config):
-        if spool.name in names or _held(spool):
+        if spool.name in names or _is_held(spool):
             continue
         into = Counter(channel for channel, _ in spool.records())
         why, fix = "", ""
         if not _used(config, channels):
             why, fix = _UNSET
         elif foreign := sorted(into.keys() - ours):
-            why = f"{', '.join(foreign)} is no channel of this pipeline"
-            fix = "declare it, or run the pipeline that has it, until none waits"
+            why = f"{', '.join(foreign)} is not a channel of this pipeline"
+            fix = "declare it, or run its pipeline, until the spool is empty"
         if why:
-            problem = f"{into.total():,} records that were acknowledged wait there, and {why}"
+            problem = f"{into.total():,} acknowledged records wait there, and {why}"
             raise Misconfigured(str(_folder(config) / spool.name), problem, fix)
         in_channel.append(spool)
     return in_channel
 
 
 def waiting(config: Config) -> Iterator[Spool]:
-    """Those in which records wait, whoever they belong to."""
+    """All spools with records."""
     folder = _folder(config)
     for name in SqliteChannels(folder).names() if folder.exists() else ():
         spool = _spool(name, config)
@@ -85,39 +85,39 @@ def waiting(config: Config) -> Iterator[Spool]:
             yield spool
 
 
-async def bring(spool: Spool, channels: Channels, stop: asyncio.Event) -> None:
-    """Bring what waits there into its channels; what does not arrive before `stop` goes on waiting."""
-    log.warning("%s: nobody collects by this name any more; what waits on disk is brought to its channel", spool.name)
-    bringing, stopping = asyncio.create_task(_brought(spool, channels)), asyncio.create_task(stop.wait())
+async def forward(spool: Spool, channels: Channels, stop: asyncio.Event) -> None:
+    """Send the records of a spool to their channels, until it is empty or `stop` is set."""
+    log.warning("%s: its source no longer exists; the records on disk are sent to their channel", spool.name)
+    forwarding, stopping = asyncio.create_task(_send_all(spool, channels)), asyncio.create_task(stop.wait())
     try:
-        await asyncio.wait((bringing, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if bringing.done():
-            bringing.result()
+        await asyncio.wait((forwarding, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if forwarding.done():
+            forwarding.result()
     finally:
-        bringing.cancel()
+        forwarding.cancel()
         stopping.cancel()
-        await asyncio.gather(bringing, return_exceptions=True)
+        await asyncio.gather(forwarding, return_exceptions=True)
 
 
-async def _brought(spool: Spool, channels: Channels) -> None:
+async def _send_all(spool: Spool, channels: Channels) -> None:
     for delay in backoff():
         try:
-            sought = await asyncio.to_thread(_sought, spool, channels)
+            sent = await asyncio.to_thread(_already_sent, spool, channels)
             break
         except Unavailable:
             await asyncio.sleep(delay)
-    async with channels.sender() as sender, spool.open(sender, sought.in_channel) as spooling:
+    async with channels.sender() as sender, spool.open(sender, sent.in_channel) as spooling:
         await spooling.forwarded()
 
 
-def _sought(spool: Spool, channels: Channels) -> SpoolDedup:
-    """Which of them their channels hold: they were on their way, too, not long before the first one came to disk."""
-    sought, since = SpoolDedup(spool.records()), max(0, (spool.oldest() or 0) - _LONG_BEFORE)
+def _already_sent(spool: Spool, channels: Channels) -> SpoolDedup:
+    """The records that their channels have already: they were in flight shortly before the first was spooled."""
+    sent, since = SpoolDedup(spool.records()), max(0, (spool.oldest() or 0) - _LONG_BEFORE)
     for channel in {channel for channel, _ in spool.records()}:
         for entry in scan(channels, channel, channels.since(channel, since)):
             if (origin := Origin.read(entry.headers)) is not None:
-                sought.observe(channel, origin)
-    return sought
+                sent.observe(channel, origin)
+    return sent
 
 
 def _used(config: Config, channels: Channels) -> bool:
@@ -125,8 +125,8 @@ def _used(config: Config, channels: Channels) -> bool:
     return alone and config.collect.spool > 0 and channels.promise.durable and not isinstance(channels, SqliteChannels)
 
 
-def _held(spool: Spool) -> bool:
-    """Another collector has it open, such as that of another pipeline in this folder."""
+def _is_held(spool: Spool) -> bool:
+    """Whether another collector has it open, such as that of another pipeline in this folder."""
     with suppress(Misconfigured), spool.disk.hold(spool.name):
         return False
     return True

@@ -100,7 +100,7 @@ class SqliteChannels:
     def ensure(self, topics: Sequence[Topic]) -> EnsureResult:
         made, extended, different = list[str](), list[str](), list[str]()
         for topic in topics:
-            self._home(topic.name)
+            self._folder_of(topic.name)
             _check_settings(topic)
             if topic.partitions < 1:
                 raise Misconfigured(f"channel {topic.name}", f"{topic.partitions} partitions", "ask for at least 1")
@@ -150,8 +150,8 @@ class SqliteChannels:
                 except Removed:
                     raise self._absent(channel) from None
                 except PenstockError:
-                    pass  # It is damaged, so nobody can use it.
-                self._home(channel).rename(self.folder / f"{_REMOVED}{uuid.uuid4().hex}")
+                    pass  # It is damaged: no process can use it.
+                self._folder_of(channel).rename(self.folder / f"{_REMOVED}{uuid.uuid4().hex}")
                 _sync_folder(self.folder)
                 self._sweep()
         for group in self.groups():
@@ -164,17 +164,17 @@ class SqliteChannels:
 
     @contextmanager
     def hold(self, channel: str) -> Iterator[None]:
-        """Reserve a channel among all who call this; Misconfigured when another process has it."""
-        home = self._home(channel)
+        """Lock a channel against other callers of `hold`; Misconfigured if another process has it."""
+        folder = self._folder_of(channel)
         self.topic_id(channel)
-        with translating(home):
-            opened = os.open(home / _HELD, os.O_RDWR | os.O_CREAT, 0o666)
+        with translating(folder):
+            opened = os.open(folder / _HELD, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             try:
                 fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 fix = "stop that process, or start this one in another folder"
-                raise Misconfigured(str(home), "it is in use by another process", fix) from error
+                raise Misconfigured(str(folder), "it is in use by another process", fix) from error
             yield
         finally:
             # This releases the lock. The lock of a killed process ends with the process.
@@ -283,8 +283,8 @@ class SqliteChannels:
 
     # --- files
 
-    def _home(self, channel: str) -> Path:
-        """The folder of a channel; Misconfigured when its name could lead out of the folder."""
+    def _folder_of(self, channel: str) -> Path:
+        """The folder of a channel; Misconfigured if the name is not a plain file name."""
         if not _NAME.fullmatch(channel):
             fix = "a name has up to 200 letters, digits and . _ -, and does not begin with a dot"
             raise Misconfigured(f"channel {channel!r}", "a folder cannot have this name", fix)
@@ -292,11 +292,11 @@ class SqliteChannels:
 
     def _file(self, channel: str) -> Path | None:
         """The database of a channel. It has the channel's id as its name: SQLite deletes files by their names."""
-        home = self._home(channel)
-        if (home / _OLD_FORMAT).exists():
-            fix = f"read its records with the version of penstock that wrote it; then move {home} away"
-            raise Misconfigured(f"channel {channel}", f"{home} has the format of an earlier version", fix)
-        return next(home.glob("*.db"), None)
+        folder = self._folder_of(channel)
+        if (folder / _OLD_FORMAT).exists():
+            fix = f"read its records with the version of penstock that wrote it; then move {folder} away"
+            raise Misconfigured(f"channel {channel}", f"{folder} has the format of an earlier version", fix)
+        return next(folder.glob("*.db"), None)
 
     def _open(self, channel: str) -> Database:
         with translating(self.folder):
@@ -342,7 +342,7 @@ class SqliteChannels:
         try:
             Database.make(new / f"{id}.db", id, topic)
             _sync_folder(new)
-            new.rename(self._home(topic.name))
+            new.rename(self._folder_of(topic.name))
         except BaseException:
             shutil.rmtree(new, ignore_errors=True)
             raise

@@ -181,7 +181,7 @@ def id_of(partition: int, offset: int) -> int:
     return partition << _OFFSET_BITS | offset
 
 
-def place_of(id: int) -> tuple[int, int]:
+def partition_and_offset(id: int) -> tuple[int, int]:
     return id >> _OFFSET_BITS, id & _OFFSETS
 
 
@@ -303,7 +303,7 @@ class Database(Connection):
             self.db.execute("UPDATE channel SET partitions = ?", (partitions,))
 
     def mark_removed(self) -> None:
-        """Make all who have it open notice that the channel is gone."""
+        """Let all open connections see that the channel is gone."""
         with self.transaction():
             self.db.execute("UPDATE channel SET removed = 1")
 
@@ -370,7 +370,7 @@ class Database(Connection):
                     "WHERE id >= ? AND id < ? ORDER BY id LIMIT ?",
                     (id_of(partition, offset), id_of(partition, next), most),
                 ):
-                    _, found = place_of(row[0])
+                    _, found = partition_and_offset(row[0])
                     if complete and found != offset:
                         raise damaged(self.path, f"offset {offset} of partition {partition} is missing")
                     if not is_intact(row):
@@ -395,11 +395,11 @@ class Database(Connection):
                 middle = (low + high) // 2
                 row = self._first(partition, middle, high)
                 if row is not None and row[1] < timestamp:
-                    low = place_of(row[0])[1] + 1
+                    low = partition_and_offset(row[0])[1] + 1
                 else:
                     high = middle
             row = self._first(partition, low, end)
-            return place_of(row[0])[1] if row is not None else end
+            return partition_and_offset(row[0])[1] if row is not None else end
 
     def _first(self, partition: int, low: int, high: int) -> tuple[int, Micros] | None:
         found: tuple[int, Micros] | None = self.db.execute(

@@ -70,11 +70,11 @@ class SqliteReader:
     def _take(self, most: int) -> list[Entry]:
         self._refresh()
         found: list[Entry] = []
-        places = list(self._positions)
+        partitions = list(self._positions)
         # Each call begins with another partition, so that none waits until the others are at their end.
         self._turn += 1
-        for turn in range(len(places)):
-            topic_partition = places[(turn + self._turn) % len(places)]
+        for turn in range(len(partitions)):
+            topic_partition = partitions[(turn + self._turn) % len(partitions)]
             if self._positions[topic_partition] != self._ends[topic_partition]:
                 try:
                     entries, self._positions[topic_partition] = self._databases[topic_partition[0]].read(

@@ -7,7 +7,15 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from penstock.channels.sqlite.database import Database, connect, damaged, id_of, is_intact, load_topic, place_of
+from penstock.channels.sqlite.database import (
+    Database,
+    connect,
+    damaged,
+    id_of,
+    is_intact,
+    load_topic,
+    partition_and_offset,
+)
 from penstock.core.contracts import Topic
 from penstock.core.errors import Unaccounted
 
@@ -24,7 +32,7 @@ class DamagedLog:
     file: Path
     problem: str
     readable: bool
-    """Whether it says which offsets it has given out."""
+    """Whether its table of offsets can be read."""
 
     @property
     def channel(self) -> str:
@@ -44,7 +52,7 @@ class DamagedLog:
         new = self.file.with_name(f"{self.file.name}.new")
         new.unlink(missing_ok=True)
         with closing(_tolerant(self.file)) as old:
-            id, partitions, topic = _described(old, self.file)
+            id, partitions, topic = _describe(old, self.file)
             Database.make(new, id, topic)
             with closing(connect(new.absolute().as_uri())) as db:
                 db.execute("BEGIN")
@@ -88,26 +96,26 @@ def _problem(file: Path) -> str:
         (found,) = db.execute("PRAGMA quick_check(1)").fetchone()
         if found != "ok":
             return str(found)
-        _, partitions, topic = _described(db, file)
+        _, partitions, topic = _describe(db, file)
         (repaired,) = db.execute("SELECT repaired FROM channel").fetchone()
         for first, next, _, partition in partitions:
             expected = id_of(partition, first)
             for row in db.execute(_ROWS, (expected, id_of(partition, next))):
-                offset = place_of(row[0])[1]
+                offset = partition_and_offset(row[0])[1]
                 if not (topic.compacted or repaired) and row[0] != expected:
-                    return f"offset {place_of(expected)[1]} of partition {partition} is missing"
+                    return f"offset {partition_and_offset(expected)[1]} of partition {partition} is missing"
                 if not is_intact(row):
                     return f"offset {offset} of partition {partition} has a wrong checksum"
                 expected = row[0] + 1
             if not (topic.compacted or repaired) and expected != id_of(partition, next):
-                return f"offset {place_of(expected)[1]} of partition {partition} is missing"
+                return f"offset {partition_and_offset(expected)[1]} of partition {partition} is missing"
     return ""
 
 
 def _is_readable(file: Path) -> bool:
     try:
         with closing(_tolerant(file)) as db:
-            _described(db, file)
+            _describe(db, file)
     except (sqlite3.Error, Unaccounted):
         return False
     return True
@@ -120,7 +128,7 @@ def _tolerant(file: Path) -> sqlite3.Connection:
     return db
 
 
-def _described(db: sqlite3.Connection, file: Path) -> tuple[str, list[tuple[int, int, int, int]], Topic]:
+def _describe(db: sqlite3.Connection, file: Path) -> tuple[str, list[tuple[int, int, int, int]], Topic]:
     """The id, the partitions (first offset, next offset, newest time, number) and the topic of a channel."""
     id, topic, _ = load_topic(db, file)
     partitions = db.execute("SELECT first, next, appended, partition FROM partitions ORDER BY partition").fetchall()

@@ -111,7 +111,7 @@ class _Queue:
             failure: Exception | None = None
             try:
                 await loop.run_in_executor(self._pool, self._writer.append, rows)
-            except Exception as error:  # noqa: BLE001 - those who wait get it
+            except Exception as error:  # noqa: BLE001 - the waiting calls raise it
                 failure = error
             for _, future in batches:
                 if future.done():

@@ -1,4 +1,4 @@
-"""What a push proxy keeps for its device: a log on disk, and how far the device has acknowledged it."""
+"""The events that a push proxy stores for its device, and the last one that the device has acknowledged."""
 
 import asyncio
 import time
@@ -22,16 +22,16 @@ TOPICS = (
     Topic(BOOKMARKS, compacted=True),
 )
 _DEVICE = "device"
-"""The group that has committed what the device has acknowledged."""
+"""The group whose committed offset the device has acknowledged."""
 _SOME, _SOME_BYTES = 20, 1 << 20
-_LETTERS = 1_000
-"""So many dead letters stay, about."""
+_DEAD_LETTERS = 1_000
+"""Dead letters that are kept, about."""
 
 
-class Shelf:
-    """Bounded: when more than `most` bytes lie on disk, the upstream waits until the device acknowledges some.
+class DeviceQueue:
+    """Bounded: when more than `most` bytes are on disk, the upstream waits until the device acknowledges some.
 
-    Positions are offsets in the log. `sent` is up to where the device was sent something in this life of ours.
+    Positions are offsets of the channel. `sent` is the position up to which this process has sent events.
     """
 
     def __init__(self, disk: SqliteChannels, most: int) -> None:
@@ -41,16 +41,16 @@ class Shelf:
         self.bytes = 0
         self.connected = False
         self.left = time.monotonic()
-        """When the device was last seen."""
+        """When the device disconnected."""
         self.closing = False
-        self.heard: set[asyncio.Event] = set()
-        """Those are set when something has changed."""
-        self._coming = 0
+        self.listeners: set[asyncio.Event] = set()
+        """Set when the state changes."""
+        self._in_flight = 0
         self._freed, self._disk_alone = asyncio.Event(), asyncio.Lock()
 
     @property
     def waiting(self) -> int:
-        """How many records the device has not acknowledged."""
+        """The number of unacknowledged events."""
         return self.end - self.acknowledged
 
     async def prepare(self) -> None:
@@ -58,24 +58,24 @@ class Shelf:
 
     def _prepare(self) -> None:
         self.disk.ensure(TOPICS)
-        # Who comes back after the folder was made anew has positions of another log.
+        # After the folder was created again, a device has positions of another channel.
         self.generation = self.disk.topic_id(CHANNEL)[:8]
         first, self.end = self.disk.bounds(CHANNEL)[0]
         committed = 0
         if _DEVICE in self.disk.groups():
             committed = self.disk.group(_DEVICE).committed.get((CHANNEL, 0), 0)
         self.acknowledged = self.sent = min(max(first, committed), self.end)
-        self._weigh()
+        self._measure()
 
-    def _weigh(self) -> None:
+    def _measure(self) -> None:
         self.bytes = self.disk.size(CHANNEL)
 
     def position(self, token: str | None) -> int | None:
-        """Behind the event with this id; None when it is none of ours."""
-        generation, mark, offset = (token or "").partition("-")
+        """The position behind the event with this id; None if the id is of another channel."""
+        generation, separator, offset = (token or "").partition("-")
         if (
             generation != self.generation
-            or not mark
+            or not separator
             or not (offset.isascii() and offset.isdecimal())
             or len(offset) > 18
         ):
@@ -86,46 +86,46 @@ class Shelf:
         return f"{self.generation}-{offset}"
 
     async def acknowledge(self, position: int) -> None:
-        """The device has all that lies before. It need not stay."""
+        """Delete the events before this position: the device has them."""
         if position > self.acknowledged:
             self.acknowledged = position
             self.sent = max(self.sent, position)
             async with self._disk_alone:
                 await asyncio.to_thread(self._forget, position)
             self._freed.set()
-            self.tell()
+            self.notify()
 
     def _forget(self, position: int) -> None:
         self.disk.move(_DEVICE, {CHANNEL: {0: position}})
         self.disk.forget(CHANNEL, {0: position})
-        self._weigh()
+        self._measure()
 
-    def expect(self, size: int) -> None:
-        """So much is on its way."""
-        self._coming += size
+    def add_in_flight(self, size: int) -> None:
+        """Count bytes that are being stored."""
+        self._in_flight += size
 
-    async def arrived(self, size: int) -> None:
-        """So much is safe, of what was on its way."""
+    async def stored(self, size: int) -> None:
+        """Count bytes that are stored now."""
         async with self._disk_alone:
             await asyncio.to_thread(self._look)
-        self._coming -= size
+        self._in_flight -= size
         self._freed.set()
-        self.tell()
+        self.notify()
 
     def _look(self) -> None:
         _, self.end = self.disk.bounds(CHANNEL)[0]
-        _, letters = self.disk.bounds(DEAD)[0]
-        if letters > _LETTERS:
-            self.disk.forget(DEAD, {0: letters - _LETTERS})
-        self._weigh()
+        _, dead_letters = self.disk.bounds(DEAD)[0]
+        if dead_letters > _DEAD_LETTERS:
+            self.disk.forget(DEAD, {0: dead_letters - _DEAD_LETTERS})
+        self._measure()
 
-    async def room(self) -> None:
-        while self.bytes + self._coming >= self.most:
+    async def wait_for_room(self) -> None:
+        while self.bytes + self._in_flight >= self.most:
             self._freed.clear()
             await self._freed.wait()
 
     async def since(self, position: int) -> Sequence[Entry]:
-        """Some of what lies there from a position on; it begins later where that is no longer kept."""
+        """Some events from a position on, or from the first one that is kept."""
         return await asyncio.to_thread(self._since, position)
 
     def _since(self, position: int) -> Sequence[Entry]:
@@ -138,34 +138,34 @@ class Shelf:
                     break
         return found
 
-    def tell(self) -> None:
-        for event in self.heard:
+    def notify(self) -> None:
+        for event in self.listeners:
             event.set()
 
 
 @dataclass(frozen=True)
-class Shelved(SourceWrapper):
-    """A source that waits while a shelf is full, and tells it when something is safe there."""
+class QueuedSource(SourceWrapper):
+    """A source that waits while the queue is full."""
 
-    shelf: Shelf
+    queue: DeviceQueue
 
     @asynccontextmanager
     async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
-        await self.shelf.room()
-        async with self.source.open(taken) as intakes, aclosing(self._intakes(intakes)) as noted:
-            yield noted
+        await self.queue.wait_for_room()
+        async with self.source.open(taken) as intakes, aclosing(self._intakes(intakes)) as counted:
+            yield counted
 
     async def _intakes(self, intakes: AsyncIterator[Intake]) -> AsyncGenerator[Intake, None]:
         async for intake in intakes:
-            yield self._noting(intake)
-            await self.shelf.room()
+            yield self._counting(intake)
+            await self.queue.wait_for_room()
 
-    def _noting(self, intake: Intake) -> Intake:
+    def _counting(self, intake: Intake) -> Intake:
         size = sum(len(arrival.value) for arrival in intake.arrivals if isinstance(arrival, Arrival))
-        self.shelf.expect(size)
+        self.queue.add_in_flight(size)
 
         async def settle(error: Exception | None) -> None:
             await intake.settle(error)
-            await self.shelf.arrived(size)
+            await self.queue.stored(size)
 
         return Intake(intake.arrivals, settle)
