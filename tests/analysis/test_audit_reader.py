@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from penstock.analysis.audit_reader import SparkAuditReader
 from penstock.audit.findings import Findings, Kind, reduced
-from penstock.audit.writers import KnownWriters, Writer
+from penstock.audit.writers import Writer, WriterTokens
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Entry, Offsets, Topic
 from penstock.core.errors import Unaccounted, Unavailable
@@ -62,9 +62,9 @@ def assert_equal(found: Findings, due: Findings) -> None:
         for channel, sketch in sketches.items():
             assert comparable(sketch) == comparable(expected[channel])
     # Of forged rows, Spark names the last one of each key.
-    assert bool(found.strangers) == bool(due.strangers)
-    assert {row.key for row in found.strangers} >= {row.key for row in due.strangers}
-    one, other = (replace(some, latencies={}, steps={}, strangers=[]) for some in (found, due))
+    assert bool(found.forged_rows) == bool(due.forged_rows)
+    assert {row.key for row in found.forged_rows} >= {row.key for row in due.forged_rows}
+    one, other = (replace(some, latencies={}, steps={}, forged_rows=[]) for some in (found, due))
     assert one == other
 
 
@@ -160,7 +160,7 @@ def test_spark_finds_what_python_finds(seed: int, small: int, spark: SparkSessio
     kinds = {source: Kind.SOURCE, dead: Kind.DEAD, result: Kind.RESULT}
     tally = SparkAuditReader(spark, kafka.servers, small=small)
     dice = random.Random(seed)
-    writers = KnownWriters(
+    writers = WriterTokens(
         [Writer(result, "a1b2", "q", 0, "", {0: 20, 1: 10}), Writer(result, "c3d4", "q", 1, "", {0: 60})]
     )
     start: dict[str, Offsets] = {source: {}, dead: {}, result: {}}

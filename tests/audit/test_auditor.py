@@ -11,7 +11,7 @@ from penstock.audit.balance import Balance, balance
 from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.hops import Gap
 from penstock.audit.ledger import Ledger
-from penstock.audit.writers import KnownWriters
+from penstock.audit.writers import WriterTokens
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
@@ -132,7 +132,7 @@ def test_two_auditors_do_not_count_twice(channels: MemoryChannels, ledger: Ledge
     one, two = (Auditor(channels, ledger, WATCHED, NOTES, clock, most=10) for _ in range(2))
     send(channels, range(1, 100))
     assert (one.step(0), two.step(0)) == (10, 10)
-    with pytest.raises(Unavailable, match="somebody else keeps this ledger"):
+    with pytest.raises(Unavailable, match="this ledger"):
         one.step(0)
     read_all(one)
     two.close()
@@ -254,7 +254,7 @@ class InOneGo:
         start: Mapping[str, Offsets],
         end: Mapping[str, Offsets],
         kinds: Mapping[str, Kind],
-        writers: KnownWriters | None = None,
+        writers: WriterTokens | None = None,
     ) -> Findings:
         self.asked += 1
         entries = [
@@ -307,14 +307,14 @@ def test_a_stretch_that_somebody_else_merged_is_not_counted_again(
             start: Mapping[str, Offsets],
             end: Mapping[str, Offsets],
             kinds: Mapping[str, Kind],
-            writers: KnownWriters | None = None,
+            writers: WriterTokens | None = None,
         ) -> Findings:
             found = super().reduce(start, end, kinds, writers)
             read_all(Auditor(channels, ledger, WATCHED, NOTES, clock))
             return found
 
     send(channels, range(1, 50))
-    with pytest.raises(Unavailable, match="somebody else"):
+    with pytest.raises(Unavailable, match="this ledger"):
         Auditor(channels, ledger, WATCHED, NOTES, clock).catch_up(Slow(channels))
     assert settled(ledger, clock).channels[0].records == 49
 
@@ -383,10 +383,10 @@ def test_what_cannot_be_read_is_told_for_a_while(ledger: Ledger, clock: ManualCl
 
     stop = threading.Event()
     auditor = Auditor(Damaged(clock=clock), ledger, WATCHED, NOTES, clock)
-    assert auditor.trouble() is None
+    assert auditor.recent_error() is None
     auditor.run(stop)
-    trouble = auditor.trouble()
-    assert trouble is not None
-    assert (trouble.reason, trouble.retry_after) == ("its log is damaged", None)
+    error = auditor.recent_error()
+    assert error is not None
+    assert (error.reason, error.retry_after) == ("its log is damaged", None)
     clock.move(60)
-    assert auditor.trouble() is None
+    assert auditor.recent_error() is None

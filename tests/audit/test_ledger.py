@@ -275,7 +275,7 @@ def test_the_outermost_numbers_can_be_kept(ledger: Ledger) -> None:
 
 
 def test_without_a_ledger_the_fix_is_told(path: Path) -> None:
-    with pytest.raises(Misconfigured, match="there is no ledger; start the pipeline once"):
+    with pytest.raises(Misconfigured, match="start the pipeline"):
         Ledger(path, read_only=True)
     assert not path.parent.exists()
 
@@ -448,7 +448,7 @@ def test_minutes_are_kept_for_a_day(ledger: Ledger) -> None:
 def test_a_ledger_of_another_topic_is_refused(ledger: Ledger) -> None:
     ledger.tie({"rsvps": "one"})
     ledger.tie({"rsvps": "one", "sales": "two"})
-    with pytest.raises(Misconfigured, match="another topic sales"):
+    with pytest.raises(Misconfigured, match="sales"):
         ledger.tie({"rsvps": "one", "sales": "three"})
 
 

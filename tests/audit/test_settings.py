@@ -28,7 +28,7 @@ def test_nothing_has_to_be_set(tmp_path: Path) -> None:
     [
         ("engine", "java", "'auto', 'python' or 'spark'"),
         ("behind", "0", "greater than or equal to 1"),
-        ("silent_after", "0 s", "longer than nothing"),
+        ("silent_after", "0 s", "more than zero"),
         ("stalled_after", "soon", "not a duration"),
         ("refused_share", "5", "less than or equal to 1"),
         ("refused_share", "nan", "finite number"),
@@ -39,7 +39,7 @@ def test_nothing_has_to_be_set(tmp_path: Path) -> None:
         ("webhook", "http://example.org:99999/", "Port out of range"),
         ("webhook", "http://example.org/\r\nx: y", "in ASCII, without spaces"),
         ("webhook", "http://exämple.org/", "in ASCII, without spaces"),
-        ("webhook", "http://user:password@example.org/", "leave the user and password out"),
+        ("webhook", "http://user:password@example.org/", "leave out user and password"),
     ],
 )
 def test_a_wrong_value_is_answered_with_its_place_and_a_hint(tmp_path: Path, key: str, value: str, hint: str) -> None:

@@ -11,7 +11,7 @@ from tests.run.test_audit import numbered, send
 
 from penstock.audit.auditor import Auditor
 from penstock.audit.balance import Balance, balance
-from penstock.audit.findings import Findings, Kind, Stranger, Watched
+from penstock.audit.findings import Findings, ForgedRow, Kind, Watched
 from penstock.audit.judge import Verdict
 from penstock.audit.ledger import Ledger
 from penstock.audit.tampering import Losses
@@ -142,7 +142,7 @@ def test_a_forged_row_that_is_gone_is_no_finding(ledger: Ledger) -> None:
     ledger.watch([Watched("result", Kind.RESULT, ("query:q",))])
     found = Findings({"result": {0: 0}}, {"result": {0: 2}})
     found.forged["result"] = 1
-    found.strangers.append(Stranger("result", 0, 0, "k", None))
+    found.forged_rows.append(ForgedRow("result", 0, 0, "k", None))
     ledger.merge(found, clock.now())
     losses.look(["result"])
     assert [one.kind for one in balance(ledger.content(), clock.now()).discrepancies] == ["forged"]

@@ -11,7 +11,7 @@ from penstock.audit.balance import balance
 from penstock.audit.findings import Kind, Watched, reduced
 from penstock.audit.judge import Verdict
 from penstock.audit.ledger import Ledger
-from penstock.audit.writers import KnownWriters, Writer, Writers, protected
+from penstock.audit.writers import Writer, Writers, WriterTokens, protected
 from penstock.core.contracts import Entry, Topic
 from penstock.core.record import Headers
 from penstock.run.accounts import announce
@@ -132,12 +132,12 @@ def test_the_first_announcement_is_found_by_a_row_without_a_token(channels: Memo
 
 
 def test_rows_of_one_batch_are_judged_alike_by_the_reduction() -> None:
-    known = KnownWriters([Writer(RESULT, "a1", "people", 0, "", {0: 1})])
+    known = WriterTokens([Writer(RESULT, "a1", "people", 0, "", {0: 1})])
     entry = Entry(RESULT, 0, 0, 1, b"k", b"{}", row(None, 7))
     entries = [replace(entry, offset=offset) for offset in range(3)]
     found = reduced(entries, {}, {}, {RESULT: Kind.RESULT}, writers=known)
     assert (found.records[RESULT], found.forged[RESULT]) == (1, 2)
-    assert [one.offset for one in found.strangers] == [1, 2]
+    assert [one.offset for one in found.forged_rows] == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["penstock.p.status", "rsvps.dead", RESULT])

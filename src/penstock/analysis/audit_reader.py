@@ -20,17 +20,17 @@ from pyspark.sql import functions as F
 
 from penstock.analysis.frames import description
 from penstock.audit.findings import (
+    FORGED_NAMED,
     IN_CHANNEL,
-    STRANGERS,
     Findings,
+    ForgedRow,
     Kind,
     Numbering,
     Span,
-    Stranger,
     key_hash,
-    shown_key,
+    key_text,
 )
-from penstock.audit.writers import HEADER, KnownWriters
+from penstock.audit.writers import HEADER, WriterTokens
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.core.metrics import HIGHEST, STEP, Sketch
@@ -58,7 +58,7 @@ class SparkAuditReader:
         start: Mapping[str, Offsets],
         end: Mapping[str, Offsets],
         kinds: Mapping[str, Kind],
-        writers: KnownWriters | None = None,
+        writers: WriterTokens | None = None,
     ) -> Findings:
         """What the entries from `start` up to `end` tell; a partition without a start is read from its beginning.
 
@@ -70,13 +70,13 @@ class SparkAuditReader:
         if not ranges:
             return found
         try:
-            rows = _rows(self._reduced(ranges, kinds, writers or KnownWriters()))
+            rows = _rows(self._reduced(ranges, kinds, writers or WriterTokens()))
         except (PySparkException, Py4JJavaError) as error:
             raise _explained(error, ranges) from error
         _take(found, rows)
         return found
 
-    def _reduced(self, ranges: "_Ranges", kinds: Mapping[str, Kind], writers: KnownWriters) -> DataFrame:
+    def _reduced(self, ranges: "_Ranges", kinds: Mapping[str, Kind], writers: WriterTokens) -> DataFrame:
         entries = self._entries(ranges)
         if sum(until - max(since, 0) for since, until in ranges.values()) <= self.small:
             entries = entries.coalesce(1)
@@ -149,7 +149,7 @@ _REASON = "get(filter(reverse(headers), h -> h.key = 'reason'), 0).value"
 _IN_CHANNEL = " OR ".join(f"coalesce(startswith({_REASON}, CAST('{known}' AS BINARY)), false)" for known in IN_CHANNEL)
 
 
-def _forged(results: Iterable[str], writers: KnownWriters) -> str:
+def _forged(results: Iterable[str], writers: WriterTokens) -> str:
     """Whether none of the writers of a result has written a row; as `KnownWriters.genuine`, for Spark."""
     token, cases = f"hex({_first(HEADER)})", []
     for channel in results:
@@ -412,8 +412,8 @@ def _take(found: Findings, rows: Iterator[_Row]) -> None:
 def _stranger(found: Findings, row: _Row) -> None:
     if row.timed:
         found.forged[row.topic] += row.records
-    elif len(found.strangers) < STRANGERS:
-        found.strangers.append(Stranger(row.topic, row.partition, row.last, shown_key(row.key), row.version))
+    elif len(found.forged_rows) < FORGED_NAMED:
+        found.forged_rows.append(ForgedRow(row.topic, row.partition, row.last, key_text(row.key), row.version))
 
 
 def _count(found: Findings, row: _Row) -> None:

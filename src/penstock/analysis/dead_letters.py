@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
-from penstock.audit.findings import BELATED
+from penstock.audit.findings import LATE_PREFIX
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Offsets, Sender
 from penstock.core.errors import Refused
@@ -100,7 +100,7 @@ class LateRecords:
         `headers` say why the records are here, when they are not late.
         """
         self._query, self._channels, self._accounted = query, channels, accounted
-        self._why = headers or {"reason": f"{BELATED}its window was closed in query {query}"}
+        self._why = headers or {"reason": f"{LATE_PREFIX}its window was closed in query {query}"}
         self._lying: dict[str, int] | None = None
 
     def write(self, channel: str, records: Iterable[Any]) -> None:

@@ -1,7 +1,7 @@
-"""What a stage says about itself: how far it has read each channel, and what became of the records.
+"""The account of a stage: how far it has read each channel, and the outcome of each record.
 
-An account is kept where the stage keeps its positions, so that both survive a crash together. It is told in the channel
-of bookmarks under the stage's name: the last one says it all. No I/O.
+A stage stores its account with its offsets, so that both survive a crash. It sends the account to the channel of
+bookmarks, with the name of the stage as the key: the last account replaces all earlier ones. No I/O.
 """
 
 import json
@@ -16,24 +16,24 @@ from penstock.core.errors import Refused
 
 
 class Outcome(StrEnum):
-    """What became of a record at a stage. The sum over all of them is what the stage has taken."""
+    """The outcome of a record at a stage. The sum over all outcomes is the number of records that the stage read."""
 
     PASSED = "passed"
     FILTERED = "filtered"
-    """The query was declared not to want it."""
+    """The filter of the query does not select it."""
     LATE = "late"
-    """Its window was closed when it came."""
+    """Its window was closed when it arrived."""
     DUPLICATE = "duplicate"
-    """It was there already."""
+    """The stage had it already."""
     REFUSED = "refused"
-    """It does not fit, and lies in the dead letters."""
+    """It does not fit the schema, and is in the dead letters."""
     SHED = "shed"
-    """It was dropped on purpose, because there was too much."""
+    """It was dropped on purpose, because of overload."""
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a stage did with one of the channels that it reads: since when, how far, and what became of it."""
+    """The part of an account about one channel: from which offsets, up to which, and the outcomes."""
 
     since: Offsets
     until: Offsets
@@ -42,19 +42,19 @@ class Share:
     late: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
     """The first late records, by sender, epoch (as text) and runs of numbers."""
     late_at: Mapping[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """Where the first late records lie: by partition (as text), runs of offsets."""
+    """The offsets of the first late records: runs by partition (as text)."""
 
     @property
     def all_late_at(self) -> bool:
-        """Whether it is known of each late record where it lies."""
+        """Whether `late_at` holds the offset of each late record."""
         known = sum(last - first + 1 for runs in self.late_at.values() for first, last in runs)
-        # What its function leaves out by itself may lie among them.
+        # Records that the query's own function drops can be among them.
         return known >= self.outcomes.get(Outcome.LATE, 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Totals of one life of a stage. A stage that begins anew, such as a query without its checkpoint, has another."""
+    """The totals of one generation of a stage. A query with a new checkpoint starts another generation."""
 
     stage: str
     """As in the graph of the pipeline: `query:by_country`, `store:redis/by_country`, …"""
@@ -63,20 +63,20 @@ class Account:
     shares: Mapping[str, Share]
     """By channel."""
     step: int = 0
-    """Grows within a life: of two accounts, the higher one is the later."""
+    """Increases within a generation: of two accounts, the higher one is the later one."""
     wrote: Mapping[str, Offsets] = field(default_factory=dict)
-    """The ends of the channels that it writes, looked up after what is told here was written."""
+    """The end offsets of the channels that it writes, read after the results of these records were written."""
     conserved: bool = False
     """Each record that passed is counted in exactly one row of the result."""
     guessed: bool = False
-    """Some of it was counted from the log without knowing what was late then."""
+    """Part of it was counted from the log later: which records were late then is not known."""
     latency: Mapping[str, float] | None = None
-    """From the sender to here, of the last minutes, in ms: count, min, mean, p50, p95, p99, max. Of what leaves the
-    pipeline; how long results took is in their channel."""
+    """From the sender to this stage, of the last minutes, in ms: count, min, mean, p50, p95, p99, max. Only of stages
+    that write no channel: the latency of results is measured in their channel."""
     number: int = 0
-    """Of a query: how many lives it had before this one, as the versions of its rows tell it."""
+    """Of a query: the number of its generation, as in the versions of its rows."""
     start_declared: bool = False
-    """It was declared to begin at certain offsets, and not at the beginning of its channels."""
+    """The query is declared to start at certain offsets, not at the beginning of its channels."""
 
     @property
     def key(self) -> bytes:
@@ -101,48 +101,50 @@ class Account:
 
     @classmethod
     def of(cls, key: bytes, value: bytes) -> "Account":
-        """Refused when it cannot be read."""
+        """Parse an account; raise Refused if it cannot be parsed."""
         try:
-            told = json.loads(value)
+            document = json.loads(value)
             return cls(
                 key.decode(),
-                str(told["life"]),
-                int(told["at"]),
-                {str(channel): _share(share) for channel, share in told["shares"].items()},
-                int(told["step"]),
-                {str(channel): _positions(ends) for channel, ends in told["wrote"].items()},
-                bool(told["conserved"]),
-                bool(told.get("guessed", False)),
-                {str(name): float(value) for name, value in (told.get("latency") or {}).items()} or None,
-                int(told.get("number", 0)),
-                bool(told.get("start_declared", False)),
+                str(document["life"]),
+                int(document["at"]),
+                {str(channel): _share(share) for channel, share in document["shares"].items()},
+                int(document["step"]),
+                {str(channel): _positions(ends) for channel, ends in document["wrote"].items()},
+                bool(document["conserved"]),
+                bool(document.get("guessed", False)),
+                {str(name): float(value) for name, value in (document.get("latency") or {}).items()} or None,
+                int(document.get("number", 0)),
+                bool(document.get("start_declared", False)),
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise Refused("an account", f"it cannot be read: {error!r}") from error
+            raise Refused("an account", f"it cannot be parsed: {error!r}") from error
 
 
 def is_account(key: bytes | None) -> bool:
-    """Whether an entry of the bookmarks is an account: names of stages hold a colon, names of sources never.
+    """Whether a record of the bookmarks is an account: its key is the name of a stage, which contains a colon.
 
-    Those of announcements do, too, see `audit.writers`.
+    The keys of announcements (`audit.writers`) contain one, too; the names of sources never do.
     """
     return key is not None and b":" in key and not key.startswith(b"writer:")
 
 
-def _share(told: Mapping[str, Any]) -> Share:
-    outcomes = {Outcome(name): int(number) for name, number in told["outcomes"].items()}
+def _share(document: Mapping[str, Any]) -> Share:
+    outcomes = {Outcome(name): int(number) for name, number in document["outcomes"].items()}
     late = {
         str(sender): {
             str(int(epoch)): [(int(first), int(last)) for first, last in runs] for epoch, runs in epochs.items()
         }
-        for sender, epochs in told.get("late", {}).items()
+        for sender, epochs in document.get("late", {}).items()
     }
     late_at = {
         str(int(partition)): [(int(first), int(last)) for first, last in runs]
-        for partition, runs in told.get("late_at", {}).items()
+        for partition, runs in document.get("late_at", {}).items()
     }
-    return Share(_positions(told["since"]), _positions(told["until"]), int(told["taken"]), outcomes, late, late_at)
+    return Share(
+        _positions(document["since"]), _positions(document["until"]), int(document["taken"]), outcomes, late, late_at
+    )
 
 
-def _positions(told: Mapping[str, Any]) -> Offsets:
-    return {int(partition): int(offset) for partition, offset in told.items()}
+def _positions(document: Mapping[str, Any]) -> Offsets:
+    return {int(partition): int(offset) for partition, offset in document.items()}

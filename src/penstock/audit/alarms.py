@@ -1,4 +1,4 @@
-"""The alarms that stand, and the reasons why the verdict cannot be known. No I/O."""
+"""The active alarms, and the reasons why the verdict is not known. No I/O."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,19 +15,19 @@ from penstock.audit.settings import AuditSettings
 from penstock.core.clock import Micros
 
 ENDS_AFTER = 10.0
-"""An alarm ends when it was absent for so many seconds: one that comes and goes is one alarm."""
+"""Seconds without the condition after which an alarm ends: a flapping condition is one alarm."""
 
 
 class Rule(Protocol):
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        """The alarms of this moment."""
+        """Return the alarms of this snapshot."""
 
 
 class Alarms:
-    """The alarms of a pipeline, from looks about once a second.
+    """The alarms of a pipeline, evaluated about once a second.
 
-    `batch` is how long the longest batch of its queries lasts: a stage cannot show progress more often. `reads` are the
-    channels that each stage reads: one that never accounts for anything is then found, too.
+    `batch` is the longest batch duration of its queries: a stage cannot show progress more often. `reads` are the
+    channels that each stage reads: so a stage that never sends an account is found, too.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Alarms:
         self._seen: dict[tuple[str, str], float] = {}
 
     def look(self, now: Micros, balance: Mapping[str, Any], processes: Mapping[str, Any]) -> list[Alarm]:
-        """The alarms that stand, alarms before notices, in the order in which they began.
+        """Return the active alarms, alarms before notices, in the order in which they began.
 
-        `balance` is that of `Balance.to_json()`; with all senders if silent and slow ones are to be found among all.
-        `processes` are the last words of all processes.
+        `balance` is `Balance.to_json()`, with all senders if silent and slow senders are to be found among all.
+        `processes` holds the last status report of each process.
         """
         elapsed = self._elapsed.at(now)
         snapshot = Snapshot(now, elapsed, self._settings, balance, processes)
@@ -76,7 +76,7 @@ class Alarms:
 
 
 def _united(alarms: Iterable[Alarm]) -> Iterable[Alarm]:
-    """One alarm for each name and stage: a stage that reads two channels may have trouble with both."""
+    """Merge alarms of the same name and stage: a stage that reads two channels can have a problem with both."""
     found: dict[tuple[str, str], Alarm] = {}
     for alarm in alarms:
         before = found.get(alarm.key)
@@ -85,17 +85,17 @@ def _united(alarms: Iterable[Alarm]) -> Iterable[Alarm]:
 
 
 LOOP_DEATHS = 2
-"""A process that ended so often within a minute is in a restart loop."""
+"""A process that ended this many times within a minute is in a restart loop."""
 _NOT_RUNNING = ("starting", "restarting", "isolating", "stopped")
 ERROR = 500
-"""An error is told up to this length: it has a file and a way out."""
+"""Maximum length of an error text: it names a file and a fix."""
 
 
 class Doubts:
-    """What is not known, from looks every few seconds.
+    """Evaluates every few seconds what is not known.
 
-    `intervals` are the seconds in which a stage shows progress once at most, such as the trigger interval of a query;
-    `batch` those that a batch in real time lasts.
+    `intervals` holds the seconds after which a stage shows progress at the earliest, such as the trigger interval of a
+    query; `batch` the seconds of a batch in real time.
     """
 
     def __init__(self, intervals: Mapping[str, float] = MappingProxyType({}), batch: float = 0.0) -> None:
@@ -105,11 +105,11 @@ class Doubts:
         self._away = Away()
 
     def look(self, snapshot: Snapshot) -> list[Doubt]:
-        """`snapshot` holds the balance and the status of all processes at this moment."""
+        """Return the doubts; `snapshot` holds the balance and the status of all processes."""
         found = [*self._processes(snapshot), *_nodes(snapshot), *self._unread(snapshot), *self._stale(snapshot)]
         if snapshot.elapsed < snapshot.settings.away_after.total_seconds():
-            # Before that it cannot know whether a process is away.
-            found.append(Doubt("audit", "audit", f"the auditor has watched for {snapshot.elapsed:.0f} s only"))
+            # Before that, the auditor cannot decide whether a process is away.
+            found.append(Doubt("audit", "audit", f"the auditor has run for only {snapshot.elapsed:.0f} s"))
         return found
 
     def _processes(self, snapshot: Snapshot) -> Iterator[Doubt]:
@@ -126,7 +126,7 @@ class Doubts:
             elif used.get("pid") is None and used.get("deaths"):
                 yield Doubt("process", process, f"the process {process} is down{why}")
             elif _has_not_reported(snapshot.processes.get(process), used):
-                yield Doubt("process", process, f"the process {process} was started again, and has not reported yet")
+                yield Doubt("process", process, f"the process {process} was restarted and has not reported yet")
 
     def _unread(self, snapshot: Snapshot) -> Iterator[Doubt]:
         unread = sum(number(one.get("unread")) or 0 for one in snapshot.channels.values())
@@ -136,7 +136,7 @@ class Doubts:
             yield Doubt("audit", "audit", text)
 
     def _stale(self, snapshot: Snapshot) -> Iterator[Doubt]:
-        """Stages that have input, and whose account says nothing new."""
+        """Find stages that have input and whose account does not change."""
         nodes = snapshot.nodes
         for hop in snapshot.hops:
             stage, reads = str(hop["stage"]), str(hop.get("reads") or "")
@@ -147,21 +147,21 @@ class Doubts:
             quiet = watch.look(snapshot.elapsed, (hop.get("taken"),), waiting > 0)
             limit = max(snapshot.settings.stale_after.total_seconds(), 2 * self._intervals.get(stage, 0.0))
             if nodes.get(stage, {}).get("mode") == "real-time":
-                # Its rows are counted at once; what it has refused or filtered, when its batch ends.
+                # Its rows are counted at once, refused and filtered records only when its batch ends.
                 limit += self._batch
             if quiet >= limit:
                 text = f"the account of {stage} is {lasting(quiet)} old, while {waiting:,.0f} records of {reads} wait"
                 yield Doubt("account", stage, text)
 
 
-def _has_not_reported(said: object, used: Mapping[str, Any]) -> bool:
-    """Whether the last report of a process is that of its predecessor, which died."""
-    reported = said.get("pid") if isinstance(said, Mapping) else None
+def _has_not_reported(report: object, used: Mapping[str, Any]) -> bool:
+    """Whether the last report of a process is from the instance before it, which died."""
+    reported = report.get("pid") if isinstance(report, Mapping) else None
     return bool(used.get("deaths")) and None not in (reported, used.get("pid")) and reported != used.get("pid")
 
 
 def _nodes(snapshot: Snapshot) -> Iterator[Doubt]:
-    """What parts of the pipeline say of themselves."""
+    """Find doubts in the status reports of sources, queries and stores."""
     for node, figures in snapshot.nodes.items():
         why = f": {named(figures['error'], ERROR)}" if figures.get("error") else ""
         if spooled := int(number(figures.get("spooled")) or 0):

@@ -10,7 +10,7 @@ from typing import Protocol
 from penstock.audit.findings import Findings, Kind, Watched, reduced
 from penstock.audit.ledger import Ledger
 from penstock.audit.retention import from_what_is_kept
-from penstock.audit.writers import KnownWriters, Writers
+from penstock.audit.writers import Writers, WriterTokens
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets, Reader
 from penstock.core.errors import Misconfigured, Refused, Unavailable
@@ -19,29 +19,29 @@ from penstock.core.retry import retry
 log = logging.getLogger(__name__)
 
 FULL = 3
-"""After so many full reads in a row it is asked how much there is left."""
-LATELY = 15.0
-"""Seconds for which trouble is told after it was last met; it is tried again every five."""
-STRIDE = 1_000_000
-"""So many entries are reduced at once, so that memory stays bounded."""
+"""After this many full reads in a row, the auditor counts the entries that are left."""
+RECENT = 15.0
+"""Seconds for which an error is reported after it last occurred; it is retried every five."""
+CATCH_UP = 1_000_000
+"""Maximum entries of one catch-up step: this bounds the memory."""
 
 
 class Reduction(Protocol):
-    """Who can reduce a long stretch of channels at once, such as Spark."""
+    """Reduces a long range of channels at once, such as Spark."""
 
     def reduce(
         self,
         start: Mapping[str, Offsets],
         end: Mapping[str, Offsets],
         kinds: Mapping[str, Kind],
-        writers: KnownWriters | None = None,
+        writers: WriterTokens | None = None,
     ) -> Findings: ...
 
 
 class Auditor:
-    """Counts every entry of the watched channels once, whatever crashes: its positions lie in the ledger.
+    """Counts every entry of the watched channels exactly once, also after crashes: its offsets are in the ledger.
 
-    It reads by itself, entry by entry, or has a reduction catch up over long stretches; the two can alternate freely.
+    It reads the entries itself, or lets a reduction catch up over long ranges; the two can alternate.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Auditor:
         catch_up_only: bool = False,
         skip_lost: bool = False,
     ) -> None:
-        """`skip_lost`: go on behind what a channel has removed unread; numbers that lay there are then missing."""
+        """`skip_lost`: continue after offsets that a channel removed unread; the numbers in them are then missing."""
         self._channels = channels
         self._ledger = ledger
         self._watched = watched
@@ -73,17 +73,17 @@ class Auditor:
         self._writers = Writers(channels, [bookmarks], self._clock) if bookmarks else None
         self._positions: dict[str, dict[int, int]] = {}
         self._opened = ExitStack()
-        self._trouble: tuple[Unavailable | None, float] = None, 0.0
+        self._error: tuple[Unavailable | None, float] = None, 0.0
         self._reader: Reader | None = None
         self._drained = False
         self._last = self._clock.now()
-        """When the ledger last took something, or this auditor began."""
+        """When this auditor last merged something, or was created."""
 
     def step(self, wait: float) -> int:
-        """Read once, waiting at most this many seconds, and merge what came; how many entries that were.
+        """Read once, waiting at most `wait` seconds, and merge the entries; return their number.
 
-        Raises Unavailable when a channel or the ledger is, and when another auditor was quicker; the next step then
-        goes on where the ledger stands.
+        Raises Unavailable if a channel or the ledger is unavailable, and if another auditor was faster; the next step
+        continues at the offsets of the ledger.
         """
         try:
             reader = self._reader or self._open()
@@ -91,34 +91,34 @@ class Auditor:
             self._merge(reader, entries)
         except Refused as error:
             self.close()
-            raise Unavailable("the audit", f"somebody else keeps this ledger: {error.reason}") from error
+            raise Unavailable("the audit", f"another auditor writes to this ledger: {error.reason}") from error
         except BaseException:
             self.close()
             raise
         return len(entries)
 
     def catch_up(self, reduction: Reduction) -> int:
-        """Have one long stretch of the watched channels reduced, and merge it; how many entries are left then."""
+        """Reduce one long range of the watched channels and merge it; return how many entries are left."""
         self.close()
         start = self._starts(list(self._kinds))
         ends = {channel: self._channels.bounds(channel) for channel in self._kinds}
         now = self._clock.now()
-        end, left = _stretch(start, ends)
+        end, left = _next_range(start, ends)
         start = {channel: {at: start[channel][at] for at in positions} for channel, positions in end.items()}
         if end:
             try:
                 if self._writers is not None:
-                    # Whoever wrote what lies before these ends was announced by now.
+                    # All writers of entries before these ends are announced by now.
                     self._writers.refresh()
                 known = None if self._writers is None else self._writers.known
                 found = reduction.reduce(start, end, self._kinds, known)
                 self._ledger.merge(found, now, now if left == 0 else 0)
             except Refused as error:
-                raise Unavailable("the audit", f"somebody else keeps this ledger: {error.reason}") from error
+                raise Unavailable("the audit", f"another auditor writes to this ledger: {error.reason}") from error
         return left
 
     def behind(self) -> int:
-        """How many entries of the watched channels are not in the ledger."""
+        """Return how many entries of the watched channels are not in the ledger."""
         return sum(self._ledger.unread({name: self._channels.bounds(name) for name in self._kinds}).values())
 
     def run(
@@ -129,9 +129,9 @@ class Auditor:
         reduction: Callable[[], Reduction] | None = None,
         behind: int = 0,
     ) -> None:
-        """Step until `stop` is set. What trickles in is merged every quarter of a second, not entry by entry.
+        """Step until `stop` is set. Few entries are merged every quarter of a second, not one by one.
 
-        With a reduction, what lies more than so many entries behind is left to it.
+        If the ledger is more than `behind` entries behind, the reduction reads them.
         """
 
         def work(well: Callable[[], None]) -> None:
@@ -147,7 +147,7 @@ class Auditor:
                     stop.wait(every)
 
         try:
-            retry(work, stop, self._troubled, log)
+            retry(work, stop, self._failed, log)
         finally:
             self.close()
 
@@ -159,26 +159,26 @@ class Auditor:
         stop: Event,
         well: Callable[[], None],
     ) -> None:
-        """Have the reduction read as long as there is more than `behind`."""
+        """Let the reduction read while more than `behind` entries are left."""
         now, left = self._clock.now(), self.behind()
         if not left and noted and self._catch_up_only:
-            # Nobody else says so: what was just claimed is not among what is still to be read.
+            # No other code marks this: the numbers that were just claimed are not among unread entries.
             self._ledger.mark_drained(now)
         while left > behind and not stop.is_set():
             left = self.catch_up(reduction())
             well()
 
-    def trouble(self) -> Unavailable | None:
-        """What stood in the way lately: a part that cannot be read does so again and again, while others are read."""
-        error, at = self._trouble
-        return error if self._clock.elapsed() - at < LATELY else None
+    def recent_error(self) -> Unavailable | None:
+        """Return the last error if it is recent: a damaged part fails again and again while others are read."""
+        error, at = self._error
+        return error if self._clock.elapsed() - at < RECENT else None
 
-    def _troubled(self, error: Unavailable) -> None:
-        # Without the delay: the same trouble has the same text.
-        self._trouble = Unavailable(error.service, error.reason), self._clock.elapsed()
+    def _failed(self, error: Unavailable) -> None:
+        # Without the delay: the same error has the same text.
+        self._error = Unavailable(error.service, error.reason), self._clock.elapsed()
 
     def close(self) -> None:
-        """Let go of the channels; the ledger stays open."""
+        """Close the reader of the channels; the ledger stays open."""
         self._reader = None
         self._opened.close()
 
@@ -189,14 +189,14 @@ class Auditor:
         return self._reader
 
     def _starts(self, names: Sequence[str]) -> dict[str, dict[int, int]]:
-        """Where the ledger stands; what it has not read yet begins where the channel does."""
+        """Return the offsets of the ledger; an unread partition starts at its first offset."""
         stands = self._ledger.positions()
         found: dict[str, dict[int, int]] = {}
         for channel in names:
             known = stands.get(channel, {})
             bounds = self._channels.bounds(channel)
             found[channel] = {partition: known.get(partition, first) for partition, (first, _) in bounds.items()}
-            # Old notes that are gone are no loss: what they claim is said anew by those that follow.
+            # Removed heartbeats and bookmarks are not a loss: later ones repeat their content.
             if self._skip_lost or channel in self._notes:
                 found[channel] = self._skipped(channel, found[channel], bounds)
             for partition, (_, end) in bounds.items():
@@ -210,7 +210,7 @@ class Auditor:
         return found
 
     def _skipped(self, channel: str, stands: Offsets, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-        """Move the ledger behind what the channel has removed unread: what lay there is missing, and named so."""
+        """Move the ledger past offsets that the channel removed unread: their numbers are reported as missing."""
         begins = from_what_is_kept(stands, bounds)
         passed = {partition: to for partition, to in begins.items() if to != stands[partition]}
         if passed:
@@ -221,14 +221,14 @@ class Auditor:
         return begins
 
     def _merge(self, reader: Reader, entries: Sequence[Entry]) -> None:
-        """Take the entries, and the positions that moved: some move without an entry, over marks of transactions."""
+        """Merge the entries and the offsets that moved: offsets also move over transaction markers, without entries."""
         end = {
             channel: moved
             for channel, known in self._positions.items()
             if (moved := {at: to for at, to in reader.positions(channel).items() if to != known.get(at)})
         }
         now = self._clock.now()
-        # Who leaves the channels to a reduction reads notes alone here, and knows nothing of the rest.
+        # If a reduction reads the channels, this reader reads only heartbeats and bookmarks.
         drained = 0 if self._catch_up_only or math.isinf(age := reader.age()) else now - int(age * 1e6)
         if end:
             known = None
@@ -242,14 +242,14 @@ class Auditor:
                 self._positions[channel] = {**self._positions[channel], **positions}
         elif drained and not self._drained:
             self._ledger.mark_drained(drained)
-        # An idle channel stays drained: once it was so after all that came, that need not be written down again.
+        # An idle channel stays drained: this is written once after the last entries.
         self._drained = drained >= self._last and not end
 
 
-def _stretch(
+def _next_range(
     start: Mapping[str, Offsets], ends: Mapping[str, Mapping[int, tuple[int, int]]]
 ) -> tuple[dict[str, dict[int, int]], int]:
-    """Where the next stretch ends, the same share of each partition, and how many entries lie behind that."""
+    """Return the end of the next range, the same share of each partition, and how many entries are left after it."""
     waiting = {
         (channel, partition): end - start[channel][partition]
         for channel, bounds in ends.items()
@@ -257,11 +257,11 @@ def _stretch(
         if end > start[channel][partition]
     }
     total = sum(waiting.values())
-    share = min(1.0, STRIDE / total) if total else 1.0
+    share = min(1.0, CATCH_UP / total) if total else 1.0
     end: dict[str, dict[int, int]] = {}
-    taken = 0
+    count = 0
     for (channel, partition), number in waiting.items():
         some = max(1, int(number * share))
         end.setdefault(channel, {})[partition] = start[channel][partition] + some
-        taken += some
-    return end, total - taken
+        count += some
+    return end, total - count

@@ -1,8 +1,8 @@
-"""The balance of records: from what the ledger holds to what is there, what is missing, and what nobody can know.
+"""The balance of records, computed from the content of the ledger: what arrived, what is missing, what is not known.
 
-For each source channel, claimed = distinct + missing + in flight. A record is there when it is in the channel or in its
-dead letters, or was dropped on purpose and its number written down. A sender is counted from the first number that was
-seen of it. No I/O.
+For each source channel, claimed = distinct + missing + in flight. A record has arrived if it is in the channel, in its
+dead letters, or was dropped on purpose with its number recorded. A sender is counted from its first number that was
+seen. No I/O.
 """
 
 import json
@@ -24,16 +24,16 @@ from penstock.core.errors import Unaccounted
 from penstock.core.record import LARGEST_JUMP, OutageInterval
 
 BRIEF = 100
-"""So many gaps per channel are named in brief."""
+"""Maximum gaps per channel in the brief form."""
 WORST = 50
-"""So many senders per channel are told in brief."""
+"""Maximum senders per channel in the brief form."""
 HOUR = 60
 """In minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Jump:
-    """A number of a sender, or the claim of one, that is more than LARGEST_JUMP behind the last one before it."""
+    """A number of a sender, or a claimed one, that is more than LARGEST_JUMP above the last one before it."""
 
     sender: str
     epoch: int
@@ -50,7 +50,7 @@ class Jump:
 
 @dataclass(frozen=True, slots=True)
 class SenderBalance:
-    """One life of a sender in a source channel. `first` and `last` are what was seen of it: None when nothing was."""
+    """One epoch of a sender in a source channel. `first` and `last` are the numbers seen; None if none was seen."""
 
     sender: str
     epoch: int
@@ -62,13 +62,13 @@ class SenderBalance:
     missing: int
     reordered: int = 0
     newest: Micros | None = None
-    """When the newest record of it came."""
+    """When its newest record arrived."""
     latency: Mapping[str, float] | None = None
-    """How long its records were under way, in ms: count, min, mean, max."""
+    """The latency of its records, in ms: count, min, mean, max."""
 
     @property
-    def trouble(self) -> tuple[int, int, float]:
-        """What is to be shown first has the most of it."""
+    def severity(self) -> tuple[int, int, float]:
+        """The sort key: the senders with the highest values are shown first."""
         return self.missing, self.duplicates + self.reordered, self.latency["mean"] if self.latency else 0.0
 
 
@@ -89,14 +89,14 @@ class ChannelBalance:
     gaps: tuple[Gap, ...]
     latency: Mapping[str, float] | None
     unread: int = 0
-    """Entries that lie in the channel and are not in the ledger yet. They are among those in flight."""
+    """Entries of the channel that are not in the ledger yet. They count as in flight."""
     only_dead: int = 0
-    """Records that lie in the dead letters alone."""
+    """Records that are only in the dead letters."""
     shed: int = 0
-    """Records that were dropped on purpose, because there was too much, and did not come later."""
+    """Records that were dropped on purpose, because of overload, and did not arrive later."""
     by_sender: tuple[SenderBalance, ...] = ()
     note: str = ""
-    """What cannot be told of what is missing, and why."""
+    """What is not known about the missing records, and why."""
     jumps: tuple[Jump, ...] = ()
     """Numbers that are too far from those before them to be a gap."""
 
@@ -105,7 +105,7 @@ class ChannelBalance:
 class Balance:
     at: Micros
     as_of: Micros | None
-    """Up to when the channels were read; None when they never were."""
+    """The time up to which the channels were read; None if they never were."""
     channels: tuple[ChannelBalance, ...]
     hops: tuple[Hop, ...] = ()
     """Each stage with each channel that it reads."""
@@ -122,7 +122,7 @@ class Balance:
 
     @property
     def verdict(self) -> Verdict:
-        """What is in flight may still come; intervals in which a source was not heard are not counted here."""
+        """Records in flight can still arrive; outage intervals of sources are not considered."""
         return verdict_of(self.missing, self.discrepancies, self.doubts)
 
     @property
@@ -139,7 +139,7 @@ class Balance:
         return sum(channel.unknown_seconds for channel in self.channels)
 
     def with_report(self, report: Report) -> "Balance":
-        """The balance, with what the auditor finds beside the counts of the ledger."""
+        """Return the balance with the findings of the auditor that do not follow from the ledger."""
         return replace(
             self,
             discrepancies=(*self.discrepancies, *report.discrepancies),
@@ -147,10 +147,10 @@ class Balance:
         )
 
     def to_json(self, brief: bool = False) -> dict[str, Any]:
-        """Everything; in brief the worst senders instead of all, and of each channel the first gaps."""
-        shown = self
+        """Return all of it; the brief form has only the worst senders, and the first gaps of each channel."""
+        selected = self
         if brief:
-            shown = replace(
+            selected = replace(
                 self,
                 channels=tuple(
                     replace(one, gaps=one.gaps[:BRIEF], jumps=one.jumps[:BRIEF], by_sender=_worst(one.by_sender))
@@ -159,21 +159,21 @@ class Balance:
                 hops=tuple(replace(one, gaps=one.gaps[:BRIEF], late=one.late[:BRIEF]) for one in self.hops),
                 paths=tuple(replace(one, gaps=(), late=()) for one in self.paths),
             )
-        told = {"whole": self.whole, "verdict": self.verdict, **asdict(shown)}
-        for hop in (*told["hops"], *told["paths"]):
+        document = {"whole": self.whole, "verdict": self.verdict, **asdict(selected)}
+        for hop in (*document["hops"], *document["paths"]):
             hop["outcomes"] = {str(outcome): number for outcome, number in hop["outcomes"].items()}
-        for channel, one in zip(told["channels"], self.channels, strict=True):
+        for channel, one in zip(document["channels"], self.channels, strict=True):
             channel["gap_count"] = len(one.gaps)
             senders = channel.pop("by_sender")
             if one.kind is Kind.SOURCE:
                 channel["worst" if brief else "by_sender"] = senders
-        return told
+        return document
 
     def dumps(self) -> str:
         return json.dumps(self.to_json(), ensure_ascii=False)
 
     def require_whole(self) -> None:
-        """Raise Unaccounted for the first stage that misses records."""
+        """Raise Unaccounted for the first stage with missing records."""
         for hop in self.hops:
             if hop.missing:
                 ranges = tuple((gap.sender, gap.epoch, gap.first, gap.last) for gap in hop.gaps)
@@ -187,19 +187,19 @@ def balance(
     unread: Mapping[str, int] = MappingProxyType({}),
     report: Report | None = None,
 ) -> Balance:
-    """The balance at a moment. What is due for less than `grace` is in flight, afterwards it is missing.
+    """Compute the balance at a time. A record that is due for less than `grace` is in flight, then it is missing.
 
-    `unread` are entries per channel that the ledger does not know yet: they are in flight, too. `report` is what the
-    auditor finds beside the counts of the ledger.
+    `unread` counts the entries per channel that are not in the ledger yet: they are in flight, too. `report` holds the
+    findings of the auditor that do not follow from the ledger.
     """
     sources = [channel for channel, one in content.channels.items() if one.kind is Kind.SOURCE]
-    # What the ledger had not read when something was noticed may be the very thing that is due.
+    # An entry that the ledger had not read when a gap was noticed can fill the gap.
     settled = at - grace if content.drained is None else min(at - grace, content.drained)
     claims = _claims_by_channel(content, sources)
-    blinds = _blinds_by_channel(content, sources)
+    outages = _outages_by_channel(content, sources)
     channels = tuple(
         _channel(
-            channel, kind, content, claims.get(channel, {}), blinds.get(channel, ()), settled, unread.get(channel, 0)
+            channel, kind, content, claims.get(channel, {}), outages.get(channel, ()), settled, unread.get(channel, 0)
         )
         for channel, kind in sorted(
             ((channel, one.kind) for channel, one in content.channels.items()),
@@ -244,8 +244,8 @@ def _jumped(channels: Iterable[ChannelBalance]) -> Iterator[Discrepancy]:
         if one.jumps:
             text = (
                 f"{one.channel}: the numbers of {one.jumps[0].sender} jump from {one.jumps[0].before} to "
-                f"{one.jumps[0].after}, beyond the limit of {LARGEST_JUMP:,}: what lies between was lost, or somebody "
-                "made up a number; it is not counted as missing"
+                f"{one.jumps[0].after}, beyond the limit of {LARGEST_JUMP:,}: the numbers between were lost, or one "
+                "is forged; they are not counted as missing"
             )
             examples = tuple(map(str, one.jumps[:BRIEF]))
             yield Discrepancy("unexplained", f"channel:{one.channel}", len(one.jumps), text, examples)
@@ -257,20 +257,20 @@ def _unread(content: Content) -> Iterable[Doubt]:
 
 
 def _of_ledger(content: Content, sources: Sequence[str]) -> Iterator[Doubt]:
-    """A ledger that was made anew has not counted what its channels held no more by then."""
+    """A new ledger has not counted records that its channels had already removed."""
     gone = {channel: sum(content.since.get(channel, {}).values()) for channel in sources}
     if lost := [f"{count:,} of {channel}" for channel, count in gone.items() if count]:
         for copy in content.copies:
             text = (
-                f"an earlier ledger could not be read, and this one counts from what the channels held then: offsets "
-                f"that were removed before ({', '.join(lost)}) are not known. The earlier one is {copy}; to take the "
-                "new one as the beginning, move that file away"
+                f"an earlier ledger could not be read, and this one was rebuilt from the channels: offsets that they "
+                f"had removed before ({', '.join(lost)}) are not known. The earlier ledger is {copy}; to accept the "
+                "new one, move that file away"
             )
             yield Doubt("ledger", copy, text)
 
 
 def _worst(senders: Sequence[SenderBalance]) -> tuple[SenderBalance, ...]:
-    return tuple(sorted(senders, key=lambda one: one.trouble, reverse=True)[:WORST])
+    return tuple(sorted(senders, key=lambda one: one.severity, reverse=True)[:WORST])
 
 
 _Claimed = Sequence[tuple[int, Micros]]
@@ -286,15 +286,15 @@ def _channel(
     kind: Kind,
     content: Content,
     claims: Claims,
-    blinds: Sequence[OutageInterval],
+    outages: Sequence[OutageInterval],
     settled: Micros,
     unread: int,
 ) -> ChannelBalance:
     runs = _runs(channel, content)
     dead = _runs(f"{channel}.dead", content) if kind is Kind.SOURCE else {}
     shed = _runs(shed_from(channel), content) if kind is Kind.SOURCE else {}
-    kept = {who: _melted([*runs.get(who, ()), *dead.get(who, ())]) for who in {*runs, *dead}}
-    there = {who: _melted([*kept.get(who, ()), *shed.get(who, ())]) for who in {*kept, *shed}}
+    kept = {who: _merged([*runs.get(who, ()), *dead.get(who, ())]) for who in {*runs, *dead}}
+    there = {who: _merged([*kept.get(who, ()), *shed.get(who, ())]) for who in {*kept, *shed}}
     due = list(_due(there, claims, settled)) if kind is Kind.SOURCE else []
     jumps = list(_jumps(there, claims, settled)) if kind is Kind.SOURCE else []
     gaps = tuple(gap for gap, missing in due if missing)
@@ -304,11 +304,11 @@ def _channel(
     if content.channels[channel].compacted and (outdated := min(missing, _outdated(channel, content))):
         missing, gaps = missing - outdated, ()
         if missing:
-            note = f"{outdated:,} more may have been outdated before they were read: which are missing cannot be told"
-    # What is unread may be what is due: adding the two up would count it twice.
+            note = f"{outdated:,} more may have been outdated before they were read: it is not known which are missing"
+    # An unread entry can be one that is due: the sum would count it twice.
     in_flight = max(unread, sum(gap.size for gap, missing in due if not missing))
     numbered = {(sender, epoch): one for (name, sender, epoch), one in content.numbered.items() if name == channel}
-    tally = content.counts.get(channel, ChannelCounts())
+    counts = content.counts.get(channel, ChannelCounts())
     nameless_dead = (
         content.counts.get(f"{channel}.dead", ChannelCounts()).without_identity if kind is Kind.SOURCE else 0
     )
@@ -317,15 +317,15 @@ def _channel(
         channel=channel,
         kind=kind,
         senders=len({sender for sender, _ in [*there, *claims]}),
-        records=tally.records,
+        records=counts.records,
         distinct=distinct,
         duplicates=sum(_doubled(one, runs.get(who, ())) for who, one in numbered.items()),
         missing=missing,
         claimed=distinct + missing + in_flight,
         in_flight=in_flight,
         refused=_size(dead) + nameless_dead,
-        unknown_seconds=_length(blinds) / 1_000_000,
-        without_identity=tally.without_identity,
+        unknown_seconds=_length(outages) / 1_000_000,
+        without_identity=counts.without_identity,
         gaps=gaps,
         latency=latencies.summary() if latencies else None,
         unread=unread,
@@ -360,14 +360,14 @@ def _senders(
 
 
 def _outdated(channel: str, content: Content) -> int:
-    """How many offsets of a channel held nothing: as many records may have been outdated before they were read."""
+    """Return how many offsets had no entry: at most this many records were compacted away before they were read."""
     since, until = content.since.get(channel, {}), content.until.get(channel, {})
     passed = sum(offset - since.get(partition, 0) for partition, offset in until.items())
     return max(0, passed - content.counts.get(channel, ChannelCounts()).records)
 
 
 def _doubled(one: Numbered, runs: Sequence[Run]) -> int:
-    """What was brought back from the dead letters is no second record."""
+    """A redriven dead letter is not a duplicate."""
     return max(0, one.records - one.redriven - _span(runs))
 
 
@@ -388,20 +388,20 @@ def _span(runs: Iterable[Run]) -> int:
     return sum(run.last - run.first + 1 for run in runs)
 
 
-def _melted(runs: Iterable[Run]) -> list[Run]:
-    """Runs that overlap or touch become one."""
-    melted: list[Run] = []
+def _merged(runs: Iterable[Run]) -> list[Run]:
+    """Merge runs that overlap or touch."""
+    merged: list[Run] = []
     for run in sorted(runs, key=lambda run: run.first):
-        if melted and run.first <= melted[-1].last + 1:
-            before = melted[-1]
-            melted[-1] = Run(before.first, max(before.last, run.last), min(before.noticed, run.noticed))
+        if merged and run.first <= merged[-1].last + 1:
+            before = merged[-1]
+            merged[-1] = Run(before.first, max(before.last, run.last), min(before.noticed, run.noticed))
         else:
-            melted.append(run)
-    return melted
+            merged.append(run)
+    return merged
 
 
 def _due(runs: Seen, claims: Claims, settled: Micros) -> Iterable[tuple[Gap, bool]]:
-    """The ranges that are not there; True for those that should be by now. What a jump leaves out is not due."""
+    """Find the ranges that have not arrived; True if they are overdue. The numbers that a jump skips are not due."""
     for sender, epoch in sorted({*runs, *claims}):
         seen, claimed = runs.get((sender, epoch), ()), claims.get((sender, epoch), ())
         for before, after in pairwise(seen):
@@ -436,9 +436,9 @@ def _is_jump(before: int, after: int) -> bool:
 
 
 def _ends(seen: Sequence[Run], claimed: _Claimed) -> list[int]:
-    """The last number before each jump, and the last of all: behind each of them, a claim tells what is due.
+    """Return the last number before each jump, and the last of all: a claim after it defines what is due.
 
-    Of a sender that was never seen, only what came after its first claim is known to be due.
+    Of a sender that was never seen, only numbers after its first claim are due.
     """
     if not seen:
         return [claimed[0][0]] if claimed else []
@@ -447,34 +447,34 @@ def _ends(seen: Sequence[Run], claimed: _Claimed) -> list[int]:
 
 def _claims_by_channel(content: Content, sources: Sequence[str]) -> dict[str, dict[tuple[str, int], _Claimed]]:
     found: dict[str, dict[tuple[str, int], _Claimed]] = {channel: {} for channel in sources}
-    for (told, sender, epoch), claims in content.claims.items():
-        for channel in _homes(told, sender, content.runs, sources):
+    for (reported, sender, epoch), claims in content.claims.items():
+        for channel in _channels_of(reported, sender, content.runs, sources):
             found[channel][sender, epoch] = claims
     return found
 
 
-def _blinds_by_channel(content: Content, sources: Sequence[str]) -> dict[str, list[OutageInterval]]:
+def _outages_by_channel(content: Content, sources: Sequence[str]) -> dict[str, list[OutageInterval]]:
     found: dict[str, list[OutageInterval]] = {channel: [] for channel in sources}
-    for told, blind in content.blinds:
-        for channel in _homes(told, blind.source, content.runs, sources):
-            found[channel].append(blind)
+    for reported, outage in content.blinds:
+        for channel in _channels_of(reported, outage.source, content.runs, sources):
+            found[channel].append(outage)
     return found
 
 
-def _homes(told: str, name: str, runs: Iterable[Numbering], sources: Sequence[str]) -> Sequence[str]:
-    """The channel that a sender or source fills: the one that it told, or where it was seen, or else the first."""
-    if told in sources:
-        return [told]
+def _channels_of(reported: str, name: str, runs: Iterable[Numbering], sources: Sequence[str]) -> Sequence[str]:
+    """Return the channel of a sender or source: the one that it reported, or where it was seen, or the first one."""
+    if reported in sources:
+        return [reported]
     seen = {channel for channel, sender, _ in runs if sender == name}
     return [channel for channel in sources if channel in seen] or sources[:1]
 
 
-def _length(blinds: Sequence[OutageInterval]) -> Micros:
-    """How long at least one of the sources was not heard."""
+def _length(outages: Sequence[OutageInterval]) -> Micros:
+    """Return how long at least one of the sources was not connected."""
     total, until = 0, None
-    for blind in sorted(blinds, key=lambda blind: blind.since):
-        since = blind.since if until is None else max(blind.since, until)
-        if blind.until > since:
-            total += blind.until - since
-            until = blind.until
+    for outage in sorted(outages, key=lambda outage: outage.since):
+        since = outage.since if until is None else max(outage.since, until)
+        if outage.until > since:
+            total += outage.until - since
+            until = outage.until
     return total

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.audit.account import Account
-from penstock.audit.findings import Kind, Numbering, Span, Stranger, Watched
+from penstock.audit.findings import ForgedRow, Kind, Numbering, Span, Watched
 from penstock.audit.judge import Report
 from penstock.core.clock import Micros
 from penstock.core.contracts import Offsets
@@ -17,7 +17,7 @@ from penstock.core.record import OutageInterval
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Numbers that were seen, and when the ledger noticed the first of them."""
+    """A run of numbers that were seen, and when the ledger noticed the first of them."""
 
     first: int
     last: int
@@ -33,7 +33,7 @@ class ChannelCounts:
 
 @dataclass(frozen=True, slots=True)
 class Numbered:
-    """The entries of one numbering, and how they came."""
+    """The entries of one numbering, and their order and latency."""
 
     records: int
     redriven: int = 0
@@ -43,14 +43,14 @@ class Numbered:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Offsets that a channel held when they were counted, and that it removed before their time."""
+    """Offsets of a channel that were counted, and that it removed before their retention ended."""
 
     channel: str
     partition: int
     first: int
     last: int
     until: Micros | None
-    """When the channel would have removed them anyway; None: never."""
+    """When retention would have removed them; None: never."""
     unread: tuple[str, ...] = ()
     """The stages that had not read all of them."""
 
@@ -77,29 +77,29 @@ class Content:
     disorder: Mapping[Numbering, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Some of the numbers that came out of order."""
     folded: Mapping[str, int | None] = field(default_factory=dict)
-    """Per channel of results: the last life of its query, and how many records are folded into the rows of that life.
+    """Per result channel: the last generation of its query, and how many records are in the rows of that generation.
 
-    Both in one number, as in a version. None when it is no longer known: rows that were forgotten have changed again.
+    Both are in one number, as in a version. None if it is not known: rows that were forgotten have changed again.
     """
     minutes: Mapping[str, Sequence[tuple[int, int]]] = field(default_factory=dict)
     """Per channel: minute since 1970, and the records that arrived in it."""
     accounts: Mapping[str, Account] = field(default_factory=dict)
     """The last account of each stage."""
     reborn: Collection[str] = ()
-    """Stages that began anew: what they wrote in an earlier life is in their channels, too."""
+    """Stages with more than one generation: the rows of earlier generations are in their channels, too."""
     drained: Micros | None = None
-    """When there was last nothing more to be read; None when nobody knows."""
+    """When the auditor had last read everything; None if it is not known."""
     stages: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """The stages that have to give an account, and the channels that each of them reads."""
+    """The stages that must send an account, and the channels that each of them reads."""
     forged: Mapping[str, int] = field(default_factory=dict)
-    """Rows per channel of results that its query has not written. They are in none of the counts."""
-    strangers: Sequence[Stranger] = ()
+    """Rows per result channel that its query has not written. No other count includes them."""
+    forged_rows: Sequence[ForgedRow] = ()
     """Some of them."""
     lost: Sequence[Lost] = ()
     report: Report | None = None
-    """What the auditor reported last; None when it never did."""
+    """The last report of the auditor; None if there is none."""
     copies: Sequence[str] = ()
-    """Files of earlier ledgers that could not be read, kept beside this one."""
+    """Files of earlier ledgers that could not be read and were kept."""
 
 
 TABLES = """
@@ -216,7 +216,7 @@ def read_content(db: sqlite3.Connection, copies: Sequence[str]) -> Content:
         report=next((Report.of(json.loads(text)) for (text,) in db.execute("SELECT document FROM report")), None),
         copies=copies,
         forged=dict(db.execute("SELECT channel, rows FROM forged").fetchall()),
-        strangers=[Stranger(*row) for row in db.execute("SELECT * FROM strangers")],
+        forged_rows=[ForgedRow(*row) for row in db.execute("SELECT * FROM strangers")],
         lost=[
             Lost(channel, partition, first, last, until, tuple(unread.split()))
             for channel, partition, first, last, until, unread in db.execute("SELECT * FROM lost")

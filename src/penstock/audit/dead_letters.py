@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.audit.account import Account, Outcome, Share
-from penstock.audit.findings import IN_CHANNEL, shown_key
+from penstock.audit.findings import IN_CHANNEL, key_text
 from penstock.audit.judge import Discrepancy
 from penstock.core.clock import Clock, Micros
 from penstock.core.contracts import Channels, Entry, Offsets, Reader
@@ -261,4 +261,4 @@ def _close(letters: Sequence[_Letter]) -> Iterator[list[_Letter]]:
 
 
 def _name(entry: Entry) -> str:
-    return f"partition {entry.partition}, offset {entry.offset}, key {shown_key(entry.key)}"
+    return f"partition {entry.partition}, offset {entry.offset}, key {key_text(entry.key)}"

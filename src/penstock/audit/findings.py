@@ -1,4 +1,4 @@
-"""What a batch of entries tells the audit, from their headers alone. No I/O."""
+"""The findings of a batch of entries, computed from their headers only. No I/O."""
 
 import json
 from collections import Counter, defaultdict
@@ -9,7 +9,7 @@ from hashlib import md5
 from itertools import pairwise
 
 from penstock.audit.account import Account, is_account
-from penstock.audit.writers import KnownWriters
+from penstock.audit.writers import WriterTokens
 from penstock.core.clock import Micros
 from penstock.core.contracts import Entry, Offsets
 from penstock.core.errors import Refused
@@ -18,14 +18,14 @@ from penstock.core.record import Headers, Heartbeat, Origin, OutageInterval
 from penstock.core.runs import Runs
 
 MINUTE = 60_000_000
-BELATED = "late: "
-"""How the reason of a dead letter begins that was not refused: its record is in the channel, too late for a query."""
-STRANGERS = 100
-"""So many forged rows are named for each batch, and kept for each channel."""
+LATE_PREFIX = "late: "
+"""Prefix of the reason of a dead letter whose record is in the channel, but was too late for a query."""
+FORGED_NAMED = 100
+"""Maximum forged rows that are named for each batch, and kept for each channel."""
 LONGEST_KEY = 200
 EXCLUDED = "excluded: "
-"""The same of a record that makes one query fail, and is left out by that query alone."""
-IN_CHANNEL = (BELATED, EXCLUDED)
+"""The same for a record that makes one query fail, and that only this query excludes."""
+IN_CHANNEL = (LATE_PREFIX, EXCLUDED)
 _LONGEST = 2**62
 _MOST_SHED = 10_000_000
 
@@ -36,9 +36,9 @@ class Kind(StrEnum):
     SOURCE = "source"
     """Each sender's numbers have no gap."""
     DEAD = "dead"
-    """What did not fit the schema of the channel that it is named after."""
+    """Records that did not fit the schema of the channel with the same name."""
     RESULT = "result"
-    """What a query wrote: counted and timed."""
+    """The rows of a query: counted and timed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Watched:
     channel: str
     kind: Kind
     fed_by: tuple[str, ...] = ()
-    """The stages that write it: `source:rsvps`, `query:by_country`."""
+    """The stages that write to it: `source:rsvps`, `query:by_country`."""
     windowed: bool = False
-    """Its rows are of windows: those that have not changed for long will not change again."""
+    """Its rows are windows: rows that have not changed for long will not change again."""
     compacted: bool = False
-    """Records that a later one of the same key has outdated may be gone."""
+    """A record may be removed after a later one with the same key."""
 
 
 Numbering = tuple[str, str, int]
@@ -62,7 +62,7 @@ NumberingPartition = tuple[str, int, str, int]
 
 @dataclass(slots=True)
 class Span:
-    """How long the records of a sender were under way, in microseconds, and when the newest came."""
+    """The latencies of the records of a sender, in microseconds, and when the newest arrived."""
 
     count: int
     least: Micros
@@ -80,9 +80,9 @@ class Span:
 
 @dataclass(slots=True)
 class Findings:
-    """A batch, reduced: its size grows with senders, gaps and rows of results, not with entries.
+    """A reduced batch: its size grows with senders, gaps and result rows, not with entries.
 
-    Claims and blind intervals come with the channel that they are about; it is empty when they do not tell.
+    Claims and outage intervals have the name of their channel; it is empty if they do not contain it.
     """
 
     start: Mapping[str, Offsets]
@@ -91,32 +91,32 @@ class Findings:
     without_identity: Counter[str] = field(default_factory=Counter)
     deletions: Counter[str] = field(default_factory=Counter)
     minutes: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Records per channel and minute of their arrival, in minutes since 1970."""
+    """Records per channel and minute of arrival, in minutes since 1970."""
     numbered: Counter[Numbering] = field(default_factory=Counter)
     redriven: Counter[Numbering] = field(default_factory=Counter)
-    """Those of the numbered that were brought back from the dead letters: not a second record."""
+    """Numbered records that were redriven from the dead letters: they are not duplicates."""
     runs: dict[Numbering, Runs] = field(default_factory=dict)
     disorder: dict[Numbering, Runs] = field(default_factory=dict)
-    """Numbers that came after a higher one of the same sender in the same partition."""
+    """Numbers that arrived after a higher one of the same sender in the same partition."""
     tails: dict[NumberingPartition, tuple[int, int]] = field(default_factory=dict)
-    """The first number that came in a partition, and the highest: to find disorder across batches."""
+    """The first number in a partition, and the highest: to find disorder across batches."""
     spans: dict[Numbering, Span] = field(default_factory=dict)
     rows: dict[str, dict[int, int]] = field(default_factory=dict)
-    """Per channel of results: the highest version of each row, by the hash of its key."""
+    """Per result channel: the highest version of each row, by the hash of its key."""
     latencies: dict[str, Sketch] = field(default_factory=dict)
     steps: dict[str, Sketch] = field(default_factory=dict)
-    """Of results: from the place of the newest record in its channel to that of the row in this one."""
+    """Of results: from the arrival of the newest record in its channel to the arrival of the row in this one."""
     claims: list[tuple[str, Heartbeat, Micros]] = field(default_factory=list)
     blinds: list[tuple[str, OutageInterval]] = field(default_factory=list)
     accounts: list[Account] = field(default_factory=list)
     forged: Counter[str] = field(default_factory=Counter)
-    """Rows per channel of results that none of its writers has written. They count nowhere else."""
-    strangers: list["Stranger"] = field(default_factory=list)
+    """Rows per result channel that none of its writers has written. No other count includes them."""
+    forged_rows: list["ForgedRow"] = field(default_factory=list)
     """Some of the forged rows."""
 
 
 @dataclass(frozen=True, slots=True)
-class Stranger:
+class ForgedRow:
     """A row of a result that its query has not written."""
 
     channel: str
@@ -138,9 +138,9 @@ def reduced(
     kinds: Mapping[str, Kind],
     heartbeats: str = "",
     bookmarks: str = "",
-    writers: KnownWriters | None = None,
+    writers: WriterTokens | None = None,
 ) -> Findings:
-    """What the entries tell. An entry whose headers are broken is counted as one without identity.
+    """Reduce entries to findings. An entry with invalid headers is counted as one without identity.
 
     Rows of results that none of these writers has written are forged.
     """
@@ -166,7 +166,7 @@ def reduced(
         told = _told(entry.headers)
         origin = Origin.read(entry.headers) if "sender" in told or "seq" in told or "epoch" in told else None
         if kinds.get(channel) is Kind.DEAD and _in_channel(entry.headers):
-            # What became of it, the account of the query tells.
+            # Its outcome is in the account of the query.
             continue
         if origin is not None:
             numbering = (channel, origin.sender, origin.epoch)
@@ -196,12 +196,12 @@ def reduced(
 
 
 def shed_from(channel: str) -> str:
-    """Under which name the numbers are kept that were dropped on purpose before a channel. No channel has it."""
+    """Return the name that holds the numbers dropped on purpose before a channel. It cannot be a channel's name."""
     return f"{channel} shed"
 
 
 def key_hash(key: bytes) -> int:
-    """60 bits that stand for the key of a row; Spark computes the same."""
+    """Return a hash of 60 bits of a row's key; Spark computes the same."""
     return int(md5(key, usedforsecurity=False).hexdigest()[:15], 16)
 
 
@@ -213,12 +213,12 @@ def _sketch(counts: Counter[Micros]) -> Sketch:
 
 
 def as_delay(micros: Micros) -> float:
-    """In milliseconds. A broker cuts its times to whole ones: less than one back in time is that, and no skew."""
+    """Convert to milliseconds. A broker truncates its times: a delay above -1 ms is 0, not clock skew."""
     return 0 if -1_000 < micros < 0 else micros / 1_000
 
 
 def _told(headers: Headers) -> dict[str, bytes]:
-    """The first value of each header."""
+    """Return the first value of each header."""
     told: dict[str, bytes] = {}
     for name, value in headers:
         told.setdefault(name, value)
@@ -241,7 +241,7 @@ def _order(found: Findings, partition: int, numbering: Numbering, seq: int) -> N
 
 
 def _under_way(found: Findings, numbering: Numbering, micros: Micros, appended: Micros) -> None:
-    # A time that somebody made up must not pass 64 bits in a difference.
+    # A difference with an invented time must fit into 64 bits.
     micros = max(-_LONGEST, min(_LONGEST, micros))
     span = found.spans.get(numbering)
     if span is None:
@@ -265,13 +265,13 @@ def _row(found: Findings, entry: Entry, told: Mapping[str, bytes]) -> None:
 
 def _forged(found: Findings, entry: Entry) -> None:
     found.forged[entry.channel] += 1
-    if len(found.strangers) < STRANGERS:
+    if len(found.forged_rows) < FORGED_NAMED:
         version = _micros(_told(entry.headers).get("version"))
-        found.strangers.append(Stranger(entry.channel, entry.partition, entry.offset, shown_key(entry.key), version))
+        found.forged_rows.append(ForgedRow(entry.channel, entry.partition, entry.offset, key_text(entry.key), version))
 
 
-def shown_key(key: bytes | None) -> str:
-    """A key for people: text, cut off where it is long."""
+def key_text(key: bytes | None) -> str:
+    """Return a key as text, truncated if it is long."""
     return "null" if key is None else key[:LONGEST_KEY].decode(errors="replace")
 
 
@@ -285,7 +285,7 @@ def _take_account(found: Findings, entry: Entry) -> None:
 
 
 def islands(numbers: list[int]) -> Runs:
-    """The numbers as runs; sorting first makes each run one step."""
+    """Return the numbers as runs."""
     ordered = sorted(numbers)
     firsts = ordered[:1] + [after for before, after in pairwise(ordered) if after > before + 1]
     lasts = [before for before, after in pairwise(ordered) if after > before + 1] + ordered[-1:]
@@ -293,7 +293,7 @@ def islands(numbers: list[int]) -> Runs:
 
 
 def time_of(headers: Headers) -> Micros | None:
-    """The time that the headers tell, also when they tell no whole origin, as those of a result do."""
+    """Return the time in the headers, also if they hold no complete origin, as those of a result."""
     return _micros(_told(headers).get("time"))
 
 
@@ -317,16 +317,16 @@ def _note(found: Findings, entry: Entry) -> None:
         elif told["kind"] == "blind":
             blind = OutageInterval(_text(told["source"]), _number(told["since"]), _number(told["until"]))
             if blind.until < blind.since:
-                raise ValueError("it ends before it begins")
+                raise ValueError("the end is before the start")
             found.blinds.append((channel, blind))
         elif told["kind"] == "shed":
             for sender, *run in told["runs"]:
                 epoch, first, last = map(_number, run)
                 if not 0 <= last - first < _MOST_SHED:
-                    raise ValueError("it ends before it begins, or never")
+                    raise ValueError("the end is before the start, or too far from it")
                 found.runs.setdefault((shed_from(channel), _text(sender), epoch), Runs()).add(first, last)
         else:
-            raise ValueError("it is of no known kind")
+            raise ValueError("unknown kind")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         found.without_identity[entry.channel] += 1
 

@@ -1,7 +1,7 @@
-"""The balance of each hop: what a stage took, and what became of it. No I/O.
+"""The balance of each hop: the records that a stage read, and their outcomes. No I/O.
 
-A stage tells how far it has read a channel, how many records that were, and what became of them. The ledger has read
-the same channel. Between the two everything has to add up: due = the sum of the outcomes + in flight + missing.
+The account of a stage contains how far it has read a channel, the number of records, and their outcomes. The ledger
+counts the same channel. The two must add up: due = the sum of the outcomes + in flight + missing.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ ARROW = " → "
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Numbers that are missing: first–last of a sender in one of its lives."""
+    """Missing numbers: first–last of a sender in one of its epochs."""
 
     sender: str
     epoch: int
@@ -32,7 +32,7 @@ class Gap:
 
     @property
     def numbers(self) -> str:
-        """As people read them: `7`, or `7–9 (3 records)`."""
+        """As text: `7`, or `7–9 (3 records)`."""
         # Numbers that name a record are written as the sender writes them.
         return f"{self.first}" if self.size == 1 else f"{self.first}–{self.last} ({self.size:,} records)"
 
@@ -41,7 +41,7 @@ class Gap:
 class Hop:
     """One stage and one channel that it reads: due = the sum of the outcomes + in flight + missing.
 
-    `due` is what was there to be taken. Of a source, that is all that its senders are known to have sent.
+    `due` is the number of records to read. For a source: all that its senders are known to have sent.
     """
 
     stage: str
@@ -49,34 +49,34 @@ class Hop:
     reads: str
     """The channel; empty for a source."""
     writes: str
-    """The channel; empty for what leaves the pipeline."""
+    """The channel; empty for a stage that writes no channel."""
     due: int
     taken: int
     in_flight: int
     missing: int
     outcomes: Mapping[Outcome, int] = field(default_factory=dict)
     gaps: tuple[Gap, ...] = ()
-    """The missing ranges, as far as numbers are known at this hop."""
+    """The missing ranges, if numbers are known at this hop."""
     late: tuple[Gap, ...] = ()
     """The numbers of some late records."""
     note: str = ""
-    """What could not be checked here, and why."""
+    """What could not be checked, and why."""
     latency: Mapping[str, float] | None = None
     """From the sender to the end of this hop, in ms: count, min, mean, p50, p95, p99, max."""
     step: Mapping[str, float] | None = None
-    """The same from the beginning of this hop to its end, where both are known."""
+    """The same from the start of this hop to its end, where both are known."""
     surplus: int = 0
-    """Records that the stage says it took, beyond those that there are."""
+    """Records that the stage reports beyond those in the channel."""
 
 
 @dataclass(frozen=True, slots=True)
 class Intake:
-    """What a source channel says about its hop from outside."""
+    """The figures of a source channel for the hop from its senders."""
 
     channel: str
     records: int
     refused: int
-    """In the dead letters alone: they never reached the channel."""
+    """Only in the dead letters: they never reached the channel."""
     in_flight: int
     missing: int
     gaps: tuple[Gap, ...]
@@ -86,7 +86,7 @@ class Intake:
 
 
 def hops(content: Content, intakes: Iterable[Intake]) -> tuple[Hop, ...]:
-    """Each stage with each channel that it reads, in the order in which a record flows."""
+    """Return a hop for each stage and each channel that it reads, in the order in which a record flows."""
     found = [_source(content, intake) for intake in intakes]
     order = {"query": 1, "store": 2, "feed": 3}
     for stage in sorted(
@@ -100,18 +100,18 @@ def hops(content: Content, intakes: Iterable[Intake]) -> tuple[Hop, ...]:
 
 
 def without_account(content: Content) -> Iterator[Doubt]:
-    """Stages that have records to read, and have given no account yet."""
+    """Find stages that have records to read and have sent no account yet."""
     for stage, channels in content.stages.items():
         waiting = sum(content.counts.get(channel, ChannelCounts()).records for channel in channels)
         if stage not in content.accounts and waiting:
-            yield Doubt("account", stage, f"{stage} has not accounted for its {waiting:,} records yet")
+            yield Doubt("account", stage, f"{stage} has sent no account for its {waiting:,} records yet")
 
 
 def begun_late(content: Content, first: Mapping[str, Offsets]) -> Iterator[Discrepancy]:
-    """Accounts that begin after the beginning of their channel, although its first records were still there.
+    """Find accounts that start after the beginning of their channel, although its first records were still there.
 
-    `first` is the first offset that each partition still holds: what lay before it, no stage can read. A query may be
-    declared to begin later.
+    `first` is the first offset that each partition still holds: no stage can read older ones. A query can be declared
+    to start later.
     """
     for stage, account in content.accounts.items():
         for channel, share in account.shares.items():
@@ -125,7 +125,7 @@ def begun_late(content: Content, first: Mapping[str, Offsets]) -> Iterator[Discr
 
 
 def paths(found: Sequence[Hop]) -> tuple[Hop, ...]:
-    """End to end: from each source to each stage that reads its channel, the outcomes of both hops summed up."""
+    """Join the hops end to end: from each source to each stage that reads its channel, with the sum of outcomes."""
     sources = {hop.writes: hop for hop in found if not hop.reads}
     return tuple(_joined(sources[hop.reads], hop) for hop in found if hop.reads in sources)
 
@@ -136,7 +136,7 @@ def _joined(source: Hop, hop: Hop) -> Hop:
         + (source.outcomes.get(outcome, 0) if outcome is not Outcome.PASSED else 0)
         for outcome in Outcome
     }
-    # What the channel holds and the stage was not told of is in flight, too.
+    # Records of the channel that the account does not cover are in flight, too.
     ahead = max(0, source.outcomes.get(Outcome.PASSED, 0) - hop.due)
     in_flight = source.in_flight + hop.in_flight + ahead
     missing = source.missing + hop.missing
@@ -187,27 +187,27 @@ def _stage(content: Content, account: Account) -> Iterator[Hop]:
     made = [_hop(content, account, channel, share, into) for channel, share in account.shares.items()]
     lost, note = _unfolded(content, account, into)
     if lost < 0 and len(made) == 1:
-        # In real time a batch lasts a minute, and is accounted for when it ends. Its rows say more.
+        # In real time a batch lasts a minute, and the account follows at its end. The rows are newer.
         made, note = [_with_rows(made[0], -lost)], ""
     lost = max(0, lost)
     if lost and len(made) > 1:
-        note = f"{lost} records are in none of its rows: of which of its channels cannot be told"
+        note = f"{lost} records are in none of its rows: it is not known from which of its channels they are"
     for hop in made:
         # No more than have passed here can be lost.
         some = min(lost, hop.outcomes[Outcome.PASSED])
         lost -= some
         outcomes = {**hop.outcomes, Outcome.PASSED: hop.outcomes[Outcome.PASSED] - some}
-        told = " ".join(filter(None, (hop.note, note)))
-        yield replace(hop, missing=hop.missing + some, outcomes=outcomes, note=told)
+        notes = " ".join(filter(None, (hop.note, note)))
+        yield replace(hop, missing=hop.missing + some, outcomes=outcomes, note=notes)
 
 
 def _silent(content: Content, stage: str) -> Iterator[Hop]:
-    """A stage that has given no account yet: all that its channels hold is in flight."""
+    """Return the hops of a stage without an account: all records of its channels are in flight."""
     into = _writes(content, stage)
     for channel in content.stages[stage]:
         records = content.counts.get(channel, ChannelCounts()).records
         outcomes = dict.fromkeys(Outcome, 0)
-        yield Hop(stage, channel, into, records, 0, records, 0, outcomes, note="it has given no account yet")
+        yield Hop(stage, channel, into, records, 0, records, 0, outcomes, note="it has sent no account yet")
 
 
 def _writes(content: Content, stage: str) -> str:
@@ -215,7 +215,7 @@ def _writes(content: Content, stage: str) -> str:
 
 
 def _with_rows(hop: Hop, ahead: int) -> Hop:
-    """The hop, with so many of those in flight that are in its rows already."""
+    """Return the hop with `ahead` records as passed that counted as in flight: they are in its rows already."""
     some = min(ahead, hop.in_flight)
     outcomes = {**hop.outcomes, Outcome.PASSED: hop.outcomes[Outcome.PASSED] + some}
     return replace(hop, taken=hop.taken + some, in_flight=hop.in_flight - some, outcomes=outcomes)
@@ -225,9 +225,9 @@ def _hop(content: Content, account: Account, channel: str, share: Share, into: s
     missing, surplus, note = _untaken(content, channel, share)
     in_flight = _distance(share.until, content.until.get(channel, {}))
     if share.since == content.since.get(channel, {}):
-        # Both have counted from the same place: what the stage lacks is known as a number of records.
-        lacks = content.counts.get(channel, ChannelCounts()).records - share.taken
-        in_flight = min(in_flight, max(0, lacks - missing))
+        # Both count from the same offsets: the number of unread records is known exactly.
+        unread = content.counts.get(channel, ChannelCounts()).records - share.taken
+        in_flight = min(in_flight, max(0, unread - missing))
     outcomes = {outcome: share.outcomes.get(outcome, 0) for outcome in Outcome}
     latency, step = content.latencies.get(into), content.steps.get(into)
     return Hop(
@@ -253,27 +253,27 @@ def _hop(content: Content, account: Account, channel: str, share: Share, into: s
 
 
 def _untaken(content: Content, channel: str, share: Share) -> tuple[int, int, str]:
-    """How many records the stage has passed by without taking them, how many it took too many, and a note.
+    """Return how many records the stage skipped, how many it counted too many, and a note.
 
-    Offsets are not counts: markers of transactions use some. Where the stage has read all that the ledger has, the
-    ledger's count is exact; elsewhere as many may be explained by such gaps. What lies beyond the ledger may hold no
-    record at all.
+    Offsets are not counts: transaction markers use some. If the stage has read exactly what the ledger has read, the
+    count of the ledger is exact; otherwise unused offsets can explain a difference. Offsets after those of the ledger
+    may hold no record.
     """
     since, until = content.since.get(channel, {}), content.until.get(channel, {})
     records = content.counts.get(channel, ChannelCounts()).records
     same = share.since == since and not _distance(share.until, until)
     if _compacted(content, channel):
-        # Rows that were outdated when the stage came are not there to be taken.
+        # Rows that were compacted away before the stage read them are not missing.
         gone = records - share.taken if same else 0
-        return 0, 0, f"{gone} rows were outdated before it read them" if gone > 0 else ""
+        return 0, 0, f"{gone} rows were compacted away before it read them" if gone > 0 else ""
     if same:
         due = records
     else:
         unused = sum(until.values()) - sum(since.values()) - records
-        known = {partition: min(offset, until.get(partition, 0)) for partition, offset in share.until.items()}
-        due = _distance(share.since, known) - max(0, unused)
+        both = {partition: min(offset, until.get(partition, 0)) for partition, offset in share.until.items()}
+        due = _distance(share.since, both) - max(0, unused)
     if share.taken > (most := max(due, _distance(share.since, share.until))):
-        return 0, share.taken - most, f"it took {share.taken - most} more than there are"
+        return 0, share.taken - most, f"it reports {share.taken - most} records more than the channel holds"
     return max(0, due - share.taken), 0, ""
 
 
@@ -283,9 +283,9 @@ def _compacted(content: Content, channel: str) -> bool:
 
 
 def _unfolded(content: Content, account: Account, into: str) -> tuple[int, str]:
-    """How many records have passed into a query, and are in none of its rows; and what stands against knowing it.
+    """Return how many records passed into a query and are in none of its rows; and why this is not known.
 
-    Less than 0 when its rows are ahead of its account.
+    Less than 0 if its rows are ahead of its account.
     """
     if not into or content.channels[into].kind is not Kind.RESULT:
         return 0, ""
@@ -304,15 +304,15 @@ def _unfolded(content: Content, account: Account, into: str) -> tuple[int, str]:
 
 
 def _folded(content: Content, account: Account, into: str) -> int | str:
-    """How many records are in the rows of a result, or why nobody knows."""
+    """Return how many records are in the rows of a result, or why it is not known."""
     if not account.conserved:
-        return "its rows do not tell how many records they hold"
+        return "its rows do not contain the number of their records"
     if account.stage in content.reborn and not (account.number and into in content.folded):
-        return "it began anew, over rows of an earlier life"
+        return "its channel holds rows of an earlier generation"
     since, until = content.since.get(into, {}), content.until.get(into, {})
     counted = content.counts.get(into, ChannelCounts()).records + content.forged.get(into, 0)
     if any(since.values()) or _distance(since, until) > counted:
-        return "rows were outdated before the ledger counted them"
+        return "rows were compacted away before the ledger counted them"
     if into in content.folded:
         if (folded := content.folded[into]) is None:
             return "rows that were forgotten have changed again"
@@ -322,9 +322,9 @@ def _folded(content: Content, account: Account, into: str) -> int | str:
             if generation == account.number
             else 0
             if generation < account.number
-            else "rows of a later life are there"
+            else "its channel holds rows of a later generation"
         )
-    # The result keeps single records, under their own numbers.
+    # The result keeps single records with their own numbers.
     for channel in account.shares:
         if _compacted(content, channel) or content.counts.get(channel, ChannelCounts()).without_identity:
             return "some of its records have no number"

@@ -1,6 +1,6 @@
-"""The verdict of the audit, and what it rests on. No I/O.
+"""The verdict of the audit, its discrepancies and its doubts. No I/O.
 
-The verdict is never better than what is known: one discrepancy makes it `missing`, one doubt makes it `not known`.
+One discrepancy makes the verdict `missing`, one doubt makes it `not known`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,18 +16,18 @@ class Verdict(StrEnum):
     WHOLE = "whole"
     """Every record is accounted for. Some may be in flight."""
     MISSING = "missing"
-    """Records are missing, or something is not as it has to be."""
+    """Records are missing, or something is wrong."""
     NOT_KNOWN = "not known"
     """Nothing is known to be missing, but part of the pipeline could not be checked."""
 
 
 EXIT_CODES = {Verdict.WHOLE: 0, Verdict.MISSING: 1, Verdict.NOT_KNOWN: 3}
-"""Of the commands that report the verdict. 2 is for a wrong call or setting."""
+"""Exit codes of the commands that report the verdict. 2 means a wrong argument or setting."""
 
 
 @dataclass(frozen=True, slots=True)
 class Discrepancy:
-    """Something that is not as it has to be. The verdict is `missing`."""
+    """Something that is wrong. The verdict is `missing`."""
 
     kind: Literal["missing", "doubled", "changed", "forged", "lost", "unexplained"]
     stage: str
@@ -51,11 +51,11 @@ class Doubt:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the auditor reported last: findings and doubts that cannot be derived from the counts of the ledger."""
+    """The last report of the auditor: findings and doubts that do not follow from the counts of the ledger."""
 
     at: Micros
     closed: bool = False
-    """The auditor stopped in order: this was its last report."""
+    """The auditor stopped normally: this was its last report."""
     discrepancies: tuple[Discrepancy, ...] = ()
     doubts: tuple[Doubt, ...] = ()
 
@@ -72,7 +72,7 @@ class Report:
         )
 
     def silent(self, now: Micros, limit: timedelta) -> bool:
-        """Whether the auditor, which reports every two seconds, has not done so for longer than the limit."""
+        """Whether the auditor, which reports every two seconds, has sent no report for longer than the limit."""
         return not self.closed and now - self.at > limit // timedelta(microseconds=1)
 
 

@@ -8,12 +8,12 @@ from penstock.core.contracts import ChannelPartition, Channels, Group
 
 @dataclass(frozen=True, slots=True)
 class PartitionLag:
-    """How a group stands in a partition."""
+    """The lag of a group in one partition."""
 
     place: ChannelPartition
     committed: int | None
     bounds: tuple[int, int] | None
-    """None when the channel is not there any more."""
+    """None if the channel no longer exists."""
     member: str | None
 
     @property
@@ -26,7 +26,7 @@ class PartitionLag:
 
     @property
     def lag(self) -> int | None:
-        """Offsets that are not committed; None where nothing is, for then nobody knows where reading begins."""
+        """Offsets that are not committed; None without a commit, because it is not known where reading starts."""
         return None if self.committed is None or self.end is None else max(0, self.end - self.committed)
 
     def to_json(self) -> dict[str, object]:
@@ -44,7 +44,7 @@ class PartitionLag:
 
 @dataclass(frozen=True, slots=True)
 class GroupLag:
-    """How a group stands in all its channels."""
+    """The lag of a group in all its channels."""
 
     group: Group
     rows: Sequence[PartitionLag]

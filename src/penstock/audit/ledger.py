@@ -1,10 +1,10 @@
-"""The ledger: what was counted and how far the channels are read, in one SQLite file and one transaction.
+"""The ledger: the counts and the offsets up to which the channels are read, in one SQLite file and one transaction.
 
-Each batch says where it started. Unless that is where the ledger stands, it is refused: so after any crash, and with
-any number of auditors, every entry is counted once. The file grows with senders, gaps and rows of results, not with
-records. Others may read it while it is written.
+Each batch has start offsets. The ledger refuses a batch that does not start at its own offsets: so each entry is
+counted once, after any crash and with any number of auditors. The file grows with senders, gaps and result rows, not
+with records. Other processes can read it while it is written.
 
-SQLite checks the structure of a file, not its values: so triggers keep a checksum of each table, and `verify` compares.
+SQLite checks the structure of a file, not its values: triggers keep a checksum of each table, and `verify` compares it.
 """
 
 import json
@@ -19,7 +19,7 @@ from zlib import crc32
 
 from penstock.audit.account import Account
 from penstock.audit.content import TABLES, Content, Lost, Run, read_content
-from penstock.audit.findings import MINUTE, STRANGERS, Findings, Kind, Numbering, Span, Stranger, Watched
+from penstock.audit.findings import FORGED_NAMED, MINUTE, Findings, ForgedRow, Kind, Numbering, Span, Watched
 from penstock.audit.judge import Report
 from penstock.core.clock import Micros
 from penstock.core.contracts import Offsets
@@ -30,30 +30,30 @@ from penstock.core.runs import Runs
 
 FORMAT = 6
 SETTLES_AFTER = 10_000_000
-"""Microseconds after which what was announced and has not come is missing rather than in flight."""
+"""Microseconds after which a claimed number that has not arrived is missing instead of in flight."""
 NAMED = 100
-"""So many numbers that came out of order are remembered for each sender."""
+"""Maximum numbers out of order that are kept for each sender."""
 DAY = 24 * 60
-"""So many minutes are kept one by one."""
+"""Minutes that are kept one by one."""
 ROWS = 200_000
-"""So many rows of windows are remembered for each result: those that changed last."""
+"""Maximum window rows that are kept for each result: those that changed last."""
 
 _CHECKSUMS = "checksums"
-_REMADE = "the auditor keeps it as a copy and makes a new one from what the channels still hold: start the pipeline"
+_REBUILT = "start the pipeline: the auditor keeps the file as a copy and builds a new one from the channels"
 _SHORT_READ = 522
 """SQLite's code for a file that ends within a page."""
 _BROKEN = ("no such ", "Could not decode ", "user-defined function ")
-"""What SQLite says of tables that are gone, and of texts that are none."""
+"""Prefixes of SQLite's errors about missing tables and invalid text."""
 
 
 class Unreadable(Misconfigured):
-    """Raised when the file is damaged, is of another version, or is away where there was one."""
+    """Raised when the file is damaged, has another format, or was removed."""
 
 
 def set_aside(path: Path) -> Path | None:
-    """Keep a ledger that cannot be read as a copy, so that a new one can be made; None when there is no file."""
+    """Rename a ledger that cannot be read, so that a new one can be made; return the copy, None without a file."""
     if not path.exists():
-        # What SQLite keeps beside a file that was deleted does not belong to the next one.
+        # SQLite's log of a deleted file does not belong to the next one.
         for suffix in ("-wal", "-shm"):
             path.with_name(path.name + suffix).unlink(missing_ok=True)
         return None
@@ -70,10 +70,10 @@ def _checksum(*values: object) -> int:
 
 
 class Ledger:
-    """One ledger file. `read_only` refuses to make one, and never holds up the one who writes.
+    """One ledger file. With `read_only` it is not created, and reading never blocks the writer.
 
-    Any thread may call any method at any time, `close` too: calls are served one after the other, each of them whole.
-    After `close` they raise Unavailable. Who must not wait for the writer opens a ledger of its own, read-only.
+    Any thread may call any method at any time, also `close`: calls run one after the other. After `close` they raise
+    Unavailable. To read without waiting for the writer, open a second ledger with `read_only`.
     """
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
@@ -88,20 +88,20 @@ class Ledger:
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 if path.is_file() and not path.stat().st_size:
-                    raise Unreadable(str(path), "the ledger is empty", _REMADE)
+                    raise Unreadable(str(path), "the ledger is empty", _REBUILT)
                 self._db = self._connect("rwc")
                 self._db.execute("PRAGMA journal_mode=WAL")
                 self._db.execute("PRAGMA synchronous=FULL")
-                # Without it, a row that is replaced is not taken out of the checksum.
+                # Without it, a replaced row stays in the checksum.
                 self._db.execute("PRAGMA recursive_triggers=ON")
             self._db.execute("PRAGMA busy_timeout=5000")
             self._check_format(read_only)
 
     def watch(self, watched: Sequence[Watched], stages: Mapping[str, Sequence[str]] | None = None) -> None:
-        """These are the channels of the balance, and the stages with the channels that each reads.
+        """Set the channels of the balance, and the stages with the channels that each reads.
 
-        None: all stages that give an account. A stage that the pipeline has no longer is not shown; what it accounted
-        for is kept, it may come back.
+        None: all stages that send an account. A stage that the pipeline no longer has is not shown; its account is
+        kept, because the stage may return.
         """
         with self._transaction():
             self._db.execute("DELETE FROM stages")
@@ -116,28 +116,28 @@ class Ledger:
             )
 
     def tie(self, topics: Mapping[str, str]) -> None:
-        """Remember which topics were counted; Misconfigured when one is another than before."""
+        """Store the ids of the topics; raise Misconfigured if one has changed."""
         with self._transaction():
             for channel, known in self._db.execute("SELECT channel, id FROM topics").fetchall():
                 if topics.get(channel, known) != known:
                     raise Misconfigured(
                         f"the ledger {self._path}",
-                        f"it has counted another topic {channel} than the one that is there now",
-                        "move it away; the auditor makes a new one from what the channels hold",
+                        f"it has counted another topic named {channel}",
+                        "move it away; the auditor builds a new one from the channels",
                     )
             self._db.executemany("INSERT OR IGNORE INTO topics VALUES (?, ?)", topics.items())
 
     def positions(self) -> dict[str, dict[int, int]]:
-        """How far each channel is read."""
+        """Return the offsets up to which each channel is read."""
         return self._by_partition("SELECT channel, partition, next FROM positions")
 
     def channels(self) -> dict[str, Kind]:
-        """The channels of the balance, and what is expected of them."""
+        """Return the channels of the balance and their kinds."""
         with self._explained():
             return {channel: Kind(kind) for channel, kind in self._db.execute("SELECT channel, kind FROM channels")}
 
     def unread(self, bounds: Mapping[str, Mapping[int, tuple[int, int]]]) -> dict[str, int]:
-        """How many entries within these bounds of channels the ledger has not read."""
+        """Return how many entries within these bounds the ledger has not read."""
         stands = self.positions()
         return {
             channel: sum(
@@ -148,10 +148,10 @@ class Ledger:
         }
 
     def merge(self, batch: Findings, now: Micros, drained: Micros | None = None) -> None:
-        """Take the batch and its end positions; Refused when it does not start where the ledger stands.
+        """Add a batch and its end offsets; raise Refused if it does not start at the offsets of the ledger.
 
-        `drained` tells when there was last nothing more to be read: now if it is not said, 0 if that is not known. What
-        a batch lacks may be in the next one otherwise.
+        `drained` is when the auditor had last read everything: None means now, 0 means unknown. As long as entries are
+        unread, a missing number may be in the next batch.
         """
         with self._transaction():
             self._advance(batch.start, batch.end)
@@ -166,7 +166,7 @@ class Ledger:
             for channel, rows in batch.rows.items():
                 self._add_rows(channel, rows, now)
             for channel, heartbeat, at in batch.claims:
-                # An auditor that was away reads old claims before the records that they are about.
+                # An auditor that was stopped reads old claims before the records that they are about.
                 self._add_claim((channel, heartbeat.sender, heartbeat.epoch), heartbeat.seq, max(at, now))
             self._db.executemany(
                 "INSERT INTO blinds VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET until = max(until, excluded.until)",
@@ -191,32 +191,32 @@ class Ledger:
             return read_content(self._db, copies)
 
     def report(self, report: Report) -> None:
-        """Keep what the auditor reports beside its counts, in place of its last report."""
+        """Store the report of the auditor, in place of its last one."""
         with self._transaction():
             self._db.execute("INSERT OR REPLACE INTO report VALUES (0, ?)", (json.dumps(report.to_json()),))
 
     def verify(self) -> None:
-        """Unreadable when a value is not the one that was written."""
+        """Raise Unreadable if a stored value has changed."""
         with self._transaction("DEFERRED"):
             for table, written in self._db.execute(f"SELECT name, sum FROM {_CHECKSUMS}").fetchall():
                 sums = f"SELECT coalesce(sum(checksum({self._columns(table)})), 0) FROM {table}"
                 (found,) = self._db.execute(sums).fetchone()
                 if found != written:
                     raise Unreadable(
-                        str(self._path), f"the ledger is damaged: the checksum of {table} is wrong", _REMADE
+                        str(self._path), f"the ledger is damaged: the checksum of {table} is wrong", _REBUILT
                     )
 
     def begins(self) -> dict[str, dict[int, int]]:
-        """Where the partitions of each channel began when they were last looked at."""
+        """Return the first offset of each partition at the last check."""
         return self._by_partition("SELECT * FROM begins")
 
     def mark_bounds(
         self, bounds: Mapping[str, Mapping[int, tuple[int, int]]], lost: Sequence[Lost], now: Micros
     ) -> None:
-        """The channels begin and end here now, and have lost this since the last call.
+        """Store the current bounds of the channels, and what they have lost since the last call.
 
-        Ends are kept by the minute for two hours, then by the hour. Losses are kept until the channel would have
-        removed the records anyway.
+        End offsets are kept by the minute for two hours, then by the hour. Losses are kept until retention would have
+        removed the records.
         """
         rows = [(channel, at, *both) for channel, some in bounds.items() for at, both in some.items()]
         minute = now - now % MINUTE
@@ -237,7 +237,7 @@ class Ledger:
             )
 
     def appended_after(self, channel: str, partition: int, offset: int) -> Micros | None:
-        """A time after which a record was appended, to the minute; None when none is known."""
+        """Return a time before the record was appended, to the minute; None if it is not known."""
         with self._explained():
             row = self._db.execute(
                 "SELECT max(at) FROM ends WHERE channel = ? AND partition = ? AND upto <= ?",
@@ -245,13 +245,13 @@ class Ledger:
             ).fetchone()
             return None if row is None else row[0]
 
-    def strangers(self) -> list[Stranger]:
-        """The forged rows that are known by name."""
+    def forged_rows(self) -> list[ForgedRow]:
+        """Return the forged rows that are named."""
         with self._explained():
-            return [Stranger(*row) for row in self._db.execute("SELECT * FROM strangers")]
+            return [ForgedRow(*row) for row in self._db.execute("SELECT * FROM strangers")]
 
-    def forget_stranger(self, one: Stranger) -> None:
-        """A forged row is no longer in its channel. With the last one that has a name, all are forgotten."""
+    def forget_forged_row(self, one: ForgedRow) -> None:
+        """Remove a forged row that its channel no longer holds. With the last named row, all are removed."""
         with self._transaction():
             self._db.execute(
                 "DELETE FROM strangers WHERE channel = ? AND partition = ? AND offset = ?",
@@ -264,7 +264,7 @@ class Ledger:
             )
 
     def mark_drained(self, now: Micros) -> None:
-        """There was nothing more to be read at this moment."""
+        """Store that everything was read at this time."""
         with self._transaction():
             self._db.execute("UPDATE merged SET drained = max(drained, ?)", (now,))
 
@@ -287,11 +287,11 @@ class Ledger:
         return db
 
     def _away(self) -> Misconfigured:
-        # Only an auditor makes its folder, and its log beside that.
+        # Only an auditor creates this folder, and the log next to it.
         if self._path.parent.is_dir() or (self._path.parent.parent / "logs" / "audit.log").exists():
-            problem = "the ledger is away: a pipeline has run here, and what it counted is not known"
-            return Unreadable(str(self._path), problem, f"bring it back, or {_REMADE}")
-        return Misconfigured(str(self._path), "there is no ledger", "start the pipeline once; its auditor makes one")
+            problem = "the ledger is missing: a pipeline has run here, and its counts are not known"
+            return Unreadable(str(self._path), problem, f"restore it, or {_REBUILT}")
+        return Misconfigured(str(self._path), "the ledger does not exist", "start the pipeline; its auditor creates it")
 
     def _columns(self, table: str, of: str = "") -> str:
         names = [row[1] for row in self._db.execute(f"PRAGMA table_info({table})")]
@@ -372,7 +372,7 @@ class Ledger:
             )
 
     def _disorder(self, batch: Findings) -> dict[Numbering, Runs]:
-        """What came out of order within the batch, or across its beginning; remembered by name as far as NAMED."""
+        """Find numbers out of order within the batch, or across its start; store up to NAMED of them."""
         found = {numbering: Runs(runs) for numbering, runs in batch.disorder.items()}
         for (channel, partition, sender, epoch), (first, highest) in batch.tails.items():
             place = (channel, partition, sender, epoch)
@@ -392,9 +392,9 @@ class Ledger:
         return found
 
     def _add_rows(self, channel: str, rows: Mapping[int, int], now: Micros) -> None:
-        """Of each row the highest version counts; how much it grew is how many records it has taken up.
+        """Count the highest version of each row: its growth is the number of records that it has aggregated.
 
-        When the query begins another life, its rows count from nothing again; those of earlier lives count no more.
+        In a new generation of the query its rows count from 0 again; rows of earlier generations no longer count.
         """
         known = self._db.execute("SELECT records, trimmed FROM folded WHERE channel = ?", (channel,)).fetchone()
         total, trimmed = known or (0, 0)
@@ -414,7 +414,7 @@ class Ledger:
             new += row is None
             if version >= generation * GENERATIONS:
                 records += version - max(row[0] if row else 0, generation * GENERATIONS)
-                # A row that was forgotten and changes again cannot be told from a new one.
+                # A row that was forgotten and changes again looks like a new one.
                 doubtful |= trimmed and row is None and version > generation * GENERATIONS + 1
             self._db.execute("INSERT OR REPLACE INTO rows VALUES (?, ?, ?, ?)", (channel, key, version, now))
         self._db.execute(
@@ -444,14 +444,14 @@ class Ledger:
         self._db.executemany(
             "INSERT OR IGNORE INTO strangers SELECT ?1, ?2, ?3, ?4, ?5"
             " WHERE (SELECT count(*) FROM strangers WHERE channel = ?1) < ?6",
-            [(one.channel, one.partition, one.offset, one.key, one.version, STRANGERS) for one in batch.strangers],
+            [(one.channel, one.partition, one.offset, one.key, one.version, FORGED_NAMED) for one in batch.forged_rows],
         )
 
     def _windowed(self, channel: str) -> bool:
         return bool(self._db.execute("SELECT 1 FROM channels WHERE channel = ? AND windowed", (channel,)).fetchone())
 
     def _take(self, account: Account) -> None:
-        """Keep the later account of a stage. Of two lives that is the one that was told later, whatever its clock."""
+        """Keep the later account of a stage. Of two generations that is the one that was sent later."""
         row = self._db.execute("SELECT document, lives FROM accounts WHERE stage = ?", (account.stage,)).fetchone()
         generations = 1
         if row:
@@ -465,7 +465,7 @@ class Ledger:
 
     def _add_run(self, numbering: Numbering, first: int, last: int, now: Micros) -> None:
         touching: list[Run] = []
-        # Downwards from the end of the new run: runs are disjoint, so the first that ends too early ends the search.
+        # Backwards from the end of the new run: runs are disjoint, so the first that ends too early ends the search.
         with closing(
             self._db.execute(
                 "SELECT first, last, noticed FROM runs WHERE channel = ? AND sender = ? AND epoch = ? AND first <= ?"
@@ -499,10 +499,10 @@ class Ledger:
         )
 
     def _add_claim(self, numbering: Numbering, seq: int, at: Micros) -> None:
-        """Keep the first claim, the last that is settled, and those that are younger: a few per sender.
+        """Keep the first claim, the last settled one, and younger ones: a few per sender.
 
-        Of claims that were read at once, as after an outage, the highest says it all. One that jumps says nothing of
-        those before it: somebody may have made it up.
+        Of claims that were read together, as after an outage, the highest is enough. A claim that jumps does not
+        replace those before it: it may be forged.
         """
         self._db.execute("INSERT OR IGNORE INTO claims VALUES (?, ?, ?, ?, ?)", (*numbering, seq, at))
         own = "channel = ?1 AND sender = ?2 AND epoch = ?3"
@@ -517,18 +517,18 @@ class Ledger:
         (found,) = self._db.execute("PRAGMA user_version").fetchone()
         if found == 0 and not read_only:
             with self._transaction():
-                # Another process may have been quicker.
+                # Another process may have been faster.
                 if self._db.execute("PRAGMA user_version").fetchone() == (0,):
                     for statement in TABLES.strip().split(";"):
                         self._db.execute(statement)
                     self._keep_checksums()
                     self._db.execute(f"PRAGMA user_version = {FORMAT}")
         elif found == 0:
-            # Or its auditor is just about to make it.
-            raise Unreadable(str(self._path), "the ledger is empty", _REMADE)
+            # Or its auditor is about to create it.
+            raise Unreadable(str(self._path), "the ledger is empty", _REBUILT)
         elif found != FORMAT:
             problem = f"this ledger has format {found}, and this version of Penstock reads {FORMAT}"
-            raise Unreadable(str(self._path), problem, _REMADE)
+            raise Unreadable(str(self._path), problem, _REBUILT)
 
     @contextmanager
     def _transaction(self, mode: str = "IMMEDIATE") -> Iterator[None]:
@@ -551,7 +551,7 @@ class Ledger:
         except (sqlite3.OperationalError, sqlite3.ProgrammingError) as error:
             if getattr(error, "sqlite_errorcode", 0) == _SHORT_READ or str(error).startswith(_BROKEN):
                 raise self._damaged(error) from error
-            # The file is in order: it is locked, the disk is full, or another thread has closed it.
+            # The file is intact: it is locked, the disk is full, or another thread has closed it.
             raise Unavailable(f"the ledger {self._path}", str(error)) from error
         except (sqlite3.DatabaseError, json.JSONDecodeError) as error:
             raise self._damaged(error) from error
@@ -559,4 +559,4 @@ class Ledger:
             raise Misconfigured(str(self._path), f"it cannot be made: {error.strerror}") from error
 
     def _damaged(self, error: Exception) -> Unreadable:
-        return Unreadable(str(self._path), f"the ledger is damaged: {error}", _REMADE)
+        return Unreadable(str(self._path), f"the ledger is damaged: {error}", _REBUILT)

@@ -1,10 +1,10 @@
 """Stores compared with their channels, row by row, while both change.
 
-Two kinds of stores implement two small interfaces. A `RecordStore` keeps a row for each record, and knows of each the
-partition and the offset: the offsets that it holds are compared, as runs, with those that it has loaded. A `TableStore`
-keeps the newest row of each key: rows are compared with what the channel says, at the very offsets up to which the
-store was filled when the rows were read. Neither is ever compared beyond the offsets that the store itself reports, so
-what is still to be loaded is not missing. A difference counts when it is seen twice.
+There are two kinds of stores. A `RecordStore` keeps a row for each record, with its partition and offset: these offsets
+are compared, as runs, with those that it has loaded. A `TableStore` keeps the newest row of each key: its rows are
+compared with the channel at the offsets up to which the store was filled when the rows were read. Neither is compared
+beyond the offsets that the store itself reports, so a row that is not loaded yet is not missing. A difference counts
+when it is seen twice.
 """
 
 import logging
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
-from penstock.audit.findings import shown_key
+from penstock.audit.findings import key_text
 from penstock.audit.judge import Discrepancy, Doubt
 from penstock.audit.writers import Writers
 from penstock.core.clock import Clock, Micros
@@ -29,21 +29,21 @@ from penstock.core.scan import scan
 log = logging.getLogger(__name__)
 
 NAMED = 10
-"""So many rows are named in a finding."""
+"""Maximum rows that are named in a finding."""
 ROWS = 200_000
-"""So many rows of a table are compared again and again: those that changed last. `--deep` compares all."""
+"""Maximum rows of a table that are compared repeatedly: those that changed last. `--deep` compares all."""
 AT_ONCE, EACH_TURN = 500, 5_000
-"""So many rows of a table are asked for in one request, and in one turn."""
+"""Maximum rows of a table that are read in one request, and in one turn."""
 TURNS = 3
-"""A small table is compared whole in so many turns."""
+"""Turns in which a small table is compared completely."""
 READ = 50_000
-"""So many entries of a channel are read in one turn at most."""
+"""Maximum entries of a channel that are read in one turn."""
 MARGIN: Micros = 5_000_000
-"""Rows that perish within so many microseconds are not compared: clocks differ."""
-PATIENCE = 15.0
-"""Seconds during which a store may be away before that is a doubt."""
+"""Rows that expire within this many microseconds are not compared: clocks differ."""
+TIMEOUT = 15.0
+"""Seconds for which a store may be unavailable before that is a doubt."""
 SEARCHED = 200_000
-"""So many offsets of a channel are searched at most for the names of missing rows."""
+"""Maximum offsets of a channel that are searched for the names of missing rows."""
 
 Interval = tuple[int, int, int]
 """Offsets of a partition: partition, first, last."""
@@ -76,9 +76,9 @@ class Holdings:
 
     since: Offsets
     stands: Offsets
-    """From where to where it was filled."""
+    """The offsets between which it was filled."""
     passed: int
-    """How many rows it has written in between, by its own count."""
+    """How many rows it has written between them, by its own count."""
     rows: Mapping[int, Runs]
     """The offsets of the rows, per partition."""
     doubled: Sequence[Interval] = ()
@@ -94,10 +94,10 @@ class RecordStore(Protocol):
     """A store that keeps a row for each record, with the partition and offset of each."""
 
     def holdings(self) -> Holdings | None:
-        """What it holds; None when there is nothing to look at yet. The same object while nothing has changed."""
+        """Return its rows; None if it does not exist yet. The same object is returned while nothing changes."""
 
     def numbers(self) -> Mapping[tuple[str, int], Runs]:
-        """Which numbers it holds, per sender and epoch. This reads all of it, and is asked for if rows are missing."""
+        """Return the numbers that it holds, per sender and epoch. This reads all of it."""
 
 
 class Check(Protocol):
@@ -108,7 +108,7 @@ class Check(Protocol):
     """The whole store was compared at least once."""
 
     def turn(self) -> None:
-        """Compare some more, within bounds of time."""
+        """Compare the next part, in limited time."""
 
     def discrepancies(self) -> tuple[Discrepancy, ...]: ...
 
@@ -140,7 +140,7 @@ class RecordCheck:
                 self._found = tuple(self._named(holdings))
                 self._looked = holdings
         else:
-            # A file may be read while it is replaced: what is seen once more is so.
+            # A file can be read while it is replaced: a difference counts when it is seen again.
             self._suspected = facts
             return
         self.complete = self.complete or holdings.whole
@@ -165,20 +165,20 @@ class RecordCheck:
             yield Discrepancy("changed", self.stage, rows, text, tuple(map(str, holdings.foreign[:NAMED])))
         if missing:
             names = tuple(self._missing(holdings, missing))
-            yield Discrepancy("missing", self.stage, missing, _told(self.stage, missing, "missing"), names)
+            yield Discrepancy("missing", self.stage, missing, _text(self.stage, missing, "missing"), names)
         if holdings.doubled:
             count = sum(last - first + 1 for _, first, last in holdings.doubled)
             names = tuple(_interval(one) for one in holdings.doubled[:NAMED])
-            yield Discrepancy("doubled", self.stage, count, _told(self.stage, count, "there more than once"), names)
+            yield Discrepancy("doubled", self.stage, count, _text(self.stage, count, "there more than once"), names)
         if unloaded:
             names = tuple(_interval(one) for one in _beyond(holdings))[:NAMED]
-            yield Discrepancy("forged", self.stage, unloaded, _told(self.stage, unloaded, "of no loaded record"), names)
+            yield Discrepancy("forged", self.stage, unloaded, _text(self.stage, unloaded, "of no loaded record"), names)
 
     def _missing(self, holdings: Holdings, count: int) -> Iterator[str]:
-        """The names of missing rows."""
+        """Yield the names of missing rows."""
         gone = list(self._gone(holdings))
         if sum(last - first + 1 for _, first, last in gone) != count:
-            # Some were missing before the first look, or never came.
+            # Some were missing before the first turn, or were never loaded.
             gone = list(self._unexplained(holdings))
         named = 0
         for partition, first, last in gone:
@@ -190,7 +190,7 @@ class RecordCheck:
                 yield f"partition {partition}, offset {offset}{origins.get(offset, '')}"
 
     def _gone(self, holdings: Holdings) -> Iterator[Interval]:
-        """Offsets that had a row when the store was last whole, and have none now."""
+        """Yield offsets that had a row when the store was last complete, and have none now."""
         if self._whole is None:
             return
         for partition, runs in self._whole.rows.items():
@@ -203,7 +203,7 @@ class RecordCheck:
                     yield partition, *gap
 
     def _unexplained(self, holdings: Holdings) -> Iterator[Interval]:
-        """Offsets without a row whose record was neither refused nor a duplicate, as far as the channel has them."""
+        """Yield offsets without a row whose record was neither refused nor a duplicate, if the channel holds them."""
         gaps: dict[int, Runs] = {}
         for partition, first, last in _gaps(holdings):
             gaps.setdefault(partition, Runs()).add(first, last)
@@ -226,7 +226,7 @@ class RecordCheck:
             log.warning("the missing rows of %s are not named: %s", self.stage, error)
 
     def _refused(self, gaps: Mapping[int, Runs]) -> Iterator[tuple[int, int]]:
-        """Offsets within the gaps whose records lie in the dead letters."""
+        """Yield offsets within the gaps whose records are in the dead letters."""
         for entry in scan(self._channels, self._dead) if self._dead else ():
             place = next((value for name, value in reversed(entry.headers) if name == "place"), b"")
             channel, _, offset = place.decode(errors="replace").rpartition(":")
@@ -237,7 +237,7 @@ class RecordCheck:
                 yield int(partition), int(offset)
 
     def _origins(self, partition: int, first: int, last: int) -> dict[int, str]:
-        """Who sent these records, and as which numbers; those that the channel has no longer are left out."""
+        """Return senders and numbers of these records, by offset, if the channel still holds them."""
         found: dict[int, str] = {}
         try:
             low, end = self._channels.bounds(self._channel).get(partition, (0, 0))
@@ -262,7 +262,7 @@ def _facts(holdings: Holdings) -> tuple[int, int, tuple[object, ...], tuple[obje
 
 
 def _beyond(holdings: Holdings) -> Iterator[Interval]:
-    """Offsets of rows that the store was never filled up to."""
+    """Yield offsets of rows after the end up to which the store was filled."""
     for partition, runs in holdings.rows.items():
         stands = holdings.stands.get(partition, 0)
         for first, last in runs:
@@ -271,7 +271,7 @@ def _beyond(holdings: Holdings) -> Iterator[Interval]:
 
 
 def _gaps(holdings: Holdings) -> Iterator[Interval]:
-    """Offsets without a row, in what was loaded."""
+    """Yield loaded offsets without a row."""
     for partition, stands in sorted(holdings.stands.items()):
         at = holdings.since.get(partition, 0)
         for first, last in holdings.rows.get(partition, Runs()):
@@ -289,7 +289,7 @@ def _interval(one: Interval) -> str:
     return f"partition {partition}, offset{'' if first == last else 's'} {first}{'' if first == last else f'–{last}'}"
 
 
-def _told(stage: str, count: int, what: str) -> str:
+def _text(stage: str, count: int, what: str) -> str:
     return f"{stage}: {count:,} {'row is' if count == 1 else 'rows are'} {what}"
 
 
@@ -297,7 +297,7 @@ def _told(stage: str, count: int, what: str) -> str:
 
 
 class Kept(NamedTuple):
-    """A row as a table holds it; both None when it is not there."""
+    """A row of a table; both are None if there is no row."""
 
     row: bytes | None
     version: int | None
@@ -308,38 +308,38 @@ class TableStore(Protocol):
 
     @property
     def ttl(self) -> timedelta | None:
-        """How long after they were appended rows perish."""
+        """The time after which a row expires, from when its record was appended."""
 
     @property
     def ttl_since(self) -> Micros | None:
-        """Rows that were appended before this may perish by another rule. As of the last `kept`; None: all may."""
+        """Rows appended before this time can expire by an earlier rule. As of the last `kept`; None: all can."""
 
     def kept(self, keys: Sequence[bytes]) -> tuple[Offsets, Sequence[Kept]]:
-        """The rows of these keys, and how far the store was filled at the same moment."""
+        """Return the rows of these keys, and the offsets up to which the store was filled at the same time."""
 
     def key(self, entry: Entry) -> bytes:
-        """The key under which it keeps an entry."""
+        """Return the key under which it keeps an entry."""
 
     def version(self, entry: Entry) -> int | None:
-        """The version by which it compares an entry; None when it has none."""
+        """Return the version by which it compares an entry; None if there is none."""
 
     def close(self) -> None: ...
 
 
 class Expected(NamedTuple):
-    """What a row has to be: its version, the hash of its value (None: deleted), when it was appended."""
+    """The expected row: its version, the hash of its value (None: deleted), when it was appended."""
 
     version: int | None
     digest: int | None
     appended: Micros
     also: tuple[int, ...] = ()
-    """Of values that were written again under the same version."""
+    """Hashes of other values that were written with the same version."""
 
 
 class Table:
-    """What a table has to hold, from the entries of its channel. No I/O.
+    """The expected rows of a table, from the entries of its channel. No I/O.
 
-    It remembers the rows that changed last, `most` of them.
+    It keeps the rows that changed last, `most` of them.
     """
 
     def __init__(self, store: TableStore, most: int | None = ROWS) -> None:
@@ -347,7 +347,7 @@ class Table:
         self.rows: dict[bytes, Expected] = {}
 
     def apply(self, entry: Entry) -> None:
-        """As the store does: a row is written only over an older version; one without a version always."""
+        """Apply an entry as the store does: a row replaces only an older version, without a version any row."""
         key, version = self._store.key(entry), self._store.version(entry)
         digest = None if entry.value is None else hash(entry.value)
         known = self.rows.get(key)
@@ -361,7 +361,7 @@ class Table:
             del self.rows[next(iter(self.rows))]
 
     def compare(self, key: bytes, kept: Kept, now: Micros) -> str | None:
-        """What is wrong with a row: missing, or changed; None when it is as it has to be, or nobody can tell."""
+        """Return "missing" or "changed"; None if the row is as expected, or if this is not known."""
         due = self.rows.get(key)
         if due is None or self._perishes(due, now):
             return None
@@ -381,7 +381,7 @@ class Table:
 
 
 class TableCheck:
-    """A table, compared slice by slice with what its channel says at the offsets up to which it was filled."""
+    """A table, compared in parts with its channel at the offsets up to which it was filled."""
 
     def __init__(
         self,
@@ -409,7 +409,7 @@ class TableCheck:
     def turn(self) -> None:
         stands, _ = self._store.kept(())
         if not self._reach(stands, READ):
-            # A store that has lost rows and offsets together is filled again; until then nothing is known of it.
+            # A store that has lost rows and offsets together is filled again; until then it is not compared.
             self.complete = self.complete and not any(at > stands.get(part, 0) for part, at in self._applied.items())
             return
         again = list(self._suspected.keys() | self._found.keys())[: self._each_turn]
@@ -426,18 +426,18 @@ class TableCheck:
 
     def discrepancies(self) -> tuple[Discrepancy, ...]:
         made = []
-        for kind, what in (("missing", "missing"), ("changed", "not as the channel says")):
+        for kind, what in (("missing", "missing"), ("changed", "not as in the channel")):
             keys = [key for key, wrong in self._found.items() if wrong == kind]
             if keys:
                 names = tuple(self._name(key) for key in keys[:NAMED])
-                text = _told(self.stage, len(keys), what)
+                text = _text(self.stage, len(keys), what)
                 made.append(
                     Discrepancy("missing" if kind == "missing" else "changed", self.stage, len(keys), text, names)
                 )
         return tuple(made)
 
     def foreign(self, keys: Sequence[bytes]) -> list[bytes]:
-        """Those of the keys that the table has a row for, and that no record of the channel has."""
+        """Return the keys for which the table has a row, but the channel no record."""
         stands, rows = self._store.kept(keys)
         if not self._reach(stands, READ):
             return []
@@ -451,10 +451,10 @@ class TableCheck:
     def _name(self, key: bytes) -> str:
         due = self.table.rows.get(key)
         version = "" if due is None or due.version is None else f", version {due.version}"
-        return f"key {shown_key(key)}{version}"
+        return f"key {key_text(key)}{version}"
 
     def _compare(self, keys: Sequence[bytes]) -> bool:
-        """Compare these rows; False when the store is not where its channel can be read to."""
+        """Compare these rows; False if the channel could not be read up to the offsets of the store."""
         stands, rows = self._store.kept(keys)
         if not self._reach(stands, READ):
             return False
@@ -472,7 +472,7 @@ class TableCheck:
         return True
 
     def _reach(self, stands: Offsets, most: int) -> bool:
-        """Apply what the channel holds up to exactly there. False when that takes longer, or was passed already."""
+        """Apply the channel up to exactly these offsets. False if that takes longer, or they are already passed."""
         reader = self._reader or self._open()
         self._take(stands)
         while most > 0 and any(self._applied.get(at, 0) < end for at, end in stands.items()):
@@ -500,7 +500,7 @@ class TableCheck:
     def _open(self) -> Reader:
         start: Offsets = {}
         if self._store.ttl is not None:
-            # What has perished need not be read.
+            # Expired rows are not read.
             start = self._channels.since(
                 self._channel, self._clock.now() - self._store.ttl // timedelta(microseconds=1)
             )
@@ -514,7 +514,7 @@ class TableCheck:
 
 @dataclass
 class Reconciler:
-    """The stores of a pipeline, compared in turns. One thread calls `turn`; any may ask for what it found."""
+    """The checks of a pipeline, run in turns. One thread calls `turn`; any thread may read the results."""
 
     checks: Sequence[Callable[[], Check]]
     stages: Sequence[str]
@@ -528,7 +528,7 @@ class Reconciler:
         self._publish({})
 
     def turn(self) -> None:
-        """Compare some of each store. One that cannot be read does not keep the others from being compared."""
+        """Run one turn of each check. A store that cannot be read does not stop the other checks."""
         found: dict[int, tuple[Discrepancy, ...]] = {}
         for number, check in enumerate(self.checks):
             try:
@@ -537,13 +537,13 @@ class Reconciler:
                 self._open[number].turn()
                 found[number] = self._open[number].discrepancies()
                 self._failing.pop(number, None)
-            except Exception as error:  # Whatever it is: this store is not compared, and the others are.
+            except Exception as error:  # Only this store is not compared.
                 if not isinstance(error, PenstockError):
                     log.exception("%s cannot be compared", self.stages[number])
                 since, _ = self._failing.get(number, (self.elapsed(), ""))
                 self._failing[number] = (since, str(error))
                 if isinstance(error, Unaccounted) and (failed := self._open.pop(number, None)) is not None:
-                    # The channel has removed what was to be read next: it is read again from its beginning.
+                    # The channel has removed the next entries: it is read again from its beginning.
                     failed.close()
         self._publish(found)
 
@@ -555,7 +555,7 @@ class Reconciler:
         doubts = []
         for number, stage in enumerate(self.stages):
             check, failing = self._open.get(number), self._failing.get(number)
-            if failing is not None and self.elapsed() - failing[0] > PATIENCE:
+            if failing is not None and self.elapsed() - failing[0] > TIMEOUT:
                 doubts.append(_doubt(stage, f"{stage} cannot be compared with its channel: {failing[1]}"))
             elif check is None or not check.complete:
                 doubts.append(_doubt(stage, f"{stage} is not yet compared with its channel"))

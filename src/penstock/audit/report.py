@@ -1,4 +1,4 @@
-"""The balance as a bookkeeper would lay it out, for a terminal."""
+"""The balance as a balance sheet for the terminal."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,18 +18,18 @@ from penstock.core.clock import Micros
 from penstock.core.text import printable
 
 NAMED = 20
-"""So many missing ranges are named; then it is said how many more there are."""
+"""Maximum missing ranges that are named; then follows how many more there are."""
 _FRESH = 5_000_000
-"""What is younger needs no date."""
+"""A younger time is printed without its date."""
 _WIDE = 120
 _ALWAYS = (Outcome.PASSED,)
-"""The other outcomes have a column when something had them."""
+"""The other outcomes have a column only if they occur."""
 
 
 def show(balance: Balance, console: Console | None = None, senders: bool = False) -> None:
-    """Print the sheet, the channels, the missing ranges, what is unknown, and the verdict last. Colours on a terminal.
+    """Print the balance sheet, the channels, the missing ranges, the doubts, and last the verdict.
 
-    With `senders`, a table of all senders of the source channels, too: first those that are not in order.
+    With `senders`, print also all senders of the source channels: first those with missing or duplicate records.
     """
     console = console or _console()
     for part in parts(balance, senders):
@@ -37,7 +37,7 @@ def show(balance: Balance, console: Console | None = None, senders: bool = False
 
 
 def parts(balance: Balance, senders: bool = False) -> Iterator[Table | Text]:
-    """What is printed, one below the other."""
+    """Yield the printed parts in order."""
     if balance.hops:
         yield _sheet("stage", balance.hops)
     if balance.paths:
@@ -51,12 +51,12 @@ def parts(balance: Balance, senders: bool = False) -> Iterator[Table | Text]:
 
 def _console() -> Console:
     console = Console(highlight=False)
-    # What is piped into a file or another program has no edge at which to wrap.
+    # Output into a file or another program is not wrapped.
     return console if console.is_terminal else Console(highlight=False, width=_WIDE)
 
 
 def _sheet(title: str, hops: Sequence[Hop]) -> Table:
-    """A line for each hop: what was due, and what became of it. Each line adds up."""
+    """Return a line for each hop: the due records and their outcomes. Each line adds up."""
     outcomes = [one for one in Outcome if one in _ALWAYS or any(hop.outcomes.get(one) for hop in hops)]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column(title, overflow="fold")
@@ -75,7 +75,7 @@ def _sheet(title: str, hops: Sequence[Hop]) -> Table:
 
 
 def _hop(hop: Hop, several: bool = False) -> Text:
-    """The stage; one that reads several channels with the one that it is about."""
+    """Return the name of the stage; with its channel if the stage reads several."""
     name = hop.stage.replace("source:", "").replace("query:", "").replace("store:", "").replace("feed:", "clients of ")
     kind = hop.stage.partition(":")[0]
     if ARROW in hop.stage or kind not in ("source", "query", "store"):
@@ -128,7 +128,7 @@ def _sender(channel: str, one: SenderBalance) -> Iterator[Text | str]:
     yield Text(_number(one.missing), style="bold red" if one.missing else "")
     yield _number(one.duplicates)
     yield _number(one.reordered)
-    # Less than nothing: the sender's clock is ahead of ours.
+    # A negative latency: the clock of the sender is ahead.
     for name in ("min", "mean", "max"):
         yield _lapse(one.latency[name]) if one.latency else ""
 
@@ -136,7 +136,7 @@ def _sender(channel: str, one: SenderBalance) -> Iterator[Text | str]:
 def _findings(balance: Balance) -> Iterator[Text]:
     gaps = [(hop, gap) for hop in balance.hops for gap in hop.gaps]
     for hop, gap in gaps[:NAMED]:
-        seen = "they were never seen in a channel" if not hop.reads else f"they were last seen in {hop.reads}"
+        seen = "not seen in any channel" if not hop.reads else f"last seen in {hop.reads}"
         yield Text(f"{_hop(hop)} misses {_range(gap)}: {printable(seen)}", style="red")
     if len(gaps) > NAMED:
         yield Text(f"and {_number(len(gaps) - NAMED)} more ranges", style="red")
@@ -168,15 +168,15 @@ def _findings(balance: Balance) -> Iterator[Text]:
             )
         if channel.without_identity:
             yield Text(
-                f"{printable(channel.channel)}: {_number(channel.without_identity)} entries carry no identity"
+                f"{printable(channel.channel)}: {_number(channel.without_identity)} entries have no identity"
                 " and can only be counted.",
                 style="yellow",
             )
         if channel.unknown_seconds:
             spell = timedelta(seconds=round(channel.unknown_seconds, 3))
             yield Text(
-                f"{printable(channel.channel)}: for {spell} (h:mm:ss) the source was not heard and cannot be asked"
-                " again; what it sent then is unknown.",
+                f"{printable(channel.channel)}: for {spell} (h:mm:ss) the source was not connected and cannot be"
+                " read again; what it sent then is unknown.",
                 style="yellow",
             )
 
@@ -200,12 +200,12 @@ def _verdict(balance: Balance) -> Text:
 
 
 def _age(as_of: Micros | None, at: Micros) -> str:
-    """When the verdict was true, unless that is now."""
+    """Return the time of the verdict, if it is not now."""
     return "" if as_of is None or at - as_of <= _FRESH else f", as of {utc(as_of, at)}"
 
 
 def utc(micros: Micros, now: Micros | None = None) -> str:
-    """A time for people; without the date when that is the one of `now`."""
+    """Return a time as text; without the date if that is the date of `now`."""
     then, today = (datetime.fromtimestamp(at // 1_000_000, UTC) for at in (micros, now or 0))
     return then.strftime(f"{'' if then.date() == today.date() else '%Y-%m-%d '}%H:%M:%S UTC")
 
@@ -215,7 +215,7 @@ def _range(gap: Gap) -> str:
 
 
 def _lapse(ms: float) -> str:
-    """In milliseconds; what a clock far off makes of it in hours, so that it does not fill the line."""
+    """Return a duration in milliseconds; one from a wrong clock in hours, so that it fits."""
     return f"{ms:,.1f}" if abs(ms) < 1e7 else f"{ms / 3_600_000:,.0f} h"
 
 

@@ -1,4 +1,4 @@
-"""Readers and the time that channels keep their records: who is about to be overtaken, and who was."""
+"""Readers that retention has overtaken or is about to overtake: their unread records are removed."""
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -16,28 +16,28 @@ Readers = Mapping[str, Mapping[str, Offsets]]
 log = logging.getLogger(__name__)
 
 EVERY = 10.0
-"""Seconds between two looks: what is kept for minutes is endangered for longer than that."""
+"""Seconds between two checks: even a retention of minutes is longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endangered:
-    """A reader, and what it has not read of a channel and is about to lose, or has lost."""
+    """A reader, and the unread records of a channel that it is about to lose, or has lost."""
 
     reader: str
     channel: str
     unread: int
-    """Offsets that are kept, unread, and older than the share of their time that was set."""
+    """Offsets that are unread and older than the configured share of their retention."""
     left: float | None
-    """Seconds until the oldest of them goes; None when nobody can tell."""
+    """Seconds until the oldest of them is removed; None if it is not known."""
     lost: int
-    """Offsets that are gone unread."""
+    """Offsets that were removed unread."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 class Retention:
-    """Looks at the channels every few seconds."""
+    """Checks the channels every few seconds."""
 
     def __init__(self, channels: Channels, clock: Clock, share: float) -> None:
         self._channels, self._clock, self._share = channels, clock, share
@@ -45,13 +45,13 @@ class Retention:
         self._found: list[Endangered] = []
 
     def look(self, readers: Callable[[], Readers]) -> list[Endangered]:
-        """Who is endangered, as of the last look. When the channels do not answer, it is as it was before."""
+        """Return the endangered readers as of the last check that the channels answered."""
         if self._looked is None or self._clock.elapsed() - self._looked >= EVERY:
             try:
                 self._found = list(self._look(readers()))
             except PenstockError as error:
-                # That they are away is another alarm, and must not wait for each of them to be asked.
-                log.warning("nobody knows what retention is about to take: %s", error)
+                # That they are unavailable is another alarm, and must not wait for each channel.
+                log.warning("retention cannot be checked: %s", error)
             self._looked = self._clock.elapsed()
         return self._found
 
@@ -96,14 +96,14 @@ class Retention:
                 with self._channels.reader({channel: {partition: offset}}, only={(channel, partition)}) as reader:
                     entries = reader.read(1, 1.0)
             except Unaccounted:
-                return 0.0  # It went while we looked.
+                return 0.0  # It was removed during the check.
             if entries:
                 oldest = min(entries[0].appended, oldest or entries[0].appended)
         return None if oldest is None else max(0.0, keep.total_seconds() - (self._clock.now() - oldest) / 1e6)
 
 
 def committed(group: Group, names: Collection[str]) -> dict[str, Offsets]:
-    """How far a group has read these channels."""
+    """Return the committed offsets of a group in these channels."""
     found: dict[str, dict[int, int]] = {}
     for (channel, partition), offset in group.committed.items():
         if channel in names:
@@ -112,7 +112,7 @@ def committed(group: Group, names: Collection[str]) -> dict[str, Offsets]:
 
 
 def gone(positions: Offsets, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """Per partition, how many offsets a reader has not read that are kept no more."""
+    """Return per partition how many offsets were removed unread."""
     return {
         partition: low - positions[partition]
         for partition, (low, _) in bounds.items()
@@ -121,5 +121,5 @@ def gone(positions: Offsets, bounds: Mapping[int, tuple[int, int]]) -> dict[int,
 
 
 def from_what_is_kept(positions: Offsets, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
-    """The positions, moved to where the channel begins where that is later."""
+    """Return the offsets, but none before the first offset that the channel holds."""
     return {partition: max(offset, bounds.get(partition, (0, 0))[0]) for partition, offset in positions.items()}

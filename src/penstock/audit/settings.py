@@ -16,16 +16,16 @@ class AuditSettings(Section):
         "auto",
         description="how headers are read; auto: by Python while the audit keeps up, by Spark when it is far behind",
     )
-    behind: int = Field(200_000, ge=1, description="so many entries behind, auto takes Spark")
+    behind: int = Field(200_000, ge=1, description="number of entries behind from which auto uses Spark")
     grace: Duration = Field(
         timedelta(seconds=10), description="how long a record that is due is in flight before it is missing"
     )
     silent_after: Duration = Field(
-        timedelta(seconds=60), description="a sender is silent when others sent for so long, and it did not"
+        timedelta(seconds=60), description="a sender is silent if others sent for this long, and it did not"
     )
     gone_after: Duration = Field(
         timedelta(days=1),
-        description="a sender or process that was quiet for longer has left, and is no alarm any more",
+        description="a sender or process that was silent for longer has left, and its alarm ends",
     )
     slow: Duration = Field(
         timedelta(seconds=5), description="a sender is slow above this, and above ten times the median of its channel"
@@ -35,18 +35,18 @@ class AuditSettings(Section):
     )
     away_after: Duration = Field(
         timedelta(seconds=10),
-        description="a process that reports nothing for so long is away: the verdict is not known",
+        description="a process that sends no report for this long is away: the verdict is not known",
     )
     stale_after: Duration = Field(
         timedelta(seconds=20),
-        description="the verdict is not known when records wait for a stage and its account stays the same for so long",
+        description="the verdict is not known if records wait for a stage and its account does not change this long",
     )
     stalled_after: Duration = Field(
-        timedelta(seconds=120), description="a stage is stalled when it has input and gets no further for so long"
+        timedelta(seconds=120), description="a stage is stalled if it has input and makes no progress for this long"
     )
     event_time_off: Duration = Field(
         timedelta(days=365),
-        description="event times that are further than this from when they are read are told: another unit?",
+        description="event times further than this from the time of reading are an alarm: a wrong unit?",
     )
     refused_share: float = Field(
         0.05,
@@ -60,7 +60,7 @@ class AuditSettings(Section):
         gt=0,
         lt=1,
         allow_inf_nan=False,
-        description="what a reader has not read when it has lived this share of the time that it is kept is an alarm",
+        description="an unread record that is older than this share of its retention is an alarm",
     )
     webhook: str = Field("", description="where alarms are posted, http:// or https://; empty: nowhere")
     secret: SecretStr = Field(
@@ -80,14 +80,14 @@ class AuditSettings(Section):
     @classmethod
     def _more_than_nothing(cls, value: timedelta) -> timedelta:
         if value <= timedelta(0):
-            raise ValueError("it has to be longer than nothing")
+            raise ValueError("it must be more than zero")
         return value
 
     @field_validator("grace")
     @classmethod
     def _not_negative(cls, value: timedelta) -> timedelta:
         if value < timedelta(0):
-            raise ValueError("it cannot be negative")
+            raise ValueError("it must not be negative")
         return value
 
     @field_validator("webhook")
@@ -101,9 +101,9 @@ class AuditSettings(Section):
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
             raise ValueError('give an address such as "https://example.org/alarms"')
         if "@" in parts.netloc:
-            raise ValueError('leave the user and password out; who receives knows us by the signature, see "secret"')
+            raise ValueError('leave out user and password; the receiver checks the signature, see "secret"')
         return value
 
     def key(self) -> bytes:
-        """What signs the alarms; empty when there is no secret. Misconfigured when it is none."""
+        """Return the key that signs the alarms; empty without a secret. Raise Misconfigured if it is invalid."""
         return parse_secret("[audit] secret", self.secret.get_secret_value())

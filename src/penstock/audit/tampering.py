@@ -1,4 +1,4 @@
-"""Channels that do not hold what they held when it was counted: records removed before their time, forged rows."""
+"""Changes of channels after they were counted: records removed before their retention ended, forged rows."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -6,7 +6,7 @@ from datetime import timedelta
 from itertools import groupby
 
 from penstock.audit.content import Content, Lost
-from penstock.audit.findings import MINUTE, Stranger
+from penstock.audit.findings import MINUTE, ForgedRow
 from penstock.audit.judge import Discrepancy
 from penstock.audit.ledger import Ledger
 from penstock.audit.retention import Readers
@@ -17,24 +17,24 @@ from penstock.core.errors import Unaccounted
 log = logging.getLogger(__name__)
 
 NAMED = 10
-"""So many forged rows and lost ranges are named."""
+"""Maximum forged rows and lost ranges that are named."""
 SLACK = timedelta(minutes=2)
 """Clocks differ, and the age of a record is known to the minute."""
 BYTES = "retention.bytes"
 
 
 class Losses:
-    """Looks where channels begin. What was removed from their beginning before its time is lost, see `look`."""
+    """Watches the first offsets of channels, and finds records that were removed too early."""
 
     def __init__(self, channels: Channels, ledger: Ledger, clock: Clock) -> None:
         self._channels, self._ledger, self._clock = channels, ledger, clock
         self._turn = self._marked = 0
 
     def look(self, names: Sequence[str], readers: Callable[[], Readers] = dict) -> None:
-        """Write down what these channels lost since the last look. `readers`: how far each stage has read.
+        """Store what these channels lost since the last call. `readers`: how far each stage has read.
 
-        A channel that keeps its records for ever loses none. One that keeps them for a time removes the older ones;
-        those that are known to be younger are lost. One with a limit in bytes may remove any: nothing can be told.
+        A channel without retention loses no record. One with a retention time removes older records; if a removed
+        record is known to be younger, it is lost. One with a retention in bytes may remove any: it is not checked.
         """
         now, known, counted = self._clock.now(), self._ledger.begins(), self._ledger.positions()
         bounds = {name: self._channels.bounds(name) for name in names}
@@ -51,14 +51,14 @@ class Losses:
                     unread = tuple(stage for stage, at in _positions(readers(), name, partition) if at < gone)
                     lost.append(Lost(name, partition, before, gone - 1, until or None, unread))
                     log.warning("%s", _text(name, lost[-1:]))
-        # Each write is a sync of the disk: once in a minute, unless there is something new.
+        # Each write syncs the disk: once in a minute, unless something is new.
         if any(moved.values()) or bounds.keys() - known.keys() or now // MINUTE != self._marked:
             self._ledger.mark_bounds(bounds, lost, now)
             self._marked = now // MINUTE
         self._forgive()
 
     def _too_early(self, topic: Topic, partition: int, offset: int, now: Micros) -> Micros | None:
-        """When a record that was removed would have been removed anyway, 0 for never; None if its time had come."""
+        """Return when retention would have removed a removed record, 0 for never; None if it was due."""
         if int(topic.config.get(BYTES, "-1")) >= 0:
             return None
         if topic.retention is None:
@@ -70,17 +70,17 @@ class Losses:
         return now + keep
 
     def _forgive(self) -> None:
-        """Forget a forged row that is no longer in its channel: one of them is looked up each time."""
-        strangers = self._ledger.strangers()
-        if not strangers:
+        """Forget forged rows that their channel no longer holds: each call checks one of them."""
+        forged_rows = self._ledger.forged_rows()
+        if not forged_rows:
             return
-        self._turn = (self._turn + 1) % len(strangers)
-        one = strangers[self._turn]
+        self._turn = (self._turn + 1) % len(forged_rows)
+        one = forged_rows[self._turn]
         if not self._holds(one):
             log.info("a forged row is gone from %s: %s", one.channel, one.name)
-            self._ledger.forget_stranger(one)
+            self._ledger.forget_forged_row(one)
 
-    def _holds(self, one: Stranger) -> bool:
+    def _holds(self, one: ForgedRow) -> bool:
         place = (one.channel, one.partition)
         first, _ = self._channels.bounds(one.channel).get(one.partition, (0, 0))
         if one.offset < first:
@@ -95,14 +95,14 @@ class Losses:
 
 
 def discrepancies(content: Content) -> Iterator[Discrepancy]:
-    """What the ledger knows of rows that were forged, and of records that were removed before their time."""
+    """Find the forged rows and the lost records in the content of the ledger."""
     for channel, rows in sorted(content.forged.items()):
         watched = content.channels.get(channel)
         if not rows or watched is None:
             continue
         query = " ".join(watched.fed_by).removeprefix("query:")
-        text = f"{channel} holds {_count(rows, 'row')} that query {query} has not written: something else wrote there"
-        examples = tuple(one.name for one in content.strangers if one.channel == channel)[:NAMED]
+        text = f"{channel} holds {_count(rows, 'row')} that query {query} has not written"
+        examples = tuple(one.name for one in content.forged_rows if one.channel == channel)[:NAMED]
         yield Discrepancy("forged", f"channel:{channel}", rows, text, examples)
     for channel, some in groupby(sorted(content.lost, key=lambda one: one.channel), lambda one: one.channel):
         if channel in content.channels:
@@ -115,8 +115,8 @@ def discrepancies(content: Content) -> Iterator[Discrepancy]:
 def _text(channel: str, ranges: Sequence[Lost]) -> str:
     size = sum(one.size for one in ranges)
     stages = sorted({stage for one in ranges for stage in one.unread})
-    read = f"not read before by {', '.join(stages)}" if stages else "every stage had read them"
-    return f"{channel} has lost {_count(size, 'record')} that were counted, before their time; {read}"
+    read = f"not read by {', '.join(stages)}" if stages else "every stage had read them"
+    return f"{channel} has lost {_count(size, 'record')} that were counted, before the retention ended; {read}"
 
 
 def _count(number: int, what: str) -> str:

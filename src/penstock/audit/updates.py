@@ -1,4 +1,4 @@
-"""Numbered updates as others write them: the identity in a JSON object. No I/O."""
+"""The identity of an update in a JSON object. No I/O."""
 
 from dataclasses import dataclass, field
 
@@ -10,10 +10,10 @@ from penstock.core.record import Origin
 
 @dataclass(frozen=True)
 class Fields:
-    """Where in a JSON object its identity lies: dotted paths into nested objects.
+    """The fields of a JSON object that hold its identity: dotted paths into nested objects.
 
-    An empty `sender` means that there is one sender, an empty `epoch` or `time` that there is none. Epoch and time may
-    be absent; a time that is absent or cannot be one is 0, for it is not needed to tell a loss.
+    An empty `sender` means a single sender, an empty `epoch` or `time` means none. Epoch and time may be absent; an
+    absent or invalid time is 0, because it is not needed to detect a loss.
     """
 
     seq: str = "seq"
@@ -27,7 +27,7 @@ class Fields:
         object.__setattr__(self, "_paths", paths)
 
     def read(self, payload: bytes) -> Origin:
-        """The identity in the payload; Refused with the reason when there is none."""
+        """Return the identity in the payload; raise Refused if there is none."""
         try:
             document = orjson.loads(payload)
         except orjson.JSONDecodeError as error:

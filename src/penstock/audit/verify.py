@@ -15,9 +15,9 @@ from penstock.core.record import Origin
 from penstock.core.runs import Runs
 
 NAMED = 20
-"""So many new gaps are named in a report, and so many records that could not be read."""
+"""Maximum new gaps, and unreadable records, that a report names."""
 LONGEST_NAME = 1_000
-"""A sender's name that is longer is refused: names are kept."""
+"""A longer name of a sender is refused, because names are kept in memory."""
 
 # What took longer was kept somewhere, or its clock counts in other units; what came a little before it was sent took
 # no time between two clocks that differ.
@@ -25,7 +25,7 @@ _SLOWEST, _SKEW = 3_600_000_000, 60_000_000
 
 
 class Integrity(StrEnum):
-    """What can be said of all that was read."""
+    """The verdict on all records that were read."""
 
     WHOLE = "whole"
     LOSS = "loss"
@@ -38,7 +38,7 @@ EXIT_CODES = {Integrity.WHOLE: 0, Integrity.LOSS: 1, Integrity.UNCERTAIN: 2, Int
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Milliseconds from sender to arrival, of the `count` records that tell a plausible time."""
+    """Milliseconds from sender to arrival, of the `count` records with a plausible time."""
 
     count: int
     min: float
@@ -48,7 +48,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Lapse:
-    """What came in a lapse of time: `missing` numbers were skipped in it, `healed` ones had been missing and came."""
+    """The records of a period: `missing` numbers were skipped in it, `healed` ones arrived after they were missing."""
 
     seconds: float
     records: int
@@ -64,7 +64,7 @@ class Lapse:
 
 @dataclass(frozen=True, slots=True)
 class SenderCount:
-    """A sender in one of its epochs. Out of order is a number that came, for the first time, after a higher one."""
+    """A sender in one of its epochs. A number is out of order if it first arrived after a higher one."""
 
     sender: str
     epoch: int
@@ -82,10 +82,10 @@ class SenderCount:
 
 @dataclass(frozen=True, slots=True)
 class IntegrityReport:
-    """What came in the last lapse of time, and where all stands since the beginning.
+    """The records of the last period, and the totals since the start.
 
-    The end report is `final`: its lapse is the whole time, and it has all senders and all gaps; another one has the
-    first gaps that opened in its lapse and are still open.
+    The last report is `final`: its period is the whole time, and it has all senders and all gaps. The others have the
+    first gaps that opened in their period and are still open.
     """
 
     final: bool
@@ -105,7 +105,7 @@ class IntegrityReport:
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """The fields of the report; by_sender, refused, doubts and notes only at the end."""
+        """Return the fields of the report; by_sender, refused, doubts and notes only in the final one."""
         document = asdict(self)
         document["lapse"]["rate"] = self.lapse.rate
         document["refused"] = [{"place": place, "reason": reason} for place, reason in self.refused]
@@ -120,8 +120,8 @@ class IntegrityReport:
 class Verifier:
     """Takes the numbers of senders in any order, and reports at any time what is missing.
 
-    `first` is the number that each sender must begin with: what comes from before it is counted, and not verified.
-    Without it, a sender begins with its lowest number.
+    `first` is the number with which each sender must start: lower numbers are counted, but not verified. Without it, a
+    sender starts with its lowest number.
     """
 
     def __init__(self, clock: Clock, first: int | None = None) -> None:
@@ -139,9 +139,9 @@ class Verifier:
         self._notes: list[str] = []
 
     def take(self, origin: Origin, arrived: Micros | None = None) -> None:
-        """Count a record, and how long it took where its arrival is known; Refused when its sender's name is endless.
+        """Count a record, and its latency if its arrival is known; raise Refused if the sender's name is too long.
 
-        Neighbours in arrival that are neighbours in number cost next to nothing: they wait as one run.
+        Consecutive numbers are cheap: they are collected as one run.
         """
         seq = origin.seq
         sender = self._senders.get((origin.sender, origin.epoch)) or self._met(origin)
@@ -153,11 +153,11 @@ class Verifier:
             self._latency.add(took / 1000)
 
     def set_aside(self, origin: Origin) -> None:
-        """Remember a record from after the end: it counts only if it fills a gap."""
+        """Keep a record from after the end: it counts only if it fills a gap."""
         self._aside.setdefault((origin.sender, origin.epoch), Runs()).add(origin.seq)
 
     def fill(self) -> int:
-        """Fill the gaps with what was set aside, and forget the rest of it; how many numbers are missing then."""
+        """Fill gaps with the records set aside, and drop the others; return how many numbers are missing then."""
         senders = self._settled()
         aside, self._aside = self._aside, {}
         for key, runs in aside.items():
@@ -168,25 +168,25 @@ class Verifier:
         return sum(sender.missing for sender in senders)
 
     def refuse(self, place: str, reason: str) -> None:
-        """Count a record that cannot be read; the first ones are remembered with their place."""
+        """Count a record that cannot be read; the first ones are kept with their position."""
         self._unreadable += 1
         if len(self._refused) < NAMED:
             self._refused.append((place, reason))
 
     def doubt(self, why: str) -> None:
-        """Something else was not read that should have been: what is not a loss is uncertain then."""
+        """Note that something could not be read: without a loss, the verdict is then uncertain."""
         self._doubts.append(why)
 
     def note(self, what: str) -> None:
-        """Something that the reader of the end report has to know, and that changes no verdict."""
+        """Add a remark to the final report; it does not change the verdict."""
         self._notes.append(what)
 
     def report(self) -> IntegrityReport:
-        """What came since the last report; then a new lapse begins."""
+        """Report the records since the last report, and start a new period."""
         return self._report(final=False)
 
     def end(self) -> IntegrityReport:
-        """The report of the whole time, with every sender and every gap."""
+        """Return the final report, with every sender and every gap."""
         return self._report(final=True)
 
     def _report(self, final: bool) -> IntegrityReport:
@@ -236,13 +236,13 @@ class Verifier:
         return sender
 
     def _settled(self) -> list["_Sender"]:
-        """All senders, in order, with no number that waits."""
+        """Return all senders in order, after their collected runs are counted."""
         for sender in self._senders.values():
             self._settle(sender)
         return [sender for _, sender in sorted(self._senders.items())]
 
     def _settle(self, sender: "_Sender") -> None:
-        """Count the run that waits, and remember the first gaps that it opens."""
+        """Count the collected run, and keep the first gaps that it opens."""
         if sender.since < sender.due:
             for first, last in sender.add(sender.since, sender.due - 1):
                 if len(self._opened) < NAMED:
@@ -251,7 +251,7 @@ class Verifier:
 
 
 class _Sender:
-    """The numbers of a sender; those from `since` to before `due` wait to be counted as one run."""
+    """The numbers of a sender; those from `since` to before `due` are collected as one run."""
 
     __slots__ = ("due", "epoch", "floor", "name", "out_of_order", "records", "runs", "since", "skipped")
 
@@ -262,14 +262,14 @@ class _Sender:
         self.records = self.skipped = self.out_of_order = 0
 
     def add(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Count first–last; the ranges that were skipped by it."""
+        """Count first–last; return the ranges that it skipped."""
         low, top = self.runs.first, self.runs.last
         new = self.runs.add(first, last)
         self.records += last - first + 1
         if top is not None:
             self.out_of_order += new - max(0, last - max(top, first - 1))
         if self.floor is not None:
-            # What comes from before the floor skips nothing.
+            # Numbers below the floor skip nothing.
             low, top = None, self.floor - 1 if top is None else max(top, self.floor - 1)
         skipped = []
         if top is not None and top + 1 < first:
@@ -281,7 +281,7 @@ class _Sender:
 
     @property
     def verified(self) -> tuple[int, int]:
-        """The range in which no number may be missing; empty when all came from before the floor."""
+        """The range in which no number may be missing; empty if all numbers are below the floor."""
         return (self.runs.first or 0) if self.floor is None else self.floor, self.runs.last or 0
 
     @property
@@ -290,7 +290,7 @@ class _Sender:
         return max(0, last - first + 1) - sum(end - begin + 1 for begin, end in self.runs.between(first, last))
 
     def gaps(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The ranges within first–last that did not come."""
+        """Return the ranges within first–last that did not arrive."""
         if last < first:
             return []
         return Runs([(first - 1, first - 1), *self.runs.between(first, last), (last + 1, last + 1)]).missing()

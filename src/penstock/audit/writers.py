@@ -1,8 +1,7 @@
-"""The writers of result channels: each row of a result carries the token of the query that wrote it.
+"""The writers of result channels: each row of a result has the token of the query that wrote it.
 
-Before a query writes its first row, it announces its token in the channel of bookmarks. A row without a token that was
-announced for its channel was written by something else. Rows that lie before the first announcement are older than
-tokens, and are not judged.
+Before a query writes its first row, it announces its token in the channel of bookmarks. A row without an announced
+token was written by something else. Rows before the first announcement are not checked.
 """
 
 import json
@@ -18,12 +17,12 @@ from penstock.core.scan import scan
 
 HEADER = "writer"
 PREFIX = b"writer:"
-"""How the keys of announcements begin, in the channel of bookmarks."""
+"""Prefix of the keys of announcements in the channel of bookmarks."""
 INTERNAL, BOOKMARKS, DEAD = "penstock.", ".bookmarks", ".dead"
 _AGAIN = 1.0
-"""Seconds between two looks at the bookmarks for a writer that is not known."""
+"""Seconds between two reads of the bookmarks for an unknown writer."""
 _REMEMBERED = 1_000
-"""So many tokens that nobody announced are remembered."""
+"""Maximum unannounced tokens that are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,29 +36,31 @@ class Writer:
     topic: str
     """The id of the topic."""
     since: Offsets
-    """Where the channel ended when the token was announced."""
+    """The end offsets of the channel when the token was announced."""
 
     @property
     def key(self) -> bytes:
         return PREFIX + f"{self.channel}:{self.token}".encode()
 
     def dumps(self) -> bytes:
-        told = {"query": self.query, "generation": self.generation, "topic": self.topic, "since": self.since}
-        return json.dumps(told).encode()
+        document = {"query": self.query, "generation": self.generation, "topic": self.topic, "since": self.since}
+        return json.dumps(document).encode()
 
     @classmethod
     def of(cls, key: bytes, value: bytes) -> "Writer | None":
-        """None when it cannot be read."""
+        """Parse an announcement; None if it cannot be parsed."""
         try:
             channel, _, token = key.removeprefix(PREFIX).decode().rpartition(":")
-            told: Mapping[str, Any] = json.loads(value)
-            since = {int(partition): int(offset) for partition, offset in told["since"].items()}
-            return cls(channel, token, str(told["query"]), int(told["generation"]), str(told["topic"]), since)
+            document: Mapping[str, Any] = json.loads(value)
+            since = {int(partition): int(offset) for partition, offset in document["since"].items()}
+            return cls(
+                channel, token, str(document["query"]), int(document["generation"]), str(document["topic"]), since
+            )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             return None
 
 
-class KnownWriters:
+class WriterTokens:
     """The writers of each channel. No I/O."""
 
     def __init__(self, writers: Iterable[Writer] = ()) -> None:
@@ -72,25 +73,25 @@ class KnownWriters:
     def add(self, writer: Writer) -> None:
         self._queries[writer.channel] = writer.query
         self._tokens.setdefault(writer.channel, set()).add(writer.token.encode())
-        # Of several announcements, the lowest offset counts; a partition that one does not name was not there yet.
+        # Of several announcements the lowest offset counts; a partition without an offset did not exist yet.
         first = self._first.get(writer.channel, writer.since)
         self._first[writer.channel] = {
             at: min(offset, first.get(at, offset)) for at, offset in {**writer.since, **first}.items()
         }
 
     def query(self, channel: str) -> str | None:
-        """The query that writes a channel; None when no query is known to."""
+        """Return the query that writes a channel; None if it is not known."""
         return self._queries.get(channel)
 
     def tokens(self, channel: str) -> Collection[bytes]:
         return self._tokens.get(channel, ())
 
     def first(self, channel: str) -> Offsets:
-        """Where the rows begin that have to carry a token."""
+        """Return the offsets from which rows must have a token."""
         return self._first.get(channel, {})
 
     def genuine(self, entry: Entry) -> bool:
-        """Whether a writer of its channel has written this row, or it is older than tokens."""
+        """Whether a writer of its channel has written this row, or it is older than the first announcement."""
         tokens = self._tokens.get(entry.channel)
         if not tokens:
             return True
@@ -100,23 +101,23 @@ class KnownWriters:
         return token in tokens
 
     def strange(self, entry: Entry) -> bool:
-        """Whether this row could be judged otherwise once more announcements are read."""
+        """Whether later announcements can change the result of `genuine` for this row."""
         tokens, token = self._tokens.get(entry.channel), token_of(entry.headers)
         return token not in tokens if tokens and token is not None else not tokens
 
 
 class Writers:
-    """The announced writers, read from channels of bookmarks whenever a row of an unknown writer comes."""
+    """The announced writers, read from the bookmarks when a row of an unknown writer arrives."""
 
     def __init__(self, channels: Channels, bookmarks: Collection[str], clock: Clock | None = None) -> None:
-        self.known = KnownWriters()
+        self.known = WriterTokens()
         self._channels, self._clock = channels, clock or SystemClock()
         self._read: dict[str, Offsets] = {name: {} for name in bookmarks}
         self._looked: float | None = None
         self._unknown: set[bytes] = set()
 
     def refresh(self) -> None:
-        """Read what was announced since the last call."""
+        """Read the announcements since the last call."""
         self._looked = self._clock.elapsed()
         for bookmarks, start in self._read.items():
             bounds = self._channels.bounds(bookmarks)
@@ -129,19 +130,19 @@ class Writers:
             self._read[bookmarks] = {partition: end for partition, (_, end) in bounds.items()}
 
     def genuine(self, entries: Sequence[Entry], among: Callable[[str], bool] = lambda _: True) -> list[Entry]:
-        """The entries without the forged rows; `among` tells which channels are results."""
+        """Return the entries without the forged rows; `among` decides which channels are results."""
         self.learn(entries, among)
         return [entry for entry in entries if not among(entry.channel) or self.known.genuine(entry)]
 
     def learn(self, entries: Sequence[Entry], among: Callable[[str], bool] = lambda _: True) -> None:
-        """Look for announcements if one of these rows is of a writer that is not known.
+        """Read announcements if one of these rows has an unknown writer.
 
-        A query announces its token before it writes a row: after this, every genuine row is known as one.
+        A query announces its token before it writes a row: after this call, each genuine row is recognized.
         """
         strange = [entry for entry in entries if among(entry.channel) and self.known.strange(entry)]
         if not strange:
             return
-        # A token that is seen for the first time needs a look of its own; other rows not if there was one just now.
+        # A new token needs a read; for other rows a recent read is enough.
         new = {token for entry in strange if (token := token_of(entry.headers)) is not None} - self._unknown
         lately = self._looked is not None and self._clock.elapsed() - self._looked < _AGAIN
         if new or not lately:
@@ -160,7 +161,7 @@ def token_of(headers: Headers) -> bytes | None:
 
 
 def protected(channel: str, channels: Channels) -> tuple[str, str] | None:
-    """Why nobody may write to a channel by hand, and what to do instead; None when it may be written to."""
+    """Return why a channel must not be written to by hand, and what to do instead; None if it may be."""
     if channel.startswith(INTERNAL):
         why = "it is an internal channel: the processes of a pipeline write to it"
         return why, "write to a channel of your own"

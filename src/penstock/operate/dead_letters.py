@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import islice
 
-from penstock.audit.findings import BELATED, EXCLUDED
+from penstock.audit.findings import EXCLUDED, LATE_PREFIX
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Entry, Offsets, Sender
 from penstock.core.errors import Misconfigured, Refused, Unavailable
@@ -47,7 +47,7 @@ class Letter:
         # that name is the record's own.
         size = told.get("size", "") if place is None else ""
         whole = int(size) if size.isascii() and size.isdigit() and len(size) < 20 else kept
-        late_for = told.get("query") if reason.startswith(BELATED) else None
+        late_for = told.get("query") if reason.startswith(LATE_PREFIX) else None
         origin = Origin.read(entry.headers)
         excluded_by = told.get("query") if reason.startswith(EXCLUDED) else None
         return cls(entry, reason, place, origin, "redriven" in told, max(whole, kept), late_for, excluded_by)

@@ -87,13 +87,13 @@ class Deep:
             writers.learn(entries)
             some = reduced(entries, {}, {}, {channel: Kind.RESULT}, writers=writers.known)
             found.forged.update(some.forged)
-            found.strangers += some.strangers[: NAMED - len(found.strangers)]
+            found.forged_rows += some.forged_rows[: NAMED - len(found.forged_rows)]
             tell(rows := rows + len(entries))
         tell.end(rows)
         if count := found.forged[channel]:
             query = self.description.channels[channel].result_of
             text = f"{channel} holds {count:,} rows that query {query} has not written"
-            names = tuple(one.name for one in found.strangers)
+            names = tuple(one.name for one in found.forged_rows)
             self.discrepancies.append(Discrepancy("forged", f"channel:{channel}", count, text, names))
 
     def _store(self, channels: Channels, spec: StoreSpec, spark: "_Spark") -> None:

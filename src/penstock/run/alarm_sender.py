@@ -33,7 +33,7 @@ Update = Callable[[Sequence[Alarm]], None]
 def sending_alarms(settings: AuditSettings, pipeline: str) -> Iterator[Update]:
     """Send to the webhook of the settings while the body runs; without one, nothing is sent."""
     if not settings.webhook:
-        yield lambda standing: None
+        yield lambda active: None
         return
     sender = AlarmSender(settings.webhook, pipeline, settings.key())
     try:
@@ -56,12 +56,12 @@ class AlarmSender:
     ) -> None:
         self._webhook, self._pipeline, self._most = Webhook(url, key, clock or SystemClock()), pipeline, most
         self._client = _client(timeout)
-        self._standing: dict[tuple[str, str], Alarm] = {}
+        self._active: dict[tuple[str, str], Alarm] = {}
         self._waiting: deque[Message] = deque()
         self._changed = threading.Condition()
         self._closing = False
         self._enough = threading.Event()
-        self._troubled = False
+        self._failing = False
         self.delivered = self.refused = self.dropped = 0
         self._thread = threading.Thread(target=self._run, name="webhook", daemon=True)
         self._thread.start()
@@ -70,12 +70,12 @@ class AlarmSender:
     def waiting(self) -> int:
         return len(self._waiting)
 
-    def update(self, standing: Sequence[Alarm]) -> None:
+    def update(self, active: Sequence[Alarm]) -> None:
         """Take the alarms that are on; those that began or ended are sent soon. Returns at once."""
-        before, self._standing = self._standing, {alarm.key: alarm for alarm in standing}
+        before, self._active = self._active, {alarm.key: alarm for alarm in active}
         messages = [
-            *(self._message("alarm.ended", alarm) for key, alarm in before.items() if key not in self._standing),
-            *(self._message("alarm.begun", alarm) for key, alarm in self._standing.items() if key not in before),
+            *(self._message("alarm.ended", alarm) for key, alarm in before.items() if key not in self._active),
+            *(self._message("alarm.begun", alarm) for key, alarm in self._active.items() if key not in before),
         ]
         if not messages:
             return
@@ -90,7 +90,7 @@ class AlarmSender:
             self._changed.notify()
 
     def close(self, drain: float = DRAIN) -> None:
-        """Post what still waits, for so many seconds at most."""
+        """Post the waiting messages, for at most `drain` seconds."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -110,24 +110,24 @@ class AlarmSender:
 
     def _pause(self, error: Unavailable) -> None:
         # Logged once for each outage: it may last for days.
-        log.log(logging.DEBUG if self._troubled else logging.WARNING, "%s", error)
-        self._troubled = True
+        log.log(logging.DEBUG if self._failing else logging.WARNING, "%s", error)
+        self._failing = True
 
     def _deliver(self, well: Callable[[], None]) -> None:
-        """Post all that waits and will come, until closing; raises Unavailable when the first has to be sent again."""
+        """Post waiting messages until closing; raise Unavailable if the first must be sent again."""
         while message := self._next():
             try:
                 self._webhook.post(self._client, message)
                 self.delivered += 1
-                if self._troubled:
+                if self._failing:
                     log.info("%s takes messages again; %d were dropped so far", self._webhook.who, self.dropped)
             except Rejected as error:
                 self.refused += 1
                 log.error("%s", error)
-            self._troubled = False
+            self._failing = False
             well()
             with self._changed:
-                # It may have been dropped meanwhile.
+                # It may have been dropped in the meantime.
                 if self._waiting and self._waiting[0] is message:
                     self._waiting.popleft()
 
@@ -138,7 +138,7 @@ class AlarmSender:
 
 
 def _client(timeout: float) -> httpx.Client:
-    """It uses the proxy of the environment. One that cannot be used must not keep the auditor from its work."""
+    """Make a client with the proxy of the environment; without it, if that proxy is invalid."""
     verify = ssl.create_default_context()
     try:
         return httpx.Client(verify=verify, timeout=timeout)

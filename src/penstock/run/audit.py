@@ -1,4 +1,4 @@
-"""The audit: the ledger of all channels of a pipeline, its balance told every two seconds, and the alarms."""
+"""The auditor process: the ledger of all channels of a pipeline, its balance every two seconds, and the alarms."""
 
 import logging
 import math
@@ -45,45 +45,45 @@ MIRROR_EVERY = 5.0
 LOSSES_EVERY = 5.0
 RECONCILE_EVERY = 2.0
 LOOK_EVERY = 2.0
-"""Seconds between two balances: what is nearer to now is in flight anyway."""
+"""Seconds between two balances: younger records are in flight anyway."""
 VERIFY_EVERY = 10.0
 """Seconds between two checks that the ledger holds what was written."""
 _REST = 20
-"""So many times as long as a check has taken, there is no other: a large ledger takes up to 5 % of a core."""
-REMADE_FOR = 60.0
-"""Seconds for which it is told that the ledger was damaged and is made anew; damaged again by then, it is given up."""
+"""Minimum pause between two checks, as a multiple of their duration: a large ledger takes up to 5 % of a core."""
+REBUILT_FOR = 60.0
+"""Seconds for which a rebuilt ledger is reported; if it is damaged again in this time, the auditor ends."""
 
 log = logging.getLogger(__name__)
 
 
 def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
-    """The ledger of all channels of the pipeline, its balance told every two seconds, and the alarms.
+    """Keep the ledger of all channels of the pipeline, and report balance and alarms every two seconds.
 
-    A ledger that cannot be read is kept as a copy, and a new one is made from what the channels hold.
+    A ledger that cannot be read is kept as a copy, and a new one is built from the channels.
     """
-    clock, last, remade = SystemClock(), -math.inf, ""
+    clock, last, rebuilt = SystemClock(), -math.inf, ""
     while not stop.is_set():
         try:
-            _audit(description, config, stop, ready, remade)
+            _audit(description, config, stop, ready, rebuilt)
         except Unreadable as error:
-            if clock.elapsed() - last < REMADE_FOR:
-                # It is not the file: a new one would not last either.
+            if clock.elapsed() - last < REBUILT_FOR:
+                # The file is not the reason: a new one would fail, too.
                 raise
             last, copy = clock.elapsed(), set_aside(config.ledger)
             kept = f"; it is kept as {copy}" if copy else ""
-            remade = f"{error.problem}{kept}; a new one is made from what the channels hold"
-            log.error("%s: %s", error.place, remade)
+            rebuilt = f"{error.problem}{kept}; a new one is built from the channels"
+            log.error("%s: %s", error.place, rebuilt)
 
 
-def _audit(description: Description, config: Config, stop: threading.Event, ready: Ready, remade: str) -> None:
+def _audit(description: Description, config: Config, stop: threading.Event, ready: Ready, rebuilt: str) -> None:
     channels, clock, watching = config.bind(), SystemClock(), watched(description, config.collect.workers)
     with ExitStack() as stack:
         ledger = stack.enter_context(closing(Ledger(config.ledger)))
         ledger.verify()
         ledger.tie({one.channel: channels.topic_id(one.channel) for one in watching})
-        sight = _Sight(config, description, clock, watching, channels, ledger, remade)
-        stack.callback(sight.close)
-        said = stack.enter_context(follow_status(channels, description.status))
+        status = _AuditStatus(config, description, clock, watching, channels, ledger, rebuilt)
+        stack.callback(status.close)
+        reports = stack.enter_context(follow_status(channels, description.status))
         send_alarms = stack.enter_context(sending_alarms(config.audit, description.name))
 
         leave = stack.enter_context(_either(stop))
@@ -91,18 +91,18 @@ def _audit(description: Description, config: Config, stop: threading.Event, read
 
         def figures() -> Figures:
             try:
-                told = sight.look(said)
+                found = status.look(reports)
             except Unreadable as error:
                 unreadable.append(error)
                 leave.set()
                 return {}
-            send_alarms(sight.standing)
-            return told
+            send_alarms(status.alarms)
+            return found
 
         stack.enter_context(report_status(channels, description.status, Tier.AUDIT, figures, LOOK_EVERY))
-        stack.enter_context(_mirroring(channels, description.name, sight))
-        stack.enter_context(_watching_losses(sight))
-        stack.enter_context(_reconciling(sight.stores))
+        stack.enter_context(_mirroring(channels, description.name, status))
+        stack.enter_context(_watching_losses(status))
+        stack.enter_context(_reconciling(status.stores))
         reduction = stack.enter_context(_reduction(description, config))
         spark_only = config.audit.engine == "spark"
         by_spark = spark_only or (config.audit.engine == "auto" and isinstance(channels, Kafka))
@@ -119,7 +119,7 @@ def _audit(description: Description, config: Config, stop: threading.Event, read
             catch_up_only=spark_only,
             skip_lost=config.channels.lost == "skip",
         )
-        sight.trouble = auditor.trouble
+        status.recent_error = auditor.recent_error
         ready()
         auditor.run(
             leave,
@@ -132,7 +132,7 @@ def _audit(description: Description, config: Config, stop: threading.Event, read
 
 @contextmanager
 def _either(stop: threading.Event) -> Iterator[threading.Event]:
-    """An event of our own that is set when `stop` is, too."""
+    """Return an event that is also set when `stop` is set."""
     either = threading.Event()
 
     def follow(ended: threading.Event) -> None:
@@ -145,7 +145,7 @@ def _either(stop: threading.Event) -> Iterator[threading.Event]:
 
 
 def watched(description: Description, workers: int = 1) -> list[Watched]:
-    """Every channel of the pipeline, and who writes it; `workers` hear a source."""
+    """Return every channel of the pipeline with the stages that write to it; each source has `workers` processes."""
     found = []
     for channel in description.channels.values():
         if channel.result_of:
@@ -161,8 +161,8 @@ def watched(description: Description, workers: int = 1) -> list[Watched]:
 
 
 @dataclass
-class _Sight:
-    """What the audit sees every two seconds: the balance, the figures of each channel, and the alarms that stand."""
+class _AuditStatus:
+    """The status of the audit, every two seconds: the balance, the figures of each channel, and the active alarms."""
 
     config: Config
     description: Description
@@ -170,18 +170,18 @@ class _Sight:
     watching: list[Watched]
     channels: Channels
     ledger: Ledger
-    remade: str = ""
-    """Why the ledger was made anew just now."""
-    standing: list[Alarm] = field(default_factory=list)
-    trouble: Callable[[], Unavailable | None] = lambda: None
-    """What stood in the way of the auditor lately."""
+    rebuilt: str = ""
+    """Why the ledger was just rebuilt."""
+    alarms: list[Alarm] = field(default_factory=list)
+    recent_error: Callable[[], Unavailable | None] = lambda: None
+    """Returns a recent error of the auditor."""
     positions: Mapping[str, Mapping[str, Offsets]] = field(default_factory=dict)
     """How far each stage has read its channels."""
     accounts: Mapping[str, Account] = field(default_factory=dict)
     """The last account of each stage."""
 
     def __post_init__(self) -> None:
-        self._alarms = Alarms(self.config.audit, self.config.spark.real_time_batch, stage_inputs(self.description))
+        self._rules = Alarms(self.config.audit, self.config.spark.real_time_batch, stage_inputs(self.description))
         self._doubts = Doubts(
             {f"query:{query.name}": _interval(query, self.config) for query in self.description.queries},
             self.config.spark.real_time_batch.total_seconds(),
@@ -206,18 +206,18 @@ class _Sight:
         self._verify_at, self._away = self.clock.elapsed() + VERIFY_EVERY, False
         self._retention = Retention(self.channels, self.clock, self.config.audit.expiring_share)
 
-    def look(self, said: Mapping[str, Mapping[str, Any]]) -> Figures:
+    def look(self, reports: Mapping[str, Mapping[str, Any]]) -> Figures:
         now, away = self.clock.now(), list[Doubt]()
         try:
             sources = [one.channel for one in self.watching if one.kind is Kind.SOURCE]
             self._bounds = {channel: self.channels.bounds(channel) for channel in sources}
         except Unavailable as error:
-            # The alarms are needed most when nothing else answers.
+            # Alarms are also needed while the channels are unavailable.
             if not self._away:
-                log.warning("the audit looks at what it knew before: %s", error)
+                log.warning("the audit uses the last known offsets: %s", error)
             away = [Doubt("channel", error.service, f"the auditor cannot read the channels: {error}")]
         self._away = bool(away)
-        # Opened anew each time: a reader that stays open would keep the ledger's log from being folded in.
+        # Opened each time: an open reader would prevent SQLite's checkpoints.
         with closing(Ledger(self.config.ledger, read_only=True)) as reader:
             if (began := self.clock.elapsed()) >= self._verify_at:
                 reader.verify()
@@ -232,17 +232,23 @@ class _Sight:
             for stage, account in content.accounts.items()
         }
         found = balance(content, now, _micros(self.config), unread)
-        snapshot = Snapshot(now, self._elapsed.at(now), self.config.audit, found.to_json(), said)
+        snapshot = Snapshot(now, self._elapsed.at(now), self.config.audit, found.to_json(), reports)
         first = {channel: {at: low for at, (low, _) in one.items()} for channel, one in self._bounds.items()}
         self._report = Report(
             now,
             discrepancies=(*begun_late(content, first), *self.stores.discrepancies),
-            doubts=(*away, *self._remade(snapshot), *self._unread(), *self._doubts.look(snapshot), *self.stores.doubts),
+            doubts=(
+                *away,
+                *self._rebuilt(snapshot),
+                *self._unreadable(),
+                *self._doubts.look(snapshot),
+                *self.stores.doubts,
+            ),
         )
         try:
             self.ledger.report(self._report)
         except Unavailable as error:
-            # Such as a full disk: what is known is told all the same.
+            # Such as a full disk: the status is reported all the same.
             doubt = Doubt("ledger", str(self.config.ledger), f"the ledger cannot be written: {error}")
             self._report = replace(self._report, doubts=(*self._report.doubts, doubt))
         found = found.with_report(self._report)
@@ -251,29 +257,29 @@ class _Sight:
         if not away:
             self._expiring = self._retention.look(lambda: self._readers(positions))
         own = {"nodes": nodes, RETENTION: [one.to_json() for one in self._expiring]}
-        self.standing = self._alarms.look(now, found.to_json(), {**said, Tier.AUDIT: own})
-        return {**own, "balance": {**brief, "alarms": [alarm.to_json() for alarm in self.standing]}}
+        self.alarms = self._rules.look(now, found.to_json(), {**reports, Tier.AUDIT: own})
+        return {**own, "balance": {**brief, "alarms": [alarm.to_json() for alarm in self.alarms]}}
 
     def close(self) -> None:
-        """Leave a last report: this auditor stops in order."""
+        """Store a last report: this auditor stops normally."""
         with suppress(Unavailable, Unreadable):
             self._leave()
 
     def _leave(self) -> None:
         self.ledger.report(replace(self._report, at=self.clock.now(), closed=True))
 
-    def _remade(self, snapshot: Snapshot) -> Iterator[Doubt]:
-        """Told for a while, so that nobody misses it: what the channels no longer hold is not in the new ledger."""
-        if self.remade and snapshot.elapsed < REMADE_FOR:
-            yield Doubt("ledger", str(self.config.ledger), self.remade)
+    def _rebuilt(self, snapshot: Snapshot) -> Iterator[Doubt]:
+        """Report a rebuilt ledger for a while: it lacks the records that the channels no longer hold."""
+        if self.rebuilt and snapshot.elapsed < REBUILT_FOR:
+            yield Doubt("ledger", str(self.config.ledger), self.rebuilt)
 
-    def _unread(self) -> Iterator[Doubt]:
-        """What the auditor cannot read, such as a damaged partition; the rest is read on."""
-        if (trouble := self.trouble()) is not None:
-            yield Doubt("channel", trouble.service, f"the auditor cannot read on: {trouble}")
+    def _unreadable(self) -> Iterator[Doubt]:
+        """Report a part that the auditor cannot read, such as a damaged partition; it continues with the others."""
+        if (error := self.recent_error()) is not None:
+            yield Doubt("channel", error.service, f"the auditor cannot read it: {error}")
 
     def _readers(self, ledger: Mapping[str, Offsets]) -> Readers:
-        """Whoever reads a channel of ours: the stages, the audit itself, and the groups of others."""
+        """Return the readers of the channels: the stages, the audit itself, and other consumer groups."""
         names = {one.channel for one in self.watching}
         found: dict[str, Mapping[str, Offsets]] = {"audit": {name: ledger[name] for name in names if name in ledger}}
         for stage, read in self.positions.items():
@@ -309,18 +315,18 @@ def _micros(config: Config) -> int:
 
 
 @contextmanager
-def _mirroring(channels: Channels, pipeline: str, sight: _Sight) -> Iterator[None]:
+def _mirroring(channels: Channels, pipeline: str, status: _AuditStatus) -> Iterator[None]:
     """Keep a consumer group for each stage, so that `penstock groups` and Kafka's own tools show its lag."""
 
     def mirror(stop: threading.Event) -> None:
-        told: dict[str, Mapping[str, Offsets]] = {}
+        mirrored: dict[str, Mapping[str, Offsets]] = {}
         while not stop.wait(MIRROR_EVERY):
-            for stage, positions in dict(sight.positions).items():
-                if told.get(stage) == positions or not any(positions.values()):
+            for stage, positions in dict(status.positions).items():
+                if mirrored.get(stage) == positions or not any(positions.values()):
                     continue
                 try:
                     channels.move(f"penstock.{pipeline}.{stage}", positions)
-                    told[stage] = positions
+                    mirrored[stage] = positions
                 except PenstockError as error:
                     log.warning("the positions of %s are not mirrored: %s", stage, error)
 
@@ -329,17 +335,17 @@ def _mirroring(channels: Channels, pipeline: str, sight: _Sight) -> Iterator[Non
 
 
 @contextmanager
-def _watching_losses(sight: _Sight) -> Iterator[None]:
-    """Look every few seconds whether channels have lost records before their time."""
-    losses = Losses(sight.channels, sight.ledger, sight.clock)
-    names = [one.channel for one in sight.watching]
+def _watching_losses(status: _AuditStatus) -> Iterator[None]:
+    """Check every few seconds whether channels have lost records."""
+    losses = Losses(status.channels, status.ledger, status.clock)
+    names = [one.channel for one in status.watching]
 
     def watch(stop: threading.Event) -> None:
         while not stop.wait(LOSSES_EVERY):
             try:
-                losses.look(names, lambda: sight.positions)
+                losses.look(names, lambda: status.positions)
             except PenstockError as error:
-                log.warning("nobody knows whether channels have lost records: %s", error)
+                log.warning("it is not known whether channels have lost records: %s", error)
 
     with run_in_background("losses", watch):
         yield
@@ -347,7 +353,7 @@ def _watching_losses(sight: _Sight) -> Iterator[None]:
 
 @contextmanager
 def _reconciling(stores: Reconciler) -> Iterator[None]:
-    """Compare the stores with their channels, a part in each turn."""
+    """Run the checks of stores and dead letters, a part in each turn."""
 
     def reconcile(stop: threading.Event) -> None:
         try:
@@ -362,17 +368,17 @@ def _reconciling(stores: Reconciler) -> Iterator[None]:
 
 @contextmanager
 def _reduction(description: Description, config: Config) -> Iterator[Callable[[], Reduction]]:
-    """Spark for the audit, started when it is first needed; a JVM of its own, for the queries' may be in trouble."""
+    """Provide Spark for the audit, started when first needed, in a separate JVM."""
     with ExitStack() as stack:
         started: list[Reduction] = []
 
-        def tally() -> Reduction:
+        def spark() -> Reduction:
             if not started:
-                # Spark is imported when it is needed: most audits never do.
-                from penstock.run.spark_audit import tally as start
+                # Spark is imported only when needed: most audits never do.
+                from penstock.run.spark_audit import spark_reader as start
 
-                log.info("the audit takes Spark")
+                log.info("the audit starts Spark")
                 started.append(stack.enter_context(start(description, config, sys.stderr.buffer)))
             return started[0]
 
-        yield tally
+        yield spark

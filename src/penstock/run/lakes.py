@@ -58,7 +58,7 @@ class Lake:
             table = self._open()
             start = self._begins(table.positions())
         except Unavailable as error:
-            self._figures.says("waiting", str(error))
+            self._figures.set_state("waiting", str(error))
             raise
         table.begin(start)
         self._accounting.look(table)
@@ -66,19 +66,19 @@ class Lake:
         left_out = self._engine.left_out(self.name, self._channel.name)
         filling = Filling(table, self._shape, self._store.keyed, letters, self.chosen, left_out)
         query = fill(self._engine, self.name, self._channel.name, start, partial(self._fill, table, filling))
-        self._figures.says("loading")
+        self._figures.set_state("loading")
         return query
 
     def figures(self) -> dict[str, object]:
         """What a loader tells of itself, too."""
         with suppress(Unavailable):
-            self._figures.lags(self._lag())
-        return self._figures.told()
+            self._figures.set_lag(self._lag())
+        return self._figures.to_json()
 
     def account(self) -> Account | None:
         """What the table has taken, as its last commit says; None until it was opened."""
         found = self._accounting.account(self.stage)
-        return found and replace(found, latency=self._figures.told()["latency"])
+        return found and replace(found, latency=self._figures.to_json()["latency"])
 
     def _open(self) -> LakeTable:
         return self._store.open(columns(self._shape, self._store.keyed).json())
@@ -89,13 +89,13 @@ class Lake:
             filling(batch, reached)
         except Exception as error:
             # The query ends, and is started again after a pause.
-            self._figures.says("waiting", telling(error))
+            self._figures.set_state("waiting", telling(error))
             raise
         taken, rows, refused = (now - then for now, then in zip(
             (filling.taken, filling.rows, filling.refused), before, strict=True
         ))  # fmt: skip
         self._figures.stored(taken, rows, refused, filling.newest)
-        self._figures.says("loading")
+        self._figures.set_state("loading")
         self._accounting.look(table)
 
     def _begins(self, stands: Offsets) -> Offsets:

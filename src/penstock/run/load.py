@@ -1,4 +1,4 @@
-"""The tier of the stores that are filled by loaders; lakes are filled by Spark, in the analysis tier."""
+"""The load process: fills the stores except lakes, which Spark fills in the analysis process."""
 
 import threading
 from dataclasses import replace
@@ -17,7 +17,7 @@ from penstock.stores.loader import Loader
 
 
 def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
-    """Every store of the pipeline that is no lake, each with a loader from its channel."""
+    """Run a loader for each store of the pipeline except lakes."""
     channels, skip_lost = config.bind(), config.channels.lost == "skip"
 
     def loader(store: StoreSpec) -> Loader:
@@ -44,7 +44,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
     def work(loader: Loader) -> None:
         try:
             loader.run(stop)
-        except BaseException as error:  # noqa: BLE001 (told by the thread that waits)
+        except BaseException as error:  # noqa: BLE001 (raised by the thread that waits)
             failures.append(error)
             stop.set()
 

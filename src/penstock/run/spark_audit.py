@@ -1,4 +1,4 @@
-"""Spark for the audit: a small session that reduces long stretches of channels."""
+"""Spark for the audit: a small session that reads long ranges of channels."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +18,8 @@ SLOTS = 2
 
 
 @contextmanager
-def tally(description: Description, config: Config, log: IO[bytes] | None) -> Iterator[SparkAuditReader]:
-    """A reduction by Spark, on the master that the queries have."""
+def spark_reader(description: Description, config: Config, log: IO[bytes] | None) -> Iterator[SparkAuditReader]:
+    """Start a Spark session for the audit, on the master of the queries."""
     channels = config.bind()
     if not isinstance(channels, Kafka):
         raise Misconfigured(

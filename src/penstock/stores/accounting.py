@@ -1,4 +1,4 @@
-"""What a store counts, and what its loader measures."""
+"""The account of a store, and the figures of its loader."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,27 +12,27 @@ from penstock.core.contracts import Entry, Offsets, Store
 from penstock.core.metrics import Rate, RecentSketch
 
 OUTCOMES = (Outcome.PASSED, Outcome.DUPLICATE, Outcome.REFUSED)
-"""What can become of an entry at a store."""
+"""The possible outcomes of an entry at a store."""
 
 
 @runtime_checkable
 class AccountingStore(Protocol):
-    """An opened store that keeps its totals in the same transaction as its positions."""
+    """An opened store that writes its totals in the same transaction as its offsets."""
 
     @property
     def generation(self) -> str:
-        """Another one when the store was emptied."""
+        """Changes when the store is emptied."""
 
     def begin(self, start: Offsets) -> None:
-        """Where reading starts: a partition of which nothing was loaded yet is counted from there."""
+        """Set the offsets where reading starts: an unread partition is counted from there."""
 
     def share(self) -> Share:
-        """The totals, as the store itself remembers them."""
+        """Return the totals that the store holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The totals beside the positions. A store that was filled before it counted counts from where it stood."""
+    """The totals of a store, and its offsets. A store without totals counts from its current offsets."""
 
     stands: Offsets = field(default_factory=dict)
     since: Offsets = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Totals:
         return Share(since, until, self.taken, self.outcomes)
 
     def after(self, reached: Offsets, start: Offsets, outcomes: Mapping[Outcome, int]) -> "Totals":
-        """With one more batch, after which the store stands at `reached`."""
+        """Return the totals after one more batch up to the offsets `reached`."""
         since = self.share({**dict.fromkeys(reached, 0), **start}).since
         return Totals(
             reached,
@@ -56,7 +56,7 @@ class Totals:
 
 
 _EVERY = 1.0
-"""Seconds between two looks while rows are written: asking the store costs a round trip."""
+"""Seconds between two requests while rows are written: each costs a round trip."""
 
 
 class StoreAccounting:
@@ -70,7 +70,7 @@ class StoreAccounting:
         self._due = 0.0
 
     def look(self, store: Store | AccountingStore) -> None:
-        """Ask the store now. What it said before keeps its time."""
+        """Read the totals of the store now. An unchanged account keeps its time."""
         if isinstance(store, AccountingStore):
             share, generation = store.share(), store.generation
             if self._last is None or (self._last[0], self._last[2]) != (generation, share):
@@ -82,12 +82,12 @@ class StoreAccounting:
         self._behind = True
 
     def keep_up(self, store: Store) -> None:
-        """Ask the store if it has been written to, and not more than once in a second."""
+        """Read the totals if the store was written to, at most once per second."""
         if self._behind and self._clock.elapsed() >= self._due:
             self.look(store)
 
     def account(self, stage: str) -> Account | None:
-        """None until the store was asked, and for one that keeps no totals."""
+        """Return the last account; None before the first, and for a store without totals."""
         if (last := self._last) is None:
             return None
         generation, at, share = last
@@ -95,7 +95,7 @@ class StoreAccounting:
 
 
 class Figures:
-    """What a loader measures of itself. Its thread counts; any thread may read."""
+    """The figures of a loader. Its thread counts; any thread may read."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -115,25 +115,25 @@ class Figures:
             for time in times:
                 self._latency.add((now - time) / 1_000)
 
-    def stored(self, taken: int, rows: int, refused: int, time: Micros | None) -> None:
-        """A batch was written; `time` is when its newest record was sent."""
+    def stored(self, count: int, rows: int, refused: int, time: Micros | None) -> None:
+        """Count a written batch; `time` is when its newest record was sent."""
         now = self._clock.now()
         with self._lock:
             self._rows.add(rows)
             self._refused += refused
-            self._lag = max(0, self._lag - taken)
+            self._lag = max(0, self._lag - count)
             if time is not None:
                 self._latency.add((now - time) / 1_000)
 
-    def lags(self, behind: int) -> None:
+    def set_lag(self, behind: int) -> None:
         with self._lock:
             self._lag = behind
 
-    def says(self, state: str, why: str = "") -> None:
+    def set_state(self, state: str, why: str = "") -> None:
         with self._lock:
             self._state, self._why = state, why
 
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         with self._lock:
             return {
                 "count": self._rows.count,

@@ -1,4 +1,4 @@
-"""What all stores share."""
+"""The common parts of all stores."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,40 +15,40 @@ class Loadable(Protocol):
 
     @property
     def every(self) -> timedelta:
-        """How long entries may gather before they are written together."""
+        """How long entries are collected before they are written together."""
 
     def open(self) -> Store: ...
 
 
 def ahead_of(stands: Offsets, entries: Sequence[Entry]) -> list[Entry]:
-    """The entries that a store standing there has not applied."""
+    """Return the entries after the offsets of a store."""
     return [entry for entry in entries if entry.offset >= stands.get(entry.partition, 0)]
 
 
 def furthest(stands: Offsets, positions: Offsets) -> dict[int, int]:
-    """Positions never go back."""
+    """Return the higher of both offsets for each partition."""
     return {**stands, **{partition: max(offset, stands.get(partition, 0)) for partition, offset in positions.items()}}
 
 
 def version_of(headers: Headers) -> int | None:
-    """The version of a result row; None when it has none, or none of 64 bits."""
-    told = next((value for name, value in headers if name == "version"), None)
+    """Return the version of a result row; None if there is none of 64 bits."""
+    value = next((value for name, value in headers if name == "version"), None)
     try:
-        version = None if told is None else int(told)
+        version = None if value is None else int(value)
     except ValueError:
         return None
     return version if version is not None and -(2**63) <= version < 2**63 else None
 
 
-def require_kept(who: str, known: Offsets, stands: Offsets) -> None:
-    """Raise Unavailable when a store forgot what it had acknowledged: it must be filled again from where it stands."""
-    for partition, offset in known.items():
+def require_kept(who: str, acknowledged: Offsets, stands: Offsets) -> None:
+    """Raise Unavailable if a store lost rows that it had acknowledged: it must be filled again from its offsets."""
+    for partition, offset in acknowledged.items():
         if stands.get(partition, 0) < offset:
             raise Unavailable(who, f"it went back from {offset} to {stands.get(partition, 0)} in partition {partition}")
 
 
 def require_topic(who: str, channel: str, remembered: str | None, topic_id: str, fix: str) -> None:
-    """Raise Misconfigured when a store was filled from another topic that had the same name."""
+    """Raise Misconfigured if a store was filled from another topic with the same name."""
     if topic_id and remembered and remembered != topic_id:
         raise Misconfigured(
             who, f"it was filled from another topic named {channel} ({remembered}, now {topic_id})", fix
@@ -57,7 +57,7 @@ def require_topic(who: str, channel: str, remembered: str | None, topic_id: str,
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A row as a store holds it; None when it is deleted. Key and version are None where the store keeps none."""
+    """A row of a store; None if it is deleted. Key and version are None if the store does not keep them."""
 
     row: bytes | None
     key: bytes | None = None
@@ -65,10 +65,10 @@ class Stored:
 
 
 class Contents(Protocol):
-    """A store that can be read back, by its description: one that is not there is not made by looking."""
+    """A store whose rows can be read. Reading does not create a store."""
 
     def stands(self) -> Offsets:
-        """How far it was filled; nowhere when it is not there."""
+        """Return the offsets up to which it was filled; empty if it does not exist."""
 
     def rows(self) -> Iterator[Stored]:
-        """Every row that it holds: of a live table the newest of each key, of a lake all, in the channel's order."""
+        """Yield its rows: of a live table the newest of each key, of a lake all, in the order of the channel."""

@@ -1,7 +1,7 @@
-"""A lake on Delta: every record of a channel as a row, with the positions in the same commit.
+"""A lake: a Delta table with a row for each record of a channel, and the offsets in the same commit.
 
-The rows are made by Spark, which writes them as Parquet files; here they are committed. What a commit holds is in the
-table, and nothing else is: a file that a crash left behind is never seen, and removed after a while.
+Spark writes the rows as Parquet files; this module commits them. Only committed files are part of the table: a file
+left by a crash is never read, and vacuum removes it later.
 """
 
 import json
@@ -28,17 +28,16 @@ from penstock.core.runs import Runs
 from penstock.stores.accounting import OUTCOMES, Totals
 from penstock.stores.base import Stored, furthest, require_topic
 
-_NUMBER, _PLACE = ["_sender", "_epoch", "_seq"], ["_partition", "_offset"]
-_RANGES = ["_epoch", "_seq", *_PLACE]
-"""The columns whose range is kept for each file. They have to be the same in all files: where only some files have the
-range of a column, delta-rs skips the others in a search for it. `_time` is not among them: delta-rs cannot read the
-range of a time that is far off."""
+_NUMBER, _POSITION = ["_sender", "_epoch", "_seq"], ["_partition", "_offset"]
+_RANGES = ["_epoch", "_seq", *_POSITION]
+"""The columns with statistics in each file. They must be the same in all files: delta-rs skips a file without the
+statistics of a filtered column. `_time` has none: delta-rs cannot read statistics of extreme times."""
 _RANGES_OF = "delta.dataSkippingStatsColumns"
 _FILE_SIZE = 64 * 1024 * 1024
 _VACUUM_EVERY = 12
 _READ_AT_ONCE = 1_000
 _DAMAGED = re.compile(r"Json error|Kernel error|[Pp]arquet|[Cc]orrupt")
-"""What delta-rs says of files that are not what was written."""
+"""Errors of delta-rs about damaged files."""
 _SETTINGS = {
     _RANGES_OF: ",".join(_RANGES),
     "delta.checkpointInterval": "50",
@@ -47,7 +46,7 @@ _SETTINGS = {
 }
 
 Numbering = tuple[str, int]
-"""A sender in one of its lives."""
+"""A sender in one of its epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,17 +57,17 @@ class LakeStore:
     channel: str
     topic_id: str = ""
     keyed: bool = False
-    """The rows have keys: the channel is a table or the result of a query."""
+    """The rows have keys: the channel is a table or a query's result."""
     compact_every: int = 60
     keep: timedelta = timedelta(days=7)
 
     @property
     def who(self) -> str:
-        """Its name in what is said about it."""
+        """Its name in errors."""
         return f"the lake {self.path}"
 
     def open(self, columns: str) -> "LakeTable":
-        """Open the table, made if it is not there. `columns` are those that it has to have, as JSON in Delta's form."""
+        """Open the table, or create it. `columns` is its required schema, as JSON in Delta's format."""
         return LakeTable(self, columns)
 
     def stands(self) -> Offsets:
@@ -90,7 +89,7 @@ class LakeStore:
                 yield Stored(row, None if key is None else key.encode(), one.get("_version"))
 
     def numbers(self) -> dict[Numbering, Runs]:
-        """Which numbers of which senders it holds; none when it is not there."""
+        """Return the numbers of each sender that it holds; none if it does not exist."""
         if (there := self._there()) is None:
             return {}
         with _explained(self.who):
@@ -112,7 +111,7 @@ class LakeTable:
         with _explained(self._who):
             self._table = self._open_table()
             self.totals = _totals_in(self._table, store.channel)
-            """As they were read or committed last."""
+            """As last read or committed."""
         self._known: dict[Numbering, Runs] | None = None
         self._start: Offsets = {}
 
@@ -126,7 +125,7 @@ class LakeTable:
 
     @property
     def committed(self) -> int:
-        """When the last commit was made, in microseconds since 1970; 0 when there is none with rows or totals."""
+        """The time of the last commit, in microseconds since 1970; 0 if there is none with rows or totals."""
         with _explained(self._who):
             return int(self._table.history(1)[0]["timestamp"]) * 1_000 if self.totals.stands else 0
 
@@ -135,7 +134,7 @@ class LakeTable:
             self._table.update_incremental()
             totals = _totals_in(self._table, self._store.channel)
             if totals.stands != self.totals.stands:
-                # Another writer has committed, by mistake or before a lost answer: the numbers are read again.
+                # Another writer has committed, or the answer to a commit was lost: the numbers are read again.
                 self._known = None
             self.totals = totals
         return totals.stands
@@ -148,15 +147,15 @@ class LakeTable:
         return self.totals.share(self._start)
 
     def add(self, files: Sequence[Path], reached: Offsets, refused: int) -> int:
-        """Commit the rows of Parquet files that lie in the table's folder; how many of them are new.
+        """Commit the rows of Parquet files in the table's folder; return how many of them are new.
 
-        `reached` is where the table stands with them, `refused` how many records up to there did not fit. Rows whose
-        number the table has already are left out. If it raises, nothing was committed.
+        `reached` are the offsets of the table after the commit, `refused` counts the records that did not fit. Rows
+        whose number the table has already are left out. If it raises, nothing was committed.
         """
         with _explained(self._who):
-            read = {file: pq.read_table(file, columns=[*_NUMBER, *_PLACE]) for file in files}
+            read = {file: pq.read_table(file, columns=[*_NUMBER, *_POSITION]) for file in files}
             new = self._new(pa.concat_tables(read.values())) if read else None
-            # The files of an earlier version have ranges of all columns.
+            # The files of an earlier version have statistics of all columns.
             if read and (new is not None or _RANGES_OF not in self._table.metadata().configuration):
                 rows = pa.concat_tables(pq.read_table(file) for file in files)
                 added = self._append(rows if new is None else rows.filter(new), len(rows), reached, refused)
@@ -177,8 +176,8 @@ class LakeTable:
         return count
 
     def append(self, rows: pa.Table, reached: Offsets, refused: int) -> int:
-        """Write and commit rows, as `add` does those of files."""
-        new = self._new(rows.select([*_NUMBER, *_PLACE]))
+        """Write and commit rows, as `add` commits those of files."""
+        new = self._new(rows.select([*_NUMBER, *_POSITION]))
         return self._append(rows if new is None else rows.filter(new), len(rows), reached, refused)
 
     def _append(self, rows: pa.Table, count: int, reached: Offsets, refused: int) -> int:
@@ -190,13 +189,13 @@ class LakeTable:
 
     @contextmanager
     def _counted(self, new: int, count: int, reached: Offsets, refused: int) -> Iterator[CommitProperties]:
-        """What a commit says beside its rows. It is known afterwards only if the commit is there."""
+        """Provide the properties of a commit; the totals change only if the commit succeeds."""
         outcomes = {Outcome.PASSED: new, Outcome.DUPLICATE: count - new, Outcome.REFUSED: refused}
         totals = self.totals.after(furthest(self.totals.stands, reached), self._start, outcomes)
         try:
             yield self._commit_of(totals)
         except BaseException:
-            # The numbers of these rows were taken as known.
+            # The numbers of these rows were already added.
             self._known = None
             raise
         self.totals = totals
@@ -207,19 +206,19 @@ class LakeTable:
             self.compact()
 
     def compact(self) -> None:
-        """Put small files together; now and then remove those that no version of the last days needs."""
+        """Compact small files; sometimes remove the files that no recent version needs."""
         with _explained(self._who):
             self._table.optimize.compact(target_size=_FILE_SIZE)
             if self._commits // self._store.compact_every % _VACUUM_EVERY == 0:
                 hours = round(self._store.keep.total_seconds() / 3600)
-                # With those that a crash left behind, which no version has ever named.
+                # Including files left by a crash, which no version contains.
                 self._table.vacuum(hours, dry_run=False, enforce_retention_duration=False, full=True)
 
     def close(self) -> None:
-        """There is nothing to let go of: a table is files."""
+        """Do nothing: a table is files."""
 
     def _new(self, rows: pa.Table) -> pa.Array | None:
-        """Which rows have a number that is new, or none; None when all of them are. Their numbers are known then."""
+        """Return a mask of the rows with a new number or none; None if that is all rows. Their numbers are added."""
         if self._known is None:
             with _explained(self._who):
                 self._known = _numbers_in(self._table)
@@ -229,21 +228,24 @@ class LakeTable:
             new = [known.setdefault((sender, epoch), Runs()).add(first, last) for sender, epoch, first, last in islands]
             if sum(new) == len(numbered):
                 return None
-            # Some are known, and now all are: the table itself tells which.
+            # Some were known before, and all are added now: read the known ones from the table again.
             with _explained(self._who):
                 known = self._known = _numbers_in(self._table)
         keep = [True] * len(rows)
-        order = pc.sort_indices(rows, [(name, "ascending") for name in _PLACE])
+        order = pc.sort_indices(rows, [(name, "ascending") for name in _POSITION])
         for at, row in zip(order.to_pylist(), rows.select(_NUMBER).take(order).to_pylist(), strict=True):
             if None not in row.values():
                 keep[at] = known.setdefault((row["_sender"], row["_epoch"]), Runs()).add(row["_seq"]) == 1
         return pa.array(keep)
 
     def _commit_of(self, totals: Totals) -> CommitProperties:
-        """One transaction id per partition and total; two writers that write the same one collide, and one commits."""
+        """Use a transaction id per partition and total: of two writers with the same id, one commit fails.
+
+        The audit recognizes the commits of this writer by them.
+        """
         held = _parts_of(self.totals)
         changed = {part: number for part, number in _parts_of(totals).items() if held.get(part) != number}
-        # Always there, so that any two commits collide.
+        # Always present, so that any two commits conflict.
         changed["count"] = max(totals.stands, default=-1) + 1
         channel = self._store.channel
         return CommitProperties(app_transactions=[Transaction(_app(channel, part), at) for part, at in changed.items()])
@@ -262,7 +264,7 @@ class LakeTable:
                 description=f"topic {store.topic_id}" if store.topic_id else None,
                 configuration=_SETTINGS,
             )
-        fix = "move the table away; it is filled again from what the channel holds"
+        fix = "move the table away; it is filled again from the channel"
         remembered = re.fullmatch(r"topic (\S+)", table.metadata().description or "")
         require_topic(self._who, store.channel, remembered and remembered[1], store.topic_id, fix)
         if table.schema() != self._columns:
@@ -275,7 +277,7 @@ def _app(channel: str, part: str) -> str:
 
 
 def _parts_of(totals: Totals) -> dict[str, int]:
-    """The totals as the numbers that Delta keeps for applications."""
+    """Return the totals as Delta's application transactions."""
     return {
         **{f"{partition}": offset for partition, offset in totals.stands.items()},
         **{f"since/{partition}": offset for partition, offset in totals.since.items()},
@@ -296,7 +298,7 @@ def _totals_in(table: DeltaTable, channel: str) -> Totals:
 
 
 def _added(root: Path, file: Path, rows: pa.Table) -> AddAction:
-    """A file with what readers want to know before they open it."""
+    """Return the add action of a file, with its statistics."""
     ranges = {name: pc.min_max(rows[name]).as_py() for name in _RANGES}
     stats = {
         "numRecords": len(rows),
@@ -317,14 +319,14 @@ def _explained(who: str) -> Iterator[None]:
     except (DeltaProtocolError, SchemaMismatchError) as error:
         raise Misconfigured(who, str(error)) from error
     except (DeltaError, OSError, pa.ArrowException) as error:
-        # The rest of it is a trace without names.
+        # The rest is a trace without names.
         why = str(error).partition("\n")[0]
-        damaged = "; penstock repair says which file is damaged" if _DAMAGED.search(why) else ""
+        damaged = "; penstock repair shows which file is damaged" if _DAMAGED.search(why) else ""
         raise Unavailable(who, why + damaged) from error
 
 
 def _numbers_in(table: DeltaTable) -> dict[Numbering, Runs]:
-    """Which numbers of which senders a table holds, streamed: memory grows with the gaps."""
+    """Return the numbers of each sender in a table, streamed: memory grows with the gaps."""
     found: defaultdict[Numbering, Runs] = defaultdict(Runs)
     scanner = table.to_pyarrow_dataset().scanner(columns=_NUMBER)
     for batch in scanner.to_batches():
@@ -334,7 +336,7 @@ def _numbers_in(table: DeltaTable) -> dict[Numbering, Runs]:
 
 
 def _islands(rows: pa.Table) -> Iterator[tuple[str, int, int, int]]:
-    """The runs of numbers: sender, epoch, first, last. Done by Arrow, so that a large table opens soon."""
+    """Yield the runs of numbers: sender, epoch, first, last. Arrow computes them, so that a large table opens soon."""
     if not rows.num_rows:
         return
     rows = rows.sort_by([(name, "ascending") for name in rows.column_names]).combine_chunks()

@@ -29,7 +29,7 @@ from penstock.stores.lake import LakeStore, Numbering
 
 _OFFSET_COLUMNS = ["_partition", "_offset"]
 _SLACK_MS = 120_000
-"""A file may have been modified so much later than its commit says: clocks differ."""
+"""Tolerated difference between the modification time of a file and that in its commit: clocks differ."""
 _HISTORY = 5_000
 """At the first look, at most this many commits are read. Older ones are not checked."""
 _TURN = 1.0
@@ -54,9 +54,9 @@ class _File:
 class CommitLog:
     """The commits of a Delta table, read in order: finds data files that something else than the loader wrote.
 
-    A commit changes data if one of its add or remove actions says so (`dataChange`). Without the application
-    transaction of the loader, such a commit is foreign. Compaction changes no data: the file that it makes is foreign
-    only if one of the files was that it replaces.
+    A commit changes data if one of its add or remove actions has `dataChange`. Such a commit is foreign if it lacks the
+    application transaction of the loader. Compaction changes no data: a file that it writes is foreign only if it
+    replaces a foreign file.
     """
 
     def __init__(self, table: DeltaTable, channel: str) -> None:
@@ -81,7 +81,7 @@ class CommitLog:
                 with self._files.open_input_file(f"_delta_log/{self._next:020}.json") as file:
                     actions = [json.loads(line) for line in file.read().splitlines() if line.strip()]
             except FileNotFoundError:
-                # The log keeps its commits for days only.
+                # Delta removes commits from its log after some days.
                 actions = []
             self._apply(self._next, actions, runs)
             self._next += 1

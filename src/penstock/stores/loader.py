@@ -1,4 +1,4 @@
-"""The loader: fills a store from a channel, and goes on where the store itself says that it stands."""
+"""The loader: fills a store from a channel, and resumes at the offsets in the store."""
 
 import logging
 from collections.abc import Callable
@@ -20,21 +20,21 @@ from penstock.stores.base import Loadable, furthest, require_kept
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 250
-"""Entries of one read. They may be large: a batch is written as soon as it has MOST_BYTES."""
+"""Entries of one read. They can be large: a batch is written as soon as it has MOST_BYTES."""
 MOST_BYTES = 32 * 1024 * 1024
 _LOOK_EVERY = 5.0
-"""Seconds between two looks at how long the channel is and, when nothing comes, at whether the store is still there."""
+"""Seconds between two checks of the channel's end and of the store."""
 
 
 @runtime_checkable
 class Refusing(Protocol):
-    """A store that does not take every record."""
+    """A store that can refuse records."""
 
     refused: int
 
 
 class Loader:
-    """One channel into one store. A store or a channel that is away is waited for; nothing is lost or doubled."""
+    """Fills one store from one channel. It waits for an unavailable store or channel; no row is lost or duplicated."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class Loader:
         skip_lost: bool = False,
         writers: Writers | None = None,
     ) -> None:
-        """`skip_lost`: go on behind what the channel has removed unread, instead of ending there.
+        """`skip_lost`: continue after offsets that the channel removed unread, instead of failing.
 
-        `writers`: of a result, rows that none of them has written are not loaded.
+        `writers`: of a result, only the rows of these writers are loaded.
         """
         self._channels = channels
         self._channel = channel
@@ -63,23 +63,23 @@ class Loader:
         self._accounting = StoreAccounting(channel, self._clock)
 
     def run(self, stop: Event) -> None:
-        """Load until `stop` is set; what was read by then is still written."""
+        """Load until `stop` is set; entries that were read by then are still written."""
         try:
             retry(lambda well: self._load(stop, well), stop, self._waiting, log)
         finally:
-            self._figures.says("stopped")
+            self._figures.set_state("stopped")
 
     def figures(self) -> dict[str, Any]:
-        """count (of rows), rate (per second), lag, refused, latency (record to row, in ms), state, and why it waits."""
-        return self._figures.told()
+        """Return count (of rows), rate (per second), lag, refused, latency (in ms), state, and why it waits."""
+        return self._figures.to_json()
 
     def account(self, stage: str) -> Account | None:
-        """What the store has taken, as it said last; None until then. It lags by a second while rows are written."""
+        """Return the last account of the store; None before the first. It is up to a second old."""
         return self._accounting.account(stage)
 
     def _load(self, stop: Event, well: Callable[[], None]) -> None:
-        """From one fault to the next: everything is opened anew, so nothing has to be mended."""
-        # Half of the time that entries may gather here is spent at the broker.
+        """Load until the next error, after which store and reader are opened again."""
+        # Entries are collected half of the time at the broker, half of the time here.
         linger = min(1.0, self._store.every.total_seconds() / 2)
         with closing(self._store.open()) as store:
             stands = store.positions()
@@ -105,8 +105,8 @@ class Loader:
         while not stop.is_set():
             if elapsed() >= look:
                 batch.require_kept()
-                self._figures.lags(batch.behind(self._channels))
-                self._figures.says("loading")
+                self._figures.set_lag(batch.behind(self._channels))
+                self._figures.set_state("loading")
                 self._accounting.look(store)
                 look = elapsed() + _LOOK_EVERY
             wait = min(self._wait, max(0.0, due - elapsed())) if batch.entries else self._wait
@@ -122,11 +122,11 @@ class Loader:
         self._accounting.look(store)
 
     def _waiting(self, error: Unavailable) -> None:
-        self._figures.says("waiting", str(error))
+        self._figures.set_state("waiting", str(error))
 
 
 class _Batch:
-    """Entries on their way from an opened reader to an opened store."""
+    """Entries that were read from a channel and are not yet in the store."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class _Batch:
         self.entries: list[Entry] = []
 
     def gather(self, most: int, wait: float) -> bool:
-        """Read more; True when these are the first of a batch."""
+        """Read more; return True if these are the first of a batch."""
         first = not self.entries
         some = self._reader.read(min(_AT_ONCE, most - len(self.entries)), wait)
         if self._writers is not None:
@@ -169,11 +169,11 @@ class _Batch:
         self.entries = []
 
     def require_kept(self) -> None:
-        """A store that came back without its last rows would otherwise miss them until the next record."""
+        """Check the offsets of the store: after a restart it can lack its last rows."""
         require_kept("the store", self._stands, self._store.positions())
 
     def behind(self, channels: Channels) -> int:
-        """How many entries the store lacks; Misconfigured when it holds more than the channel ever had."""
+        """Return how many entries are not in the store; raise Misconfigured if it is ahead of the channel."""
         lag = 0
         for partition, (first, end) in channels.bounds(self._channel).items():
             stands = max(self._stands.get(partition, 0), first)
@@ -182,7 +182,7 @@ class _Batch:
                     f"the channel {self._channel}, partition {partition}",
                     f"it ends at {end}, but the store was filled up to {stands}:"
                     " this is another channel of the same name",
-                    "empty the store, or bring back the channel that it belongs to",
+                    "empty the store, or restore the channel that it belongs to",
                 )
             lag += end - stands
         return lag

@@ -1,4 +1,4 @@
-"""Live tables in Redis: the newest row of each key, its version beside it, and the positions, in one atomic step."""
+"""Live tables in Redis: the newest row of each key, its version, and the offsets, written in one atomic step."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -23,14 +23,14 @@ from penstock.stores.accounting import Totals
 from penstock.stores.base import Stored, furthest, require_kept, require_topic, version_of
 
 _TOMBSTONES = timedelta(days=1)
-"""How long the version of a deleted row is remembered, when rows have no time to live of their own."""
+"""How long the version of a deleted row is kept, if rows have no time to live."""
 _AT_ONCE = 1_000
 
-# Redis runs this alone and to its end. Entries before the positions were applied by an earlier call. A row is written
-# only over an older version; a deletion leaves its version behind, so that an older row does not come back. A partition
-# is counted from where it stood at the first call that counts, or from where it was read if nothing was loaded yet.
-# Rows that were loaded before the time to live was changed perish by the one before. No record can make it fail: a row
-# that is no hash was damaged and is replaced, and no record is newer than the last microsecond that Lua can count.
+# Redis runs this atomically. Entries before the offsets were applied by an earlier call. A row replaces only an older
+# version; a deletion keeps the version, so that an older row does not return. A partition is counted from its offset at
+# the first call that counts, or from where reading started if nothing was loaded yet. Rows loaded before a change of
+# the time to live expire by the earlier one. No record can make the script fail: a row that is not a hash was damaged
+# and is replaced, and times are limited to the largest integer that Lua represents exactly.
 _APPLY = """
 local positions, index, prefix = KEYS[1], KEYS[2], ARGV[1]
 local ttl, tombstones, topic, partitions = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[6])
@@ -126,7 +126,7 @@ return {changed, redis.call('HGET', positions, 'life')}
 
 @dataclass(frozen=True, slots=True)
 class RedisStore:
-    """A live table: `penstock:CHANNEL:row:KEY` for each row. Rows perish `ttl` after they were appended."""
+    """A live table: `penstock:CHANNEL:row:KEY` for each row. Rows expire `ttl` after they were appended."""
 
     url: str
     channel: str
@@ -157,7 +157,7 @@ class RedisTable:
         self._prefix = f"penstock:{store.channel}:"
         self._positions = f"{self._prefix}positions"
         with self._explained():
-            # The loader is the one that tries again: a retry here could hide a Redis that came back without its rows.
+            # Only the loader retries: a retry here could hide a Redis that restarted without its rows.
             self._redis = redis.Redis.from_url(
                 store.url, socket_timeout=10, socket_connect_timeout=5, retry=Retry(NoBackoff(), 0)
             )
@@ -165,13 +165,13 @@ class RedisTable:
         self.ttl_since: Micros | None = None
         self._known: dict[int, int] = {}
         self._start: Offsets = {}
-        # One that was never written to, or was emptied, takes the life that is proposed with the first rows.
-        self._lives = ""
+        # A new or emptied table gets the generation that is proposed with the first rows.
+        self._generation = ""
         self._proposed = uuid4().hex
 
     @property
     def generation(self) -> str:
-        return self._lives or self._proposed
+        return self._generation or self._proposed
 
     def positions(self) -> Offsets:
         stands = dict(self._totals().stands)
@@ -200,7 +200,7 @@ class RedisTable:
                 {int(name): int(offset) for name, offset in held.items() if name.isdecimal()},
                 {int(name[6:]): int(offset) for name, offset in held.items() if name.startswith("since:")},
                 int(held.get("taken", 0)),
-                # Whatever the entry holds, there is a row for it: nothing is refused.
+                # Each entry becomes a row: nothing is refused.
                 {
                     Outcome.PASSED: int(held.get("passed", 0)),
                     Outcome.DUPLICATE: int(held.get("duplicate", 0)),
@@ -208,7 +208,7 @@ class RedisTable:
                 },
             )
         except ValueError as error:
-            # Other tables go on meanwhile; this one does when it is repaired.
+            # Other tables continue; this one continues when it is repaired.
             problem = (
                 f"the key {self._positions} is damaged ({error}); delete the keys {self._prefix}* to fill it again"
             )
@@ -247,12 +247,12 @@ class RedisTable:
         return self._store.ttl
 
     def kept(self, keys: Sequence[bytes]) -> tuple[Offsets, list[Kept]]:
-        """The rows of these keys, and how far the table was filled at the same moment."""
-        with self._explained(), self._redis.pipeline(transaction=True) as asked:
-            asked.hgetall(self._positions)
+        """Return the rows of these keys, and the offsets of the table at the same time."""
+        with self._explained(), self._redis.pipeline(transaction=True) as commands:
+            commands.hgetall(self._positions)
             for key in keys:
-                asked.hmget(f"{self._prefix}row:".encode() + key, ["row", "version"])
-            held, *rows = asked.execute(raise_on_error=False)
+                commands.hmget(f"{self._prefix}row:".encode() + key, ["row", "version"])
+            held, *rows = commands.execute(raise_on_error=False)
             if isinstance(held, redis.RedisError):
                 raise held
         stands = {int(name): int(offset) for name, offset in held.items() if name.isdigit()}
@@ -261,27 +261,27 @@ class RedisTable:
         return stands, [_kept(row) for row in rows]
 
     def key(self, entry: Entry) -> bytes:
-        """The key under which an entry is kept: its own, or its partition and offset."""
+        """Return the key of an entry's row: its own, or its partition and offset."""
         return b"%d-%d" % (entry.partition, entry.offset) if entry.key is None else entry.key
 
     def version(self, entry: Entry) -> int | None:
-        """The version by which an entry is compared; None when it has none."""
+        """Return the version by which an entry is compared; None if it has none."""
         return _comparable(entry.headers)
 
     def rows(self) -> Iterator[Stored]:
-        """The newest row of each key."""
+        """Yield the newest row of each key."""
         prefix = f"{self._prefix}row:".encode()
         with self._explained():
-            # A scan may give a name twice.
+            # A scan can return a name twice.
             names = sorted(set(self._redis.scan_iter(match=prefix + b"*", count=_AT_ONCE)))
             for start in range(0, len(names), _AT_ONCE):
                 some = names[start : start + _AT_ONCE]
-                with self._redis.pipeline(transaction=False) as asked:
+                with self._redis.pipeline(transaction=False) as commands:
                     for name in some:
-                        asked.hmget(name, ["row", "version"])
-                    answers = asked.execute(raise_on_error=False)
+                        commands.hmget(name, ["row", "version"])
+                    answers = commands.execute(raise_on_error=False)
                 for name, (row, version) in zip(some, map(_kept, answers), strict=True):
-                    # A row that was deleted leaves its version behind.
+                    # A deleted row keeps its version.
                     if row is not None:
                         yield Stored(row, name.removeprefix(prefix), version)
 
@@ -289,18 +289,16 @@ class RedisTable:
         self._redis.close()
 
     def _remember(self, generation: str) -> None:
-        if self._lives and not generation:
+        if self._generation and not generation:
             self._proposed = uuid4().hex
-        self._lives = generation
+        self._generation = generation
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
         except (AuthenticationError, NoPermissionError) as error:
-            raise Misconfigured(
-                self._who, f"it does not let us in: {error}", "check user and password in its URL"
-            ) from error
+            raise Misconfigured(self._who, f"access denied: {error}", "check user and password in its URL") from error
         except ValueError as error:
             raise Misconfigured("the URL of Redis", str(error), 'write "redis://host:6379/0"') from error
         except redis.RedisError as error:
@@ -308,15 +306,15 @@ class RedisTable:
 
 
 def _comparable(headers: Headers) -> int | None:
-    """The version of a result row; None when it has none that can be compared."""
+    """Return the version of a result row; None if Lua cannot compare it."""
     version = version_of(headers)
-    # Lua counts in doubles.
+    # Numbers in Lua are doubles.
     return version if version is not None and abs(version) < 2**53 else None
 
 
 def _kept(answer: list[bytes | None] | redis.RedisError) -> Kept:
     if isinstance(answer, redis.ResponseError):
-        # Something else than a hash stands there: the row is gone.
+        # The key is not a hash: the row is gone.
         return Kept(None, None)
     if isinstance(answer, redis.RedisError):
         raise answer
@@ -335,5 +333,5 @@ def _text(value: bytes | str) -> str:
     return value.decode() if isinstance(value, bytes) else value
 
 
-def _milliseconds(span: timedelta) -> int:
-    return round(span.total_seconds() * 1000)
+def _milliseconds(duration: timedelta) -> int:
+    return round(duration.total_seconds() * 1000)

@@ -9,9 +9,9 @@ from penstock.audit.rules.base import (
     LONGEST,
     OVER,
     Alarm,
+    Growth,
     Snapshot,
     Standstill,
-    Trail,
     lasting,
     listed,
     mappings,
@@ -102,13 +102,13 @@ def test_what_is_no_list_of_mappings_was_not_told() -> None:
 
 
 def test_what_was_there_before_the_first_call_is_no_growth() -> None:
-    trail = Trail()
+    trail = Growth()
     assert trail.reach(0, 1_000) == (0,)
     assert trail.reach(1, 1_010) == (10,)
 
 
 def test_growth_of_long_ago_is_forgotten() -> None:
-    trail = Trail()
+    trail = Growth()
     trail.reach(0, 0)
     assert trail.reach(1, 100) == (100,)
     trail.reach(OVER / 2, 100)
@@ -116,21 +116,21 @@ def test_growth_of_long_ago_is_forgotten() -> None:
 
 
 def test_growth_of_the_last_half_is_always_known() -> None:
-    trail = Trail()
+    trail = Growth()
     for second in range(1_000):
         (grown,) = trail.reach(second, second)
         assert min(second, OVER / 2) <= grown <= OVER
 
 
 def test_who_counts_less_than_before_has_begun_anew() -> None:
-    trail = Trail()
+    trail = Growth()
     trail.reach(0, 1_000, 10)
     assert trail.reach(1, 5, 2) == (0, 0)
     assert trail.reach(2, 7, 3) == (2, 1)
 
 
 def test_the_other_totals_may_shrink_a_little() -> None:
-    trail = Trail()
+    trail = Growth()
     trail.reach(0, 1_000, 10.01)
     assert trail.reach(1, 1_001, 10.0)[0] == 1
 

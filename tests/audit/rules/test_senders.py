@@ -113,7 +113,7 @@ def test_a_sender_that_is_slow_lately_is_named() -> None:
     watch.look(hop(), channel(by_sender=[late("a", 100, 2.0), late("b", 100, 2.0)], **fast))
     (alarm,) = watch.look(hop(), channel(by_sender=[late("a", 200, 2.0), late("b", 200, 4_001.0)], **fast))
     assert (alarm.name, alarm.stage) == ("slow-sender", "source:rsvps")
-    assert "the records of b (8.0 s) are long under way to rsvps, where the median is 0.0 s" in alarm.text
+    assert "b (8.0 s)" in alarm.text
     after = hop(), channel(by_sender=[late("a", 300, 2.0), late("b", 200, 4_001.0)], **fast)
     assert watch.stay(400, *after) == []
 

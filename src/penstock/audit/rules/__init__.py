@@ -1,1 +1,1 @@
-"""What is an alarm: a file for each subject. A rule remembers what it needs between two looks, and does no I/O."""
+"""The rules of the alarms, a file for each subject. A rule keeps its own state between evaluations. No I/O."""

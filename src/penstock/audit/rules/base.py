@@ -1,4 +1,4 @@
-"""What rules share: an alarm, the snapshot that rules look at, and what they remember between two looks. No I/O."""
+"""The parts that all rules use: an alarm, the snapshot that is evaluated, and state between evaluations. No I/O."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -9,25 +9,25 @@ from penstock.audit.settings import AuditSettings
 from penstock.core.clock import Micros
 
 LONGEST = 80
-"""Longer names are cut."""
+"""Longer names are truncated."""
 
 
 class Level(StrEnum):
     ALARM = "alarm"
-    """Somebody has to look."""
+    """An operator must act."""
     NOTICE = "notice"
-    """Good to know; nothing is wrong with it."""
+    """Information; nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What is wrong, and where: name and stage together tell one alarm from another."""
+    """A problem of a stage: name and stage together identify an alarm."""
 
     name: str
     stage: str
     """As in the graph of the pipeline, or the name of a process."""
     text: str
-    """The facts, and where to look."""
+    """The facts, and the command that shows more."""
     since: Micros
     level: Level = Level.ALARM
 
@@ -40,20 +40,20 @@ class Alarm:
 
 
 def named(name: object, longest: int = LONGEST) -> str:
-    """A name from outside, fit to be read by people: in one line, without escape codes, and not too long."""
+    """Return a name from outside as one printable line of limited length."""
     text = str(name)
     short = text if len(text) <= longest else f"{text[:longest]}…"
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in short)
 
 
 def listed(names: Sequence[str], most: int) -> str:
-    """The first names, and how many more there are."""
+    """Return the first names, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more
 
 
 def lasting(seconds: float) -> str:
-    """A length of time in the unit that people would use."""
+    """Return a duration in a suitable unit."""
     for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -62,11 +62,11 @@ def lasting(seconds: float) -> str:
 
 Json = Mapping[str, Any]
 LONGEST_STEP = 5.0
-"""Two looks that lie further apart saw no more than so many seconds."""
+"""Maximum seconds that count between two evaluations."""
 
 
 class Elapsed:
-    """Seconds in which somebody looked: a clock that jumps and a machine that sleeps do not count."""
+    """Seconds of observation: jumps of the clock and sleep of the machine do not count."""
 
     def __init__(self) -> None:
         self._now: Micros | None = None
@@ -98,28 +98,28 @@ class Snapshot:
 
     @property
     def nodes(self) -> dict[str, Json]:
-        """The figures of each part of the pipeline, from the words of all processes."""
+        """The figures of each part of the pipeline, from the reports of all processes."""
         found: dict[str, Json] = {}
-        for said in self.processes.values():
-            nodes = said.get("nodes") if isinstance(said, Mapping) else None
+        for report in self.processes.values():
+            nodes = report.get("nodes") if isinstance(report, Mapping) else None
             if isinstance(nodes, Mapping):
                 found |= {str(node): figures for node, figures in nodes.items() if isinstance(figures, Mapping)}
         return found
 
     def feeder(self, channel: str) -> str:
-        """The source that fills a channel; the channel itself when there are several, or none is known."""
+        """Return the source of a channel; the channel itself if there are several, or none is known."""
         sources = [str(hop["stage"]) for hop in self.hops if not hop.get("reads") and hop.get("writes") == channel]
         return sources[0] if len(sources) == 1 else f"channel:{channel}"
 
     def newest(self, channel: str) -> Micros:
-        """When the channel received something last, as far as the balance tells; 0 when it does not."""
+        """Return when the channel last received a record; 0 if the balance does not contain it."""
         times = [number(one.get("newest")) or 0 for one in senders(self.channels[channel])]
         minutes = self.balance.get("minutes", {}).get(channel) or [(0, 0)]
         return int(max([*times, *(minute * 60_000_000 for minute, _ in minutes)]))
 
 
 def senders(channel: Json) -> Iterator[Json]:
-    """The lives of the senders of a channel: all that are told."""
+    """Return the epochs of the senders in the balance of a channel."""
     return mappings(channel.get("by_sender") or channel.get("worst"))
 
 
@@ -134,8 +134,8 @@ def mappings(value: object) -> Iterator[Json]:
 OVER = 300.0
 
 
-class Trail:
-    """How much totals grew in the last minutes: between half of `over` and all of it, once it has been kept so long."""
+class Growth:
+    """How much totals grew in the last minutes: over a time between half of `over` and all of it."""
 
     __slots__ = ("_at", "_newer", "_older", "_over")
 
@@ -146,9 +146,9 @@ class Trail:
         self._newer: tuple[float, ...] = ()
 
     def reach(self, elapsed: float, *totals: float) -> tuple[float, ...]:
-        """Take over the totals of now; their growth. What was there before the first call is none.
+        """Take the current totals and return their growth since the first call.
 
-        When the first of them shrinks, who counts has begun anew, and so does the trail.
+        If the first of them shrinks, its process has restarted, and the measurement restarts, too.
         """
         if not self._older or totals[0] < self._newer[0]:
             self._at, self._older, self._newer = elapsed, totals, totals
@@ -158,12 +158,12 @@ class Trail:
 
 
 class Standstill:
-    """Since when something has work to do and gets no further."""
+    """How long a part has had input without progress."""
 
     __slots__ = ("_at", "_input", "_since", "_state")
 
     SETTLES = 10.0
-    """Input that is counted so soon after a step may be what the step has taken: two counts are never of one moment."""
+    """Input that is counted this soon after a step can belong to the step: two counts are never simultaneous."""
 
     def __init__(self) -> None:
         self._at = 0.0
@@ -172,9 +172,9 @@ class Standstill:
         self._since: float | None = None
 
     def look(self, elapsed: float, state: object, waiting: bool, arrived: float | None = None) -> float:
-        """For how many seconds there was input while `state` stayed the same.
+        """Return for how many seconds there was input while `state` stayed the same.
 
-        There is input when some is said to be `waiting`, or when `arrived`, a total, grew since the last step.
+        There is input if `waiting`, or if `arrived`, a total, grew since the last step.
         """
         if self._state is None or state != self._state:
             self._state, self._at, self._since = state, elapsed, None

@@ -2,20 +2,20 @@
 
 from collections.abc import Iterator
 
-from penstock.audit.rules.base import Alarm, Json, Level, Snapshot, Standstill, Trail, mappings, named, number, senders
+from penstock.audit.rules.base import Alarm, Growth, Json, Level, Snapshot, Standstill, mappings, named, number, senders
 
 RANGES = 5
-"""So many missing ranges are named."""
+"""Maximum missing ranges that are named."""
 FEW = 3
-"""Fewer refused records are a share of nothing."""
+"""Fewer refused records are not an alarm."""
 SETTLES = 10.0
-"""A verdict that is not known for less, as at every start, is no alarm."""
-TOLD_FOR = 60.0
-"""For so many seconds a blind interval that has ended is still told."""
+"""Seconds after which a verdict that is not known is an alarm: at each start it is not known for a while."""
+REPORTED_FOR = 60.0
+"""Seconds for which an outage interval is reported after its end."""
 
 
 class Missing:
-    """A hop misses records."""
+    """Records are missing at a hop."""
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         for hop in snapshot.hops:
@@ -30,14 +30,14 @@ def _ranges(hop: Json, missing: int) -> str:
     gaps = list(mappings(hop.get("gaps")))[:RANGES]
     if not gaps:
         return ""
-    told = [f"{named(gap['sender'])}/{gap['epoch']}: {gap['first']}–{gap['last']}" for gap in gaps]
+    ranges = [f"{named(gap['sender'])}/{gap['epoch']}: {gap['first']}–{gap['last']}" for gap in gaps]
     if rest := missing - sum(gap["last"] - gap["first"] + 1 for gap in gaps):
-        told.append(f"and {rest:,} more")
-    return f" ({', '.join(told)})"
+        ranges.append(f"and {rest:,} more")
+    return f" ({', '.join(ranges)})"
 
 
 class Discrepancies:
-    """Something is not as it has to be: a row of a store was changed, records are gone from the log, …"""
+    """The audit has a finding: a changed row of a store, records that were removed from the log, …"""
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         for one in mappings(snapshot.balance.get("discrepancies")):
@@ -45,7 +45,7 @@ class Discrepancies:
 
 
 class NotKnown:
-    """The verdict is not known, and stays so."""
+    """The verdict remains not known."""
 
     def __init__(self) -> None:
         self._watch = Standstill()
@@ -62,7 +62,7 @@ class NotKnown:
 
 
 class Unknown:
-    """The time grew during which a source was not heard."""
+    """The outage time of a source grew."""
 
     def __init__(self) -> None:
         self._before: dict[str, float] = {}
@@ -79,25 +79,25 @@ class Unknown:
             if channel not in self._grown:
                 continue
             at, start = self._grown[channel]
-            if snapshot.elapsed - at > TOLD_FOR:
+            if snapshot.elapsed - at > REPORTED_FOR:
                 del self._grown[channel]
                 continue
             stage = snapshot.feeder(channel)
             length = f"{seconds - start:.1f} s"
-            text = f'{stage} was not heard for {length}: what it sent then is unknown, see "penstock audit".'
+            text = f'{stage} was not connected for {length}: what it sent then is unknown, see "penstock audit".'
             yield Alarm("unknown", stage, text, snapshot.now)
 
 
 class Refused:
-    """More than a share of what a stage took lately is in the dead letters."""
+    """A stage refused more than a share of its last records."""
 
     def __init__(self) -> None:
-        self._trails: dict[tuple[str, str], Trail] = {}
+        self._trails: dict[tuple[str, str], Growth] = {}
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         for hop in snapshot.hops:
             stage = str(hop["stage"])
-            trail = self._trails.setdefault((stage, str(hop.get("reads"))), Trail())
+            trail = self._trails.setdefault((stage, str(hop.get("reads"))), Growth())
             outcomes = hop.get("outcomes") or {}
             totals = number(hop.get("taken")) or 0, number(outcomes.get("refused")) or 0
             taken, refused = trail.reach(snapshot.elapsed, *totals)
@@ -109,7 +109,7 @@ class Refused:
 
 
 class Disorder:
-    """Records of a sender came in another order than it numbered them: no loss, told once."""
+    """Records of a sender arrived in another order than their numbers: a notice, not a loss."""
 
     def __init__(self) -> None:
         self._most: dict[str, int] = {}
@@ -117,7 +117,7 @@ class Disorder:
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         for channel, one in snapshot.channels.items():
             found = sum(int(number(generation.get("reordered")) or 0) for generation in senders(one))
-            # The senders that are told in brief are not always the same.
+            # The senders of the brief form are not always the same.
             most = self._most[channel] = max(found, self._most.get(channel, 0))
             if most:
                 stage = snapshot.feeder(channel)

@@ -4,30 +4,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from penstock.audit.rules.base import Alarm, Json, Snapshot, Trail, lasting, listed, named, number, senders
+from penstock.audit.rules.base import Alarm, Growth, Json, Snapshot, lasting, listed, named, number, senders
 from penstock.core.clock import Micros
 
 NAMED = 20
-"""So many senders are named."""
+"""Maximum senders that are named."""
 USED_TO_SEND = 10
-"""A sender of fewer records has no habit that it could break."""
+"""A sender of fewer records is not expected to send."""
 PAUSES = 5
-"""Who sends rarely may be quiet for so many of its usual intervals."""
+"""A rare sender may be silent for this many of its usual intervals."""
 CONFIRMED = 10.0
-"""Partitions are read one after the other: for so many seconds a sender may seem quiet and is only unread."""
+"""Partitions are read one after the other: for this many seconds a sender can seem silent and is only unread."""
 FEW = 3
-"""Fewer records are no habit of being slow."""
+"""Fewer slow records are not an alarm."""
 TIMES = 10
 ROUNDED = 0.001
-"""Mean latencies come in whole microseconds: so many ms may be wrong for each record that was ever counted."""
+"""Mean latencies are in whole microseconds: the error in ms for each record that was ever counted."""
 
-Who = tuple[str, str]
+SenderKey = tuple[str, str]
 """Channel and sender."""
 
 
 @dataclass(slots=True)
 class _Sender:
-    """All lives of a sender together."""
+    """All epochs of a sender together."""
 
     records: int = 0
     newest: Micros = 0
@@ -36,7 +36,7 @@ class _Sender:
     """Of its latencies, in ms."""
 
 
-def _told(snapshot: Snapshot) -> Iterator[tuple[str, Json, dict[str, _Sender]]]:
+def _senders_by_channel(snapshot: Snapshot) -> Iterator[tuple[str, Json, dict[str, _Sender]]]:
     for channel, one in snapshot.channels.items():
         found: dict[str, _Sender] = {}
         for generation in senders(one):
@@ -54,27 +54,27 @@ class Silent:
     """A sender that used to send does not, while its channel still receives.
 
     It is compared with the newest record of the channel, not with the clock: an audit that is behind sees all senders
-    at an earlier time. Whether a sender says that it has nothing to send cannot be told from the balance.
+    at an earlier time. The balance does not contain whether a sender reports that it has nothing to send.
     """
 
     def __init__(self) -> None:
         self._received: dict[str, tuple[Micros, float]] = {}
         """Per channel: its newest record, and when that was seen first."""
-        self._first: dict[Who, tuple[Micros, int]] = {}
+        self._first: dict[SenderKey, tuple[Micros, int]] = {}
         """The newest record of a sender and their number, when they were seen first."""
-        self._quiet: dict[Who, float] = {}
-        """Since when it seems quiet."""
+        self._quiet: dict[SenderKey, float] = {}
+        """Since when it seems silent."""
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         first, quiet = self._first, self._quiet
         self._first, self._quiet = {}, {}
-        for channel, _, found in _told(snapshot):
+        for channel, _, found in _senders_by_channel(snapshot):
             newest = snapshot.newest(channel)
             for name, sender in found.items():
-                who = channel, name
-                self._first[who] = first.get(who, (sender.newest, sender.records))
-                if self._is_quiet(who, sender, newest, snapshot):
-                    self._quiet[who] = quiet.get(who, snapshot.elapsed)
+                key = channel, name
+                self._first[key] = first.get(key, (sender.newest, sender.records))
+                if self._is_quiet(key, sender, newest, snapshot):
+                    self._quiet[key] = quiet.get(key, snapshot.elapsed)
             if not self._receives(channel, newest, snapshot):
                 continue
             silent = sorted(
@@ -92,34 +92,34 @@ class Silent:
             self._received[channel] = newest, snapshot.elapsed
         return snapshot.elapsed - self._received[channel][1] <= snapshot.settings.silent_after.total_seconds()
 
-    def _is_quiet(self, who: Who, sender: _Sender, newest: Micros, snapshot: Snapshot) -> bool:
+    def _is_quiet(self, key: SenderKey, sender: _Sender, newest: Micros, snapshot: Snapshot) -> bool:
         if sender.records < USED_TO_SEND or not sender.newest:
             return False
         limit = snapshot.settings.silent_after / timedelta(microseconds=1)
-        since, records = self._first[who]
+        since, records = self._first[key]
         if sender.records > records:
             limit = max(limit, PAUSES * (sender.newest - since) / (sender.records - records))
         return limit < newest - sender.newest <= snapshot.settings.gone_after / timedelta(microseconds=1)
 
 
 class SlowSender:
-    """What a sender sent lately was much longer under way than what others sent."""
+    """The last records of a sender had a much higher latency than those of other senders."""
 
     def __init__(self) -> None:
-        self._trails: dict[Who, Trail] = {}
+        self._growth: dict[SenderKey, Growth] = {}
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        trails, self._trails = self._trails, {}
+        before, self._growth = self._growth, {}
         least = snapshot.settings.slow / timedelta(milliseconds=1)
         nodes = snapshot.nodes
-        for channel, one, found in _told(snapshot):
-            # The node tells the last minutes, the balance all times.
+        for channel, one, found in _senders_by_channel(snapshot):
+            # The latency of the node is of the last minutes, that of the balance of all time.
             latency = nodes.get(f"channel:{channel}", {}).get("latency") or one.get("latency") or {}
             median = number(latency.get("p50")) or 0.0
             slow = []
             for name, sender in found.items():
-                trail = self._trails[channel, name] = trails.get((channel, name)) or Trail()
-                count, total = trail.reach(snapshot.elapsed, sender.count, sender.total)
+                growth = self._growth[channel, name] = before.get((channel, name)) or Growth()
+                count, total = growth.reach(snapshot.elapsed, sender.count, sender.total)
                 if count < FEW:
                     continue
                 mean = (total - ROUNDED * sender.count) / count
@@ -129,7 +129,7 @@ class SlowSender:
                 slow.sort(reverse=True)
                 names = [f"{named(name)} ({lasting(mean / 1_000)})" for mean, name in slow]
                 text = (
-                    f"the records of {listed(names, NAMED)} are long under way to {channel}, where the median is "
+                    f"the records of {listed(names, NAMED)} arrive late in {channel}, where the median latency is "
                     f'{lasting(median / 1_000)}: see "penstock audit --senders".'
                 )
                 yield Alarm("slow-sender", snapshot.feeder(channel), text, snapshot.now)

@@ -12,10 +12,10 @@ NOISE = 0.05
 
 
 class Stalled:
-    """A stage has input and makes no progress, whatever its lag looks like.
+    """A stage has input and makes no progress.
 
-    Progress is what the stage has accounted for. What its process counts is progress, too, when it is more than ever
-    since the last account: a process that dies and begins anew again and again counts, and gets nowhere.
+    Progress is a new account of the stage. A higher count of its process than any since the last account is progress,
+    too: a process in a restart loop counts, but never reaches a higher count.
     """
 
     def __init__(self, batch: timedelta, reads: Mapping[str, Sequence[str]]) -> None:
@@ -25,7 +25,7 @@ class Stalled:
         self._audit = Standstill()
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        # A query accounts when its batch ends.
+        # A query sends its account when its batch ends.
         limit = max(snapshot.settings.stalled_after, 2 * self._batch).total_seconds()
         channels, nodes = snapshot.channels, snapshot.nodes
         unread = sum(number(one.get("unread")) or 0 for one in channels.values())
@@ -44,7 +44,7 @@ class Stalled:
                 text = f'{stage} made no progress for {lasting(quiet)}, while {what}{where}: see "penstock status".'
                 stuck.append(Alarm("stalled", stage, text, snapshot.now - round(quiet * 1e6)))
         if behind >= limit:
-            # Then nobody knows what the stages did.
+            # Then the progress of the stages is not known.
             entries = f"{unread:,.0f} entries"
             text = f'the audit read nothing for {lasting(behind)}, while {entries} wait: see "penstock status".'
             yield Alarm("stalled", "audit", text, snapshot.now - round(behind * 1e6))
@@ -52,38 +52,38 @@ class Stalled:
             yield from stuck
 
     def _hops(self, snapshot: Snapshot, nodes: Mapping[str, Json]) -> list[tuple[str, Json]]:
-        """Those that are accounted for, those that should be, and whatever else has a lag."""
+        """Return the stages with an account, those that should have one, and other nodes with a lag."""
         found: list[tuple[str, Json]] = [(str(hop["stage"]), hop) for hop in snapshot.hops]
-        known = {stage for stage, _ in found}
+        stages = {stage for stage, _ in found}
         for stage, channels in self._reads.items():
-            if stage not in known:
+            if stage not in stages:
                 found += [(stage, {"reads": channel}) for channel in channels]
-        known |= self._reads.keys()
-        return found + [(node, {}) for node in nodes if node not in known and not node.startswith("channel:")]
+        stages |= self._reads.keys()
+        return found + [(node, {}) for node in nodes if node not in stages and not node.startswith("channel:")]
 
     def _progress(self, stage: str, hop: Json, node: Json) -> tuple[float | None, float]:
         key = stage, str(hop.get("reads") or "")
-        taken = number(hop.get("taken"))
+        accounted = number(hop.get("taken"))
         count = number(node.get("count")) or 0.0
-        before, highest = self._highest.get(key, (taken, count))
-        self._highest[key] = taken, max(count, highest) if taken == before else count
+        before, highest = self._highest.get(key, (accounted, count))
+        self._highest[key] = accounted, max(count, highest) if accounted == before else count
         return self._highest[key]
 
 
 def _waiting(hop: Json, node: Json, arrived: float | None) -> float:
-    """How many records the stage has not taken."""
-    taken, lag = number(hop.get("taken")), number(node.get("lag")) or 0
-    if taken is None:
-        # It never told what it took. If it counts nothing either, all of the channel waits.
+    """Return how many records the stage has not read."""
+    count, lag = number(hop.get("taken")), number(node.get("lag")) or 0
+    if count is None:
+        # It has no account. If its node has no count either, the whole channel waits.
         return max(lag, 0 if node.get("count") else arrived or 0)
-    if arrived is not None and taken >= arrived:
-        # Both other figures compare positions: between two of them there may be markers of transactions, and no record.
+    if arrived is not None and count >= arrived:
+        # The other two figures compare offsets: transaction markers use offsets, too.
         return 0
     return max(lag, number(hop.get("in_flight")) or 0)
 
 
 class Unheard:
-    """A source has no connection: what it is sent meanwhile waits outside, or is lost."""
+    """A source has no connection: records wait at the sender, or are lost."""
 
     def __init__(self) -> None:
         self._sources: dict[str, Standstill] = {}
@@ -101,24 +101,24 @@ class Unheard:
 
 
 class Full:
-    """A process says that the disk of its machine is full: nothing new is taken, and nothing acknowledged."""
+    """A process reports that its disk is full: it accepts and acknowledges nothing."""
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         full: dict[str, tuple[float, float]] = {}
-        for said in snapshot.processes.values():
-            disk = said.get("disk") if isinstance(said, Mapping) else None
+        for report in snapshot.processes.values():
+            disk = report.get("disk") if isinstance(report, Mapping) else None
             if isinstance(disk, Mapping):
                 free, reserve = number(disk.get("free")), number(disk.get("reserve"))
                 if free is not None and reserve is not None and free < reserve:
                     full[named(disk.get("folder"))] = free, reserve
         for folder, (free, reserve) in full.items():
             sizes = f"{free / 2**20:,.0f} MiB are free, less than the {reserve / 2**20:,.0f} MiB of [local] reserve"
-            text = f"the disk of {folder} is full: {sizes}; sources wait, and go on when there is room."
+            text = f"the disk of {folder} is full: {sizes}; sources wait, and continue when there is space."
             yield Alarm("disk", folder, text, snapshot.now)
 
 
 class EventTime:
-    """The newest event time that a query has seen is far from the time at which it was read."""
+    """The newest event time of a query is far from the time at which it was read."""
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         limit = snapshot.settings.event_time_off / timedelta(microseconds=1)
@@ -143,7 +143,7 @@ def _day(timestamp: float) -> str:
 
 
 class SlowStage:
-    """One record in a hundred took too long in a stage lately."""
+    """The p99 latency of a stage is too high."""
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         nodes = snapshot.nodes
@@ -152,7 +152,7 @@ class SlowStage:
         for hop in snapshot.hops:
             stage = str(hop["stage"])
             took = _took(hop, nodes)
-            # What comes days after it was sent is history that somebody loads, and no fault of its source.
+            # Records that arrive days after they were sent are history; the source is not slow.
             if took is not None and took > least and (hop.get("reads") or took < history):
                 text = (
                     f'{stage} takes {lasting(took / 1_000)} for one record in a hundred (p99): see "penstock status".'
@@ -161,7 +161,7 @@ class SlowStage:
 
 
 def _took(hop: Json, nodes: Mapping[str, Json]) -> float | None:
-    """The p99 of the stage alone, in ms: of the last minutes where its node tells them, otherwise that of the hop."""
+    """Return the p99 of the stage alone, in ms: of the last minutes if its node reports it, otherwise of the hop."""
     figures = nodes.get(str(hop["stage"]), {})
     after = _p99(figures.get("delivery")) or _p99(figures.get("latency")) or _p99(_channel(nodes, hop.get("writes")))
     if not hop.get("reads"):
@@ -181,11 +181,11 @@ def _p99(summary: object) -> float | None:
 
 
 class Away:
-    """A process says nothing any more."""
+    """A process sends no reports any more."""
 
     def __init__(self) -> None:
         self._heard: dict[str, tuple[Micros, float]] = {}
-        """Per process: its last word's time by its own clock, and when that was seen first by ours."""
+        """Per process: the time of its last report by its own clock, and when it was first seen by this clock."""
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         gone = snapshot.settings.gone_after / timedelta(microseconds=1)
@@ -203,27 +203,27 @@ class Away:
 
 
 def _ours(processes: Json) -> list[str]:
-    """Those of this run: the supervisor names them. Without one, all that ever spoke."""
-    spoke = [name for name, said in processes.items() if isinstance(said, Mapping)]
-    usage = processes["run"].get("usage") if "run" in spoke else None
-    return [name for name in spoke if name == "run" or name in usage] if isinstance(usage, Mapping) and usage else spoke
+    """Return the processes of this run: the supervisor lists them. Without a supervisor, all that ever reported."""
+    names = [name for name, report in processes.items() if isinstance(report, Mapping)]
+    usage = processes["run"].get("usage") if "run" in names else None
+    return [name for name in names if name == "run" or name in usage] if isinstance(usage, Mapping) and usage else names
 
 
 RETENTION = "retention"
-"""Under this the audit tells what it found, see `audit.retention`."""
+"""The key in the status of the audit, see `audit.retention`."""
 
 
 class Overtaken:
-    """Retention has taken records that a reader had not read; or is about to, which is told while there is time."""
+    """Retention has removed records that a reader had not read, or is about to."""
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        for said in snapshot.processes.values():
-            for one in mappings(said.get(RETENTION)) if hasattr(said, "get") else ():
+        for report in snapshot.processes.values():
+            for one in mappings(report.get(RETENTION)) if hasattr(report, "get") else ():
                 reader, channel = named(one.get("reader")), named(one.get("channel"))
                 if lost := number(one.get("lost")):
                     text = (
-                        f"{reader} had not read {lost:,.0f} offsets of {channel} when they were removed: their time "
-                        f"was too short. {_fix(reader)}"
+                        f"{reader} had not read {lost:,.0f} offsets of {channel} when they were removed: their "
+                        f"retention was too short. {_fix(reader)}"
                     )
                     yield Alarm("overtaken", reader, text, snapshot.now)
                 if unread := number(one.get("unread")):
@@ -239,5 +239,5 @@ class Overtaken:
 def _fix(reader: str) -> str:
     if reader.startswith("group:"):
         group = reader.removeprefix("group:")
-        return f"To begin where the channel does: penstock groups --reset --group {group} --to beginning."
-    return 'It goes on behind them if [channels] lost = "skip".'
+        return f"To start at the beginning of the channel: penstock groups --reset --group {group} --to beginning."
+    return 'It continues after them if [channels] lost = "skip".'
