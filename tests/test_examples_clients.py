@@ -65,5 +65,5 @@ def test_a_client_is_there_while_its_three_records_are(run: Run, eventually: Cal
     ]
     again = run.penstock("audit", "--recompute", "tp_clients", "--pipeline", str(run.file), "--json")
     report = json.loads(again.stdout)
-    assert (again.returncode, report["equal"], report["told"]) == (0, True, True)
+    assert (again.returncode, report["equal"], report["conclusive"]) == (0, True, True)
     assert run.stop() == 0

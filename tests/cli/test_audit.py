@@ -111,7 +111,7 @@ def test_a_ledger_that_nobody_keeps_tells_its_age(tmp_path: Path) -> None:
 def test_without_a_ledger_it_exits_with_2_and_tells_the_fix(tmp_path: Path) -> None:
     result = command(tmp_path)
     assert isinstance(result.exception, Misconfigured)
-    assert "start the pipeline once" in result.exception.fix
+    assert "start the pipeline" in result.exception.fix
     assert not result.stdout
 
 

@@ -9,13 +9,13 @@ import pytest
 from penstock.channels.memory import MemoryChannels
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
-from penstock.operate.adhoc_query import Asked, newest
+from penstock.operate.adhoc_query import AdhocQuery, newest
 from penstock.pipeline.config import Config
 from penstock.pipeline.pipeline import Pipeline
 
 
-def asked(sql: str, folder: Path, **more: object) -> Asked:
-    return Asked(sql, MemoryChannels(1), Config.read(folder, environ={}), **more)  # type: ignore[arg-type]
+def asked(sql: str, folder: Path, **more: object) -> AdhocQuery:
+    return AdhocQuery(sql, MemoryChannels(1), Config.read(folder, environ={}), **more)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

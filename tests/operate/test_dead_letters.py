@@ -3,7 +3,7 @@ from tests.operate.refusing import BEGIN, UNFIT, refused
 
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Headers, Origin
-from penstock.operate.dead_letters import Letter, Selection, letter_at, letters, tallied
+from penstock.operate.dead_letters import Letter, Selection, count_reasons, dead_letters, letter_at
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 
@@ -13,7 +13,7 @@ from penstock.testing.clock import ManualClock
 def test_a_letter_tells_its_reason_its_origin_and_both_its_places() -> None:
     channels = MemoryChannels()
     refused(channels, 7, b"{x", key=b"k")
-    (letter,) = letters(channels, "rsvps.dead")
+    (letter,) = dead_letters(channels, "rsvps.dead")
     assert (letter.reason, letter.origin) == (UNFIT, Origin("kiosk", 1, 7, BEGIN))
     assert (letter.at, letter.place) == ("rsvps.dead:0:0", "rsvps:0:100")
     assert (letter.value, letter.size, letter.cut, letter.came_back) == (b"{x", 2, False, False)
@@ -75,7 +75,7 @@ def test_letters_are_chosen_by_reason_sender_and_time() -> None:
     refused(channels, None)
 
     def offsets(chosen: Selection) -> list[int]:
-        return [letter.entry.offset for letter in letters(channels, "rsvps.dead", chosen)]
+        return [letter.entry.offset for letter in dead_letters(channels, "rsvps.dead", chosen)]
 
     assert offsets(Selection(reason="GUESTS")) == [0]
     assert offsets(Selection(sender="kiosk")) == [0, 1]
@@ -92,7 +92,7 @@ def test_reasons_are_counted_the_most_frequent_first() -> None:
         refused(channels, seq)
         clock.move(1)
     refused(channels, 4, reason="another", own=(("redriven", b"1"),))
-    often, once = tallied(letters(channels, "rsvps.dead"))
+    often, once = count_reasons(dead_letters(channels, "rsvps.dead"))
     assert (often.reason, often.count, often.first, often.last) == (UNFIT, 3, BEGIN, BEGIN + 2_000_000)
     assert (once.reason, once.count, once.came_back) == ("another", 1, 1)
 
@@ -101,7 +101,7 @@ def test_one_letter_is_found_by_its_place_and_by_that_of_its_record() -> None:
     channels = MemoryChannels(partitions=3)
     for seq in range(9):
         refused(channels, seq, key=b"k%d" % seq)
-    for letter in letters(channels, "rsvps.dead"):
+    for letter in dead_letters(channels, "rsvps.dead"):
         assert letter_at(channels, "rsvps.dead", letter.at) == letter
         assert letter_at(channels, "rsvps.dead", letter.place or "") == letter
 

@@ -7,7 +7,7 @@ import pytest
 
 from penstock.core.contracts import ChannelPartition, Entry, Offsets, Reader, Topic
 from penstock.core.errors import Unavailable
-from penstock.operate.replay import Merged, Stretch
+from penstock.operate.replay import Merged, Ranges
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 
@@ -55,7 +55,7 @@ def channels(clock: ManualClock) -> Watched:
     return Watched(clock)
 
 
-def merged(channels: MemoryChannels, chosen: Stretch) -> list[int]:
+def merged(channels: MemoryChannels, chosen: Ranges) -> list[int]:
     with Merged(channels, "c", chosen) as entries:
         return [int(entry.value or b"") for entry in entries]
 

@@ -150,7 +150,7 @@ _IN_CHANNEL = " OR ".join(f"coalesce(startswith({_REASON}, CAST('{known}' AS BIN
 
 
 def _forged(results: Iterable[str], writers: WriterTokens) -> str:
-    """Whether none of the writers of a result has written a row; as `KnownWriters.genuine`, for Spark."""
+    """Whether none of the writers of a result has written a row; as `WriterTokens.genuine`, for Spark."""
     token, cases = f"hex({_first(HEADER)})", []
     for channel in results:
         if not (tokens := writers.tokens(channel)):

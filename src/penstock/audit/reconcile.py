@@ -121,6 +121,8 @@ class RecordCheck:
     def __init__(self, stage: str, channel: str, store: RecordStore, channels: Channels, dead: str = "") -> None:
         """`dead`: the channel with the dead letters of this one."""
         self.stage, self.complete = stage, False
+        self.judge_commits = True
+        """Foreign changes are findings."""
         self._channel, self._dead, self._store, self._channels = channel, dead, store, channels
         self._looked: Holdings | None = None
         self._whole: Holdings | None = None
@@ -155,7 +157,7 @@ class RecordCheck:
         missing, unloaded, *_ = _facts(holdings)
         for text in holdings.damaged:
             yield Discrepancy("changed", self.stage, 1, f"{self.stage}: {text}")
-        if holdings.foreign:
+        if holdings.foreign and self.judge_commits:
             rows = sum(one.rows for one in holdings.foreign)
             versions = len({one.version for one in holdings.foreign})
             text = (

@@ -22,7 +22,17 @@ from penstock.core.clock import Micros
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin
 from penstock.core.text import did_you_mean, printable
-from penstock.operate.dead_letters import DEAD, Letter, Outcome, Selection, Tally, Verdict, letter_at, letters, tallied
+from penstock.operate.dead_letters import (
+    DEAD,
+    Letter,
+    Outcome,
+    ReasonCount,
+    Selection,
+    Verdict,
+    count_reasons,
+    dead_letters,
+    letter_at,
+)
 from penstock.operate.dead_letters import redrive as send_again
 
 PREVIEW_BYTES = 4096
@@ -68,13 +78,13 @@ def list_(
     names = channels.names()
     wanted = [name for name in names if name.endswith(DEAD)] if channel is None else [_dead(channel, names)]
     if each:
-        newest, total = _newest(chain.from_iterable(letters(channels, name, selection) for name in wanted), limit)
+        newest, total = _newest(chain.from_iterable(dead_letters(channels, name, selection) for name in wanted), limit)
         if as_json:
-            typer.echo(json.dumps({"matching": total, "letters": [letter.told for letter in newest]}))
+            typer.echo(json.dumps({"matching": total, "letters": [letter.to_json() for letter in newest]}))
         else:
             show_each(newest, total)
     else:
-        counted = {name: tallied(letters(channels, name, selection)) for name in wanted}
+        counted = {name: count_reasons(dead_letters(channels, name, selection)) for name in wanted}
         if as_json:
             typer.echo(json.dumps({"channels": [_counts(name, tallies) for name, tallies in counted.items()]}))
         else:
@@ -102,7 +112,7 @@ def show(
     if raw:
         typer.echo(letter.value or b"", nl=False)
     elif as_json:
-        typer.echo(json.dumps({**letter.told, **_content(letter)}))
+        typer.echo(json.dumps({**letter.to_json(), **_content(letter)}))
     else:
         for line in letter_lines(letter):
             typer.echo(line)
@@ -202,7 +212,7 @@ def _newest(found: Iterable[Letter], limit: int) -> tuple[list[Letter], int]:
     return newest, total
 
 
-def _counts(channel: str, tallies: Sequence[Tally]) -> dict[str, object]:
+def _counts(channel: str, tallies: Sequence[ReasonCount]) -> dict[str, object]:
     count = sum(row.count for row in tallies)
     return {"channel": channel, "letters": count, "reasons": [asdict(row) for row in tallies]}
 
@@ -233,7 +243,7 @@ def _account(channel: str, into: str, dry: bool, outcomes: Sequence[Outcome]) ->
 # --- dead letters as text ---------------------------------------------------------------------------------------------
 
 
-def show_reasons(found: Mapping[str, Sequence[Tally]], limit: int) -> None:
+def show_reasons(found: Mapping[str, Sequence[ReasonCount]], limit: int) -> None:
     """A table of the reasons in each channel. A channel without dead letters has a row."""
     table = Table("channel", "dead letters", "rejected again", "first (UTC)", "last (UTC)", "reason")
     rows = 0

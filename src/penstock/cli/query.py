@@ -19,7 +19,7 @@ from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import Misconfigured
 from penstock.core.text import counted, printable
-from penstock.operate.adhoc_query import Asked, followed, spark
+from penstock.operate.adhoc_query import AdhocQuery, followed, spark
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
@@ -111,11 +111,11 @@ def _request(
     servers: str | None,
     schema: Sequence[str],
     watermark: str | None,
-) -> Asked:
+) -> AdhocQuery:
     base = folder or (Path() if file is None else file.parent)
     config = Config.read(base, profile)
     channels = find_channels(base, profile, servers)
-    request = Asked(sql, channels, config, _description(file, config, servers))
+    request = AdhocQuery(sql, channels, config, _description(file, config, servers))
     if is_file(sql):
         # Other options in the file are for a query with a result channel.
         sql_file = read_file(Path(sql), sql, OPTIONS)

@@ -110,7 +110,7 @@ def _verdict(report: Report) -> str:
     if report.maybe_late:
         late = f"{report.late:,} records came" if report.late else "records may have come"
         return f"\nUnknown: {rows}, and {late} too late for the stream; which ones is not recorded."
-    if not report.told:
+    if not report.conclusive:
         return "Unknown: every row may include records that retention has removed from the log."
     if not report.equal:
         return f"\n{rows} from the recomputed result."

@@ -1,4 +1,4 @@
-"""A query that nobody declared: SQL over channels and results, looked at for a while, with nothing left behind."""
+"""An ad hoc query: SQL over channels and results, run for a while in a temporary folder."""
 
 import os
 import shutil
@@ -31,35 +31,35 @@ from penstock.supervise.java import ensure_jars, find_java
 NAME = "SQL"
 _PLACE = f"query {NAME}"
 _MOST = 200_000
-"""Records of a batch: what is printed of it passes through the memory of this process."""
+"""Records of a batch: the printed rows pass through the memory of this process."""
 _SAMPLE = 500
 _BYTES = 1 << 20
 _SLOTS = 4
 _EVENT_TIME = "coalesce(timestamp_micros(origin.time), timestamp_micros(origin.appended))"
-"""The time at the sender, or that of arrival where no sender tells one."""
+"""The time at the sender, or the time of arrival without one."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What somebody wants to see, and all that is known of it before Spark is there."""
+class AdhocQuery:
+    """The SQL and the options of an ad hoc query, before Spark is started."""
 
     sql: str
     channels: Channels
     config: Config
     description: Description | None = None
     schemas: Mapping[str, str] = field(default_factory=dict)
-    """By channel, columns as DDL that go before all that is declared or can be seen."""
+    """By channel, columns as DDL: they replace declared and inferred ones."""
     watermark: timedelta | None = None
     where: str | None = None
     file: str | None = None
-    """Where the SQL was read from, for people."""
+    """The file of the SQL, for messages."""
 
     def checked(self) -> "Asked":
-        """The same; Misconfigured when it cannot work."""
+        """Return self; raise Misconfigured if it cannot run."""
         if not self.names:
             raise Misconfigured(_PLACE, "it reads no channel", "name one after FROM")
         if not self.channels.promise.replay:
-            problem = f"what is read at {self.channels.where} is gone for others: {self.channels.promise.description}"
+            problem = f"reading at {self.channels.where} removes records: {self.channels.promise.description}"
             raise Misconfigured(_PLACE, problem, "query channels at kafka://, redis:// or file://")
         for name in self.names:
             if "." in name and f"`{name}`" not in self.sql:
@@ -92,22 +92,22 @@ class Asked:
 
 
 @contextmanager
-def spark(asked: Asked, say: Callable[[str], None], stop: threading.Event) -> Iterator[tuple[Engine, Path]]:
-    """Spark for one query, and a folder that is gone afterwards; when `stop` is set before it is up, all ends there."""
+def spark(adhoc: AdhocQuery, say: Callable[[str], None], stop: threading.Event) -> Iterator[tuple[Engine, Path]]:
+    """Start Spark for one query, with a temporary folder; if `stop` is set before Spark is up, the process ends."""
     java = find_java()
     jars = ensure_jars(java)
     started = threading.Event()
     place = Path(tempfile.mkdtemp(prefix="penstock-query-"))
-    # Whatever is put down for a while, by us or by Spark, lies there.
+    # All temporary files, also those of Spark, are in this folder.
     usual, tempfile.tempdir = tempfile.tempdir, str(place)
     threading.Thread(target=_leave_at_once, args=(stop, started, place), daemon=True).start()
-    # It reads from here, wherever the pipeline's own Spark runs.
-    settings = asked.config.spark.model_copy(update={"master": LOCAL})
+    # It runs locally, also if the pipeline's own Spark does not.
+    settings = adhoc.config.spark.model_copy(update={"master": LOCAL})
     flags = [*spark_archive(java, jars).use_flags(), f"-Djava.io.tmpdir={place}"]
     try:
         with session(NAME, settings, java.path, jars.spark, _SLOTS, None, flags) as running:
-            engine = Engine(running, settings, _connector(asked), str(place), {})
-            engine = _knowing(engine, asked, say)
+            engine = Engine(running, settings, _connector(adhoc), str(place), {})
+            engine = _knowing(engine, adhoc, say)
             started.set()
             yield engine, place
     finally:
@@ -119,43 +119,43 @@ def spark(asked: Asked, say: Callable[[str], None], stop: threading.Event) -> It
 @contextmanager
 def followed(
     engine: Engine,
-    asked: Asked,
+    adhoc: AdhocQuery,
     start: Mapping[str, Offsets],
     place: Path,
     take: Callable[[Result, Iterator[str]], None],
 ) -> Iterator[InteractiveQuery]:
-    """Run the query from these positions; `take` gets what its rows look like, and some of them, each as JSON."""
-    found = result(engine, asked.query, start)
-    following = InteractiveQuery.start(found, asked.names, str(place / "checkpoint"), lambda rows: take(found, rows))
+    """Run the query from these offsets; `take` receives the result's columns and batches of rows, each as JSON."""
+    found = result(engine, adhoc.query, start)
+    following = InteractiveQuery.start(found, adhoc.names, str(place / "checkpoint"), lambda rows: take(found, rows))
     try:
         yield following
     finally:
         following.stop()
 
 
-def _knowing(engine: Engine, asked: Asked, say: Callable[[str], None]) -> Engine:
-    """The engine, with the shapes of all that is read."""
-    described = asked.description
+def _knowing(engine: Engine, adhoc: AdhocQuery, say: Callable[[str], None]) -> Engine:
+    """Return the engine with the shapes of all channels that are read."""
+    described = adhoc.description
     shapes = {name: channel.shape for name, channel in described.channels.items()} if described else {}
-    for name in asked.names:
-        if (told := asked.schemas.get(name)) is not None:
-            shapes[name] = replace(shapes.get(name, Shape(name)), ddl=told)
+    for name in adhoc.names:
+        if (ddl := adhoc.schemas.get(name)) is not None:
+            shapes[name] = replace(shapes.get(name, Shape(name)), ddl=ddl)
         elif name not in shapes:
-            shapes[name] = _seen(engine, asked.channels, name, say)
+            shapes[name] = _inferred_shape(engine, adhoc.channels, name, say)
     engine = replace(engine, shapes=shapes)
     if described:
         statics = {static.name: static for static in described.statics}
         engine = replace(engine, tables={name: table(engine.spark, one) for name, one in statics.items()})
-        engine = engine.knowing([*_makers(described, asked), asked.query])
-    # A record without a time is refused by a pipeline; who looks at a channel wants to see it.
-    timed = {name: shape for name in asked.names if (shape := engine.shapes[name]).event_time is None}
+        engine = engine.knowing([*_queries_of(described, adhoc), adhoc.query])
+    # A pipeline refuses a record without a time; an ad hoc query shows it.
+    timed = {name: shape for name in adhoc.names if (shape := engine.shapes[name]).event_time is None}
     timed = {name: replace(shape, event_time=_EVENT_TIME) for name, shape in timed.items()}
     return replace(engine, shapes={**engine.shapes, **timed})
 
 
-def _makers(description: Description, asked: Asked) -> list[Query]:
-    """The queries whose results are read, and those whose results they read."""
-    wanted, found = [name for name in asked.names if name not in asked.schemas], dict[str, Query]()
+def _queries_of(description: Description, adhoc: AdhocQuery) -> list[Query]:
+    """Return the queries whose results are read, directly or by another query."""
+    wanted, found = [name for name in adhoc.names if name not in adhoc.schemas], dict[str, Query]()
     while wanted:
         name = wanted.pop()
         for query in description.queries:
@@ -165,20 +165,20 @@ def _makers(description: Description, asked: Asked) -> list[Query]:
     return list(found.values())
 
 
-def _seen(engine: Engine, channels: Channels, name: str, say: Callable[[str], None]) -> Shape:
-    """The shape of a channel that nobody declared, by the newest of its records."""
+def _inferred_shape(engine: Engine, channels: Channels, name: str, say: Callable[[str], None]) -> Shape:
+    """Infer the shape of an undeclared channel from its newest records."""
     values = newest(channels, name)
     schema = inferred(engine.spark, values)
     if schema is not None:
-        say(f"{name}: {schema}; seen in {len(values):,} of its records, --schema says otherwise")
+        say(f"{name}: {schema}; inferred from {len(values):,} records, --schema overrides it")
     else:
-        what = "they are no JSON objects" if values else "there is none yet"
-        say(f"{name}: its records are text in the column value: {what}; --schema says otherwise")
+        what = "they are not JSON objects" if values else "there is none yet"
+        say(f"{name}: its records are text in the column value: {what}; --schema overrides it")
     return Shape(name, schema)
 
 
 def newest(channels: Channels, name: str) -> list[bytes | None]:
-    """The payloads of the last records of a channel, of all its partitions; not more than are needed to know them."""
+    """Return the payloads of the last records of a channel, from all partitions, limited in number and size."""
     bounds = channels.bounds(name)
     share = max(1, _SAMPLE // len(bounds))
     start = {partition: max(low, end - share) for partition, (low, end) in bounds.items()}
@@ -192,15 +192,15 @@ def newest(channels: Channels, name: str) -> list[bytes | None]:
     return values
 
 
-def _connector(asked: Asked) -> SparkConnector:
-    skip_lost = asked.config.channels.lost == "skip"
-    if isinstance(asked.channels, Kafka):
-        return KafkaConnector(asked.channels.servers, spark_words(asked.config.kafka.conf), skip_lost, _MOST)
-    return BinderConnector(asked.channels, skip_lost)
+def _connector(adhoc: AdhocQuery) -> SparkConnector:
+    skip_lost = adhoc.config.channels.lost == "skip"
+    if isinstance(adhoc.channels, Kafka):
+        return KafkaConnector(adhoc.channels.servers, spark_words(adhoc.config.kafka.conf), skip_lost, _MOST)
+    return BinderConnector(adhoc.channels, skip_lost)
 
 
 def _leave_at_once(stop: threading.Event, started: threading.Event, place: Path) -> None:
-    """While Spark comes up, nobody hears; there is nothing to end in order yet, and its JVM ends with us."""
+    """End the process if `stop` is set while Spark starts: nothing has to be stopped yet, and the JVM ends with it."""
     stop.wait()
     if not started.is_set():
         shutil.rmtree(place, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What a comparison of a live result with its recomputation has found. No I/O."""
+"""The report of a comparison of a live result with its recomputation. No I/O."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from penstock.core.contracts import Offsets
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """A part of a log that the query has read and that its retention has removed: offsets first–last."""
+    """Offsets first–last of a log that the query has read and that retention has removed."""
 
     channel: str
     partition: int
@@ -21,13 +21,13 @@ class Gone:
 
 @dataclass(frozen=True)
 class Judged:
-    """What the comparison says about one who holds rows."""
+    """The result of the comparison for one copy of the rows."""
 
     holder: str
     counts: Counter[Verdict]
     differences: tuple[Difference, ...]
     late: bool = False
-    """All differences may be records that came too late, which the stream leaves out: it is not known which."""
+    """All differences can be late records, which the stream drops: it is not known which."""
 
     @property
     def compared(self) -> int:
@@ -43,13 +43,13 @@ class Report:
     gone: tuple[Gone, ...]
     judged: tuple[Judged, ...]
     records: Mapping[int, Found] = field(default_factory=dict)
-    """By mark: the records that make the difference, as far as they were looked for and found."""
+    """By checksum: the records that make the difference, if they were searched and found."""
     late: int = 0
-    """How many records came too late, by the query's own account."""
+    """How many records were late, by the account of the query."""
     late_runs: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
-    """The first of them by sender and epoch, as far as it names them."""
+    """The first of them by sender and epoch."""
     late_left_out: bool = False
-    """It is known where all of them lie, and they were not recomputed: no difference is theirs."""
+    """The offsets of all late records are known, and they were not recomputed: they explain no difference."""
 
     @property
     def equal(self) -> bool:
@@ -57,32 +57,30 @@ class Report:
 
     @property
     def maybe_late(self) -> bool:
-        """Rows differ, by no more than what came too late; but it is not known which records these were."""
+        """Rows differ by no more than the late records; but it is not known which records these were."""
         return not self.equal and all(one.late or not one.differences for one in self.judged)
 
     @property
-    def told(self) -> bool:
-        """Whether anything could be compared, if there was anything, and whatever differs is different for certain."""
-        untold = any(one.counts[Verdict.UNTOLD] for one in self.judged)
-        return not self.maybe_late and (not untold or any(one.compared or one.differences for one in self.judged))
+    def conclusive(self) -> bool:
+        """Whether rows could be compared, if there are any, and each difference is certain."""
+        skipped = any(one.counts[Verdict.UNTOLD] for one in self.judged)
+        return not self.maybe_late and (not skipped or any(one.compared or one.differences for one in self.judged))
 
     @property
     def code(self) -> int:
-        """0: equal, 1: rows differ, 2: it cannot be told."""
-        return 2 if not self.told else 0 if self.equal else 1
+        """0: equal, 1: rows differ, 2: not conclusive."""
+        return 2 if not self.conclusive else 0 if self.equal else 1
 
     def record_of(self, difference: Difference) -> str:
-        """What is known of the one record that makes a difference, in words; empty when it is not one."""
+        """Describe the one record that makes a difference; empty if it is not a single known record."""
         record = self._record(difference)
         if record is None:
             return ""
         sender, epoch, seq, copies = record
-        verb = "counts once more" if difference.how is How.EXCEEDS else "lacks"
+        verb = "counts twice" if difference.how is How.EXCEEDS else "lacks"
         late = any(first <= seq <= last for first, last in self.late_runs.get(sender, {}).get(str(epoch), ()))
-        # Of several copies, one may have come in time.
-        why = (
-            f", a duplicate: the log holds it {copies} times" if copies > 1 else ", which came too late" if late else ""
-        )
+        # Of several copies, one may not have been late.
+        why = f", a duplicate: the log holds it {copies} times" if copies > 1 else ", which was late" if late else ""
         return f"{verb} {sender}/{epoch}: {seq}{why}"
 
     def _record(self, difference: Difference) -> Found | None:
@@ -93,7 +91,7 @@ class Report:
             "query": self.query,
             "result": self.result,
             "equal": self.equal,
-            "told": self.told,
+            "conclusive": self.conclusive,
             "covered": self.covered,
             "ends": self.ends,
             "gone": [{name: getattr(one, name) for name in Gone.__slots__} for one in self.gone],

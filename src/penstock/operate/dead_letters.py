@@ -1,7 +1,7 @@
-"""Dead letters: what a channel refused, or what came too late; to read them, and to choose among them.
+"""Dead letters: refused and late records; reads, selects and redrives them.
 
-A letter is the record as it came, with headers that tell the `reason` and, from Spark, the `place` that it had; of one
-that came too late, also the `query` that it came too late for.
+A dead letter is a copy of the record, with the header `reason` and, from Spark, the header `place` (its channel,
+partition and offset); of a late record also the header `query`, the query that it was late for.
 """
 
 import asyncio
@@ -22,29 +22,29 @@ DEAD = ".dead"
 
 @dataclass(frozen=True, slots=True)
 class Letter:
-    """A dead letter, and what its headers tell."""
+    """A dead letter, and the content of its headers."""
 
     entry: Entry
     reason: str
     place: str | None
-    """Where the record lay when it was refused; None when it never came into its channel."""
+    """The position of the record when it was refused; None if it never reached its channel."""
     origin: Origin | None
     came_back: bool
-    """It was redriven once, and refused again."""
+    """It was redriven, and refused again."""
     size: int
-    """The bytes of the record, which may be more than were kept."""
+    """The size of the record in bytes; the letter may hold only its beginning."""
     late_for: str | None = None
-    """The query that it came too late for; its channel has not refused it."""
+    """The query that it was late for; its channel has not refused it."""
     excluded_by: str | None = None
-    """The query that fails with it, and leaves it out; its channel has not refused it."""
+    """The query that fails with it and excludes it; its channel has not refused it."""
 
     @classmethod
     def of(cls, entry: Entry) -> "Letter":
         told = {name: value.decode(errors="backslashreplace") for name, value in entry.headers}
-        reason, place = told.get("reason", "no reason is told"), told.get("place")
+        reason, place = told.get("reason", "no reason"), told.get("place")
         kept = len(entry.value or b"")
-        # The collector keeps the beginning of what is too large, and tells the size. In another's letter, a header of
-        # that name is the record's own.
+        # The collector keeps the beginning of a record that is too large, and adds its size. In a letter of Spark, a
+        # header of that name is from the record.
         size = told.get("size", "") if place is None else ""
         whole = int(size) if size.isascii() and size.isdigit() and len(size) < 20 else kept
         late_for = told.get("query") if reason.startswith(LATE_PREFIX) else None
@@ -58,30 +58,29 @@ class Letter:
 
     @property
     def at(self) -> str:
-        """Where the letter itself lies, as channel:partition:offset."""
+        """The position of the letter itself, as channel:partition:offset."""
         return f"{self.entry.channel}:{self.entry.partition}:{self.entry.offset}"
 
     @property
     def cut(self) -> bool:
-        """Whether only a part of the record was kept."""
+        """Whether only the beginning of the record was kept."""
         return self.size > len(self.value or b"")
 
     @property
     def headers(self) -> Headers:
-        """Those that the record had before it was refused."""
+        """The headers of the record before it was refused."""
         found, added = list(self.entry.headers), ["reason", "place" if self.place is not None else "size"]
         added += ["query"] if self.late_for is not None else []
         added += ["query", "error"] if self.excluded_by is not None else []
         for name in added:
-            # The last of that name: a record may have had such a header before.
+            # The last of that name: the record can have had such a header.
             last = max((at for at, (known, _) in enumerate(found) if known == name), default=None)
             if last is not None:
                 del found[last]
         return found
 
-    @property
-    def told(self) -> dict[str, object]:
-        """All but the value, for JSON."""
+    def to_json(self) -> dict[str, object]:
+        """Return all but the value."""
         origin = self.origin
         return {
             "channel": self.entry.channel,
@@ -104,13 +103,13 @@ class Letter:
 
 @dataclass(frozen=True)
 class Selection:
-    """Which letters are meant: those for which all that is given holds."""
+    """A selection of letters: those that meet all given conditions."""
 
     reason: str = ""
     sender: str | None = None
     since: Micros | None = None
     places: frozenset[str] = frozenset()
-    """Of the letters, or of the records when they were refused; as channel:partition:offset."""
+    """Positions of the letters, or of their records; as channel:partition:offset."""
 
     def takes(self, letter: Letter) -> bool:
         return (
@@ -122,7 +121,7 @@ class Selection:
 
 
 @dataclass
-class Tally:
+class ReasonCount:
     """How many letters of a channel have one reason, and when the first and the last of them were refused."""
 
     reason: str
@@ -132,18 +131,18 @@ class Tally:
     came_back: int = 0
 
 
-def letters(channels: Channels, channel: str, chosen: Selection | None = None) -> Iterator[Letter]:
-    """The letters that a channel holds now, in their order within each partition."""
-    chosen = chosen or Selection()
-    return (letter for letter in map(Letter.of, scan(channels, channel)) if chosen.takes(letter))
+def dead_letters(channels: Channels, channel: str, selection: Selection | None = None) -> Iterator[Letter]:
+    """Yield the letters of a channel, in their order within each partition."""
+    selection = selection or Selection()
+    return (letter for letter in map(Letter.of, scan(channels, channel)) if selection.takes(letter))
 
 
-def tallied(found: Iterable[Letter]) -> list[Tally]:
-    """Per reason, the most frequent first."""
-    tallies: dict[str, Tally] = {}
+def count_reasons(found: Iterable[Letter]) -> list[ReasonCount]:
+    """Count letters per reason, the most frequent first."""
+    tallies: dict[str, ReasonCount] = {}
     for letter in found:
         at = letter.entry.appended
-        tally = tallies.setdefault(letter.reason, Tally(letter.reason, at, at))
+        tally = tallies.setdefault(letter.reason, ReasonCount(letter.reason, at, at))
         tally.first, tally.last = min(tally.first, at), max(tally.last, at)
         tally.count += 1
         tally.came_back += letter.came_back
@@ -151,7 +150,7 @@ def tallied(found: Iterable[Letter]) -> list[Tally]:
 
 
 def letter_at(channels: Channels, channel: str, place: str) -> Letter:
-    """The letter at a place, its own or that of its record; Misconfigured when there is none."""
+    """Return the letter at a position, its own or that of its record; raise Misconfigured if there is none."""
     start: Offsets = {}
     if place.startswith(f"{channel}:"):
         _, partition, offset = place.rsplit(":", 2)
@@ -164,7 +163,7 @@ def letter_at(channels: Channels, channel: str, place: str) -> Letter:
 
 
 def absent(channels: Channels, channel: str, place: str) -> Misconfigured:
-    """That there is no letter at a place, and where there are some."""
+    """Return the error that there is no letter at a position; its fix names the existing ones."""
     kept = [
         f"{partition}:{low} to {partition}:{end - 1}"
         for partition, (low, end) in sorted(channels.bounds(channel).items())
@@ -175,14 +174,14 @@ def absent(channels: Channels, channel: str, place: str) -> Misconfigured:
 
 
 _SKEW = 3_600_000_000
-"""How far the clocks of those who write into channels may be apart."""
+"""Tolerated difference between the clocks of the writers of channels."""
 _SENT_AT_ONCE = 100
 
 Identity = tuple[str, int, int] | str
 
 
 class Verdict(StrEnum):
-    """What became of a letter that was to be redriven."""
+    """The outcome of redriving a letter."""
 
     SENT = "sent"
     BEFORE = "redriven before"
@@ -196,7 +195,7 @@ class Verdict(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Outcome:
     letter: str
-    """Its place."""
+    """Its position."""
     origin: Origin | None
     verdict: Verdict
     why: str = ""
@@ -205,28 +204,28 @@ class Outcome:
 def redrive(
     channels: Channels,
     channel: str,
-    chosen: Selection,
+    selection: Selection,
     into: str,
     dry: bool = False,
     since: Callable[[str, Micros], Offsets] | None = None,
 ) -> list[Outcome]:
-    """Send the records of the chosen letters into a channel, in their order; what became of each.
+    """Send the records of the selected letters into a channel, in their order; return the outcome of each.
 
-    One that lies there redriven already is not sent again, nor one that came back. So calling this twice is as calling
-    it once. One that came too late for a query lies in its channel: it is sent into others only. `since` tells from
-    where on a channel has to be read for what came after a moment; without it, all of it is read. With `dry` nothing is
-    sent, and the outcomes are those that would be.
+    A record that was redriven before is not sent again, nor one that was refused again: a second call has no effect. A
+    record that was late for a query is in its channel: it is sent only into other channels. `since` returns the offsets
+    of a channel at a time; without it, all of the channel is read. With `dry` nothing is sent, and the outcomes are
+    those of a real run.
     """
     bounds = channels.bounds(channel)
-    survey = _survey(channels, channel, chosen, bounds)
+    survey = _survey(channels, channel, selection, bounds)
     if survey.earliest is None:
         return []
     start = since(into, survey.earliest - _SKEW) if since and survey.earliest > _SKEW else {}
     redriven = (entry for entry in scan(channels, into, start) if any(name == "redriven" for name, _ in entry.headers))
     there = {_identity(Origin.read(entry.headers), _last(entry.headers, "from")) for entry in redriven}
-    wanted = filter(chosen.takes, map(Letter.of, scan(channels, channel, bounds=bounds)))
-    home = channel.removesuffix(DEAD) == into
-    judged = ((letter, survey.name(letter), _judge(letter, survey.name(letter), there, home)) for letter in wanted)
+    wanted = filter(selection.takes, map(Letter.of, scan(channels, channel, bounds=bounds)))
+    same = channel.removesuffix(DEAD) == into
+    judged = ((letter, survey.name(letter), _judge(letter, survey.name(letter), there, same)) for letter in wanted)
     if dry:
         return [_outcome(letter, *verdict) for letter, _, verdict in judged]
     return asyncio.run(_drive(channels, into, judged))
@@ -234,30 +233,30 @@ def redrive(
 
 @dataclass
 class _Survey:
-    """What has to be known of all letters before the first is sent. Spark may write one twice after a crash."""
+    """Facts about all letters before the first is sent. Spark can write a letter twice after a crash."""
 
     earliest: Micros | None = None
-    """When the first of the chosen was refused for the first time."""
+    """When the first of the selected letters was first refused."""
     _refused: dict[int, Micros] = field(default_factory=dict)
     _nameless: dict[int, str] = field(default_factory=dict)
 
-    def add(self, letter: Letter, chosen: bool) -> None:
+    def add(self, letter: Letter, selection: bool) -> None:
         known, refused = _print(letter), letter.entry.appended
         first = self._refused.setdefault(known, refused)
         if letter.origin is None:
             self._nameless.setdefault(known, letter.at)
-        if chosen:
+        if selection:
             self.earliest = min(first, refused, first if self.earliest is None else self.earliest)
 
     def name(self, letter: Letter) -> str:
-        """The place by which a record without identity is known: that of its first letter."""
+        """Return the position that identifies a record without origin: that of its first letter."""
         return letter.at if letter.origin is not None else self._nameless.get(_print(letter), letter.at)
 
 
-def _survey(channels: Channels, channel: str, chosen: Selection, bounds: Bounds) -> _Survey:
-    survey, unseen = _Survey(), set(chosen.places)
+def _survey(channels: Channels, channel: str, selection: Selection, bounds: Bounds) -> _Survey:
+    survey, unseen = _Survey(), set(selection.places)
     for letter in map(Letter.of, scan(channels, channel, bounds=bounds)):
-        survey.add(letter, chosen.takes(letter))
+        survey.add(letter, selection.takes(letter))
         unseen -= {letter.at, letter.place}
     if unseen:
         raise absent(channels, channel, min(unseen))
@@ -265,10 +264,10 @@ def _survey(channels: Channels, channel: str, chosen: Selection, bounds: Bounds)
 
 
 def _print(letter: Letter) -> int:
-    """The same for all letters of a record. It takes less room than what it stands for."""
+    """Return a hash that is the same for all letters of a record."""
     if letter.origin is not None:
         return hash(_identity(letter.origin, ""))
-    # With the content: a channel that was made anew counts its places anew.
+    # With the content: in a channel that was created again, the offsets start again.
     return hash((letter.place or letter.at, letter.entry.key, letter.entry.value))
 
 
@@ -276,16 +275,16 @@ def _identity(origin: Origin | None, place: str) -> Identity:
     return (origin.sender, origin.epoch, origin.seq) if origin else place
 
 
-def _judge(letter: Letter, name: str, there: set[Identity], home: bool) -> tuple[Verdict, str]:
-    if home and letter.late_for is not None:
-        # Other queries have counted it where it lies, and the one that has not would find it late again.
-        why = f"it lies in its channel, and came too late for query {letter.late_for}; send it --into another channel"
+def _judge(letter: Letter, name: str, there: set[Identity], same: bool) -> tuple[Verdict, str]:
+    if same and letter.late_for is not None:
+        # Other queries have counted it already, and for this query it would be late again.
+        why = f"it is in its channel, and was late for query {letter.late_for}; send it --into another channel"
         return Verdict.LATE, why
-    if home and letter.excluded_by is not None:
-        why = f"it lies in its channel, and query {letter.excluded_by} fails with it; send it --into another channel"
+    if same and letter.excluded_by is not None:
+        why = f"it is in its channel, and query {letter.excluded_by} fails with it; send it --into another channel"
         return Verdict.EXCLUDED, why
     if letter.came_back:
-        return Verdict.BACK, f"it was redriven once and refused again: {letter.reason}"
+        return Verdict.BACK, f"it was redriven and refused again: {letter.reason}"
     identity = _identity(letter.origin, name)
     if identity in there:
         return Verdict.BEFORE, "it was redriven before"
@@ -302,12 +301,12 @@ def _outcome(letter: Letter, verdict: Verdict, why: str) -> Outcome:
 async def _drive(
     channels: Channels, into: str, judged: Iterable[tuple[Letter, str, tuple[Verdict, str]]]
 ) -> list[Outcome]:
-    """It blocks while it reads: nobody shares its loop."""
+    """Send the letters. Reading blocks the event loop, which runs nothing else."""
     outcomes: list[Outcome] = []
     rest = iter(judged)
     async with channels.sender() as sender:
         while some := list(islice(rest, _SENT_AT_ONCE)):
-            # Side by side, for each has an outcome of its own; the sender keeps the order of the calls.
+            # Concurrently, because each has its own outcome; the sender keeps the order of the calls.
             outcomes += await asyncio.gather(*(_send(sender, into, *one) for one in some))
     return outcomes
 
@@ -315,7 +314,7 @@ async def _drive(
 async def _send(sender: Sender, into: str, letter: Letter, name: str, verdict: tuple[Verdict, str]) -> Outcome:
     if verdict[0] is Verdict.SENT:
         marks = (("redriven", b"1"), ("from", name.encode()))
-        # The headers as they came hold the origin, too.
+        # The original headers contain the origin.
         record = Record(letter.value, key=letter.entry.key, extra=(*letter.headers, *marks))
         try:
             await sender.send(into, [record])

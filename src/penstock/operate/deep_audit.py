@@ -1,4 +1,4 @@
-"""Everything that stores and results hold, compared once with the channels: rows, versions and values."""
+"""The deep audit: all rows, versions and values of stores and results, compared once with the channels."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,15 +35,15 @@ from penstock.stores.lake_rows import LakeRows
 
 Say = Callable[[str], None]
 
-_PATIENCE = 60.0
-"""Seconds without progress after which a store is given up."""
+_TIMEOUT = 60.0
+"""Seconds without progress after which the comparison of a store ends with a doubt."""
 _CHUNK = 50_000
-"""So many offsets of a partition are compared at once."""
+"""Maximum offsets of a partition that are compared at once."""
 
 
 @dataclass
 class Deep:
-    """One comparison of all that a pipeline has written. `checked` are the stages that were compared."""
+    """One comparison of all rows of a pipeline. `checked` are the stages that were compared."""
 
     description: Description
     config: Config
@@ -56,7 +56,7 @@ class Deep:
     checked: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        """What cannot be compared is a doubt, and does not keep the rest from being compared."""
+        """Compare all stores and results. One that cannot be compared is a doubt."""
         channels = self.config.bind()
         with ExitStack() as stack:
             start = self.start or partial(engine, self.description, self.config, None)
@@ -78,18 +78,18 @@ class Deep:
             self.doubts.append(Doubt("store", stage, f"{stage} could not be compared: {error}"))
 
     def _result(self, channels: Channels, channel: str) -> None:
-        """Every row of a result has to be written by its query."""
+        """Check that each row of a result was written by its query."""
         writers, bounds = Writers(channels, [self.description.bookmarks]), channels.bounds(channel)
         writers.refresh()
         total, found, rows = sum(end - low for low, end in bounds.values()), Findings({}, {}), 0
-        tell = _Telling(self.say, f"channel {channel}", total)
+        progress = _Progress(self.say, f"channel {channel}", total)
         for entries in scan_batches(channels, channel, bounds=bounds):
             writers.learn(entries)
             some = reduced(entries, {}, {}, {channel: Kind.RESULT}, writers=writers.known)
             found.forged.update(some.forged)
             found.forged_rows += some.forged_rows[: NAMED - len(found.forged_rows)]
-            tell(rows := rows + len(entries))
-        tell.end(rows)
+            progress(rows := rows + len(entries))
+        progress.end(rows)
         if count := found.forged[channel]:
             query = self.description.channels[channel].result_of
             text = f"{channel} holds {count:,} rows that query {query} has not written"
@@ -99,24 +99,27 @@ class Deep:
     def _store(self, channels: Channels, spec: StoreSpec, spark: "_Spark") -> None:
         stage = store_node(spec.url, spec.channel)
         check = make_check(spec, self.description, self.config, channels, self.clock, most=None)
+        if isinstance(check, RecordCheck):
+            # If the channel still holds all records, the values of all rows are compared below.
+            check.judge_commits = any(low for low, _ in channels.bounds(spec.channel).values())
         try:
-            tell = _Telling(self.say, stage.replace(":", " "))
+            progress = _Progress(self.say, stage.replace(":", " "))
             since, reached = time.monotonic(), -1
-            # A row that differs counts when it was seen twice: so each store is looked at twice.
+            # A difference counts when it is seen twice: so each store is compared twice.
             turns = 2
             while turns or not check.complete:
                 check.turn()
                 turns = max(0, turns - 1)
                 done = len(check.table.rows) if isinstance(check, TableCheck) else 0
-                tell(done)
+                progress(done)
                 if done != reached or check.complete:
                     since, reached = time.monotonic(), done
-                if time.monotonic() - since > _PATIENCE:
+                if time.monotonic() - since > _TIMEOUT:
                     self.doubts.append(Doubt("store", stage, f"{stage} does not reach the offsets that it reports"))
                     return
             self.discrepancies += check.discrepancies()
             if isinstance(check, TableCheck):
-                tell.end(len(check.table.rows))
+                progress.end(len(check.table.rows))
                 self._foreign(stage, check, spec, channels)
             elif isinstance(check, RecordCheck):
                 self._values(stage, spec, channels, spark)
@@ -124,15 +127,17 @@ class Deep:
             check.close()
 
     def _foreign(self, stage: str, check: TableCheck, spec: StoreSpec, channels: Channels) -> None:
-        """Rows of a table that its channel never held, where the channel holds all that the table was made of."""
+        """Find rows of a table without a record, if the channel still holds all records of the table."""
         keep = channels.topic(spec.channel).retention
         whole = not any(low for low, _ in channels.bounds(spec.channel).values())
         if not (keep is None and whole if spec.ttl is None else keep is None or keep >= spec.ttl):
-            self.say(f"{stage.replace(':', ' ')}: rows that {spec.channel} holds no longer are not compared")
+            self.say(
+                f"{stage.replace(':', ' ')}: rows without a record are not checked, {spec.channel} has removed some"
+            )
             return
-        described = make_store(spec, self.description, self.config)
-        assert not isinstance(described, LakeStore)
-        store = described.open()
+        description = make_store(spec, self.description, self.config)
+        assert not isinstance(description, LakeStore)
+        store = description.open()
         try:
             keys = [one.key for one in store.rows() if one.key is not None]
         finally:
@@ -141,11 +146,11 @@ class Deep:
         found = [key for at in range(0, len(strange), AT_ONCE) for key in check.foreign(strange[at : at + AT_ONCE])]
         if found:
             names = tuple(f"key {key.decode(errors='replace')}" for key in found[:NAMED])
-            text = f"{stage}: {len(found):,} rows are of no record of {spec.channel}"
+            text = f"{stage}: {len(found):,} rows have no record in {spec.channel}"
             self.discrepancies.append(Discrepancy("forged", stage, len(found), text, names))
 
     def _values(self, stage: str, spec: StoreSpec, channels: Channels, spark: "_Spark") -> None:
-        """The values of a lake's rows, beside those of the records."""
+        """Compare the values of a lake's rows with those of the records."""
         store = make_store(spec, self.description, self.config)
         assert isinstance(store, LakeStore)
         holdings = LakeRows(store.path, spec.channel).holdings()
@@ -153,7 +158,7 @@ class Deep:
             return
         bounds, typed_rows = channels.bounds(spec.channel), self.description.channels[spec.channel].schema is not None
         total = sum(runs.size for runs in holdings.rows.values())
-        tell, done, changed = _Telling(self.say, stage.replace(":", " "), total), 0, list[str]()
+        progress, done, changed = _Progress(self.say, stage.replace(":", " "), total), 0, list[str]()
         for partition, stands in sorted(holdings.stands.items()):
             low, end = bounds.get(partition, (0, 0))
             start = max(low, holdings.since.get(partition, 0))
@@ -166,8 +171,8 @@ class Deep:
                     for offset, row in rows.items()
                     if offset in due and row != due[offset]
                 )
-                tell(done := done + len(rows))
-        tell.end(done)
+                progress(done := done + len(rows))
+        progress.end(done)
         if changed:
             text = f"{stage}: {len(changed):,} rows have other values than their records"
             self.discrepancies.append(Discrepancy("changed", stage, len(changed), text, tuple(changed[:NAMED])))
@@ -177,12 +182,12 @@ Row = dict[str, Any]
 
 
 def _rows(store: LakeStore, partition: int, first: int, last: int) -> dict[int, Row]:
-    """The rows of a lake from one offset up to another, by offset."""
+    """Return the rows of a lake from one offset up to another, by offset."""
     table = DeltaTable(store.path)
     columns = [one.name for one in table.schema().fields]
     names = [name for name in columns if name not in ("_sender", "_epoch", "_seq", "_time", "_partition")]
-    place = pc.field("_offset")
-    within = (pc.field("_partition") == partition) & (place >= first) & (place < last)
+    offset = pc.field("_offset")
+    within = (pc.field("_partition") == partition) & (offset >= first) & (offset < last)
     rows = table.to_pyarrow_dataset().to_table(columns=names, filter=within)
     return {row.pop("_offset"): row for row in rows.to_pylist()}
 
@@ -190,12 +195,12 @@ def _rows(store: LakeStore, partition: int, first: int, last: int) -> dict[int, 
 def _due(
     store: LakeStore, channels: Channels, spark: "_Spark | None", partition: int, first: int, last: int
 ) -> dict[int, Row]:
-    """What these rows have to be, by offset, from the records; without Spark as they are."""
+    """Return the expected rows, by offset, from the records; without Spark as raw values."""
     if spark is None:
         entries = scan(channels, store.channel, {partition: first}, {partition: (first, last)})
         return {entry.offset: _raw(entry, store.keyed) for entry in entries}
     shape = spark.engine.shapes[store.channel]
-    # Of the other partitions, nothing.
+    # The range of the other partitions is empty.
     ends = {at: end for at, (_, end) in channels.bounds(store.channel).items()}
     raw = spark.engine.batch(store.channel, {**ends, partition: last}, {**ends, partition: first})
     names = schema_of(shape).names
@@ -224,7 +229,7 @@ def _differing(row: Row, due: Row) -> str:
 
 
 class _Spark:
-    """Spark, started when it is first needed."""
+    """Spark, started when first needed."""
 
     def __init__(self, start: Callable[[], AbstractContextManager[Engine]], say: Say, stack: ExitStack) -> None:
         self._start, self._say, self._stack = start, say, stack
@@ -238,16 +243,16 @@ class _Spark:
         return self._started
 
 
-class _Telling:
-    """Progress, once a second."""
+class _Progress:
+    """Reports progress once a second."""
 
     def __init__(self, say: Say, what: str, total: int | None = None) -> None:
         self._say, self._what, self._total = say, what, total
-        self._told = time.monotonic()
+        self._reported = time.monotonic()
 
     def __call__(self, done: int) -> None:
-        if time.monotonic() - self._told >= 1:
-            self._told = time.monotonic()
+        if time.monotonic() - self._reported >= 1:
+            self._reported = time.monotonic()
             self._say(f"{self._what}: {done:,}{'' if self._total is None else f' of {self._total:,}'} rows")
 
     def end(self, done: int) -> None:
@@ -255,7 +260,7 @@ class _Telling:
 
 
 def merged(discrepancies: Sequence[Discrepancy], found: Deep) -> tuple[Discrepancy, ...]:
-    """What was found before, without what this comparison has found anew or no longer finds."""
+    """Return the findings of the auditor, with those of the compared stages replaced by the new ones."""
     again = {stage for stage in found.checked if stage.startswith("store:")}
     forged = {stage for stage in found.checked if stage.startswith("channel:")}
     kept = (
@@ -268,7 +273,7 @@ def merged(discrepancies: Sequence[Discrepancy], found: Deep) -> tuple[Discrepan
 
 
 def named(found: Balance, content: Content, description: Description, config: Config) -> Balance:
-    """The balance, with the numbers of what lakes lack. What is still on its way to one is not accused."""
+    """Return the balance with the numbers that are missing in lakes. A lake with records in flight is skipped."""
     stores = {store_node(spec.url, spec.channel): make_store(spec, description, config) for spec in description.stores}
 
     def hop(one: Hop) -> Hop:
@@ -281,10 +286,10 @@ def named(found: Balance, content: Content, description: Description, config: Co
 
 
 def absent(store: LakeStore, content: Content, channel: str) -> tuple[Gap, ...]:
-    """The numbers that the ledger has seen in the channel and that the lake does not hold.
+    """Return the numbers that the ledger has seen in the channel and that the lake does not hold.
 
-    What is in the dead letters of the channel has no place in a lake. What the loader has not brought yet is absent,
-    too: ask when nothing is in flight. Raises Unavailable when the lake cannot be read.
+    Dead letters of the channel are not expected in the lake. Call this when nothing is in flight: records that are not
+    loaded yet are missing, too. Raises Unavailable if the lake cannot be read.
     """
     stored, found = store.numbers(), list[Gap]()
     for (name, sender, epoch), runs in sorted(content.runs.items()):
@@ -298,9 +303,9 @@ def absent(store: LakeStore, content: Content, channel: str) -> tuple[Gap, ...]:
 
 
 def _without(some: Iterable[tuple[int, int]], others: Runs) -> Iterable[tuple[int, int]]:
-    """The parts of some runs that are not in others."""
+    """Return the parts of some runs that are not in others."""
     for first, last in some:
-        # Between two numbers that are put beside its ends, what is missing is what the others lack of the run.
+        # With a number added before and after the run, the missing ones between them are not in the others.
         around = Runs([(first - 1, first - 1), (last + 1, last + 1)])
         for one, other in others:
             if one <= last and other >= first:

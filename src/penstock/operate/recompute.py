@@ -1,7 +1,7 @@
-"""A query run again as a batch over the retained log, and compared with what stands in its result.
+"""Recompute a query as a batch over the retained log, and compare the rows with its result.
 
-Live results move while one looks at them. So things are read in an order that bounds them: first the offsets that the
-query has committed, then the rows, then the ends of the log. A row has to lie between the batches up to both.
+Live results change during the comparison. So the order of reading bounds them: first the committed offsets of the
+query, then the rows, then the end offsets of the log. A row must lie between the batches up to both.
 """
 
 import time
@@ -35,7 +35,7 @@ from penstock.core.contracts import Channels, Offsets
 from penstock.core.errors import Misconfigured
 from penstock.core.record import generation_and_count
 from penstock.operate.comparison import Gone, Judged, Report
-from penstock.operate.result_copies import Holder, Written, holders
+from penstock.operate.result_copies import Holder, Written, copies_of_result
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.run.accounts import last_accounts
@@ -45,12 +45,12 @@ Say = Callable[[str], None]
 _LOOK_EVERY = 0.5
 _LOADING = 10.0
 _NAMED = 20
-"""Of how many rows the one record that makes the difference is looked for."""
+"""Maximum rows for which the one record that makes the difference is searched."""
 _MARGIN = 5_000_000
-"""Clocks of stores and of this machine may differ by this much."""
+"""Tolerated difference between the clocks of stores and of this machine, in microseconds."""
 _SHORT = (How.MISSING, How.LACKS, How.OTHERS)
 _CLOSED = (Verdict.EXACT, Verdict.DIFFERENT, Verdict.EARLIER)
-"""No late record is hidden by a row of these: it was compared closely, or belongs to an earlier life altogether."""
+"""A row of these hides no late record: it was compared exactly, or belongs to an earlier generation."""
 
 
 def recompute(
@@ -63,16 +63,16 @@ def recompute(
     wait: float = 70.0,
     clock: Clock | None = None,
 ) -> Report:
-    """Recompute a query and compare. Waits for a commit that covers the log, as long as nothing is added to it."""
+    """Recompute a query and compare. Waits for a commit that covers the log, while nothing is added to it."""
     require_repeatable(engine, query)
     until = _covered(channels, engine, description, query, say, wait)
-    say(f"reading {query.into}, and what is made of it")
-    found, written = holders(channels, description, config, query, min(wait, _LOADING))
+    say(f"reading {query.into} and its copies")
+    found, written = copies_of_result(channels, description, config, query, min(wait, _LOADING))
     account = _account_of(channels, description, query, until, min(wait, _LOADING))
     bounds = {name: channels.bounds(name) for name in query.inputs}
     ends = {name: {one: end for one, (_, end) in bounds[name].items()} for name in query.inputs}
     begins = {name: {one: begin for one, (begin, _) in bounds[name].items()} for name in query.inputs}
-    # What was removed after it was covered is a part that is gone, too.
+    # Offsets that were removed after they were covered are gone, too.
     until = {name: {one: max(at, begins[name][one]) for one, at in until[name].items()} for name in query.inputs}
     note = note_of(engine.checkpoint(query.name))
     since = {
@@ -86,14 +86,14 @@ def recompute(
         if description.channels[name].result_of or description.channels[name].compacted
     )
     late = _Late.of(account, until)
-    say(f"recomputing {query.name} up to the offsets that it has covered")
+    say(f"recomputing {query.name} up to its committed offsets")
     least = recomputed(engine, query, until, since, late.left_out)
     most = least
     if ends != until:
         say("recomputing it up to the end of the log")
         most = recomputed(engine, query, ends, since, late.left_out)
     if thinned:
-        say("outdated rows of its tables were compacted away: rows are compared without the counts of their records")
+        say("compaction has removed rows of its tables: rows are compared without their record counts")
         least, most = bare(least), bare(most)
         found = [replace(holder, rows=bare(holder.rows)) for holder in found]
     expected = Expected(least, most, bool(gone))
@@ -101,12 +101,12 @@ def recompute(
     now = (clock or SystemClock()).now()
     judged: list[Judged] = []
     for holder in found:
-        # The channel is the first of them: only what it lacks can have come too late.
-        lacking = {one.key: one.short for one in judged[0].differences} if judged else None
-        judged.append(_judged(holder, expected, _excuse(holder, written, final, now, note.generation), late, lacking))
+        # The channel is the first of them: only records that are missing in it can have been late.
+        missing = {one.key: one.short for one in judged[0].differences} if judged else None
+        judged.append(_judged(holder, expected, _excuse(holder, written, final, now, note.generation), late, missing))
     marks = _marks(judged)
     if marks:
-        say("looking for the records that make the difference")
+        say("searching the records that make the difference")
     records = named(engine, query, marks, ends)
     left_out = late.left_out is not None
     return Report(query.name, query.into, until, ends, gone, tuple(judged), records, late.records, late.runs, left_out)
@@ -115,15 +115,15 @@ def recompute(
 def _covered(
     channels: Channels, engine: Engine, description: Description, query: Query, say: Say, wait: float
 ) -> dict[str, dict[int, int]]:
-    """How far the query has committed: all that its channels hold, if it comes there while nothing is added."""
+    """Return the committed offsets of the query; wait until they reach the ends while nothing is added."""
 
     def look() -> dict[str, dict[int, int]] | None:
-        told = covered(f"{engine.checkpoints}/{query.name}")
-        if told is None and (account := _account(channels, description, query)):
-            told = {name: share.until for name, share in account.shares.items()}
-        if told is None or not all(name in told for name in query.inputs):
+        offsets = covered(f"{engine.checkpoints}/{query.name}")
+        if offsets is None and (account := _account(channels, description, query)):
+            offsets = {name: share.until for name, share in account.shares.items()}
+        if offsets is None or not all(name in offsets for name in query.inputs):
             return None
-        return {name: {one: told[name].get(one, 0) for one in first[name]} for name in query.inputs}
+        return {name: {one: offsets[name].get(one, 0) for one in first[name]} for name in query.inputs}
 
     def ends() -> dict[str, dict[int, int]]:
         return {name: {one: end for one, (_, end) in channels.bounds(name).items()} for name in query.inputs}
@@ -131,20 +131,20 @@ def _covered(
     until, first = time.monotonic() + wait, ends()
     if (found := look()) != first:
         say(f"waiting for a commit of {query.name}, {wait:g} s at most, while nothing is added")
-    # A first commit is waited for in any case: there is nothing to compare before it.
+    # Always wait for a first commit: before it there is nothing to compare.
     while found != first and time.monotonic() < until and (found is None or ends() == first):
         time.sleep(_LOOK_EVERY)
         found = look()
     if found is None:
         raise Misconfigured(
-            f"query {query.name}", "it has committed nothing yet", "let it run for a minute, and ask again"
+            f"query {query.name}", "it has committed nothing yet", "let it run for a minute, and try again"
         )
     _require_same(query, found, ends())
     return found
 
 
 def _require_same(query: Query, found: Until, ends: Until) -> None:
-    """Refuse a checkpoint that is ahead of its channel: it belongs to another one of that name."""
+    """Raise Misconfigured if the checkpoint is ahead of its channel: it belongs to another one of that name."""
     for name, until in found.items():
         for partition, offset in until.items():
             if offset > ends[name][partition]:
@@ -157,14 +157,14 @@ def _require_same(query: Query, found: Until, ends: Until) -> None:
 
 
 def _account(channels: Channels, description: Description, query: Query) -> Account | None:
-    """What the query last said about itself; None when it said nothing that can be read."""
+    """Return the last account of the query; None if there is no readable one."""
     return last_accounts(channels, description.bookmarks).get(f"query:{query.name}")
 
 
 def _account_of(
     channels: Channels, description: Description, query: Query, until: Until, wait: float
 ) -> Account | None:
-    """What the query says about itself: once it has told of these offsets, if it does so soon."""
+    """Return the account of the query; wait for one that covers these offsets."""
     latest = time.monotonic() + wait
     while (account := _account(channels, description, query)) is not None:
         if _accounted(account, until) or time.monotonic() >= latest:
@@ -187,7 +187,7 @@ def _gone(query: Query, begins: Until, note: Note, account: Account | None) -> t
         share = account.shares.get(name) if account else None
         began = (note.since or {}).get(name) or (share.since if share else {})
         for partition, begin in begins[name].items():
-            # What was gone before the query began is in neither of the two.
+            # Offsets that were removed before the query started are in neither of the two.
             since = began.get(partition, 0)
             if begin > since:
                 found.append(Gone(name, partition, since, begin - 1))
@@ -195,9 +195,9 @@ def _gone(query: Query, begins: Until, note: Note, account: Account | None) -> t
 
 
 def _thinned(engine: Engine, query: Query, channel: str, since: Offsets, until: Offsets) -> bool:
-    """Whether some of what the query has read of a compacted channel is there no more.
+    """Whether compaction has removed rows that the query has read.
 
-    A table made of tables is still right then: only rows that were outdated are gone. Of anything else it is refused.
+    A table made of tables is still correct then: only outdated rows are gone. For other queries raise Misconfigured.
     """
     due = sum(at - since[partition] for partition, at in until.items())
     if (there := kept(engine, channel, until, since)) >= due:
@@ -212,27 +212,27 @@ def _thinned(engine: Engine, query: Query, channel: str, since: Offsets, until: 
 
 
 def _judged(
-    holder: Holder, expected: Expected, excuse: Excuse, late: "_Late", lacking: Mapping[bytes, int] | None
+    holder: Holder, expected: Expected, excuse: Excuse, late: "_Late", missing: Mapping[bytes, int] | None
 ) -> Judged:
     found = compare(holder.rows, expected, excuse)
     explained = late.explains(found) and (
-        lacking is None or all(lacking.get(one.key) == one.short for one in found.differences)
+        missing is None or all(missing.get(one.key) == one.short for one in found.differences)
     )
     return Judged(holder.name, found.counts, found.differences, explained)
 
 
 @dataclass(frozen=True)
 class _Late:
-    """How many records came too late, and whether each of them would have been in exactly one row."""
+    """How many records were late, and whether each of them would have been in exactly one row."""
 
     records: int
     conserved: bool
     runs: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
-    """Those that are named, by sender and epoch."""
+    """The named ones, by sender and epoch."""
     left_out: Mapping[str, OffsetRanges] | None = None
-    """Where all of them lie: they are not recomputed. None when that is not known."""
+    """The offsets of all of them: they are not recomputed. None if not known."""
     guessed: bool = False
-    """Some may have come too late without being counted."""
+    """Some may have been late without being counted."""
 
     @classmethod
     def of(cls, account: Account | None, until: Until) -> "_Late":
@@ -250,7 +250,7 @@ class _Late:
         return cls(late, account.conserved, named, left_out, account.guessed)
 
     def explains(self, found: Comparison) -> bool:
-        """Whether rows may lack what came too late, and nothing else is wrong with them; it is not proved by that."""
+        """Whether late records can explain all differences; this is not a proof."""
         if self.left_out is not None or not found.differences:
             return False
         if self.guessed:
@@ -260,7 +260,7 @@ class _Late:
             return False
         if not self.conserved:
             return max(short) <= self.records
-        # Others of them may belong to rows that are not there, or were not compared as closely.
+        # Other late records can belong to rows that do not exist, or that were not compared exactly.
         elsewhere = any(count for verdict, count in found.counts.items() if verdict not in _CLOSED)
         return sum(short) == self.records or (elsewhere and sum(short) < self.records)
 
@@ -290,6 +290,6 @@ def _excuse(holder: Holder, written: Mapping[bytes, Written], final: bool, now: 
 
 
 def _marks(judged: Sequence[Judged]) -> list[int]:
-    """The marks of the first rows that differ by one record; each once, though several may hold the same row."""
+    """Return the checksums of the first rows that differ by one record; each once, also if several copies differ."""
     marks = (one.mark for holder in judged for one in holder.differences)
     return [mark for mark in dict.fromkeys(marks) if mark is not None][:_NAMED]

@@ -93,25 +93,25 @@ def _of_log(log: DamagedLog, aside: Path) -> Damage:
 def _of_redis(folder: Path, aside: Path) -> Iterator[Damage]:
     # Since version 7 a manifest names the files.
     for file in (*folder.glob("appendonly.aof"), *folder.glob("appendonlydir/*.manifest")):
-        told = _redis_check(file)
-        if told.returncode == 0 or not file.stat().st_size:
+        result = _redis_check(file)
+        if result.returncode == 0 or not file.stat().st_size:
             continue
 
         def repair(file: Path = file) -> str:
             aside.mkdir(parents=True, exist_ok=True)
-            # All of it: its rows are a copy of what the channels hold, and loaders fill them again.
+            # All of it: loaders fill the rows again from the channels.
             kept = _named(aside / f"redis-{file.parent.name if file.suffix == '.manifest' else file.name}")
             (file.parent if file.suffix == ".manifest" else file).rename(kept)
             return f"the original is {kept}"
 
-        lines = told.stdout.strip().splitlines()
-        fix = "it is put aside, and the loaders fill Redis again from what the channels hold"
+        lines = result.stdout.strip().splitlines()
+        fix = "it is put aside, and the loaders fill Redis again from the channels"
         problem = lines[0] if lines else "redis-check-aof refuses it"
         yield Damage(file, problem, "Redis does not start", fix, repair)
 
 
 def _redis_check(file: Path) -> "subprocess.CompletedProcess[str]":
-    # The server is its own checker, when it is called so.
+    # The server checks files when it is called by this name.
     return subprocess.run(
         ["redis-check-aof", file.name],
         executable=find_redis(),
@@ -130,9 +130,13 @@ def _of_ledger(path: Path) -> Iterator[Damage]:
         with closing(Ledger(path, read_only=True)) as ledger:
             ledger.verify()
     except Unreadable as error:
-        fix = "it is kept as a copy, and the auditor makes a new one from what the channels hold"
+        fix = "it is kept as a copy, and the auditor builds a new one from the channels"
         yield Damage(
-            path, error.problem, "what was counted is not known", fix, lambda: f"the original is {set_aside(path)}"
+            path,
+            error.problem,
+            "the counts of the audit are not known",
+            fix,
+            lambda: f"the original is {set_aside(path)}",
         )
 
 
@@ -144,12 +148,12 @@ def _of_checkpoints(folder: Path) -> Iterator[Damage]:
             note_of(str(checkpoint))
             written(checkpoint)
         except Misconfigured as error:
-            fix = f"bring the file back from a copy, or {begin_anew(checkpoint.name)}"
+            fix = f"restore the file from a backup, or {begin_anew(checkpoint.name)}"
             yield Damage(checkpoint, error.problem, f"the query {checkpoint.name} does not start", fix)
 
 
 def _of_lake(table: Path) -> Iterator[Damage]:
-    fix = f"move {table} away; it is filled again from what its channel holds"
+    fix = f"move {table} away; it is filled again from its channel"
     unreadable = [file for file in sorted((table / "_delta_log").glob("*.json")) if not _is_json(file)]
     try:
         files = DeltaTable(table).file_uris()
@@ -165,7 +169,7 @@ def _of_lake(table: Path) -> Iterator[Damage]:
                     pass
         except (ArrowException, OSError) as error:
             problem = str(error).partition("\n")[0]
-            yield Damage(file, problem, f"its rows cannot be read, and so not the whole of {table}", fix)
+            yield Damage(file, problem, f"its rows, and so all of {table}, cannot be read", fix)
 
 
 def _is_json(file: Path) -> bool:

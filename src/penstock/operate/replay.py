@@ -1,7 +1,7 @@
-"""A stretch of a channel, sent into another one as it once came.
+"""Replay: sends a range of a channel into another channel, optionally at the original speed.
 
-What is replayed keeps its key, payload and headers, and so its identity and its event time. Two headers more tell that
-it is history: `replay`, the same for all that one replay sends, and `from`, the place where it lay.
+A replayed record keeps key, payload and headers, and so identity and event time. Two headers are added: `replay`, the
+id of the replay, and `from`, the original channel, partition and offset.
 """
 
 import asyncio
@@ -20,30 +20,30 @@ from penstock.core.scan import incomplete_read
 
 REPLAY, FROM = "replay", "from"
 
-Stretch = Mapping[int, tuple[int, int]]
+Ranges = Mapping[int, tuple[int, int]]
 """Per partition: the first offset, and the one after the last."""
 
 _SENT_AT_ONCE = 500
 _SOON = 0.02
-"""What is due within so many seconds goes now: a send for each record would take longer."""
+"""Records due within this many seconds are sent together: sending each alone would take longer."""
 
 
 @dataclass
 class Replayed:
-    """How far a replay is."""
+    """The progress of a replay."""
 
     due: int
     sent: int = 0
     last: Micros | None = None
-    """When the last record that was sent had been appended: a replay since then leaves out nothing that is not sent."""
+    """When the last sent record was originally appended: a later replay can start at this time."""
     failure: PenstockError | None = None
-    """What broke it off."""
+    """The error that ended it."""
 
 
 def stretch(channels: Channels, channel: str, since: Micros | None, until: Micros | None) -> dict[int, tuple[int, int]]:
-    """What a channel holds from one moment up to another: all of it, when they are not said."""
+    """Return the offsets of a channel from one time up to another; None means without limit."""
     if not channels.promise.replay:
-        problem = f"{channels.where} keeps nothing, so there is no history"
+        problem = f"{channels.where} keeps no records"
         raise Misconfigured(f"channel {channel}", problem, "use kafka://, redis:// or file://")
     bounds = channels.bounds(channel)
     starts = {partition: low for partition, (low, _) in bounds.items()}
@@ -56,7 +56,7 @@ def stretch(channels: Channels, channel: str, since: Micros | None, until: Micro
 
 
 class Replay:
-    """From one channel into another. `speed`: how many times as fast as it came; None: as fast as it goes."""
+    """Replays one channel into another. `speed` is a factor of the original speed; None: as fast as possible."""
 
     def __init__(
         self, source: Channels, channel: str, target: Channels, into: str, speed: float | None, clock: Clock
@@ -65,19 +65,19 @@ class Replay:
         self._speed, self._clock = speed, clock
         self._mark = b"%d" % clock.now()
 
-    async def run(self, chosen: Stretch, stop: Event, tell: Callable[[Replayed], None]) -> Replayed:
-        """Send the stretch in the order in which it came, until all is sent, `stop` is set, or it breaks off."""
-        done = Replayed(sum(end - start for start, end in chosen.values()))
+    async def run(self, ranges: Ranges, stop: Event, report: Callable[[Replayed], None]) -> Replayed:
+        """Send the ranges in their original order, until all is sent, `stop` is set, or an error occurs."""
+        done = Replayed(sum(end - start for start, end in ranges.values()))
         try:
-            with Merged(self._source, self._channel, chosen) as entries:
+            with Merged(self._source, self._channel, ranges) as entries:
                 async with self._target.sender() as sender:
-                    await self._sent(entries, sender, done, stop, tell)
+                    await self._sent(entries, sender, done, stop, report)
         except PenstockError as error:
             done.failure = error
         return done
 
     async def _sent(
-        self, entries: Iterator[Entry], sender: Sender, done: Replayed, stop: Event, tell: Callable[[Replayed], None]
+        self, entries: Iterator[Entry], sender: Sender, done: Replayed, stop: Event, report: Callable[[Replayed], None]
     ) -> None:
         first, began = None, self._clock.elapsed()
         waiting = await asyncio.to_thread(next, entries, None)
@@ -90,12 +90,12 @@ class Replay:
                 continue
             batch, waiting = await asyncio.to_thread(self._due, waiting, entries, first, late + _SOON)
             await self._send(sender, batch, done)
-            tell(done)
+            report(done)
 
     def _due(
         self, waiting: Entry, entries: Iterator[Entry], first: Micros, late: float
     ) -> tuple[list[Entry], Entry | None]:
-        """Those that are due by now, and the next that is not."""
+        """Return the entries that are due, and the next one."""
         batch = [waiting]
         while (entry := next(entries, None)) is not None:
             if len(batch) == _SENT_AT_ONCE or (self._speed and (entry.appended - first) / 1e6 / self._speed > late):
@@ -110,31 +110,32 @@ class Replay:
 
     def _marked(self, entry: Entry) -> Record:
         headers = [header for header in entry.headers if header[0] not in (REPLAY, FROM)]
-        place = f"{entry.channel}:{entry.partition}:{entry.offset}".encode()
-        return Record(entry.value, None, entry.key, (*headers, (REPLAY, self._mark), (FROM, place)))
+        position = f"{entry.channel}:{entry.partition}:{entry.offset}".encode()
+        return Record(entry.value, None, entry.key, (*headers, (REPLAY, self._mark), (FROM, position)))
 
 
 _MOST, _WAIT = 1_000, 1.0
 _QUIET_READS = 30
 _SHARE = 2 << 20
-"""The bytes of a partition that are held while others lag behind: more than a broker gives of one at once."""
+"""Maximum buffered bytes of a partition while others lag: more than a broker returns of one at once."""
 _ENTRY = 500
-"""What an entry takes beside its content."""
+"""Bytes of an entry beside its content."""
 
 
 class Merged:
-    """The entries of a stretch by the time of their coming; those of a partition as they lie there.
+    """The entries of several partitions, merged by their time of arrival; each partition keeps its order.
 
-    An entry is told when every partition that is not at its end has one, for that may be older. Until then those of the
-    others are held: of each partition `share` bytes, and a read. One that has more is not read on while others lag.
+    An entry is returned when every partition that is not at its end has one, because that can be older. Until then the
+    entries of the others are buffered: of each partition `share` bytes, and one read. A partition with more is not read
+    while others lag.
     """
 
-    def __init__(self, channels: Channels, channel: str, chosen: Stretch, share: int = _SHARE) -> None:
+    def __init__(self, channels: Channels, channel: str, ranges: Ranges, share: int = _SHARE) -> None:
         self._channels, self._channel, self._share = channels, channel, share
-        self._next = {partition: start for partition, (start, _) in chosen.items()}
-        self._ends = {partition: end for partition, (_, end) in chosen.items()}
-        self._held: dict[int, deque[Entry]] = {partition: deque() for partition in chosen}
-        self._bytes = dict.fromkeys(chosen, 0)
+        self._next = {partition: start for partition, (start, _) in ranges.items()}
+        self._ends = {partition: end for partition, (_, end) in ranges.items()}
+        self._held: dict[int, deque[Entry]] = {partition: deque() for partition in ranges}
+        self._bytes = dict.fromkeys(ranges, 0)
         self._open = ExitStack()
         self._reader: Reader | None = None
         self._read: set[int] = set()
@@ -178,19 +179,19 @@ class Merged:
         self._next |= {one: reached[one] for one in self._read}
         self._quiet = 0 if moved else self._quiet + 1
         if self._quiet:
-            self._channels.bounds(self._channel)  # Who gives nothing has to answer at least.
+            self._channels.bounds(self._channel)  # Raises if the channel does not answer.
         if self._quiet > _QUIET_READS:
             raise incomplete_read(self._channel)
 
     def _fitting(self, lagging: set[int]) -> Reader:
-        """A reader of all that lag, and of none that has more than its share; the one that is open, if it is so."""
+        """Return a reader of all lagging partitions, without those above their share; the open one if it fits."""
         crowded = any(self._bytes[one] > self._share for one in self._read)
         if self._reader is None or crowded or not lagging <= self._read:
             self._open.close()
             self._read = {one for one, size in self._bytes.items() if size <= self._share and not self._ended(one)}
             start = {self._channel: {one: self._next[one] for one in self._read}}
-            places = {(self._channel, one) for one in self._read}
-            self._reader = self._open.enter_context(self._channels.reader(start, only=places))
+            only = {(self._channel, one) for one in self._read}
+            self._reader = self._open.enter_context(self._channels.reader(start, only=only))
         return self._reader
 
     def _ended(self, partition: int) -> bool:

@@ -1,4 +1,4 @@
-"""Who holds the rows of a result: its channel, the clients that follow it, the stores that it is loaded into."""
+"""The copies of a result's rows: its channel, the feed of its clients, and the stores that it is loaded into."""
 
 import time
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from penstock.stores.base import Contents, Stored
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """The newest row of a key in a channel, deleted or not, and where the last entry of the key lies."""
+    """The newest row of a key in a channel, deleted or not, and the position of the key's last entry."""
 
     row: Row
     partition: int
@@ -34,17 +34,17 @@ class Holder:
     """As in the graph: `channel:by_country`, `feed:by_country`, `store:redis/by_country`."""
     rows: Table
     ttl: timedelta | None = None
-    """How long a row is kept after its last entry; None: forever."""
+    """How long a row is kept after its last entry; None: without limit."""
     filled: Offsets | None = None
-    """How far a store was filled; None for who has read it all."""
+    """The offsets of a store; None for a copy that has read everything."""
 
 
-def holders(
-    channels: Channels, description: Description, config: Config, query: Query, patience: float
+def copies_of_result(
+    channels: Channels, description: Description, config: Config, query: Query, timeout: float
 ) -> tuple[list[Holder], Mapping[bytes, Written]]:
-    """Everybody who holds rows of a query's result, and the rows as they were written.
+    """Return the copies of a query's result, and the rows as written in its channel.
 
-    Stores get some seconds to load what the channel holds.
+    Stores have `timeout` seconds to load the channel.
     """
     channel = description.channels[query.into]
     feed = Feed(channel.name, channels.topic_id(channel.name), channel.retention)
@@ -64,7 +64,7 @@ def holders(
         Holder(f"channel:{channel.name}", {key: one.row for key, one in written.items()}, kept),
         Holder(f"feed:{channel.name}", _with_deletions(delivered, written), channel.retention),
     ]
-    until = time.monotonic() + patience
+    until = time.monotonic() + timeout
     for spec in description.stores:
         if spec.channel == channel.name:
             store = make_store(spec, description, config)
@@ -75,29 +75,29 @@ def holders(
 
 
 def _note(written: dict[bytes, Written], entry: Entry) -> None:
-    """Apply an entry as feeds and stores do: a version that is not newer leaves the row as it is."""
+    """Apply an entry as feeds and stores do: a version that is not newer does not change the row."""
     key = key_of(entry.key or b"")
-    row, known = Row.of(entry.value, entry.headers), written.get(key)
-    if known and row.version is not None and known.row.version is not None and row.version <= known.row.version:
-        row = known.row
+    row, before = Row.of(entry.value, entry.headers), written.get(key)
+    if before and row.version is not None and before.row.version is not None and row.version <= before.row.version:
+        row = before.row
     written[key] = Written(row, entry.partition, entry.offset, entry.appended)
 
 
 def _with_deletions(rows: Table, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
-    """What somebody holds who keeps nothing of a deletion: a row that is gone is gone as the channel says."""
+    """Add the deleted rows of the channel to a copy that does not keep deletions."""
     deleted = {key: one.row for key, one in written.items() if one.row.value is None}
     return {**deleted, **rows}
 
 
 def _row(written: Mapping[bytes, Written], key: bytes, value: bytes, version: int | None) -> Row:
-    """A row as somebody holds it. Which records are in it, only the channel tells."""
-    known = written.get(key)
-    same = known is not None and known.row.version == version
-    return Row(value, version, known.row.mark if known and same else None)
+    """Return a row of a copy; the checksum of its records is only in the channel."""
+    last = written.get(key)
+    same = last is not None and last.row.version == version
+    return Row(value, version, last.row.mark if last and same else None)
 
 
 def _filled(store: Contents, ends: Offsets, until: float) -> Offsets:
-    """How far a store was filled: up to these ends, if it comes there in time."""
+    """Return the offsets of a store; wait until they reach these ends."""
     filled = store.stands()
     while any(filled.get(one, 0) < end for one, end in ends.items()) and time.monotonic() < until:
         time.sleep(0.2)
@@ -106,11 +106,11 @@ def _filled(store: Contents, ends: Offsets, until: float) -> Offsets:
 
 
 def _stored(store: Contents, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
-    """The newest row of each key in a store, without those that are deleted."""
+    """Return the newest row of each key in a store, without deleted ones."""
     newest: dict[bytes, Stored] = {}
     for one in store.rows():
         key = key_of(one.key or b"")
-        known = newest.get(key)
-        if known is None or known.version is None or one.version is None or one.version > known.version:
+        before = newest.get(key)
+        if before is None or before.version is None or one.version is None or one.version > before.version:
             newest[key] = one
     return {key: _row(written, key, one.row, one.version) for key, one in newest.items() if one.row is not None}
