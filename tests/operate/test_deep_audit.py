@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections.abc import Callable
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,10 @@ import redis
 from confluent_kafka import Producer
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from tests.operate.engines import set_up
 from tests.servers import RedisServer
 
 from penstock.analysis.checkpoints.batches import covered
-from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.launch import launch
 from penstock.analysis.settings import SparkSettings
@@ -26,7 +26,7 @@ from penstock.cli.audit import deepened
 from penstock.core.record import Origin, Record
 from penstock.core.scan import scan
 from penstock.operate.deep_audit import Deep, merged
-from penstock.pipeline.config import Config, topics
+from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.stores import make_store
@@ -75,10 +75,8 @@ def case(
     app.store(counts, "redis://")
     app.store(counts, f"delta://{counts}")
     app.store(things, f"delta://{things}")
-    description = app.describe()
-    environ = {"PENSTOCK_CHANNELS_ADDRESS": kafka.where, "PENSTOCK_REDIS_URL": shared_redis.url}
-    config = Config.read(tmp_path, environ=environ)
-    kafka.ensure(topics(description))
+    settings = SparkSettings(every="200 ms", real_time_queries=0)
+    description, config, engine = set_up(app, kafka, shared_redis.url, tmp_path, spark, settings)
     records = [
         Record(json.dumps({"name": f"a{n % 7}", "n": n}).encode(), Origin("kiosk", 1, n, n + 1), b"%d" % n)
         for n in range(60)
@@ -89,12 +87,8 @@ def case(
             await sender.send(things, [*records, Record(b"?", Origin("kiosk", 1, 60, 1), b"x")])
 
     asyncio.run(send())
-    own = Engine(
-        spark,
-        SparkSettings(every="200 ms", real_time_queries=0),
-        KafkaConnector(kafka.servers),
-        str(tmp_path / "checkpoints"),
-        {channel: one.shape for channel, one in description.channels.items()},
+    own = replace(
+        engine,
         announce=lambda query, note: announce(
             kafka, description.bookmarks, query.name, query.into, note.writer, note.generation
         ),

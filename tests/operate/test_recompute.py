@@ -14,11 +14,11 @@ import redis
 from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 from pyspark.sql import SparkSession
+from tests.operate.engines import set_up
 from tests.stores.lakes import LoadedLake
 
 from penstock.analysis.accounting import QueryAccounting
 from penstock.analysis.checkpoints.batches import covered
-from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.launch import launch
 from penstock.analysis.query import Query
@@ -157,13 +157,8 @@ def case(
     app.sql_query(totals, key="name", sql=text)
     app.store(totals, "redis://", ttl="1 day")
     app.store(totals, "delta://lake")
-    description = app.describe()
-    kafka.ensure(topics(description))
-    environ = {"PENSTOCK_CHANNELS_ADDRESS": kafka.where, "PENSTOCK_REDIS_URL": redis_url}
-    config = Config.read(tmp_path, environ=environ)
     settings = SparkSettings(real_time_batch="5 seconds", every="200 ms", real_time_queries=0)
-    shapes = {name: channel.shape for name, channel in description.channels.items()}
-    engine = Engine(spark, settings, KafkaConnector(kafka.servers), str(tmp_path / "checkpoints"), shapes)
+    description, config, engine = set_up(app, kafka, redis_url, tmp_path, spark, settings)
     return Case(kafka, engine, description, config, eventually)
 
 

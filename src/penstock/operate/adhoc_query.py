@@ -54,7 +54,7 @@ class AdhocQuery:
     file: str | None = None
     """The file of the SQL, for messages."""
 
-    def checked(self) -> "Asked":
+    def checked(self) -> "AdhocQuery":
         """Return self; raise Misconfigured if it cannot run."""
         if not self.names:
             raise Misconfigured(_PLACE, "it reads no channel", "name one after FROM")

@@ -131,9 +131,7 @@ class Deep:
         keep = channels.topic(spec.channel).retention
         whole = not any(low for low, _ in channels.bounds(spec.channel).values())
         if not (keep is None and whole if spec.ttl is None else keep is None or keep >= spec.ttl):
-            self.say(
-                f"{stage.replace(':', ' ')}: rows without a record are not checked, {spec.channel} has removed some"
-            )
+            self.say(f"{stage.replace(':', ' ')}: not all records are in {spec.channel}: extra rows are not searched")
             return
         description = make_store(spec, self.description, self.config)
         assert not isinstance(description, LakeStore)

@@ -134,7 +134,7 @@ def _of_ledger(path: Path) -> Iterator[Damage]:
         yield Damage(
             path,
             error.problem,
-            "the counts of the audit are not known",
+            "its counts are not known",
             fix,
             lambda: f"the original is {set_aside(path)}",
         )
