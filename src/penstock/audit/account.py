@@ -47,9 +47,9 @@ class Share:
     @property
     def all_late_at(self) -> bool:
         """Whether `late_at` holds the offset of each late record."""
-        known = sum(last - first + 1 for runs in self.late_at.values() for first, last in runs)
+        count = sum(last - first + 1 for runs in self.late_at.values() for first, last in runs)
         # Records that the query's own function drops can be among them.
-        return known >= self.outcomes.get(Outcome.LATE, 0)
+        return count >= self.outcomes.get(Outcome.LATE, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,8 +110,8 @@ class Auditor:
                 if self._writers is not None:
                     # All writers of entries before these ends are announced by now.
                     self._writers.refresh()
-                known = None if self._writers is None else self._writers.known
-                found = reduction.reduce(start, end, self._kinds, known)
+                tokens = None if self._writers is None else self._writers.known
+                found = reduction.reduce(start, end, self._kinds, tokens)
                 self._ledger.merge(found, now, now if left == 0 else 0)
             except Refused as error:
                 raise Unavailable("the audit", f"another auditor writes to this ledger: {error.reason}") from error
@@ -193,17 +193,17 @@ class Auditor:
         stands = self._ledger.positions()
         found: dict[str, dict[int, int]] = {}
         for channel in names:
-            known = stands.get(channel, {})
+            read = stands.get(channel, {})
             bounds = self._channels.bounds(channel)
-            found[channel] = {partition: known.get(partition, first) for partition, (first, _) in bounds.items()}
+            found[channel] = {partition: read.get(partition, first) for partition, (first, _) in bounds.items()}
             # Removed heartbeats and bookmarks are not a loss: later ones repeat their content.
             if self._skip_lost or channel in self._notes:
                 found[channel] = self._skipped(channel, found[channel], bounds)
             for partition, (_, end) in bounds.items():
-                if known.get(partition, 0) > end:
+                if read.get(partition, 0) > end:
                     raise Misconfigured(
                         f"the channel {channel}, partition {partition}",
-                        f"it ends at {end}, but the ledger has read it up to {known[partition]}:"
+                        f"it ends at {end}, but the ledger has read it up to {read[partition]}:"
                         " this is another channel of the same name",
                         "move the ledger away, or bring back the channel that it belongs to",
                     )
@@ -224,18 +224,18 @@ class Auditor:
         """Merge the entries and the offsets that moved: offsets also move over transaction markers, without entries."""
         end = {
             channel: moved
-            for channel, known in self._positions.items()
-            if (moved := {at: to for at, to in reader.positions(channel).items() if to != known.get(at)})
+            for channel, offsets in self._positions.items()
+            if (moved := {at: to for at, to in reader.positions(channel).items() if to != offsets.get(at)})
         }
         now = self._clock.now()
         # If a reduction reads the channels, this reader reads only heartbeats and bookmarks.
         drained = 0 if self._catch_up_only or math.isinf(age := reader.age()) else now - int(age * 1e6)
         if end:
-            known = None
+            tokens = None
             if self._writers is not None:
                 self._writers.learn(entries, lambda channel: self._kinds.get(channel) is Kind.RESULT)
-                known = self._writers.known
-            found = reduced(entries, self._positions, end, self._kinds, self._heartbeats, self._bookmarks, known)
+                tokens = self._writers.known
+            found = reduced(entries, self._positions, end, self._kinds, self._heartbeats, self._bookmarks, tokens)
             self._ledger.merge(found, now, drained)
             self._last = now
             for channel, positions in end.items():

@@ -192,7 +192,7 @@ def read_content(db: sqlite3.Connection, copies: Sequence[str]) -> Content:
         },
         runs=dict(runs),
         claims=dict(claims),
-        blinds=[(channel, OutageInterval(*blind)) for channel, *blind in db.execute("SELECT * FROM blinds")],
+        blinds=[(channel, OutageInterval(*outage)) for channel, *outage in db.execute("SELECT * FROM blinds")],
         latencies=_sketches(db, "whole"),
         as_of=next((at for (at,) in db.execute("SELECT at FROM merged")), None),
         drained=next((at for (at,) in db.execute("SELECT drained FROM merged")), None),

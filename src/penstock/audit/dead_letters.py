@@ -161,22 +161,22 @@ class DeadLetterCheck:
             share = account.shares.get(self._channel)
             if share is None or not stage.startswith(("query:", "store:delta")):
                 continue
-            known = self._counted.get(stage)
-            if known is None or known.generation != account.generation or account.guessed:
-                known = _Counted(account.generation, share.until, _refused(share), self._clock.now())
-                self._counted[stage] = known
-            known.later.append((now, share.until, _refused(share)))
-            while len(known.later) > 1 and known.later[1][0] <= now - SETTLES:
-                known.later.popleft()
+            counted = self._counted.get(stage)
+            if counted is None or counted.generation != account.generation or account.guessed:
+                counted = _Counted(account.generation, share.until, _refused(share), self._clock.now())
+                self._counted[stage] = counted
+            counted.later.append((now, share.until, _refused(share)))
+            while len(counted.later) > 1 and counted.later[1][0] <= now - SETTLES:
+                counted.later.popleft()
 
     def _forget(self) -> None:
         """Forget forged letters that the channel has removed, and letters that were found in order."""
         if sum(map(len, self._letters.values())) > MOST and not any(self._compared()):
-            for known in self._counted.values():
-                _, known.since, known.refused = known.later[0]
-            for partition, letters in self._letters.items():
-                begin = min((known.since.get(partition, 0) for known in self._counted.values()), default=0)
-                self._letters[partition] = {at: appended for at, appended in letters.items() if at >= begin}
+            for counted in self._counted.values():
+                _, counted.since, counted.refused = counted.later[0]
+            for partition, offsets in self._letters.items():
+                begin = min((counted.since.get(partition, 0) for counted in self._counted.values()), default=0)
+                self._letters[partition] = {at: appended for at, appended in offsets.items() if at >= begin}
         first = {partition: low for partition, (low, _) in self._channels.bounds(self._dead).items()}
         for partition, offset in [at for at in self._forged if at[1] < first.get(at[0], 0)]:
             del self._forged[partition, offset]
@@ -190,30 +190,30 @@ class DeadLetterCheck:
 
     def _compared(self) -> Iterator[Discrepancy]:
         """The dead letters compared with the refused counts, as they were some time ago."""
-        for stage, known in self._counted.items():
-            at, until, refused = known.later[0]
+        for stage, counted in self._counted.items():
+            at, until, refused = counted.later[0]
             if self._clock.elapsed() - at < SETTLES:
                 continue
-            refused -= known.refused
-            if (more := self._written(known.since, until, known.at) - refused) > 0:
+            refused -= counted.refused
+            if (more := self._written(counted.since, until, counted.at) - refused) > 0:
                 text = f"{self._dead} holds {more:,} dead letters more than {stage} has refused records"
                 yield Discrepancy("forged", self.stage, more, text)
             excluded = sum(
-                known.since.get(partition, 0) <= offset < until.get(partition, 0)
+                counted.since.get(partition, 0) <= offset < until.get(partition, 0)
                 for partition, some in self._excluded.items()
                 for offset in some
             )
-            lacking = refused - self._written(known.since, until) - excluded
-            if lacking > 0 and not self._behind(until):
-                text = f"{stage} has refused {lacking:,} records that have no dead letter in {self._dead}"
-                yield Discrepancy("missing", self.stage, lacking, text)
+            unwritten = refused - self._written(counted.since, until) - excluded
+            if unwritten > 0 and not self._behind(until):
+                text = f"{stage} has refused {unwritten:,} records that have no dead letter in {self._dead}"
+                yield Discrepancy("missing", self.stage, unwritten, text)
 
     def _written(self, since: Offsets, until: Offsets, after: Micros = 0) -> int:
         """How many records within these offsets have a dead letter; only letters that were appended after a time."""
         return sum(
             since.get(partition, 0) <= offset < until.get(partition, 0) and appended >= after
-            for partition, letters in self._letters.items()
-            for offset, appended in letters.items()
+            for partition, offsets in self._letters.items()
+            for offset, appended in offsets.items()
         )
 
     def _behind(self, until: Offsets) -> bool:
@@ -248,10 +248,10 @@ def _place(header: bytes) -> tuple[str, int, int]:
     return channel, int(partition), int(offset)
 
 
-def _close(letters: Sequence[_Letter]) -> Iterator[list[_Letter]]:
-    """Letters in order, cut where their records lie far apart."""
+def _close(waiting: Sequence[_Letter]) -> Iterator[list[_Letter]]:
+    """Group sorted letters: a group ends where the next record is far away."""
     group: list[_Letter] = []
-    for one in letters:
+    for one in waiting:
         if group and (one.partition != group[-1].partition or one.offset - group[-1].offset > CLOSE):
             yield group
             group = []

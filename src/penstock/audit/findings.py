@@ -163,15 +163,15 @@ def reduced(
         found.minutes[channel, entry.appended // MINUTE] += 1
         if entry.value is None:
             found.deletions[channel] += 1
-        told = _told(entry.headers)
-        origin = Origin.read(entry.headers) if "sender" in told or "seq" in told or "epoch" in told else None
+        values = _first_values(entry.headers)
+        origin = Origin.read(entry.headers) if "sender" in values or "seq" in values or "epoch" in values else None
         if kinds.get(channel) is Kind.DEAD and _in_channel(entry.headers):
             # Its outcome is in the account of the query.
             continue
         if origin is not None:
             numbering = (channel, origin.sender, origin.epoch)
             numbers[numbering].append(origin.seq)
-            if "redriven" in told:
+            if "redriven" in values:
                 found.redriven[numbering] += 1
             else:
                 _order(found, entry.partition, numbering, origin.seq)
@@ -180,12 +180,12 @@ def reduced(
         else:
             if kinds.get(channel) is not Kind.RESULT:
                 found.without_identity[channel] += 1
-            time = _micros(told.get("time"))
+            time = _micros(values.get("time"))
         if time is not None:
             delays[channel][entry.appended - time] += 1
         if kinds.get(channel) is Kind.RESULT:
-            _row(found, entry, told)
-            if (read := _micros(told.get("appended"))) is not None:
+            _row(found, entry, values)
+            if (read := _micros(values.get("appended"))) is not None:
                 steps[channel][entry.appended - read] += 1
     for sequence, some in numbers.items():
         found.numbered[sequence] = len(some)
@@ -217,12 +217,12 @@ def as_delay(micros: Micros) -> float:
     return 0 if -1_000 < micros < 0 else micros / 1_000
 
 
-def _told(headers: Headers) -> dict[str, bytes]:
+def _first_values(headers: Headers) -> dict[str, bytes]:
     """Return the first value of each header."""
-    told: dict[str, bytes] = {}
+    values: dict[str, bytes] = {}
     for name, value in headers:
-        told.setdefault(name, value)
-    return told
+        values.setdefault(name, value)
+    return values
 
 
 def _in_channel(headers: Headers) -> bool:
@@ -233,11 +233,11 @@ def _in_channel(headers: Headers) -> bool:
 
 def _order(found: Findings, partition: int, numbering: Numbering, seq: int) -> None:
     channel, sender, epoch = numbering
-    place = (channel, partition, sender, epoch)
-    first, highest = found.tails.get(place, (seq, seq))
+    position = (channel, partition, sender, epoch)
+    first, highest = found.tails.get(position, (seq, seq))
     if seq < highest:
         found.disorder.setdefault(numbering, Runs()).add(seq)
-    found.tails[place] = (first, max(highest, seq))
+    found.tails[position] = (first, max(highest, seq))
 
 
 def _under_way(found: Findings, numbering: Numbering, micros: Micros, appended: Micros) -> None:
@@ -254,8 +254,8 @@ def _under_way(found: Findings, numbering: Numbering, micros: Micros, appended: 
     span.newest = max(span.newest, appended)
 
 
-def _row(found: Findings, entry: Entry, told: Mapping[str, bytes]) -> None:
-    version = _micros(told.get("version"))
+def _row(found: Findings, entry: Entry, values: Mapping[str, bytes]) -> None:
+    version = _micros(values.get("version"))
     if version is None or entry.key is None:
         return
     rows = found.rows.setdefault(entry.channel, {})
@@ -266,7 +266,7 @@ def _row(found: Findings, entry: Entry, told: Mapping[str, bytes]) -> None:
 def _forged(found: Findings, entry: Entry) -> None:
     found.forged[entry.channel] += 1
     if len(found.forged_rows) < FORGED_NAMED:
-        version = _micros(_told(entry.headers).get("version"))
+        version = _micros(_first_values(entry.headers).get("version"))
         found.forged_rows.append(ForgedRow(entry.channel, entry.partition, entry.offset, key_text(entry.key), version))
 
 
@@ -294,7 +294,7 @@ def islands(numbers: list[int]) -> Runs:
 
 def time_of(headers: Headers) -> Micros | None:
     """Return the time in the headers, also if they hold no complete origin, as those of a result."""
-    return _micros(_told(headers).get("time"))
+    return _micros(_first_values(headers).get("time"))
 
 
 def _micros(value: bytes | None) -> Micros | None:
@@ -308,19 +308,20 @@ def _micros(value: bytes | None) -> Micros | None:
 
 def _note(found: Findings, entry: Entry) -> None:
     try:
-        told = json.loads(entry.value or b"")
-        channel = _text(told.get("channel", ""))
-        if told["kind"] == "heartbeat":
-            heartbeat = Heartbeat(_text(told["sender"]), *(_number(told[name]) for name in ("epoch", "seq", "time")))
+        values = json.loads(entry.value or b"")
+        channel = _text(values.get("channel", ""))
+        if values["kind"] == "heartbeat":
+            numbers = (_number(values[name]) for name in ("epoch", "seq", "time"))
+            heartbeat = Heartbeat(_text(values["sender"]), *numbers)
             # By the channel's clock: the sender's own may be wrong.
             found.claims.append((channel, heartbeat, entry.appended))
-        elif told["kind"] == "blind":
-            blind = OutageInterval(_text(told["source"]), _number(told["since"]), _number(told["until"]))
-            if blind.until < blind.since:
+        elif values["kind"] == "blind":
+            outage = OutageInterval(_text(values["source"]), _number(values["since"]), _number(values["until"]))
+            if outage.until < outage.since:
                 raise ValueError("the end is before the start")
-            found.blinds.append((channel, blind))
-        elif told["kind"] == "shed":
-            for sender, *run in told["runs"]:
+            found.blinds.append((channel, outage))
+        elif values["kind"] == "shed":
+            for sender, *run in values["runs"]:
                 epoch, first, last = map(_number, run)
                 if not 0 <= last - first < _MOST_SHED:
                     raise ValueError("the end is before the start, or too far from it")

@@ -118,8 +118,8 @@ class Ledger:
     def tie(self, topics: Mapping[str, str]) -> None:
         """Store the ids of the topics; raise Misconfigured if one has changed."""
         with self._transaction():
-            for channel, known in self._db.execute("SELECT channel, id FROM topics").fetchall():
-                if topics.get(channel, known) != known:
+            for channel, counted in self._db.execute("SELECT channel, id FROM topics").fetchall():
+                if topics.get(channel, counted) != counted:
                     raise Misconfigured(
                         f"the ledger {self._path}",
                         f"it has counted another topic named {channel}",
@@ -170,7 +170,7 @@ class Ledger:
                 self._add_claim((channel, heartbeat.sender, heartbeat.epoch), heartbeat.seq, max(at, now))
             self._db.executemany(
                 "INSERT INTO blinds VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET until = max(until, excluded.until)",
-                [(channel, blind.source, blind.since, blind.until) for channel, blind in batch.blinds],
+                [(channel, outage.source, outage.since, outage.until) for channel, outage in batch.blinds],
             )
             for account in batch.accounts:
                 self._take(account)
@@ -375,13 +375,13 @@ class Ledger:
         """Find numbers out of order within the batch, or across its start; store up to NAMED of them."""
         found = {numbering: Runs(runs) for numbering, runs in batch.disorder.items()}
         for (channel, partition, sender, epoch), (first, highest) in batch.tails.items():
-            place = (channel, partition, sender, epoch)
+            position = (channel, partition, sender, epoch)
             own = "channel = ? AND partition = ? AND sender = ? AND epoch = ?"
-            row = self._db.execute(f"SELECT highest FROM tails WHERE {own}", place).fetchone()
+            row = self._db.execute(f"SELECT highest FROM tails WHERE {own}", position).fetchone()
             if row and first < row[0]:
                 found.setdefault((channel, sender, epoch), Runs()).add(first)
             if not row or highest > row[0]:
-                self._db.execute("INSERT OR REPLACE INTO tails VALUES (?, ?, ?, ?, ?)", (*place, highest))
+                self._db.execute("INSERT OR REPLACE INTO tails VALUES (?, ?, ?, ?, ?)", (*position, highest))
         for numbering, runs in found.items():
             own = "channel = ?1 AND sender = ?2 AND epoch = ?3"
             self._db.executemany(
@@ -396,8 +396,8 @@ class Ledger:
 
         In a new generation of the query its rows count from 0 again; rows of earlier generations no longer count.
         """
-        known = self._db.execute("SELECT records, trimmed FROM folded WHERE channel = ?", (channel,)).fetchone()
-        total, trimmed = known or (0, 0)
+        before = self._db.execute("SELECT records, trimmed FROM folded WHERE channel = ?", (channel,)).fetchone()
+        total, trimmed = before or (0, 0)
         (generation, _), last = (
             generation_and_count(total),
             max((generation_and_count(one)[0] for one in rows.values()), default=0),
@@ -421,7 +421,7 @@ class Ledger:
             "INSERT INTO folded VALUES (?, ?, ?, 0, ?) ON CONFLICT DO UPDATE SET"
             " records = records + excluded.records, rows = rows + excluded.rows,"
             " doubtful = max(doubtful, excluded.doubtful)",
-            (channel, records if known else records + generation * GENERATIONS, new, doubtful),
+            (channel, records if before else records + generation * GENERATIONS, new, doubtful),
         )
         (count,) = self._db.execute("SELECT rows FROM folded WHERE channel = ?", (channel,)).fetchone()
         if count > 1.1 * self.rows_kept and self._windowed(channel):
@@ -455,10 +455,10 @@ class Ledger:
         row = self._db.execute("SELECT document, lives FROM accounts WHERE stage = ?", (account.stage,)).fetchone()
         generations = 1
         if row:
-            known = Account.of(account.key, row[0].encode())
-            if account.generation == known.generation and account.step <= known.step:
+            last = Account.of(account.key, row[0].encode())
+            if account.generation == last.generation and account.step <= last.step:
                 return
-            generations = row[1] + (account.generation != known.generation)
+            generations = row[1] + (account.generation != last.generation)
         self._db.execute(
             "INSERT OR REPLACE INTO accounts VALUES (?, ?, ?)", (account.stage, account.dumps().decode(), generations)
         )

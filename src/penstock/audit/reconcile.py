@@ -230,8 +230,8 @@ class RecordCheck:
     def _refused(self, gaps: Mapping[int, Runs]) -> Iterator[tuple[int, int]]:
         """Yield offsets within the gaps whose records are in the dead letters."""
         for entry in scan(self._channels, self._dead) if self._dead else ():
-            place = next((value for name, value in reversed(entry.headers) if name == "place"), b"")
-            channel, _, offset = place.decode(errors="replace").rpartition(":")
+            position = next((value for name, value in reversed(entry.headers) if name == "place"), b"")
+            channel, _, offset = position.decode(errors="replace").rpartition(":")
             channel, _, partition = channel.rpartition(":")
             if channel != self._channel or not (partition.isdecimal() and offset.isdecimal()):
                 continue
@@ -352,10 +352,10 @@ class Table:
         """Apply an entry as the store does: a row replaces only an older version, without a version any row."""
         key, version = self._store.key(entry), self._store.version(entry)
         digest = None if entry.value is None else hash(entry.value)
-        known = self.rows.get(key)
-        if known is not None and version is not None and known.version is not None and version <= known.version:
-            if version == known.version and digest is not None and digest != known.digest:
-                self.rows[key] = known._replace(also=(*known.also[-3:], digest))
+        before = self.rows.get(key)
+        if before is not None and version is not None and before.version is not None and version <= before.version:
+            if version == before.version and digest is not None and digest != before.digest:
+                self.rows[key] = before._replace(also=(*before.also[-3:], digest))
             return
         self.rows.pop(key, None)
         self.rows[key] = Expected(version, digest, entry.appended)
@@ -561,8 +561,8 @@ class Reconciler:
                 doubts.append(_doubt(stage, f"{stage} cannot be compared with its channel: {failing[1]}"))
             elif check is None or not check.complete:
                 doubts.append(_doubt(stage, f"{stage} is not yet compared with its channel"))
-        known = {**{number: one.discrepancies() for number, one in self._open.items()}, **found}
-        self.discrepancies = tuple(one for some in known.values() for one in some)
+        every = {**{number: one.discrepancies() for number, one in self._open.items()}, **found}
+        self.discrepancies = tuple(one for some in every.values() for one in some)
         self.doubts = tuple(doubts)
 
 

@@ -194,9 +194,9 @@ def _verdict(balance: Balance) -> Text:
     if not any(channel.records or channel.claimed for channel in balance.channels):
         return Text(f"Whole: no record has come yet{age}.", style="bold green")
     in_flight = max((hop.in_flight for hop in balance.hops), default=0)
-    known = "Whole" if not balance.unknown_seconds else "Whole where it is known"
+    summary = "Whole" if not balance.unknown_seconds else "Whole where it is known"
     flying = f"; up to {_number(in_flight)} records are in flight" if in_flight else ""
-    return Text(f"{known}: nothing is missing{flying}{age}.", style="bold green")
+    return Text(f"{summary}: nothing is missing{flying}{age}.", style="bold green")
 
 
 def _age(as_of: Micros | None, at: Micros) -> str:

@@ -36,23 +36,23 @@ class Losses:
         A channel without retention loses no record. One with a retention time removes older records; if a removed
         record is known to be younger, it is lost. One with a retention in bytes may remove any: it is not checked.
         """
-        now, known, counted = self._clock.now(), self._ledger.begins(), self._ledger.positions()
+        now, begins, counted = self._clock.now(), self._ledger.begins(), self._ledger.positions()
         bounds = {name: self._channels.bounds(name) for name in names}
         moved = {
-            name: {at: first for at, (first, _) in bounds[name].items() if first > known.get(name, {}).get(at, first)}
+            name: {at: first for at, (first, _) in bounds[name].items() if first > begins.get(name, {}).get(at, first)}
             for name in names
         }
         lost: list[Lost] = []
         for name, firsts in moved.items():
             topic = self._channels.topic(name) if firsts else Topic(name)
             for partition, first in firsts.items():
-                before, gone = known[name][partition], min(first, counted.get(name, {}).get(partition, 0))
+                before, gone = begins[name][partition], min(first, counted.get(name, {}).get(partition, 0))
                 if gone > before and (until := self._too_early(topic, partition, gone - 1, now)) is not None:
                     unread = tuple(stage for stage, at in _positions(readers(), name, partition) if at < gone)
                     lost.append(Lost(name, partition, before, gone - 1, until or None, unread))
                     log.warning("%s", _text(name, lost[-1:]))
         # Each write syncs the disk: once in a minute, unless something is new.
-        if any(moved.values()) or bounds.keys() - known.keys() or now // MINUTE != self._marked:
+        if any(moved.values()) or bounds.keys() - begins.keys() or now // MINUTE != self._marked:
             self._ledger.mark_bounds(bounds, lost, now)
             self._marked = now // MINUTE
         self._forgive()
@@ -81,12 +81,12 @@ class Losses:
             self._ledger.forget_forged_row(one)
 
     def _holds(self, one: ForgedRow) -> bool:
-        place = (one.channel, one.partition)
+        position = (one.channel, one.partition)
         first, _ = self._channels.bounds(one.channel).get(one.partition, (0, 0))
         if one.offset < first:
             return False
         try:
-            with self._channels.reader({one.channel: {one.partition: one.offset}}, only={place}) as reader:
+            with self._channels.reader({one.channel: {one.partition: one.offset}}, only={position}) as reader:
                 entries = reader.read(1, 1.0)
                 passed = reader.positions(one.channel).get(one.partition, 0) > one.offset
         except Unaccounted:

@@ -143,7 +143,7 @@ def test_a_slow_stage_is_told_apart_from_those_before_it() -> None:
 
 
 def test_a_slow_browser_makes_no_slow_stage() -> None:
-    feed = {"latency": {"p99": 90_000.0}, "door": {"p99": 40.0}, "browser": {"p99": 90_000.0}}
+    feed = {"latency": {"p99": 90_000.0}, "delivery": {"p99": 40.0}, "browser": {"p99": 90_000.0}}
     description = {**nodes(by_country=20), "deliver": {"nodes": {"feed:by_country": feed}}}
     assert Watch().names(hop("feed:by_country", "by_country", ""), processes=description) == []
 

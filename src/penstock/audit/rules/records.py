@@ -92,18 +92,18 @@ class Refused:
     """A stage refused more than a share of its last records."""
 
     def __init__(self) -> None:
-        self._trails: dict[tuple[str, str], Growth] = {}
+        self._growth: dict[tuple[str, str], Growth] = {}
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         for hop in snapshot.hops:
             stage = str(hop["stage"])
-            trail = self._trails.setdefault((stage, str(hop.get("reads"))), Growth())
+            growth = self._growth.setdefault((stage, str(hop.get("reads"))), Growth())
             outcomes = hop.get("outcomes") or {}
             totals = number(hop.get("taken")) or 0, number(outcomes.get("refused")) or 0
-            taken, refused = trail.reach(snapshot.elapsed, *totals)
-            if refused >= FEW and refused > taken * snapshot.settings.refused_share:
+            count, refused = growth.reach(snapshot.elapsed, *totals)
+            if refused >= FEW and refused > count * snapshot.settings.refused_share:
                 share = (
-                    f"{refused:,.0f} of its last {taken:,.0f} records ({refused / taken:.0%})" if taken else "records"
+                    f"{refused:,.0f} of its last {count:,.0f} records ({refused / count:.0%})" if count else "records"
                 )
                 yield Alarm("refused", stage, f'{stage} refused {share}: see "penstock dlq list".', snapshot.now)
 
