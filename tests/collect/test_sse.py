@@ -141,15 +141,15 @@ async def test_204_ends_the_source_for_ever() -> None:
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "it answers 404"),
-        (b"HTTP/1.1 401 Unauthorized\r\n\r\n", "it answers 401"),
-        (b"HTTP/1.1 500 \x1b[2J\r\n\r\n", "it answers 500"),
-        (b"HTTP/1.1 304 Not Modified\r\n\r\n", "it answers 304"),
-        (b"HTTP/1.1 302 Found\r\n\r\n", "it answers 302"),
-        (b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=x\r\n\r\n<", "it answers with 'text/html', not with"),
-        (b"HTTP/1.1 200 OK\r\n\r\n", "it answers with '', not with"),
-        (HEAD[:-2] + b"Content-Encoding: gzip\r\n\r\n", "it compresses its answer"),
-        (b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n", "none of HTTP"),
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "status 404"),
+        (b"HTTP/1.1 401 Unauthorized\r\n\r\n", "status 401"),
+        (b"HTTP/1.1 500 \x1b[2J\r\n\r\n", "status 500"),
+        (b"HTTP/1.1 304 Not Modified\r\n\r\n", "status 304"),
+        (b"HTTP/1.1 302 Found\r\n\r\n", "status 302"),
+        (b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=x\r\n\r\n<", "'text/html'"),
+        (b"HTTP/1.1 200 OK\r\n\r\n", "content type is ''"),
+        (HEAD[:-2] + b"Content-Encoding: gzip\r\n\r\n", "compressed"),
+        (b"HTTP/1.1 302 Found\r\nLocation: file:///etc/passwd\r\n\r\n", "not (an )?HTTP|is not HTTP"),
         (b"HTTP/1.1 302 Found\r\nLocation: http://[::\r\n\r\n", "Invalid URL"),
         (b"HTTP/1.1 307 Again\r\nLocation: /events\r\n\r\n", "more than 5 times"),
         (b"\x16\x03\x01\x02\x00\x01", "illegal"),
@@ -171,10 +171,10 @@ async def test_an_answer_that_is_none_is_unavailable_with_its_reason(answer: byt
 
 async def test_nobody_there_and_nobody_who_speaks_are_unavailable() -> None:
     async with serving(b"", stays=True) as server:
-        with pytest.raises(Unavailable, match=r"silent for 0\.05 s"):
+        with pytest.raises(Unavailable, match=r"no data for 0\.05 s"):
             await heard(SseSource(f"sse+{server.url}", "x", silent_after=timedelta(milliseconds=50)))
     async with serving(HEAD + b": hello\n\n", stays=True) as server:
-        with pytest.raises(Unavailable, match=r"silent for 0\.05 s"):
+        with pytest.raises(Unavailable, match=r"no data for 0\.05 s"):
             await heard(SseSource(f"sse+{server.url}", "x", silent_after=timedelta(milliseconds=50)))
     with pytest.raises(Unavailable, match=rf"http://127\.0\.0\.1:{server.port}/events is unavailable"):
         await heard(SseSource(f"sse+{server.url}", "x"))
@@ -272,12 +272,12 @@ async def test_a_slow_pump_makes_the_server_wait() -> None:
 @pytest.mark.parametrize(
     ("url", "options", "said"),
     [
-        ("sse+ftp://host/", {}, "none of HTTP"),
-        ("sse+http:///path", {}, "none of HTTP"),
-        ("sse+http://host:99999/", {}, "no port"),
+        ("sse+ftp://host/", {}, "not (an )?HTTP|is not HTTP"),
+        ("sse+http:///path", {}, "not (an )?HTTP|is not HTTP"),
+        ("sse+http://host:99999/", {}, "99999"),
         ("sse+http://ho\nst/", {}, "source x"),
-        ("sse+http://host/", {"headers": {"a b": "c"}}, "'a b' cannot be sent"),
-        ("sse+http://host/", {"headers": {"a": "hush\r\nc"}}, "'a' cannot be sent"),
+        ("sse+http://host/", {"headers": {"a b": "c"}}, "'a b'"),
+        ("sse+http://host/", {"headers": {"a": "hush\r\nc"}}, "'a'"),
         ("sse+http://host/", {"events": "x"}, r'write \["x"\]'),
         ("sse+http://host/", {"silent_after": timedelta(0)}, "silent_after"),
         ("sse+http://host/", {"max_size": 0}, "max_size"),

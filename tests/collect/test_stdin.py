@@ -109,7 +109,7 @@ async def test_what_nobody_waits_for_stays_in_the_pipe() -> None:
 
 async def test_where_there_is_none_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(Misconfigured, match="there is no standard input here"):
+    with pytest.raises(Misconfigured, match="standard input"):
         async with StdinSource("stdin://", "in").open(ResumeState()):
             pass
 

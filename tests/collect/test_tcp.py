@@ -324,7 +324,7 @@ async def test_a_line_without_end_has_a_receipt_at_once() -> None:
         (found,) = await taken(intakes, 1)
         assert (found.value, found.refused) == (
             b"x" * 1_000,
-            "the line is longer than the 1000 bytes that a record may have",
+            "the line has more than 1000 bytes, the limit of a record",
         )
         sender.send(b"its end", b"next")
         assert values(await taken(intakes, 1)) == [b"next"]

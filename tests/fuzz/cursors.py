@@ -10,7 +10,7 @@ from penstock.collect.cursors import CHECKSUM, CURSOR, CursorState, RecordId, cu
 from penstock.collect.files.progress import File, Progress, Sight, tail
 from penstock.collect.polling import Spot
 from penstock.collect.sse import last_id
-from penstock.collect.websocket import Reading, place_of, with_parameter
+from penstock.collect.websocket import MessageParser, position_of, with_parameter
 from penstock.core.contracts import Arrival
 from penstock.core.errors import Misconfigured, Refused
 from penstock.core.record import Origin
@@ -40,11 +40,11 @@ def cursors(data: bytes) -> None:
     assert 0 <= spot.left([0, 7]) <= 2
     if spot.cursor is not None:
         httpx.URL("http://127.0.0.1/a").copy_merge_params({"cursor": spot.cursor})
-    with_parameter("ws://127.0.0.1", "cursor", place_of(cursor)).encode("ascii")
-    (arrival,) = Reading(None, "time", cursor, (), ())(b"{}")
+    with_parameter("ws://127.0.0.1", "cursor", position_of(cursor)).encode("ascii")
+    (arrival,) = MessageParser(None, "time", cursor, (), ())(b"{}")
     assert isinstance(arrival, Arrival)
     assert arrival.cursor is not None
-    assert place_of(arrival.cursor) == place_of(cursor)
+    assert position_of(arrival.cursor) == position_of(cursor)
     _progress(cursor)
     cursors = CursorState()
     if cursor is not None:

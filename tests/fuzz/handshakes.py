@@ -18,8 +18,8 @@ from penstock.collect.framing import framing
 from penstock.collect.http.requests import PostOptions
 from penstock.collect.listen import endpoint, invalid_sender
 from penstock.collect.tcp import _who
-from penstock.collect.websocket import LARGEST
-from penstock.collect.websocket_server import WebSocketServer, _named, _Serving
+from penstock.collect.websocket import MAX_NUMBER
+from penstock.collect.websocket_server import WebSocketServer, _named, _Server
 from penstock.core.contracts import ResumeState
 from penstock.core.errors import Refused
 from penstock.core.record import Origin
@@ -64,9 +64,9 @@ def websocket_query(data: bytes) -> None:
     who = result_or_error(lambda: _named(data.decode("latin-1"), "rsvps"), Refused)
     if who is not None and not isinstance(who, Refused):
         assert invalid_sender(who.sender, "rsvps") is None
-        assert 0 <= who.epoch < LARGEST
-        assert 1 <= who.has < LARGEST
-        assert Origin.of(Origin(who.sender, who.epoch, who.has, 0).headers()) is not None
+        assert 0 <= who.epoch < MAX_NUMBER
+        assert 1 <= who.first < MAX_NUMBER
+        assert Origin.of(Origin(who.sender, who.epoch, who.first, 0).headers()) is not None
 
 
 class _Client:
@@ -91,7 +91,7 @@ def handshake(data: bytes) -> None:
         # The library does not let it through.
         return
     source, origin_check = WebSocketServer(_ADDRESS, "rsvps"), OriginCheck("127.0.0.1")
-    serving = _Serving(source, endpoint(_ADDRESS, "rsvps"), ResumeState(), origin_check)
+    serving = _Server(source, endpoint(_ADDRESS, "rsvps"), ResumeState(), origin_check)
     answer = cast(HTTPStatus | None, serving.answer(cast(ServerConnection, _Client()), Handshake(path, headers)))
     if answer is None:
         assert _named(urlsplit(path).query, "rsvps") is not None

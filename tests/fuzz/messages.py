@@ -13,7 +13,7 @@ from tests.fuzz.target import Input, raw, result_or_error, target
 
 from penstock.collect.dedup import key_of
 from penstock.collect.listen import invalid_sender
-from penstock.collect.websocket import END, LARGEST, Reading, place_of, read, with_parameter
+from penstock.collect.websocket import END, MAX_NUMBER, MessageParser, position_of, with_parameter
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Arrival
 from penstock.core.errors import Unavailable
@@ -40,13 +40,13 @@ def messages(data: bytes) -> None:
     after = inputs.text() if cursor else None
     only, ignore = (inputs.choose(_CONDITIONS) for _ in range(2))
     numbered = None if cursor else numbered
-    reading, counted = Reading(numbered, cursor, after, only, ignore), _Counted(place_of(after))
+    reading, counted = MessageParser(numbered, cursor, after, only, ignore), _Counted(position_of(after))
     for _ in range(20):
         message = inputs.json(_NAMES)
         document = _loaded(message)
         output = reading(message)
         if not only and not ignore and not cursor:
-            assert output == read(message, numbered)
+            assert output == MessageParser(numbered)(message)
         if output is END:
             assert document == {"end": True}
         elif not output:
@@ -59,7 +59,7 @@ def messages(data: bytes) -> None:
             assert isinstance(arrival, Arrival)
             assert arrival.cursor is not None
             assert arrival.cursor == counted.next(_found(document, cursor))
-            _check_resume(place_of(arrival.cursor))
+            _check_resume(position_of(arrival.cursor))
         if not inputs.left:
             return
 
@@ -98,7 +98,7 @@ def _is_sane(one: Arrival | Heartbeat, message: bytes, document: object, numbere
     else:
         origin = one
     assert invalid_sender(origin.sender, "") is None
-    assert all(0 <= number < LARGEST for number in (origin.epoch, origin.seq, origin.time))
+    assert all(0 <= number < MAX_NUMBER for number in (origin.epoch, origin.seq, origin.time))
 
 
 def _check_resume(place: str) -> None:

@@ -8,7 +8,7 @@ from tests.fuzz.target import Input, limits, part, raw, result_or_error, target
 
 from penstock.collect.polling import New, Paging, Spot
 from penstock.collect.polling import pages as page_module
-from penstock.collect.polling.pages import HEADER, LONGEST_CURSOR, Answer, Page, read
+from penstock.collect.polling.pages import HEADER, MAX_CURSOR, Answer, Page, read
 from penstock.core.contracts import Arrival
 from penstock.core.errors import Refused
 
@@ -31,13 +31,13 @@ def pages(data: bytes) -> None:
     cursor = inputs.choose((None, "next", "data.next", f"{HEADER}x"))
     body = inputs.json(_NAMES)
     header = inputs.text() if cursor == f"{HEADER}x" else None
-    with limits(page_module, MOST_ITEMS=_ITEMS):
+    with limits(page_module, MAX_ITEMS=_ITEMS):
         page = result_or_error(lambda: read(Answer(body, kind, header), items, cursor), Refused)
     if isinstance(page, Refused):
         page.reason.encode(errors="replace")
         return
     assert len(page.items) <= _ITEMS
-    assert page.next is None or 0 < len(page.next.encode()) <= 4 * LONGEST_CURSOR
+    assert page.next is None or 0 < len(page.next.encode()) <= 4 * MAX_CURSOR
     at = 0
     for item in page.items:
         at = body.index(item, at) + len(item)
@@ -83,9 +83,9 @@ def paging(data: bytes) -> None:
         page = Page(items, inputs.choose((None, "1", "2", "3", "x")) if cursors else None)
         ordered = going._before is None
         new = going.new(page, inputs.choose((None, '"tag"')), None if cursors else str(turn))
-        arrivals = [one for sized in (*new.others(), new.last()) for one in sized]
-        assert [one.value for one in arrivals] == [items[at] for at in new.chosen]
-        assert list(new.chosen) == sorted(set(new.chosen))
+        arrivals = [one for sized in (*new.all_but_last(), new.last()) for one in sized]
+        assert [one.value for one in arrivals] == [items[at] for at in new.selected]
+        assert list(new.selected) == sorted(set(new.selected))
         if not ordered:
             assert Counter(one.value for one in arrivals) == Counter(items) - before
         before = Counter(items)
@@ -96,8 +96,8 @@ def paging(data: bytes) -> None:
             assert not cursors_of_page & spots
             spots |= cursors_of_page
         for number, arrival in enumerate(arrivals):
-            _check_resume(arrival, page, new, new.chosen[number + 1 :], ordered)
-        going.turn(page, new)
+            _check_resume(arrival, page, new, new.selected[number + 1 :], ordered)
+        going.finish_page(page, new)
         if not inputs.left:
             return
 
@@ -110,5 +110,5 @@ def _check_resume(arrival: Arrival, page: Page, new: New, left: "Any", ordered: 
         assert spot.cursor == page.next
         return
     again = Paging("feed", spot).new(page, None, None)
-    assert set(again.chosen) >= set(left)
-    assert not ordered or list(again.chosen) == list(left)
+    assert set(again.selected) >= set(left)
+    assert not ordered or list(again.selected) == list(left)

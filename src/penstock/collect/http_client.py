@@ -1,4 +1,4 @@
-"""What sources that ask over HTTP have in common: the address, redirects, and pauses that the other side asks for."""
+"""What sources that are HTTP clients have in common: the address, redirects, and requested pauses."""
 
 import asyncio
 import logging
@@ -16,78 +16,78 @@ from penstock.core.errors import Misconfigured, Unavailable
 from penstock.web.webhook import MAX_PAUSE, retry_after
 
 REDIRECTS = 5
-"""So many in a row are followed."""
+"""How many in a row are followed."""
 LATER = (429, 503)
-"""Answers with which a server may say when to come back."""
+"""Status codes whose Retry-After is used."""
 
 _REASON = 300
 _MOVED = (301, 302, 303, 307, 308)
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,200}")
 _VALUE = re.compile(r"[!-~]([\t -~]{0,8190}[!-~])?|")
 
-# It tells of each request with its whole address, which may hold a token.
+# httpx logs each request with its address, which may contain a token.
 logging.getLogger("httpx").setLevel(logging.WARNING)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a source asks. `who` is what people are shown of it: without a user, a password or a query."""
+    """The address of a source. `display`: for people, without user, password and query."""
 
     url: httpx.URL
-    who: str
+    display: str
 
 
-def place(address: str, name: str, prefix: str) -> Target:
-    """Of `sse+https://host/path`; Misconfigured when it is none."""
+def target(address: str, name: str, prefix: str) -> Target:
+    """Parse `sse+https://host/path`."""
     fix = f"write {prefix}http://host:port/path or {prefix}https://…"
     try:
         url = httpx.URL(address.removeprefix(prefix))
     except (httpx.InvalidURL, ValueError) as error:
         raise Misconfigured(f"source {name}", str(error), fix) from error
     if url.scheme not in ("http", "https") or not url.host:
-        raise Misconfigured(f"source {name}", "its address is none of HTTP", fix)
+        raise Misconfigured(f"source {name}", "the address is not an HTTP address", fix)
     if url.port is not None and not 0 < url.port < 1 << 16:
-        raise Misconfigured(f"source {name}", f"{url.port} is no port", fix)
+        raise Misconfigured(f"source {name}", f"{url.port} is not a valid port", fix)
     return Target(url, f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}{url.path}")
 
 
 def check_headers(name: str, headers: Mapping[str, str]) -> None:
-    """Misconfigured when one of them cannot be sent."""
+    """Raise Misconfigured if a header is invalid."""
     for header, value in headers.items():
         if not _NAME.fullmatch(header) or not isinstance(value, str) or not _VALUE.fullmatch(value):
-            # The value may be a secret.
-            fix = "a name has no spaces or colons, a value is ASCII without line feeds"
-            raise Misconfigured(f"source {name}, headers", f"{header!r} cannot be sent", fix)
+            # Do not show the value: it may be a secret.
+            fix = "use a name without spaces and colons, and an ASCII value without line feeds"
+            raise Misconfigured(f"source {name}, headers", f"{header!r} is invalid", fix)
 
 
-def client(to: Target, connect_within: float, silent_for: float, proxy: str | None) -> httpx.AsyncClient:
-    """Knows no settings of the machine but its certificates, and follows nobody by itself."""
+def make_client(to: Target, connect_within: float, silent_for: float, proxy: str | None) -> httpx.AsyncClient:
+    """An HTTP client that ignores proxy settings of the machine, and does not follow redirects client_ itself."""
     verify = ssl.create_default_context() if to.url.scheme == "https" else True
     timeout = httpx.Timeout(silent_for, connect=connect_within)
     return httpx.AsyncClient(verify=verify, timeout=timeout, proxy=proxy, trust_env=False, follow_redirects=False)
 
 
 @asynccontextmanager
-async def asked(
-    by: httpx.AsyncClient, to: Target, url: httpx.URL, secrets: Mapping[str, str], headers: Mapping[bytes, bytes]
+async def get(
+    client: httpx.AsyncClient, to: Target, url: httpx.URL, secrets: Mapping[str, str], headers: Mapping[bytes, bytes]
 ) -> AsyncIterator[httpx.Response]:
-    """The answer, its body not read yet. Redirects are followed; `secrets` are told to the server of `to` alone.
+    """The response, before its body is read. Redirects are followed; `secrets` are sent only to the server of `to`.
 
-    Nothing is ever compressed: a little of it could become very much.
+    Compression is refused: a small body could expand without a limit.
     """
     for _ in range(REDIRECTS + 1):
-        with_context = _server(url) == _server(to.url)
-        sent = httpx.Headers(dict(secrets) if with_context else {})
+        same_server = _server(url) == _server(to.url)
+        sent = httpx.Headers(dict(secrets) if same_server else {})
         sent.update(headers)
         sent["accept-encoding"] = "identity"
-        async with by.stream("GET", url, headers=sent) as response:
+        async with client.stream("GET", url, headers=sent) as response:
             if response.status_code not in _MOVED or "location" not in response.headers:
                 if response.headers.get("content-encoding", "identity").lower() != "identity":
-                    raise Unavailable(to.who, "it compresses its answer, though it was asked not to")
+                    raise Unavailable(to.display, "its response is compressed, although the request refused it")
                 yield response
                 return
             url = _next(to, url, response.headers["location"])
-    raise Unavailable(to.who, f"it redirects more than {REDIRECTS} times")
+    raise Unavailable(to.display, f"it redirects more than {REDIRECTS} times")
 
 
 def _server(url: httpx.URL) -> tuple[str, str, int | None]:
@@ -98,47 +98,47 @@ def _next(to: Target, url: httpx.URL, location: str) -> httpx.URL:
     try:
         following = url.join(location)
     except (httpx.InvalidURL, ValueError) as error:
-        raise Unavailable(to.who, "it redirects to what is no address") from error
+        raise Unavailable(to.display, "it redirects to an invalid address") from error
     if following.scheme not in ("http", "https") or not following.host:
-        raise Unavailable(to.who, "it redirects to an address that is none of HTTP")
+        raise Unavailable(to.display, "it redirects to an address that is not HTTP")
     if url.scheme == "https" and following.scheme == "http":
-        raise Unavailable(to.who, "it redirects from https to http")
+        raise Unavailable(to.display, "it redirects from https to http")
     return following
 
 
 @contextmanager
-def telling(to: Target, silent_for: float) -> Iterator[None]:
-    """Whatever goes wrong while asking is an Unavailable, with the reason."""
+def http_errors(to: Target, silent_for: float) -> Iterator[None]:
+    """Turn httpx errors into Unavailable, with the reason."""
     try:
         yield
     except httpx.ReadTimeout as error:
-        raise Unavailable(to.who, f"it was silent for {silent_for:g} s") from error
+        raise Unavailable(to.display, f"no data for {silent_for:g} s") from error
     except httpx.TimeoutException as error:
-        raise Unavailable(to.who, "it cannot be reached in time") from error
+        raise Unavailable(to.display, "the connection timed out") from error
     except (httpx.HTTPError, httpx.InvalidURL, httpx.StreamError) as error:
-        # It may tell what came, which may be anything.
+        # The message may contain what the server sent.
         why = "".join(sign if sign.isprintable() else "?" for sign in str(error)[:_REASON])
-        raise Unavailable(to.who, why or type(error).__name__) from error
+        raise Unavailable(to.display, why or type(error).__name__) from error
 
 
 def refusal(to: Target, response: httpx.Response, clock: Clock) -> Unavailable:
-    """What an answer that is none says, and when to come back if it says that too."""
+    """The error of a response with another status, with the pause that the server requests."""
     pause = retry_after(response.headers.get("retry-after"), clock) if response.status_code in LATER else None
-    return Unavailable(to.who, f"it answers {response.status_code}", pause)
+    return Unavailable(to.display, f"status {response.status_code}", pause)
 
 
 @dataclass
 class Pauses:
-    """When the other side may be asked again. It outlives a connection: who opens the source once more waits here."""
+    """When the next request is allowed. Kept between openings of the source."""
 
     usual: float = 0.0
-    """Seconds that there have to be between two connections."""
+    """Minimum seconds between two connections."""
     until: float = 0.0
 
-    def ask(self, seconds: float | None) -> None:
-        """For so long from now on, or as long as it is usual."""
+    def request(self, seconds: float | None) -> None:
+        """Wait this long from now on, at least `usual`."""
         pause = min(max(seconds or 0.0, self.usual), MAX_PAUSE)
         self.until = max(self.until, time.monotonic() + pause)
 
-    async def over(self) -> None:
+    async def wait(self) -> None:
         await asyncio.sleep(max(0.0, self.until - time.monotonic()))

@@ -1,4 +1,8 @@
-"""Server-sent events from a server elsewhere, one record in each event."""
+"""Records from a server that sends server-sent events, one per event.
+
+`EventStream` parses as the HTML standard defines it, with two exceptions: data stay bytes, and an id that a header
+cannot carry is ignored. Events after it are counted from the id before.
+"""
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -9,30 +13,31 @@ from urllib.parse import quote, unquote_to_bytes
 
 import httpx
 
-from penstock.collect.http_client import Pauses, asked, check_headers, client, place, refusal, telling
+from penstock.collect.http_client import Pauses, check_headers, get, http_errors, make_client, refusal, target
+from penstock.collect.reconnecting import no_acknowledgement
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 
 MESSAGE = "message"
-"""The type of an event that tells none."""
+"""The default event type."""
 LONGEST_ID = 1_024
 LONGEST_RETRY = 1 << 31
 """Milliseconds."""
 FIRST_BYTES = 64 << 10
-"""So much is kept of data that are too large."""
+"""How much is kept of data that are too large."""
 
 _BOM = b"\xef\xbb\xbf"
 _NAME = 16
-"""Bytes of a line beside its value: no field that means something has a longer name."""
+"""Bytes of a line beside its value: the known fields have shorter names."""
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """`id` is the last one that was set, None before any was; `index` is 0 for the event that set it, then it counts.
+    """`id`: the last one that was set; None before any. `index`: 0 for the event that set it, then counting.
 
-    `size` is that of the data. Where it is beyond the limit, `data` are only their first bytes.
+    `size`: of the data. Beyond the limit, `data` are only the first bytes.
     """
 
     data: bytes
@@ -43,17 +48,17 @@ class Event:
 
 
 class EventStream:
-    """The events of one connection. `last_id` is the id after which the other side was asked to go on.
+    """The events of one connection. `last_id`: the id after which the server was get to resume.
 
-    Nothing that comes makes it hold more than about `max_size` bytes, beside what is fed at once.
+    It holds about `max_size` bytes at most, beside the chunk that is fed.
     """
 
     def __init__(self, max_size: int, last_id: bytes | None = None) -> None:
         self.retry: int | None = None
-        """Milliseconds that the other side wants us to wait before we connect again."""
+        """Milliseconds to wait before the next connection, as the server requests."""
         self._max = max_size
         self._id, self._index = last_id, 0
-        self._told_id: bytes | None = None
+        self._new_id: bytes | None = None
         self._head: bytes | None = b""
         self._after_return = False
         self._line = bytearray()
@@ -61,7 +66,7 @@ class EventStream:
         self._reset()
 
     def feed(self, chunk: bytes) -> list[Event]:
-        """The events that are whole now."""
+        """Return the events that are now complete."""
         if self._head is not None:
             chunk = self._head + chunk
             if len(chunk) < len(_BOM) and _BOM.startswith(chunk):
@@ -72,7 +77,7 @@ class EventStream:
             return []
         if self._after_return and chunk[0] == 0x0A:
             chunk = chunk[1:]
-        # A line ends at a carriage return; whether a line feed belongs to it is seen later, maybe in the next chunk.
+        # A line ends at a carriage return. A line feed after it, perhaps in the next chunk, belongs to it.
         self._after_return = chunk[-1:] == b"\r"
         if b"\r" in chunk:
             chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -96,7 +101,7 @@ class EventStream:
         self._beyond += max(0, len(part) - room)
 
     def _field(self, line: bytes, beyond: int) -> None:
-        """`beyond`: so many bytes of the line were not kept."""
+        """`beyond`: how many bytes of the line were not kept."""
         name, _, value = line.partition(b":")
         value = value.removeprefix(b" ")
         match name:
@@ -109,22 +114,22 @@ class EventStream:
             case b"id" if beyond == 0:
                 value = value.strip(b" \t")
                 if len(value) <= LONGEST_ID and not _CONTROL.search(value):
-                    self._told_id = value
+                    self._new_id = value
             case b"retry" if beyond == 0 and value.isdigit():
                 self.retry = min(int(value.lstrip(b"0")[:20] or b"0"), LONGEST_RETRY)
 
     def _dispatch(self) -> Event | None:
-        said, self._told_id = self._told_id, None
+        new_id, self._new_id = self._new_id, None
         data, size, kind = self._data, self._size - 1, self._type
         self._reset()
-        sets = said is not None and (said or None) != self._id
+        sets = new_id is not None and (new_id or None) != self._id
         if sets:
-            self._id, self._index = said or None, 0
+            self._id, self._index = new_id or None, 0
         if size < 0:
             return None
         if not sets:
             self._index += 1
-        # The last line feed ends the data; it is none of them.
+        # The last line feed ends the data and does not belong to them.
         del data[size if size <= self._max else FIRST_BYTES :]
         type_ = kind.decode(errors="replace") if kind else MESSAGE
         return Event(bytes(data), type_, self._id, self._index, size)
@@ -138,12 +143,12 @@ _STREAM = "text/event-stream"
 
 @dataclass(frozen=True)
 class SseSource:
-    """Listens to `sse+http://…` or `sse+https://…`. The value of a record is the data of its event, as they came.
+    """Reads `sse+http://…` or `sse+https://…`. The value of a record is the data of its event.
 
-    `events` are the types to take; all, if it is empty. An event beyond `max_size` becomes a dead letter that holds its
-    first bytes. With `resume` the server is asked to go on after the last id, as far as it gives ids; what it then
-    gives again is known by the count behind that id, after a crash for the last hundred events. When nothing came for
-    `silent_after`, not even a comment, the connection counts as lost.
+    `events`: the event types to accept; empty: all. An event beyond `max_size` becomes a dead letter with its first
+    bytes. `resume`: ask the server to resume after the last id. Repeated events are recognized by the id and their
+    count after it; after a crash, the last hundred. After `silent_after` without data or a comment, the connection
+    counts as lost.
     """
 
     url: str
@@ -159,17 +164,16 @@ class SseSource:
     _pauses: Pauses = field(default_factory=Pauses, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        place(self.url, self.name, "sse+")
+        target(self.url, self.name, "sse+")
         check_headers(self.name, self.headers)
         if isinstance(self.events, str):
-            raise Misconfigured(f"source {self.name}, events", "it is one text", f'write ["{self.events}"]')
-        # A list, as it may be written in a file, does as well.
+            raise Misconfigured(f"source {self.name}, events", "it is a string", f'write ["{self.events}"]')
         object.__setattr__(self, "events", tuple(self.events))
         for option in ("open_within", "silent_after"):
             if getattr(self, option) <= timedelta(0):
-                raise Misconfigured(f"source {self.name}, {option}", "it has to be longer than nothing")
+                raise Misconfigured(f"source {self.name}, {option}", "it must be more than 0")
         if self.max_size < 1:
-            raise Misconfigured(f"source {self.name}, max_size", "it has to be more than nothing")
+            raise Misconfigured(f"source {self.name}, max_size", "it must be more than 0")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -178,48 +182,48 @@ class SseSource:
     @property
     def description(self) -> str:
         if self.resume:
-            return "it resumes after the last id, if the server gives ids and keeps what follows them"
-        return "what it sends while nobody listens is unknown"
+            return "it resumes after the last id, if the server sends ids and still has the events after it"
+        return "events that it sends while the collector is not connected are lost"
 
     @asynccontextmanager
-    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
-        await self._pauses.over()
-        to = place(self.url, self.name, "sse+")
+    async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
+        await self._pauses.wait()
+        to = target(self.url, self.name, "sse+")
         silent_for = self.silent_after.total_seconds()
-        after = last_id(taken.cursor) if self.resume else None
+        after = last_id(resume.cursor) if self.resume else None
         headers = {b"accept": _STREAM.encode(), b"cache-control": b"no-store"}
         if after is not None:
             headers[b"last-event-id"] = after
         stream = EventStream(self.max_size, after)
         try:
-            with telling(to, silent_for):
+            with http_errors(to, silent_for):
                 async with (
-                    client(to, self.open_within.total_seconds(), silent_for, self.proxy) as asking,
-                    asked(asking, to, to.url, self.headers, headers) as response,
+                    make_client(to, self.open_within.total_seconds(), silent_for, self.proxy) as asking,
+                    get(asking, to, to.url, self.headers, headers) as response,
                 ):
                     if (status := response.status_code) not in (200, 204):
                         raise refusal(to, response, self.clock)
-                    if status == 200 and _kind(response) != _STREAM:
-                        raise Unavailable(to.who, f"it answers with {_kind(response)!r}, not with {_STREAM}")
+                    if status == 200 and _content_type(response) != _STREAM:
+                        raise Unavailable(to.display, f"the content type is {_content_type(response)!r}, not {_STREAM}")
                     chunks = response.aiter_raw() if status == 200 else None
-                    async with aclosing(self._intakes(to.who, chunks, stream)) as intakes:
+                    async with aclosing(self._intakes(to.display, chunks, stream)) as intakes:
                         yield intakes
         except Unavailable as error:
             if stream.retry is not None:
                 self._pauses.usual = stream.retry / 1_000
-            self._pauses.ask(error.retry_after)
+            self._pauses.request(error.retry_after)
             raise
 
     async def _intakes(
         self, who: str, chunks: AsyncIterator[bytes] | None, stream: EventStream
     ) -> AsyncGenerator[Intake, None]:
         if chunks is None:
-            # The server has nothing more, and does not want to be asked again.
+            # 204: the stream has ended, and the client must not reconnect.
             return
         async for chunk in chunks:
             events = stream.feed(chunk)
             if arrivals := [self._arrival(event) for event in events if not self.events or event.type in self.events]:
-                yield Intake(arrivals, _settled)
+                yield Intake(arrivals, no_acknowledgement)
         raise Unavailable(who, "it closed the connection")
 
     def _arrival(self, event: Event) -> Arrival:
@@ -230,29 +234,24 @@ class SseSource:
         return Arrival(event.data, cursor=cursor, refused=refused)
 
 
-async def _settled(error: Exception | None) -> None:
-    """Nobody is told: what was not settled is asked for again at the next resume."""
-
-
 def cursor_of(event: Event) -> str | None:
-    """The last id and how many events came since, for several may share one: `41#0`, `41#1`.
+    """The last id and the number of events since, because several can share one: `41#0`, `41#1`. None before any id.
 
-    None where no id was ever set. To number such events all the same would take the first of each connection for the
-    same one.
+    Numbers without an id would identify the first event of each connection with the others.
     """
     return None if event.id is None else f"{quote(event.id, safe='/:;,=+@ ')}#{event.index}"
 
 
 def last_id(cursor: str | None) -> bytes | None:
-    """The id in a cursor. Behind it the count begins anew: what is given again has the same cursors as before."""
+    """The id in a cursor. After it the count starts again, so repeated events have the same cursors."""
     quoted, mark, count = (cursor or "").rpartition("#")
-    # What cannot be an id was written by another source.
+    # A cursor without a valid id is from another source.
     if not mark or not count.isdecimal() or not quoted.isascii():
         return None
     found = unquote_to_bytes(quoted)
     return found if 0 < len(found) <= LONGEST_ID and min(found) >= 0x20 and found == found.strip() else None
 
 
-def _kind(response: httpx.Response) -> str:
+def _content_type(response: httpx.Response) -> str:
     kind: str = response.headers.get("content-type", "")
     return kind[:100].partition(";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""Records from standard input, one in each line."""
+"""Records from standard input, one per line."""
 
 import asyncio
 import os
@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 from penstock.collect.framing import Found, Lines
 from penstock.collect.ingest import BATCH_RECORDS
+from penstock.collect.reconnecting import no_acknowledgement
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 
@@ -18,9 +19,9 @@ CHUNK = 64 << 10
 
 @dataclass(frozen=True)
 class StdinSource:
-    """Reads `stdin://` until it ends. A line beyond `max_size` becomes a dead letter with its beginning.
+    """Reads `stdin://` until it ends. A line beyond `max_size` becomes a dead letter with its first bytes.
 
-    `stream`: another one to read, which has a descriptor.
+    `stream`: another stream to read, with a file descriptor.
     """
 
     url: str
@@ -30,9 +31,9 @@ class StdinSource:
 
     def __post_init__(self) -> None:
         if self.url.partition("://")[2].strip("/"):
-            raise Misconfigured(f"source {self.name}", "standard input has no address", "write stdin://")
+            raise Misconfigured(f"source {self.name}", "stdin:// has no path", "write stdin://")
         if self.max_size < 1:
-            raise Misconfigured(f"source {self.name}, max_size", "it is less than one")
+            raise Misconfigured(f"source {self.name}, max_size", "it must be at least 1")
 
     @property
     def guarantee(self) -> Guarantee:
@@ -40,18 +41,18 @@ class StdinSource:
 
     @property
     def description(self) -> str:
-        return "what was read from it cannot be read again: what was not taken at a crash is lost"
+        return "records that were read and are not durable at a crash are lost"
 
     @asynccontextmanager
-    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         stream = self.stream if self.stream is not None else getattr(sys.stdin, "buffer", None)
         try:
             descriptor = None if stream is None else stream.fileno()
         except (OSError, ValueError):
             descriptor = None
         if descriptor is None:
-            fix = "start it where there is one, or choose another way in"
-            raise Misconfigured(f"source {self.name}", "there is no standard input here", fix)
+            fix = "start the collector with a standard input, or use another source"
+            raise Misconfigured(f"source {self.name}", "the process has no standard input", fix)
         async with aclosing(self._intakes(descriptor)) as intakes:
             yield intakes
 
@@ -64,21 +65,21 @@ class StdinSource:
             yield intake
 
     async def _read(self, descriptor: int) -> bytes:
-        """What is there, as soon as something is; empty at the end. Nothing is read before somebody waits for it."""
+        """The next bytes; empty at the end."""
         while True:
             try:
                 if await _readable(descriptor):
                     return os.read(descriptor, CHUNK)
                 return await asyncio.to_thread(os.read, descriptor, CHUNK)
             except BlockingIOError:
-                # Somebody else has read it.
+                # Another process has read it.
                 continue
             except OSError as error:
                 raise Unavailable("standard input", error.strerror or str(error)) from error
 
 
 async def _readable(descriptor: int) -> bool:
-    """Wait until there is something; False for what cannot be waited for, such as a file, and need not be."""
+    """Wait for data. False if the descriptor does not support it and is always readable, such as a file."""
     loop = asyncio.get_running_loop()
     ready = asyncio.Event()
     try:
@@ -94,8 +95,5 @@ async def _readable(descriptor: int) -> bool:
 
 def _intakes(found: list[Found]) -> list[Intake]:
     arrivals = [Arrival(value, refused=why) for value, _, why in found]
-    return [Intake(arrivals[at : at + BATCH_RECORDS], _nothing) for at in range(0, len(arrivals), BATCH_RECORDS)]
-
-
-async def _nothing(error: Exception | None) -> None:
-    """Nobody is told."""
+    parts = (arrivals[at : at + BATCH_RECORDS] for at in range(0, len(arrivals), BATCH_RECORDS))
+    return [Intake(part, no_acknowledgement) for part in parts]

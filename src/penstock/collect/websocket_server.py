@@ -1,9 +1,9 @@
-"""Senders that connect by WebSocket: each message is a record, and each sender hears how far it is safe.
+"""Senders that connect by WebSocket: each message is a record, and each sender is acknowledged which ones are durable.
 
-A sender connects to `…?sender=NAME&epoch=N&seq=M`. The epoch is a number that grows with each of its lives; messages
-are counted within a life, and `seq` is that of the first which it still has (1 if it is not said). It is told
-`{"after": 41}` and sends what follows; now and then it is told `{"safe": 45}`, and may forget what came before. A
-sender without a name is told `{"after": 0}`, and its messages are counted anew in each connection.
+A sender connects to `…?sender=NAME&epoch=N&seq=M`. The epoch is a number that grows with each restart of the sender. It
+numbers its messages from 1 in each epoch; `seq` is the first one that it still first (default 1). It receives
+`{"after": 41}` and sends what follows. Now and then it receives `{"safe": 45}`, and can delete the messages up to 45.
+A sender without a name receives `{"after": 0}`; its messages are numbered from 1 in each connection.
 """
 
 import asyncio
@@ -45,23 +45,23 @@ from penstock.web.origin_check import OriginCheck
 
 log = logging.getLogger(__name__)
 
-_LAST_WORDS = 1.0
-"""Seconds that senders have at the end to hear that their records are safe."""
-_LEAVING = 100
-"""So many beyond those that may be connected are told that there are too many."""
+_STOP_TIMEOUT = 1.0
+"""Seconds at a stop to send the last acknowledgements."""
+_REJECTED = 100
+"""How many connections above the limit are answered with 503. Others are closed at once."""
 _QUIET = logging.getLogger(f"{__name__}.connections")
 _QUIET.setLevel(logging.CRITICAL)
-"""The library tells of each handshake that fails, which any visitor can make happen."""
+"""The library logs each failed handshake: any client could fill the log."""
 
 
 @dataclass(frozen=True)
 class WebSocketServer:
     """Listens at `listen+ws://host:port/path`. A message beyond `max_size` becomes a dead letter without its payload.
 
-    `named`: whether senders have to say who they are. Without a name, what a sender gives again is taken again.
-    `largest_jump`: a sender that goes on further than this behind its last number is refused; 0: it is not, nor where
-    the source is `shared` with other processes.
-    `origins`: sites whose pages may send here; behind a proxy, also the name that it passes on.
+    `named`: senders must have a name. Without one, repeated messages are stored twice.
+    `largest_jump`: a sender is refused if its numbers continue further than this after its last one; 0: never, and not
+    if the source is `shared` with other processes.
+    `origins`: sites whose pages may send here; behind a proxy, also the host name that it forwards.
     """
 
     url: str
@@ -91,18 +91,18 @@ class WebSocketServer:
         return listener_guarantee(self.named, self.shared)[1]
 
     @asynccontextmanager
-    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         at = endpoint(self.url, self.name)
         with at.listen(self.name, self.shared) as listener:
-            serving = _Serving(self, at, taken, OriginCheck(listener, at.host, origins=self.origins))
+            handler = _Server(self, at, resume, OriginCheck(listener, at.host, origins=self.origins))
             server = await serve(
-                serving.attend,
+                handler.attend,
                 sock=listener,
-                process_request=serving.answer,
+                process_request=handler.answer,
                 compression=None,
                 max_size=self.max_size,
-                # What each holds is bounded by its weight, and for all of them together.
-                create_connection=serving.connection,  # type: ignore[arg-type]  # whatever makes one will do
+                # The read budget limits what connections hold.
+                create_connection=handler.connection,  # type: ignore[arg-type]  # a factory
                 max_queue=16,
                 ping_interval=self.ping_every.total_seconds(),
                 ping_timeout=self.pong_within.total_seconds(),
@@ -111,51 +111,51 @@ class WebSocketServer:
                 logger=_QUIET,
             )
             try:
-                async with aclosing(serving.queue.intakes()) as intakes:
+                async with aclosing(handler.queue.intakes()) as intakes:
                     yield intakes
             finally:
                 try:
-                    # Who is told that its records are safe need not send them again.
-                    await serving.queue.close()
-                    await serving.told()
+                    # Acknowledge what is durable, so that senders need not repeat it.
+                    await handler.queue.close()
+                    await handler.acknowledged()
                 finally:
                     server.close()
                     await server.wait_closed()
 
 
 @dataclass(frozen=True)
-class _Who:
-    """A life of a sender."""
+class _SenderEpoch:
+    """An epoch of a sender."""
 
     sender: str
     epoch: int
-    has: int = field(default=1, compare=False)
-    """The first number that it still has."""
+    first: int = field(default=1, compare=False)
+    """The first number that it still first."""
 
 
 @dataclass(eq=False, slots=True)
-class _Visit:
-    """A connection: how far its messages have come, are safe, and are said to be."""
+class _Session:
+    """A connection, and the last number that was received, is durable, and was acknowledged."""
 
     client: BudgetedConnection
-    who: _Who | None
+    sender_epoch: _SenderEpoch | None
     last: int
-    safe: int
-    told: int
-    telling: "asyncio.Task[None] | None" = None
+    durable: int
+    acknowledged: int
+    acknowledging: "asyncio.Task[None] | None" = None
     failed: bool = False
-    """Something was not taken: what comes after it is not safe, either, and the sender has to give both again."""
+    """A message was not stored: the sender must repeat it and all that follow."""
 
 
-class _Serving:
-    """The connections of one opening, and how far each sender is."""
+class _Server:
+    """The connections of one opening, and the state of each sender."""
 
-    def __init__(self, source: WebSocketServer, at: Endpoint, taken: ResumeState, origin_check: OriginCheck) -> None:
+    def __init__(self, source: WebSocketServer, at: Endpoint, resume: ResumeState, origin_check: OriginCheck) -> None:
         self.queue = IngestQueue(source.name)
-        self._source, self._door, self._origin_check = source, at, origin_check
-        self._senders = SenderStates(taken, 0 if source.shared else source.largest_jump)
-        self._holding = ReadBudget(source.connections + _LEAVING)
-        self._connected: dict[_Who, _Visit] = {}
+        self._source, self._endpoint, self._origin_check = source, at, origin_check
+        self._senders = SenderStates(resume, 0 if source.shared else source.largest_jump)
+        self._holding = ReadBudget(source.connections + _REJECTED)
+        self._connected: dict[_SenderEpoch, _Session] = {}
         self._open = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._logged: set[str] = set()
@@ -164,150 +164,151 @@ class _Serving:
         return BudgetedConnection(self._holding, *of_the_library, **options)
 
     def answer(self, client: ServerConnection, request: Request) -> Response | None:
-        """Before a connection becomes a WebSocket: None lets it."""
+        """Check the handshake. None accepts it."""
         try:
             parts = urlsplit(request.path)
         except ValueError:
-            return client.respond(HTTPStatus.BAD_REQUEST, "This is no address.\n")
-        if parts.path != self._door.path:
-            return client.respond(HTTPStatus.NOT_FOUND, f"There is only {self._door.path} here.\n")
+            return client.respond(HTTPStatus.BAD_REQUEST, "Invalid address.\n")
+        if parts.path != self._endpoint.path:
+            return client.respond(HTTPStatus.NOT_FOUND, f"Unknown path; use {self._endpoint.path}.\n")
         refusal = self._origin_check.refusal(request.headers.get_all("Host"), request.headers.get_all("Origin"))
         if refusal is not None:
             return client.respond(HTTPStatus.FORBIDDEN, f"The header {refusal.header}: {refusal.why}.\n")
         if self._open >= self._source.connections:
-            return client.respond(HTTPStatus.SERVICE_UNAVAILABLE, "There are too many connections; come back later.\n")
+            return client.respond(HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections; try again later.\n")
         try:
-            who = _named(parts.query, self._source.name)
-            self._after(who)
+            sender_epoch = _named(parts.query, self._source.name)
+            self._after(sender_epoch)
         except Refused as refused:
             return client.respond(HTTPStatus.BAD_REQUEST, f"{refused.reason}.\n")
-        if who is None and self._source.named:
-            return client.respond(HTTPStatus.BAD_REQUEST, f"Say who sends: {self._door.path}?sender=NAME&epoch=N.\n")
+        if sender_epoch is None and self._source.named:
+            return client.respond(
+                HTTPStatus.BAD_REQUEST, f"Say sender_epoch sends: {self._endpoint.path}?sender=NAME&epoch=N.\n"
+            )
         return None
 
     async def attend(self, client: ServerConnection) -> None:
         assert isinstance(client, BudgetedConnection)
         assert client.request is not None
-        who = _named(urlsplit(client.request.path).query, self._source.name)
-        after = self._after(who)
-        visit = _Visit(client, who, after, after, after)
+        sender_epoch = _named(urlsplit(client.request.path).query, self._source.name)
+        after = self._after(sender_epoch)
+        session = _Session(client, sender_epoch, after, after, after)
         self._open += 1
         client.accept()
         try:
-            if who is not None:
-                if (before := self._connected.get(who)) is not None:
-                    # It lost that connection, and came back before we noticed.
-                    before.client.reject(CloseCode.POLICY_VIOLATION, "another connection of this sender")
-                    self._warn(duplicate_sender(who.sender, who.epoch))
-                self._connected[who] = visit
+            if sender_epoch is not None:
+                if (before := self._connected.get(sender_epoch)) is not None:
+                    # The sender reconnected before the lost connection was noticed.
+                    before.client.reject(CloseCode.POLICY_VIOLATION, "the sender has another connection")
+                    self._warn(duplicate_sender(sender_epoch.sender, sender_epoch.epoch))
+                self._connected[sender_epoch] = session
             with suppress(ConnectionClosed):
                 await client.send(orjson.dumps({"after": after}), text=True)
-                await self._receive(visit)
+                await self._receive(session)
         finally:
             client.finish()
             self._open -= 1
-            if who is not None and self._connected.get(who) is visit:
-                del self._connected[who]
+            if sender_epoch is not None and self._connected.get(sender_epoch) is session:
+                del self._connected[sender_epoch]
 
     def _warn(self, description: str) -> None:
-        """Once for each kind of trouble: any visitor could fill the log."""
+        """Log each warning once: any client could fill the log."""
         if description not in self._logged and len(self._logged) < 100:
             self._logged.add(description)
             log.warning("%s: %s", self._source.name, description)
 
-    def _after(self, who: _Who | None) -> int:
-        if who is None:
+    def _after(self, sender_epoch: _SenderEpoch | None) -> int:
+        if sender_epoch is None:
             return 0
-        return self._senders.resume_after(who.sender, who.epoch, who.has)
+        return self._senders.resume_after(sender_epoch.sender, sender_epoch.epoch, sender_epoch.first)
 
-    async def _receive(self, visit: _Visit) -> None:
+    async def _receive(self, session: _Session) -> None:
         while True:
-            messages, closed = await received(visit.client)
-            if visit.who is not None and self._connected.get(visit.who) is not visit:
+            messages, closed = await received(session.client)
+            if session.sender_epoch is not None and self._connected.get(session.sender_epoch) is not session:
                 return
             too_large = None
             if closed is not None and closed.sent is not None and closed.sent.code == CloseCode.MESSAGE_TOO_BIG:
-                # It would come again and again: its dead letter stands for it, and the sender goes on behind it.
+                # The sender would repeat it: it becomes a dead letter, and the sender continues after it.
                 too_large = f"it is larger than the {self._source.max_size} bytes that a message may have"
             if messages or too_large:
                 try:
-                    safe = await self.queue.put(self._arrivals(visit, messages, too_large))
+                    safe = await self.queue.put(self._arrivals(session, messages, too_large))
                 except Refused as refused:
-                    visit.client.reject(CloseCode.POLICY_VIOLATION, refused.reason)
+                    session.client.reject(CloseCode.POLICY_VIOLATION, refused.reason)
                     return
                 except Unavailable as error:
-                    visit.client.reject(CloseCode.TRY_AGAIN_LATER, error.reason)
+                    session.client.reject(CloseCode.TRY_AGAIN_LATER, error.reason)
                     return
-                safe.add_done_callback(partial(self._settled, visit, visit.last))
-                visit.client.release(len(messages))
+                safe.add_done_callback(partial(self._settled, session, session.last))
+                session.client.release(len(messages))
             if closed is not None:
                 return
 
-    def _arrivals(self, visit: _Visit, messages: Sequence[bytes], too_large: str | None) -> list[Arrival]:
-        """Messages under their numbers, and the receipt of one behind them; Refused when they have no numbers."""
-        first, visit.last = visit.last + 1, last_number(visit.last, len(messages) + bool(too_large))
-        if (who := visit.who) is None:
+    def _arrivals(self, session: _Session, messages: Sequence[bytes], too_large: str | None) -> list[Arrival]:
+        """The messages with their numbers, then one that is too large. Raises Refused beyond 64 bits."""
+        first, session.last = session.last + 1, last_number(session.last, len(messages) + bool(too_large))
+        if (sender_epoch := session.sender_epoch) is None:
             arrivals = [Arrival(message) for message in messages]
             return [*arrivals, Arrival(b"", refused=too_large)] if too_large else arrivals
-        sender, epoch, now = who.sender, who.epoch, self._source.clock.now()
+        sender, epoch, now = sender_epoch.sender, sender_epoch.epoch, self._source.clock.now()
         arrivals = [Arrival(message, Origin(sender, epoch, seq, now)) for seq, message in enumerate(messages, first)]
         if too_large:
-            arrivals.append(Arrival(b"", Origin(sender, epoch, visit.last, now), refused=too_large))
+            arrivals.append(Arrival(b"", Origin(sender, epoch, session.last, now), refused=too_large))
         return arrivals
 
-    def _settled(self, visit: _Visit, last: int, safe: "asyncio.Future[None]") -> None:
+    def _settled(self, session: _Session, last: int, safe: "asyncio.Future[None]") -> None:
         if safe.cancelled() or safe.exception() is not None:
-            visit.failed = True
-            visit.client.reject(CloseCode.TRY_AGAIN_LATER, "the records were not taken")
+            session.failed = True
+            session.client.reject(CloseCode.TRY_AGAIN_LATER, "the records were not stored")
             return
-        if visit.failed:
+        if session.failed:
             return
-        first, visit.safe = visit.safe + 1, last
-        if (who := visit.who) is not None:
-            self._senders.acknowledge(who.sender, who.epoch, first, last)
-        if visit.telling is None:
-            visit.telling = asyncio.create_task(self._tell(visit))
-            self._tasks.add(visit.telling)
-            visit.telling.add_done_callback(self._tasks.discard)
+        first, session.durable = session.durable + 1, last
+        if (sender_epoch := session.sender_epoch) is not None:
+            self._senders.acknowledge(sender_epoch.sender, sender_epoch.epoch, first, last)
+        if session.acknowledging is None:
+            session.acknowledging = asyncio.create_task(self._acknowledge(session))
+            self._tasks.add(session.acknowledging)
+            session.acknowledging.add_done_callback(self._tasks.discard)
 
-    async def _tell(self, visit: _Visit) -> None:
-        """Tell a sender how far it is safe. What becomes safe meanwhile is told together."""
+    async def _acknowledge(self, session: _Session) -> None:
+        """Send the last durable number. Records that become durable meanwhile are acknowledged together."""
         try:
             with suppress(ConnectionClosed):
-                while visit.told < visit.safe:
-                    visit.told = visit.safe
-                    await visit.client.send(orjson.dumps({"safe": visit.told}), text=True)
+                while session.acknowledged < session.durable:
+                    session.acknowledged = session.durable
+                    await session.client.send(orjson.dumps({"safe": session.acknowledged}), text=True)
         finally:
-            visit.telling = None
+            session.acknowledging = None
 
-    async def told(self) -> None:
-        """Wait until those who can be told have been, for a moment."""
-        # What has become safe just now is about to be told.
+    async def acknowledged(self) -> None:
+        """Wait until those sender_epoch can be acknowledged have been, for a moment."""
+        # What first become safe just now is about to be acknowledged.
         await asyncio.sleep(0)
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_LAST_WORDS)
+            await asyncio.wait(self._tasks, timeout=_STOP_TIMEOUT)
 
 
-def _named(query: str, source: str) -> _Who | None:
-    """Who connects; None where it does not say. Refused when it does not say enough."""
-    given = parse_qs(query, keep_blank_values=True)
-    for parameter in given:
-        if parameter not in ("sender", "epoch", "seq") or len(given[parameter]) > 1:
-            raise Refused("a connection", "The address may tell sender, epoch and seq, each once")
-    if "sender" not in given:
+def _named(query: str, source: str) -> _SenderEpoch | None:
+    """The sender and its epoch; None without a name. Raises Refused if they are invalid."""
+    parameters = parse_qs(query, keep_blank_values=True)
+    for parameter in parameters:
+        if parameter not in ("sender", "epoch", "seq") or len(parameters[parameter]) > 1:
+            raise Refused("a connection", "The address can have sender, epoch and seq, each once")
+    if "sender" not in parameters:
         return None
-    sender = given["sender"][0]
+    sender = parameters["sender"][0]
     if (why := invalid_sender(sender, source)) is not None:
         raise Refused("a connection", why[0].upper() + why[1:])
-    epoch, has = (_whole(given.get(name, [default])[0]) for name, default in (("epoch", ""), ("seq", "1")))
+    epoch, first = (_integer(parameters.get(name, [default])[0]) for name, default in (("epoch", ""), ("seq", "1")))
     if epoch is None:
-        why = "Say in which life the sender is, by a number that grows: …&epoch=1700000000"
-        raise Refused("a connection", why)
-    if not has:
-        raise Refused("a connection", "Messages are counted from 1: …&seq=1")
-    return _Who(sender, epoch, has)
+        raise Refused("a connection", "The epoch is missing, a number that grows with each restart: …&epoch=1700000000")
+    if not first:
+        raise Refused("a connection", "Messages are numbered from 1: …&seq=1")
+    return _SenderEpoch(sender, epoch, first)
 
 
-def _whole(text: str) -> int | None:
+def _integer(text: str) -> int | None:
     usual = text.isascii() and text.isdecimal() and len(text) < 20
     return int(text) if usual and int(text) <= MAX_NUMBER else None

@@ -1,4 +1,7 @@
-"""A server that is asked again and again: long polls, pages, or an address that shows something else now and then."""
+"""Records from an HTTP server that is polled: long polls, pages, or a document that changes.
+
+`Paging` (no I/O) keeps how far the server was read.
+"""
 
 import asyncio
 import logging
@@ -14,7 +17,7 @@ from itertools import accumulate
 import httpx
 import orjson
 
-from penstock.collect.http_client import Pauses, Target, asked, check_headers, client, place, refusal, telling
+from penstock.collect.http_client import Pauses, Target, check_headers, get, http_errors, make_client, refusal, target
 from penstock.collect.polling.pages import HEADER, Answer, Page, read
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
@@ -23,19 +26,19 @@ from penstock.core.errors import Misconfigured, Refused, Unavailable
 log = logging.getLogger(__name__)
 
 TOGETHER = 500
-"""So many records go on together."""
+"""Records in an intake."""
 FIRST_BYTES = 64 << 10
-"""So much is kept of an answer that cannot be read."""
+"""How much of an invalid response is kept."""
 _SEEN = 1_000
-"""So many cursors are remembered, to notice one that comes again."""
+"""How many cursors are remembered, to notice a repeated one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Up to where a page was taken: what the cursor of a record tells.
+    """How far a page was read: the content of the cursor of a record.
 
-    `cursor` is the one by which the page was asked for. Of its records all up to `index` were taken, which have this
-    `checksum` together; with a `tag`, all of it was. `once` tells apart what has the same place and is another record.
+    `cursor`: of the page. All its records up to `index` were read, with this `checksum` over them; with a `tag`, the
+    whole page was. `once` distinguishes records with the same position.
     """
 
     cursor: str | None = None
@@ -45,23 +48,23 @@ class Spot:
     once: str | None = None
 
     def text(self) -> str:
-        told = (("cursor", self.cursor), ("etag", self.tag), ("once", self.once))
-        shown: dict[str, object] = {name: value for name, value in told if value is not None}
+        pairs = (("cursor", self.cursor), ("etag", self.tag), ("once", self.once))
+        document: dict[str, object] = {name: value for name, value in pairs if value is not None}
         if self.index >= 0:
-            shown |= {"index": self.index, "crc": self.checksum}
-        return orjson.dumps(shown).decode()
+            document |= {"index": self.index, "crc": self.checksum}
+        return orjson.dumps(document).decode()
 
     @classmethod
     def of(cls, text: str | None) -> "Spot":
-        """The beginning, when it is not one that was written here."""
+        """Parse a cursor; the beginning if it is invalid."""
         try:
-            told = orjson.loads(text or "{}")
+            document = orjson.loads(text or "{}")
         except orjson.JSONDecodeError:
             return cls()
-        match told:
+        match document:
             case dict():
-                index, checksum = told.get("index", -1), told.get("crc", 0)
-                texts = [told.get(name) for name in ("cursor", "etag")]
+                index, checksum = document.get("index", -1), document.get("crc", 0)
+                texts = [document.get(name) for name in ("cursor", "etag")]
                 if (
                     isinstance(index, int)
                     and isinstance(checksum, int)
@@ -71,47 +74,47 @@ class Spot:
         return cls()
 
     def left(self, sums: Sequence[int]) -> int:
-        """The index of the first record that was not taken; 0 when the page is not the one that it was."""
+        """The index of the first unread record; 0 if the page has changed."""
         return self.index + 1 if 0 <= self.index < len(sums) and sums[self.index] == self.checksum else 0
 
 
 @dataclass(frozen=True, slots=True)
 class New:
-    """What is new in a page. `last` stands for the whole page: it may go on when the others are safe."""
+    """The new records of a page. The cursor of the last one leads to the next page."""
 
     spot: Spot
     items: Sequence[bytes]
     sums: Sequence[int]
-    chosen: Sequence[int]
+    selected: Sequence[int]
     end: Spot
 
-    def others(self) -> Iterator[list[Arrival]]:
-        """All but the last, some at a time."""
-        for start in range(0, len(self.chosen) - 1, TOGETHER):
-            some = self.chosen[start : min(start + TOGETHER, len(self.chosen) - 1)]
+    def all_but_last(self) -> Iterator[list[Arrival]]:
+        """All but the last, in several intakes."""
+        for start in range(0, len(self.selected) - 1, TOGETHER):
+            some = self.selected[start : min(start + TOGETHER, len(self.selected) - 1)]
             yield [Arrival(self.items[at], cursor=self._spot(at).text()) for at in some]
 
     def last(self) -> list[Arrival]:
-        return [Arrival(self.items[at], cursor=self.end.text()) for at in self.chosen[-1:]]
+        return [Arrival(self.items[at], cursor=self.end.text()) for at in self.selected[-1:]]
 
     def _spot(self, at: int) -> Spot:
         return replace(self.spot, index=at, checksum=self.sums[at], tag=None, once=self.end.once)
 
 
 class Paging:
-    """From page to page. `spot` tells what to ask for.
+    """From page to page. `spot` is what to request.
 
-    The last record of a page has a cursor that leads on, the others have one that leads back into their page. Some
-    servers give more than before for an old cursor. A record that was on its way then would come again under another
-    cursor, and be taken for another one. So the last goes on when the others are safe, and the next page is asked for
-    when the last is.
+    The last record of a page has a cursor that leads to the next page; the others have one that leads back into their
+    page. Some servers return more records than before for an old cursor. A record in flight would then come again with
+    another cursor, and be stored twice. So the last record is sent after the others are settled, and the next page is
+    requested after the last one is settled.
     """
 
     def __init__(self, name: str, spot: Spot) -> None:
         self.spot = spot
         self._name = name
         self._before: Counter[int] | None = None
-        """The checksums of what the answer before held, where it was one for the same cursor."""
+        """The checksums of the records in the last response, if it had the same cursor."""
         self._refused: int | None = None
         self._seen: deque[str | None] = deque(maxlen=_SEEN)
         self._warned = False
@@ -122,10 +125,10 @@ class Paging:
             end = Spot(page.next, once=once)
         else:
             end = Spot(self.spot.cursor, len(sums) - 1, sums[-1] if sums else 0, tag, once)
-        return New(self.spot, page.items, sums, self._chosen(page.items, sums), end)
+        return New(self.spot, page.items, sums, self._selected(page.items, sums), end)
 
-    def _chosen(self, items: Sequence[bytes], sums: Sequence[int]) -> Sequence[int]:
-        """The indexes of what lies behind what was taken, or was not in the answer before."""
+    def _selected(self, items: Sequence[bytes], sums: Sequence[int]) -> Sequence[int]:
+        """The indexes of the records that were not read, or were not in the last response."""
         if self._before is None:
             return range(self.spot.left(sums), len(items))
         before, found = Counter(self._before), []
@@ -137,8 +140,8 @@ class Paging:
                 found.append(at)
         return found
 
-    def turn(self, page: Page, new: New) -> bool:
-        """All of a page is safe. Whether it leads on, to where we have not been."""
+    def finish_page(self, page: Page, new: New) -> bool:
+        """All records of a page are settled. Return whether it leads to a page that was not read yet."""
         self._refused = None
         before, self.spot = self.spot.cursor, new.end
         if new.end.cursor == before:
@@ -149,11 +152,11 @@ class Paging:
         back = new.end.cursor in self._seen or _smaller(new.end.cursor, before)
         if back and not self._warned:
             self._warned = True
-            log.warning("%s: its cursor goes back, from %r to %r", self._name, before, new.end.cursor)
+            log.warning("%s: the cursor moves back, from %r to %r", self._name, before, new.end.cursor)
         return not back
 
     def dead(self, body: bytes, reason: str) -> list[Arrival]:
-        """A dead letter for an answer that cannot be read; none, if the one before was the same."""
+        """A dead letter for an invalid response; none if the last one was the same."""
         checksum = zlib.crc32(body)
         if checksum == self._refused:
             return []
@@ -166,28 +169,28 @@ class Paging:
 
 
 def _smaller(cursor: str | None, before: str | None) -> bool:
-    """Whether both are numbers, and the first is smaller."""
+    """Whether both are numbers and the first is smaller."""
     one, other = cursor or "", before or ""
     return one.isascii() and one.isdecimal() and other.isascii() and other.isdecimal() and int(one) < int(other)
 
 
 _SOON = 1.0
-"""Seconds after which who has not refused counts as connected: an answer may be held back for long."""
+"""Seconds after which the source counts as connected: the response to a long poll can take long."""
 _LARGE = 256 << 10
-"""To read an answer of so many bytes takes a while: not in the event loop."""
+"""A response of this size is parsed in a thread."""
 _TAG = re.compile(r'(W/)?"[!#-~]{0,500}"')
 
 
 @dataclass(frozen=True)
 class PollingSource:
-    """Asks `poll+http://…` or `poll+https://…`: at once after an answer that leads on, else after a pause of `every`.
+    """Polls `poll+http://…` or `poll+https://…`: at once after a page that leads on, otherwise after `every`.
 
-    `items` is the path to the list of records in the JSON of an answer ("data.items"). Without it the answer is a JSON
-    list, or lines (application/x-ndjson), or one record. Records are the bytes that they are in the answer.
-    `cursor` is where the answer tells the cursor of what follows: a path, or "header:NAME". It is sent back as the
-    query `parameter`, beside the `parameters` that are always sent. Without it the same is asked for each time, and
-    what the answer before did not hold is new. An answer that cannot be read, or is beyond `max_size`, becomes a dead
-    letter that holds its first bytes. It has to be there `within` a time.
+    `items`: the path of the list of records in the JSON of a response ("data.items"). Without it, the response is a
+    JSON list, lines (application/x-ndjson), or one record. Records are the unchanged bytes of the response.
+    `cursor`: where the response has the cursor of the next page: a path, or "header:NAME". It is sent as the query
+    parameter `parameter`, beside `parameters`. Without it, each request is the same, and records that the last response
+    did not have are new. An invalid response, or one beyond `max_size`, becomes a dead letter with its first bytes.
+    `within`: the timeout of a response.
     """
 
     url: str
@@ -206,21 +209,23 @@ class PollingSource:
     _pauses: Pauses = field(default_factory=Pauses, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        place(self.url, self.name, "poll+")
+        target(self.url, self.name, "poll+")
         check_headers(self.name, self.headers)
         for option in ("every", "within", "open_within"):
             if getattr(self, option) <= timedelta(0):
-                raise Misconfigured(f"source {self.name}, {option}", "it has to be longer than nothing")
+                raise Misconfigured(f"source {self.name}, {option}", "it must be more than 0")
         if self.max_size < 1:
-            raise Misconfigured(f"source {self.name}, max_size", "it has to be more than nothing")
+            raise Misconfigured(f"source {self.name}, max_size", "it must be more than 0")
         for option, path in (("items", self.items), ("cursor", self.cursor)):
             if path is not None and not all(path.removeprefix(HEADER).split(".")):
                 raise Misconfigured(
-                    f"source {self.name}, {option}", f'"{path}" is no path', 'write it like "data.next"'
+                    f"source {self.name}, {option}", f'"{path}" is not a path', 'write it like "data.next"'
                 )
         for parameter, value in self.parameters.items():
             if not isinstance(value, str):
-                raise Misconfigured(f"source {self.name}, parameters", f"{parameter} is no text", f'write "{value}"')
+                raise Misconfigured(
+                    f"source {self.name}, parameters", f"{parameter} is not a string", f'write "{value}"'
+                )
 
     @property
     def guarantee(self) -> Guarantee:
@@ -229,24 +234,24 @@ class PollingSource:
     @property
     def description(self) -> str:
         if self.cursor is None:
-            return "what comes and goes between two answers is unknown, and after a restart some may be taken again"
-        return "it goes on after the last cursor, if what the server gives for one keeps its order"
+            return "records that appear and disappear between requests are lost; some are repeated after a restart"
+        return "it resumes after the last cursor, if the server returns the records of a page in the same order"
 
     @asynccontextmanager
-    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
-        await self._pauses.over()
-        to = place(self.url, self.name, "poll+")
-        async with client(to, self.open_within.total_seconds(), self.within.total_seconds(), self.proxy) as asking:
-            polling = _Polling(self, to, asking, Paging(self.name, Spot.of(taken.cursor)))
-            first = asyncio.create_task(polling.ask())
+    async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
+        await self._pauses.wait()
+        to = target(self.url, self.name, "poll+")
+        async with make_client(to, self.open_within.total_seconds(), self.within.total_seconds(), self.proxy) as client:
+            poller = _Poller(self, to, client, Paging(self.name, Spot.of(resume.cursor)))
+            first = asyncio.create_task(poller.ask())
             try:
                 await asyncio.wait((first,), timeout=_SOON)
                 if first.done():
                     first.result()
-                async with aclosing(polling.intakes(first)) as intakes:
+                async with aclosing(poller.intakes(first)) as intakes:
                     yield intakes
             except Unavailable as error:
-                self._pauses.ask(error.retry_after)
+                self._pauses.request(error.retry_after)
                 raise
             finally:
                 first.cancel()
@@ -254,47 +259,47 @@ class PollingSource:
 
 
 @dataclass(frozen=True, slots=True)
-class _Got:
+class _Body:
     answer: Answer
     tag: str | None
     whole: bool
 
 
-class _Polling:
+class _Poller:
     """One opening of the source."""
 
-    def __init__(self, source: PollingSource, to: Target, asking: httpx.AsyncClient, paging: Paging) -> None:
-        self._source, self._to, self._asking, self._paging = source, to, asking, paging
+    def __init__(self, source: PollingSource, to: Target, client: httpx.AsyncClient, paging: Paging) -> None:
+        self._source, self._to, self._asking, self._paging = source, to, client, paging
 
-    async def intakes(self, first: "asyncio.Task[_Got | None]") -> AsyncGenerator[Intake, None]:
+    async def intakes(self, first: "asyncio.Task[_Body | None]") -> AsyncGenerator[Intake, None]:
         source, paging = self._source, self._paging
-        got = await first
+        body = await first
         while True:
             leads_on = False
-            if got is not None:
-                safe = _Safe(self._to.who)
+            if body is not None:
+                settled = _Settled(self._to.display)
                 try:
-                    page = await self._read(got)
+                    page = await self._read(body)
                 except Refused as refused:
-                    if letter := paging.dead(got.answer.body, refused.reason):
-                        yield safe.intake(letter)
-                        await safe.wait()
+                    if letter := paging.dead(body.answer.body, refused.reason):
+                        yield settled.intake(letter)
+                        await settled.wait()
                 else:
-                    # Where the server has no cursors the same may be new again: it was another thing meanwhile.
-                    new = paging.new(page, got.tag, str(source.clock.now()) if source.cursor is None else None)
-                    for some in new.others():
-                        yield safe.intake(some)
-                    await safe.wait()
+                    # Without cursors, a record that disappears and appears again is a new one.
+                    new = paging.new(page, body.tag, str(source.clock.now()) if source.cursor is None else None)
+                    for some in new.all_but_last():
+                        yield settled.intake(some)
+                    await settled.wait()
                     if last := new.last():
-                        yield safe.intake(last)
-                        await safe.wait()
-                    leads_on = paging.turn(page, new) and bool(last)
+                        yield settled.intake(last)
+                        await settled.wait()
+                    leads_on = paging.finish_page(page, new) and bool(last)
             if not leads_on:
                 await asyncio.sleep(source.every.total_seconds())
-            got = await self.ask()
+            body = await self.ask()
 
-    async def ask(self) -> _Got | None:
-        """The answer; None when there is nothing new."""
+    async def ask(self) -> _Body | None:
+        """The response; None if there is nothing new."""
         source, spot = self._source, self._paging.spot
         parameters = dict(source.parameters)
         if spot.cursor is not None:
@@ -303,44 +308,44 @@ class _Polling:
         headers = {b"if-none-match": spot.tag.encode()} if spot.tag is not None and _TAG.fullmatch(spot.tag) else {}
         within = source.within.total_seconds()
         try:
-            with telling(self._to, within):
+            with http_errors(self._to, within):
                 async with (
                     asyncio.timeout(within),
-                    asked(self._asking, self._to, url, source.headers, headers) as response,
+                    get(self._asking, self._to, url, source.headers, headers) as response,
                 ):
                     if response.status_code in (204, 304):
                         return None
                     if response.status_code != 200:
                         raise refusal(self._to, response, source.clock)
-                    return await self._got(response)
+                    return await self._read_body(response)
         except TimeoutError as error:
-            raise Unavailable(self._to.who, f"there was no whole answer within {within:g} s") from error
+            raise Unavailable(self._to.display, f"no complete response within {within:g} s") from error
 
-    async def _got(self, response: httpx.Response) -> _Got:
+    async def _read_body(self, response: httpx.Response) -> _Body:
         kind = response.headers.get("content-type", "").partition(";")[0].strip().lower()
         cursor, tag = self._source.cursor or "", response.headers.get("etag", "")
-        told = response.headers.get(cursor.removeprefix(HEADER)) if cursor.startswith(HEADER) else None
+        header = response.headers.get(cursor.removeprefix(HEADER)) if cursor.startswith(HEADER) else None
         body = bytearray()
         async for chunk in response.aiter_raw():
             body += chunk
             if len(body) > self._source.max_size:
-                return _Got(Answer(bytes(body[:FIRST_BYTES]), kind, told), None, whole=False)
-        return _Got(Answer(bytes(body), kind, told), tag if _TAG.fullmatch(tag) else None, whole=True)
+                return _Body(Answer(bytes(body[:FIRST_BYTES]), kind, header), None, whole=False)
+        return _Body(Answer(bytes(body), kind, header), tag if _TAG.fullmatch(tag) else None, whole=True)
 
-    async def _read(self, got: _Got) -> Page:
+    async def _read(self, body: _Body) -> Page:
         source = self._source
-        if not got.whole:
-            raise Refused("an answer", f"it has more than the {source.max_size} bytes that an answer may have")
-        if len(got.answer.body) > _LARGE:
-            return await asyncio.to_thread(read, got.answer, source.items, source.cursor)
-        return read(got.answer, source.items, source.cursor)
+        if not body.whole:
+            raise Refused("an answer", f"it has more than {source.max_size} bytes, the limit of max_size")
+        if len(body.answer.body) > _LARGE:
+            return await asyncio.to_thread(read, body.answer, source.items, source.cursor)
+        return read(body.answer, source.items, source.cursor)
 
 
-class _Safe:
-    """Whether what was handed over is safe."""
+class _Settled:
+    """Whether the intakes of a page are settled."""
 
-    def __init__(self, who: str) -> None:
-        self._who = who
+    def __init__(self, display: str) -> None:
+        self._who = display
         self._waiting = 0
         self._error: Exception | None = None
         self._changed = asyncio.Event()
@@ -356,9 +361,9 @@ class _Safe:
         return Intake(arrivals, settle)
 
     async def wait(self) -> None:
-        """Until all of it is. Unavailable when it is not: then it has to be asked for again."""
+        """Wait until all are settled. Raises Unavailable if one was not stored: the page must be requested again."""
         while self._waiting and self._error is None:
             self._changed.clear()
             await self._changed.wait()
         if self._error is not None:
-            raise Unavailable(self._who, "what it gave was not taken")
+            raise Unavailable(self._who, "its records were not stored")

@@ -1,7 +1,6 @@
-"""The answer of a server that gives its records in pages, without I/O: which records it holds, and which page follows.
+"""Parses a page of records without I/O: the records, and the cursor of the next page.
 
-Records are cut out of the body and stay the bytes that they are. To read and write them anew would change numbers that
-are too large, and keys that are there twice.
+Records are cut out of the body unchanged. Decoding and encoding them would change large numbers and repeated keys.
 """
 
 import json
@@ -11,11 +10,11 @@ from dataclasses import dataclass
 
 from penstock.core.errors import Refused
 
-MOST_ITEMS = 100_000
-"""So many records may a page have."""
-LONGEST_CURSOR = 2_048
+MAX_ITEMS = 100_000
+"""The limit of records in a page."""
+MAX_CURSOR = 2_048
 HEADER = "header:"
-"""So begins a cursor that lies in a header, not in the body."""
+"""The prefix of a cursor in a header."""
 
 _BOM = b"\xef\xbb\xbf"
 _LINES = ("application/x-ndjson", "application/ndjson", "application/jsonl", "application/x-jsonlines")
@@ -25,7 +24,7 @@ _SPACE = re.compile(r"[ \t\n\r]*")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`kind` is its content type; `cursor`, what the header says that is to hold the next one."""
+    """A response. `kind`: the content type; `cursor`: the header with the next cursor."""
 
     body: bytes
     kind: str = ""
@@ -36,13 +35,13 @@ class Answer:
 class Page:
     items: list[bytes]
     next: str | None
-    """The cursor by which the next page is asked for; None where the answer tells none."""
+    """The cursor of the next page; None if there is none."""
 
 
 def read(answer: Answer, items: str | None, cursor: str | None) -> Page:
-    """`items` and `cursor` are paths into the JSON; without items, the body is a list, lines, or one record.
+    """`items` and `cursor` are paths in the JSON. Without `items`, the body is a list, lines, or one record.
 
-    Refused when it cannot be read so.
+    Raises Refused if the body does not match.
     """
     body = answer.body.removeprefix(_BOM)
     inside = cursor is not None and not cursor.startswith(HEADER)
@@ -53,7 +52,7 @@ def read(answer: Answer, items: str | None, cursor: str | None) -> Page:
     elif answer.kind in _LINES and items is None and not inside:
         found = [stripped for line in body.split(b"\n") if (stripped := line.removesuffix(b"\r"))]
     elif items is None and not inside and body.lstrip(_BLANK)[:1] != b"[":
-        # What it is, is nobody's business here.
+        # One record of any format.
         found = [answer.body]
     else:
         try:
@@ -67,10 +66,10 @@ def read(answer: Answer, items: str | None, cursor: str | None) -> Page:
             else:
                 why = "it is nested too deeply" if isinstance(error, RecursionError) else f"it is not JSON: {error}"
                 raise Refused("an answer", why) from error
-    if len(found) > MOST_ITEMS:
-        raise Refused("an answer", f"it has {len(found)} records, more than the {MOST_ITEMS} that a page may have")
-    if following is not None and (len(following) > LONGEST_CURSOR or not _sendable(following)):
-        raise Refused("an answer", f"its cursor is no text of up to {LONGEST_CURSOR} characters")
+    if len(found) > MAX_ITEMS:
+        raise Refused("an answer", f"it has {len(found)} records, more than {MAX_ITEMS}")
+    if following is not None and (len(following) > MAX_CURSOR or not _sendable(following)):
+        raise Refused("an answer", f"its cursor is not a string of up to {MAX_CURSOR} characters")
     return Page(found, following or None)
 
 
@@ -82,11 +81,11 @@ def _sendable(cursor: str) -> bool:
 
 
 class _Document:
-    """A JSON document in which places are found, not values. Whatever is not UTF-8 stays as it is."""
+    """Finds the positions of values in a JSON document. Bytes that are not UTF-8 stay unchanged."""
 
     def __init__(self, body: bytes) -> None:
         self._text = body.decode(errors="surrogateescape")
-        # Numbers stay the text that they are: who looks for the end of one need not know its value.
+        # Keep numbers as text.
         self._decoder = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=str)
         self._start = self._skip(0)
         _, end = self._decoder.raw_decode(self._text, self._start)
@@ -94,36 +93,36 @@ class _Document:
             raise ValueError(f"something follows at character {end}")
 
     def listed(self, path: str | None) -> list[bytes]:
-        """The elements of the list at the path, or the whole document when there is neither a path nor a list."""
+        """The elements of the list at the path, or the whole document if there is neither a path nor a list."""
         start = self._start if path is None else self._find(path)
         if start is None:
             raise Refused("an answer", f'there is nothing at "{path}"')
         if self._text[start] != "[":
             if path is not None:
-                raise Refused("an answer", f'what lies at "{path}" is not a list')
+                raise Refused("an answer", f'the value at "{path}" is not a list')
             return [self._text.encode(errors="surrogateescape")]
         return [self._text[first:last].encode(errors="surrogateescape") for first, last in self._elements(start)]
 
     def text(self, path: str) -> str | None:
-        """The string or number at the path; None when there is nothing, or null."""
+        """The string or number at the path; None if it is missing or null."""
         if self._text[self._start] != "{":
-            raise Refused("an answer", f'it is no object that could hold "{path}"')
+            raise Refused("an answer", f'it is not an object with "{path}"')
         if (start := self._find(path)) is None:
             return None
         value, _ = self._decoder.raw_decode(self._text, start)
         if value is not None and not isinstance(value, str):
-            raise Refused("an answer", f'what lies at "{path}" is neither a text nor a number')
+            raise Refused("an answer", f'the value at "{path}" is neither a string nor a number')
         return value
 
     def _find(self, path: str) -> int | None:
-        """Where the value at the path begins."""
+        """The position of the value at the path."""
         start = self._start
         for step in path.split("."):
             if self._text[start] != "{":
                 return None
             found = None
             for name, first in self._members(start):
-                # The last of several counts, as everywhere.
+                # Of repeated keys the last one counts.
                 found = first if name == step else found
             if found is None:
                 return None
