@@ -21,7 +21,7 @@ import pytest
 from penstock.collect import files
 from penstock.collect.cursors import cursor_of
 from penstock.collect.files import FilesSource, folder, progress
-from penstock.collect.files.progress import Progress, Sight, tail
+from penstock.collect.files.progress import FileStat, Progress, tail
 from penstock.core.contracts import Arrival, Intake, ResumeState, Sender, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Record
@@ -263,13 +263,13 @@ async def test_an_inode_that_is_another_files_by_now_is_not_read(tmp_path: Path)
     append(log, b"b1\n")
     reading = Progress("logs", None, 1.0, renamed=True)
     inside = folder.Folder("logs", tmp_path, "a.log", True, 100)
-    (met,) = reading.meet(inside.sights(reading.knows), time.time(), inside.same)
+    (met,) = reading.update(inside.list_files(reading.is_known), time.time(), inside.same)
     cursor = reading.begin(met, time.time()) + tail(0, "", 0)
     again = Progress("logs", cursor, 1.0, renamed=True)
     inode = log.stat().st_ino
-    assert again.knows(inode, "a.log.2")
-    assert again.knows(inode, "a.log-20261116")
-    assert not again.knows(inode, "secret.txt")
+    assert again.is_known(inode, "a.log.2")
+    assert again.is_known(inode, "a.log-20261116")
+    assert not again.is_known(inode, "secret.txt")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -330,14 +330,14 @@ async def test_a_whole_file_that_holds_again_what_it_held_before_is_another_reco
 def test_a_file_that_comes_while_others_are_looked_for_is_not_taken_for_done() -> None:
     """The look misses one, and sees others that came later. Long after it, and before the next, the reader ends."""
     now = 1_000_000.0
-    missed, *late = (Sight(f"{n:03}.log", n, int(now * 1e9) + n, 0, 9) for n in range(1, 100))
+    missed, *late = (FileStat(f"{n:03}.log", n, int(now * 1e9) + n, 0, 9) for n in range(1, 100))
     reading, cursor = Progress("logs", None, 1.0), ""
-    for file in reading.meet(late, now, lambda sight, file: True):
+    for file in reading.update(late, now, lambda info, file: True):
         cursor = reading.begin(file, now + 60) + tail(0, "", 9)
         file.offset, file.visited, file.complete = 9, (9, 0), True
         reading.end(file)
     again = Progress("logs", cursor, 1.0)
-    assert [file.sight for file in again.meet([missed, *late], now + 70, lambda sight, file: True) if file.unread] == [
+    assert [file.info for file in again.update([missed, *late], now + 70, lambda info, file: True) if file.unread] == [
         missed
     ]
 
@@ -345,29 +345,29 @@ def test_a_file_that_comes_while_others_are_looked_for_is_not_taken_for_done() -
 def read_on(reading: Progress, name: str) -> tuple[str, str]:
     """The cursor and the mark of a record that comes now, the same bytes at the same place in each file."""
     (file,) = (one for one in reading.files.values() if one.name == name)
-    cursor, mark = reading.begin(file, 0) + tail(7, "", 9), file.mark(7, "", 9)
+    cursor, dedup_key = reading.begin(file, 0) + tail(7, "", 9), file.dedup_key(7, "", 9)
     file.offset, file.check = 9, 7
     reading.end(file)
-    return cursor, mark
+    return cursor, dedup_key
 
 
-def lying(**inodes: int) -> list[Sight]:
-    return [Sight(name, inode, 1, 1, 9) for name, inode in inodes.items()]
+def lying(**inodes: int) -> list[FileStat]:
+    return [FileStat(name, inode, 1, 1, 9) for name, inode in inodes.items()]
 
 
 def test_no_two_files_that_have_had_the_same_inode_have_the_same_marks() -> None:
     reading = Progress("logs", None, 1.0)
-    reading.meet(lying(a=1, b=2), 0, lambda sight, file: True)
+    reading.update(lying(a=1, b=2), 0, lambda info, file: True)
     marks = [read_on(reading, "a")[1], read_on(reading, "b")[1]]
     reading.drop(reading.files[2])
-    reading.meet(lying(a=3), 0, lambda sight, file: True)
-    reading.meet(lying(a=3, c=1, d=2), 0, lambda sight, file: True)
-    cursor, mark = read_on(reading, "a")
-    assert mark == marks[0], "it was copied, and is the same"
-    assert Progress("logs", cursor, 1.0).files[3].mark(7, "", 9) == mark
+    reading.update(lying(a=3), 0, lambda info, file: True)
+    reading.update(lying(a=3, c=1, d=2), 0, lambda info, file: True)
+    cursor, dedup_key = read_on(reading, "a")
+    assert dedup_key == marks[0], "it was copied, and is the same"
+    assert Progress("logs", cursor, 1.0).files[3].dedup_key(7, "", 9) == dedup_key
     marks += [read_on(reading, "c")[1], read_on(reading, "d")[1]]
     for inode in (1, 1, 3):
-        reading.anew(file := reading.files[inode])
+        reading.reset(file := reading.files[inode])
         marks.append(read_on(reading, file.name)[1])
     assert len(set(marks)) == len(marks) == 7
 
@@ -375,19 +375,19 @@ def test_no_two_files_that_have_had_the_same_inode_have_the_same_marks() -> None
 def test_a_new_start_gives_the_same_marks_as_the_one_before() -> None:
     """It does not know when a file was met, nor in which order others have gone."""
     reading = Progress("logs", None, 1.0)
-    reading.meet([*lying(a=1, b=2, c=3, d=4), Sight("new", 9, 1, 1, 0)], 0, lambda sight, file: True)
+    reading.update([*lying(a=1, b=2, c=3, d=4), FileStat("new", 9, 1, 1, 0)], 0, lambda info, file: True)
     for name in "abcd":
         read_on(reading, name)
     reading.drop(reading.files[2])
     cursor, _ = read_on(reading, "a")
     marks = {}
     for inode, name in ((4, "d"), (3, "c")):
-        reading.anew(reading.files[inode])
+        reading.reset(reading.files[inode])
         marks[name] = read_on(reading, name)[1]
-    reading.meet(lying(a=1, c=3, d=4, new=9), 0, lambda sight, file: True)
+    reading.update(lying(a=1, c=3, d=4, new=9), 0, lambda info, file: True)
     marks["new"] = read_on(reading, "new")[1]
     again = Progress("logs", cursor, 1.0)
-    again.meet(lying(a=1, c=3, d=4, new=9), 0, lambda sight, file: file.name == "a")
+    again.update(lying(a=1, c=3, d=4, new=9), 0, lambda info, file: file.name == "a")
     assert {name: read_on(again, name)[1] for name in ("new", "c", "d")} == marks
 
 
@@ -508,7 +508,7 @@ async def test_a_file_that_is_cut_is_read_from_its_beginning(tmp_path: Path, cap
         found += await taken(intakes, 1)
     assert values(found) == [b"begin", b"more", b"begin"]
     assert len({one.cursor for one in found}) == 3
-    assert "is not what it was; it is read from its beginning" in caplog.text
+    assert "was replaced; it is read from its beginning" in caplog.text
     for begins in (b"else, and longer than it was\n", b"begin\n"):
         caplog.clear()
         log.write_bytes(begins)
@@ -519,7 +519,7 @@ async def test_a_file_that_is_cut_is_read_from_its_beginning(tmp_path: Path, cap
 
 
 async def test_a_file_that_is_removed_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "GONE", 0.05)
+    monkeypatch.setattr(files, "REMOVED_AFTER", 0.05)
     log = tmp_path / "a.log"
     log.write_bytes(b"1\n")
     async with of(tmp_path).open(ResumeState()) as intakes:
@@ -585,7 +585,7 @@ async def test_a_file_that_was_forgotten_is_gone_on_with_when_it_grows_again(
 async def test_too_many_files_that_may_still_grow_are_misconfigured(tmp_path: Path) -> None:
     for n in range(400):
         (tmp_path / f"{n:04}.log").write_bytes(b"%d\n" % n)
-    with pytest.raises(Misconfigured, match=r'source logs: \d+ of its files may still grow.*closed_after = "1 s"'):
+    with pytest.raises(Misconfigured, match=r'source logs: \d+ files may still grow.*closed_after = "1 s"'):
         await all_of(of(tmp_path))
 
 
@@ -635,7 +635,7 @@ async def test_a_whole_file_may_be_compressed_and_may_be_too_large(tmp_path: Pat
         (b"xxxxxx", 100, True),
         (b"xxxxxx", 101, False),
     ]
-    assert "larger than the 100 bytes" in {one.refused for one in found if one.refused}.pop()
+    assert "100 bytes" in {one.refused for one in found if one.refused}.pop()
 
 
 async def test_a_line_that_is_too_long_has_a_receipt_and_a_place(tmp_path: Path) -> None:
@@ -666,7 +666,7 @@ async def test_compressed_data_that_is_damaged_has_a_receipt_and_the_others_go_o
     source = of(tmp_path, format=form, settled=timedelta())
     found = await all_of(source)
     assert [one.refused for one in found if one.refused] == [
-        next(one.refused for one in found if one.refused and "a.gz cannot be read on behind byte" in one.refused)
+        next(one.refused for one in found if one.refused and "a.gz cannot be read after byte" in one.refused)
     ]
     assert found[-1].value.strip() == b"good"
     assert await all_of(source, found[-1].cursor) == []
@@ -738,7 +738,7 @@ async def test_what_is_not_there_may_come(tmp_path: Path) -> None:
 
 
 async def test_too_many_files_are_misconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "MOST_FILES", 3)
+    monkeypatch.setattr(folder, "MAX_FILES", 3)
     for n in range(4):
         (tmp_path / str(n)).touch()
     with pytest.raises(Misconfigured, match="holds more than 3 files"):
@@ -769,7 +769,7 @@ async def test_intakes_are_bounded_and_no_file_stays_open(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("url", "options", "said"),
     [
-        ("file://", {}, "tells no path"),
+        ("file://", {}, "no path"),
         ("file://a/*/b", {}, "only the last part"),
         ("file://a", {"format": "words"}, "source logs, format: .*one of lines, whole"),
         ("file://a", {"max_size": 0}, "source logs, max_size"),

@@ -16,7 +16,7 @@ from websockets.http11 import Request, Response
 
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.ingest import IngestLoop
-from penstock.collect.overlapping import Down, Known, Lines, Overlapping, Up, overlapping
+from penstock.collect.overlapping import Connected, Connections, Disconnected, Overlapping, RecentPayloads, overlapping
 from penstock.collect.websocket import WebSocketSource
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
@@ -242,25 +242,25 @@ async def test_a_slow_taker_holds_the_feed_up(feed: Forgetful) -> None:
 
 
 def test_no_gap_where_another_listened_already_when_one_was_last_heard() -> None:
-    lines = Lines("trades")
-    lines.add(Up(0, 10))
-    lines.add(Up(1, 20))
-    assert lines.remove(Down(0, 30, Unavailable("x", "gone"))) is None
+    lines = Connections("trades")
+    lines.add(Connected(0, 10))
+    lines.add(Connected(1, 20))
+    assert lines.remove(Disconnected(0, 30, Unavailable("x", "gone"))) is None
     assert list(lines.up) == [1]
 
 
 def test_a_connection_that_was_half_open_leaves_a_blind_time() -> None:
     """It was lost at 40, but nobody knows whether it still lived when the other one began at 35."""
-    lines = Lines("trades")
-    lines.add(Up(0, 10))
-    lines.add(Up(1, 35))
-    assert lines.remove(Down(0, 30, Unavailable("x", "no pong"))) == OutageInterval("trades", 30, 35)
+    lines = Connections("trades")
+    lines.add(Connected(0, 10))
+    lines.add(Connected(1, 35))
+    assert lines.remove(Disconnected(0, 30, Unavailable("x", "no pong"))) == OutageInterval("trades", 30, 35)
 
 
 def test_attempts_that_fail_change_nothing() -> None:
-    lines = Lines("trades")
-    lines.add(Up(0, 10))
-    assert lines.remove(Down(1, 50, Unavailable("x", "refused"))) is None
+    lines = Connections("trades")
+    lines.add(Connected(0, 10))
+    assert lines.remove(Disconnected(1, 50, Unavailable("x", "refused"))) is None
     assert list(lines.up) == [0]
 
 
@@ -273,13 +273,13 @@ def test_attempts_that_fail_change_nothing() -> None:
     ],
 )
 def test_records_are_told_apart_by_what_is_said(by: str | Sequence[str] | None, new: list[bool]) -> None:
-    known = Known(by, 100)
+    known = RecentPayloads(by, 100)
     payloads = [b'{"id":1,"of":"a"}', b'{"id":1,"of":"b"}', b'{"id":1,"of":"a"}', b"not JSON", b"not JSON"]
     assert [known.add(Arrival(payload)) for payload in payloads] == new
 
 
 def test_what_is_remembered_is_bounded() -> None:
-    known = Known(None, 3)
+    known = RecentPayloads(None, 3)
     for number in range(10):
         known.add(Arrival(b"%d" % number))
     assert not known.add(Arrival(b"7"))

@@ -18,7 +18,7 @@ from penstock.audit.hops import Hop
 from penstock.audit.ledger import Ledger
 from penstock.collect.dedup import shed_numbers, shed_records
 from penstock.collect.ingest import ARRIVAL_OVERHEAD, IngestLoop
-from penstock.collect.shedding import MOST_BYTES, Deciding, Shed, shedding
+from penstock.collect.shedding import MAX_BYTES, Shed, ShedPolicy, shedding
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Heartbeat, Origin, OutageInterval
@@ -37,7 +37,7 @@ def kept(found: Sequence[object]) -> list[Arrival]:
     return [one for one in found if isinstance(one, Arrival) and not one.shed]
 
 
-def in_a_second(deciding: Deciding, clock: ManualClock, some: Sequence[Arrival], lag: int = 0) -> list[Arrival]:
+def in_a_second(deciding: ShedPolicy, clock: ManualClock, some: Sequence[Arrival], lag: int = 0) -> list[Arrival]:
     """These come spread over a second; those that pass."""
     found: list[Arrival] = []
     for one in some:
@@ -48,14 +48,14 @@ def in_a_second(deciding: Deciding, clock: ManualClock, some: Sequence[Arrival],
 
 def test_below_the_rate_all_pass() -> None:
     clock = ManualClock()
-    deciding = Deciding(Shed("random", rate=1_000), clock)
+    deciding = ShedPolicy(Shed("random", rate=1_000), clock)
     for _ in range(5):
         assert len(in_a_second(deciding, clock, arrivals(900))) == 900
 
 
 def test_above_it_so_many_pass_as_the_rate_says() -> None:
     clock = ManualClock()
-    deciding = Deciding(Shed("random", rate=1_000, seed=1), clock)
+    deciding = ShedPolicy(Shed("random", rate=1_000, seed=1), clock)
     in_a_second(deciding, clock, arrivals(10_000))
     for _ in range(5):
         assert 950 <= len(in_a_second(deciding, clock, arrivals(10_000))) <= 1_050
@@ -63,7 +63,7 @@ def test_above_it_so_many_pass_as_the_rate_says() -> None:
 
 def test_the_important_pass_first() -> None:
     clock, levels = ManualClock(), ["error", "info", "debug", "info", "debug"]
-    deciding = Deciding(Shed("priority", rate=1_000, field="level", order=("error", "info")), clock)
+    deciding = ShedPolicy(Shed("priority", rate=1_000, field="level", order=("error", "info")), clock)
     for _ in range(3):
         found = in_a_second(deciding, clock, arrivals(4_000, level=levels))
     counted = Counter(orjson.loads(one.value)["level"] for one in found)
@@ -74,7 +74,7 @@ def test_the_important_pass_first() -> None:
 
 def test_of_a_key_all_pass_or_none() -> None:
     clock, names = ManualClock(), [f"key-{n}" for n in range(100)]
-    deciding = Deciding(Shed("key", rate=1_000, field="name"), clock)
+    deciding = ShedPolicy(Shed("key", rate=1_000, field="name"), clock)
     for _ in range(5):
         found = in_a_second(deciding, clock, arrivals(4_000, name=names))
     counted = Counter(orjson.loads(one.value)["name"] for one in found)
@@ -86,7 +86,7 @@ def test_of_a_key_all_pass_or_none() -> None:
 
 
 def test_with_a_lag_fewer_and_fewer_pass() -> None:
-    deciding = Deciding(Shed("random", lag=1_000, seed=3), ManualClock())
+    deciding = ShedPolicy(Shed("random", lag=1_000, seed=3), ManualClock())
     shares = [len(kept(deciding.decide(arrivals(1_000), lag))) for lag in (0, 1_000, 1_250, 1_500, 1_750, 2_000, 9_000)]
     assert shares[:2] == [1_000, 1_000]
     assert shares[5:] == [0, 0]
@@ -95,7 +95,7 @@ def test_with_a_lag_fewer_and_fewer_pass() -> None:
 
 
 def test_what_is_no_record_or_refused_already_is_never_dropped() -> None:
-    deciding = Deciding(Shed("random", lag=1), ManualClock())
+    deciding = ShedPolicy(Shed("random", lag=1), ManualClock())
     some: list[Arrival | Heartbeat | OutageInterval] = [Heartbeat("a", 1, 1, 1), Arrival(b"x", refused="it is bad")]
     assert deciding.decide(some, 1_000) == some
 
@@ -265,7 +265,7 @@ async def test_what_is_dropped_takes_room_as_well() -> None:
         while outside.given != before:
             before = outside.given
             await asyncio.sleep(0.05)
-        assert outside.given * 2_000 * ARRIVAL_OVERHEAD < 2 * MOST_BYTES
+        assert outside.given * 2_000 * ARRIVAL_OVERHEAD < 2 * MAX_BYTES
 
 
 async def test_who_brought_what_nobody_takes_is_told() -> None:

@@ -12,7 +12,7 @@ from tests.collect.waiting import until
 
 from penstock.channels.memory import MemoryChannels
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.standby import GroupSeat, seated
+from penstock.collect.standby import LeaderLease, run_as_leader
 from penstock.core.contracts import Channels, Entry, Member, RebalanceListener, Topic
 from penstock.core.errors import Misconfigured, Unavailable
 
@@ -36,8 +36,8 @@ def no_thread_stays() -> Iterator[None]:
     assert not [one for one in set(threading.enumerate()) - before if one.name.startswith("seat-")]
 
 
-def seat(channels: Channels) -> GroupSeat:
-    return GroupSeat(channels, "rsvps.seat", "seats", SILENCE)
+def seat(channels: Channels) -> LeaderLease:
+    return LeaderLease(channels, "rsvps.seat", "seats", SILENCE)
 
 
 class Holder:
@@ -168,13 +168,13 @@ async def test_a_short_absence_of_the_binder_changes_nothing(channels: Channels)
 
 async def test_a_seat_in_a_channel_that_is_not_there_is_unavailable() -> None:
     with pytest.raises(Unavailable, match="seats"):
-        async with GroupSeat(MemoryChannels(None), "rsvps.seat", "seats").held():
+        async with LeaderLease(MemoryChannels(None), "rsvps.seat", "seats").held():
             pass
 
 
 def test_a_silence_that_is_no_time_is_misconfigured() -> None:
     with pytest.raises(Misconfigured, match="silence"):
-        GroupSeat(MemoryChannels(), "rsvps.seat", "seats", timedelta(0))
+        LeaderLease(MemoryChannels(), "rsvps.seat", "seats", timedelta(0))
 
 
 # --- work that is done by who has the seat
@@ -204,9 +204,9 @@ class Shift:
 
 async def test_work_goes_from_one_to_the_other_and_back(channels: Channels) -> None:
     shift, first, second = Shift(), Faulty(channels), Faulty(channels)
-    tasks = [asyncio.create_task(seated(seat(first), shift.by("a")))]  # type: ignore[arg-type]
+    tasks = [asyncio.create_task(run_as_leader(seat(first), shift.by("a")))]  # type: ignore[arg-type]
     await until(lambda: shift.working == {"a"})
-    tasks.append(asyncio.create_task(seated(seat(second), shift.by("b"))))  # type: ignore[arg-type]
+    tasks.append(asyncio.create_task(run_as_leader(seat(second), shift.by("b"))))  # type: ignore[arg-type]
     first.goes_on.clear()
     await until(lambda: shift.working == {"b"})
     first.goes_on.set()
@@ -224,6 +224,6 @@ async def test_work_that_fails_leaves_the_seat(channels: Channels) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await seated(seat(channels), fails)
+        await run_as_leader(seat(channels), fails)
     async with asyncio.timeout(5), seat(channels).held() as lost:
         assert not lost.is_set()

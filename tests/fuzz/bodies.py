@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from tests.fuzz.target import Input, chunks_of, limits, result_or_error, target
 
-from penstock.collect.files.folder import Compressed, Spoilt
+from penstock.collect.files.folder import CompressedFile, CorruptFile
 from penstock.collect.listen import split_lines
 from penstock.web import bodies as web_bodies
 from penstock.web.bodies import BodyReader
@@ -70,13 +70,13 @@ def gzip_files(data: bytes) -> None:
     descriptor = os.memfd_create("gzip_bodies")
     try:
         os.write(descriptor, stream)
-        content = Compressed(descriptor)
+        content = CompressedFile(descriptor)
         try:
             begins = content.begins(step)
             while not content.seek(offset):
                 pass
             found = b"".join(iter(lambda: content.read(step), b""))
-        except Spoilt:
+        except CorruptFile:
             assert expected is None
         else:
             assert expected is not None

@@ -7,7 +7,7 @@ from tests.fuzz.target import Input, raw, result_or_error, target
 
 from penstock.collect.bookmarks import Bookmark
 from penstock.collect.cursors import CHECKSUM, CURSOR, CursorState, RecordId, cursor_of, id_in_channel, shortened
-from penstock.collect.files.progress import File, Progress, Sight, tail
+from penstock.collect.files.progress import File, FileStat, Progress, tail
 from penstock.collect.polling import Spot
 from penstock.collect.sse import last_id
 from penstock.collect.websocket import MessageParser, position_of, with_parameter
@@ -79,18 +79,18 @@ def progress(data: bytes) -> None:
         assert file.offset >= 0
         assert "/" not in file.name
         assert "\0" not in file.name
-        assert file.sight.inode == inode
+        assert file.info.inode == inode
     now = 1e9
-    sights = [Sight(file.name, inode, 1, 1, file.offset + 1) for inode, file in found.files.items()]
-    sights.append(Sight("new", 12345, 2, 2, 5))
-    news = found.meet(sights, now, lambda sight, file: True)
+    list_files = [FileStat(file.name, inode, 1, 1, file.offset + 1) for inode, file in found.files.items()]
+    list_files.append(FileStat("new", 12345, 2, 2, 5))
+    news = found.update(list_files, now, lambda info, file: True)
     for file in news[:5]:
         expected = {
             inode: _state(one) for inode, one in found.files.items() if (one.offset or one.flag) and not one.forgotten
         }
         cursor = found.begin(file, now) + tail(check, "", place)
         again = Progress("files", cursor, 1.0)
-        expected[file.sight.inode] = file.name, file.generation, place, check, ""
+        expected[file.info.inode] = file.name, file.generation, place, check, ""
         listed = {inode: _state(one) for inode, one in again.files.items()}
         # Files that were not read yet may be listed, too.
         assert expected.items() <= listed.items()

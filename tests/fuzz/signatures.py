@@ -9,7 +9,7 @@ from tests.fuzz.target import Input, result_or_error, target
 
 from penstock.collect.http.receipts import Receipt, ReceiptSigner
 from penstock.collect.webhook import WebhookSource, _Messages
-from penstock.collect.webhook.deliveries import Numbered
+from penstock.collect.webhook.deliveries import DeliveryQueue
 from penstock.core.errors import Misconfigured
 from penstock.core.signatures import parse_secrets, sign, verify
 from penstock.testing.clock import ManualClock
@@ -62,7 +62,7 @@ def webhooks(data: bytes) -> None:
     if right:
         signed = sign(b"key", message, _NOW + off, body)
         headers += [(name.encode(), value.encode("latin-1")) for name, value in signed.items()]
-    taking = _Messages(_SOURCE, cast(Numbered, None), [b"other", b"key"])
+    taking = _Messages(_SOURCE, cast(DeliveryQueue, None), [b"other", b"key"])
     request = Request({"type": "http", "method": "POST", "headers": headers})
     found = result_or_error(lambda: _verified(taking, request, body), Problem)
     if isinstance(found, Problem):

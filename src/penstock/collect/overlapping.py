@@ -1,4 +1,4 @@
-"""Several connections to a feed that gives nothing again: where one breaks, the others have heard what it missed."""
+"""Several connections to a feed that cannot resume: when one breaks, the others receive what it misses."""
 
 import asyncio
 from collections import deque
@@ -8,31 +8,30 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from penstock.collect.dedup import key_of
-from penstock.collect.reconnecting import backoff
+from penstock.collect.reconnecting import backoff, no_acknowledgement
 from penstock.collect.registry import SourceWrapper
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import OutageInterval
 
-MOST_CONNECTIONS = 10
-WAITING = 2
-"""So many intakes of each connection may wait to be taken; then it waits, and the feed with it."""
+MAX_CONNECTIONS = 10
+QUEUED = 2
+"""Intakes in the queue per connection; then the connection waits."""
 
 
 def overlapping(source: Source, by: str | Sequence[str] | None = None, connections: int = 2) -> "Overlapping":
-    """The source, heard over so many connections at once, each record handed on once.
+    """The source over several connections at once, each record yielded once.
 
-    `by` tells records apart: a path into their JSON ("trade_id"), or several. Where there is none, or nothing lies
-    there, the whole payload does: then a payload that the feed really sends twice is taken once, as long as it is
-    remembered. Whether that is right, only who knows the feed can say.
+    `by`: the JSON path, or paths, that identify a record ("trade_id"). Without it, or without a value there, the whole
+    payload does: then a payload that the feed sends twice on purpose is stored once.
     """
     return Overlapping(source, by, connections)
 
 
 @dataclass(frozen=True)
 class Overlapping(SourceWrapper):
-    """A wrapper; it has the shape of a source. The last `remember` records are known when they come once more."""
+    """A wrapper of a source. It remembers the last `remember` records."""
 
     by: str | Sequence[str] | None = None
     connections: int = 2
@@ -43,151 +42,149 @@ class Overlapping(SourceWrapper):
     def __post_init__(self) -> None:
         place = f"source {self.name}, overlap"
         if self.source.guarantee is not Guarantee.BEST_EFFORT:
-            raise Misconfigured(place, "the source can resume", "it needs no second connection: leave overlap away")
-        if not 2 <= self.connections <= MOST_CONNECTIONS:
-            raise Misconfigured(place, f"it is {self.connections}", f"say 2 to {MOST_CONNECTIONS} connections")
+            raise Misconfigured(place, "the source can resume, so it needs one connection", "remove overlap")
+        if not 2 <= self.connections <= MAX_CONNECTIONS:
+            raise Misconfigured(place, f"it is {self.connections}", f"set 2 to {MAX_CONNECTIONS} connections")
         if self.remember < 1:
-            raise Misconfigured(place, "nothing is remembered", "then each record would be taken from each connection")
+            raise Misconfigured(place, "remember is less than 1", "set it to 1 or more")
 
     @property
     def description(self) -> str:
-        same = "records that tell the same" if self.by else "payloads that are the same"
-        return f"{self.connections} connections hear it at once; what none of them heard is unknown; {same} are one"
+        same = "records with the same key" if self.by else "equal payloads"
+        return f"{self.connections} connections at once; what all of them miss is lost; {same} are stored once"
 
     @asynccontextmanager
-    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
-        """Once one connection is made. Unavailable when none can be made, and again once all are lost."""
-        news: asyncio.Queue[_News] = asyncio.Queue(WAITING * self.connections)
-        holding = [asyncio.create_task(self._hold(line, taken, news)) for line in range(self.connections)]
+    async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
+        """Return after the first connection. Raises Unavailable if all attempts failed, and later if all are lost."""
+        events: asyncio.Queue[_Event] = asyncio.Queue(QUEUED * self.connections)
+        tasks = [
+            asyncio.create_task(self._connect(connection, resume, events)) for connection in range(self.connections)
+        ]
         try:
-            lines = Lines(self.name)
+            connected = Connections(self.name)
             failed: set[int] = set()
-            while not lines.up:
-                one = await news.get()
-                if isinstance(one, Up):
-                    lines.add(one)
-                elif isinstance(one, Down):
-                    failed.add(one.line)
-                    if one.why is not None and len(failed) == self.connections:
-                        raise one.why
-                elif isinstance(one, Exception):
-                    raise one
-            async with aclosing(self._intakes(news, lines)) as intakes:
+            while not connected.up:
+                event = await events.get()
+                if isinstance(event, Connected):
+                    connected.add(event)
+                elif isinstance(event, Disconnected):
+                    failed.add(event.connection)
+                    if event.reason is not None and len(failed) == self.connections:
+                        raise event.reason
+                elif isinstance(event, Exception):
+                    raise event
+            async with aclosing(self._intakes(events, connected)) as intakes:
                 yield intakes
         finally:
-            for task in holding:
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(*holding, return_exceptions=True)
-            while not news.empty():
-                if isinstance(one := news.get_nowait(), Intake):
-                    await one.settle(Unavailable(self.name, "it is being closed"))
+            await asyncio.gather(*tasks, return_exceptions=True)
+            while not events.empty():
+                if isinstance(event := events.get_nowait(), Intake):
+                    await event.settle(Unavailable(self.name, "it is closing"))
 
-    async def _hold(self, line: int, taken: ResumeState, news: "asyncio.Queue[_News]") -> None:
-        """Keep one connection, and tell all that happens to it, in order."""
+    async def _connect(self, connection: int, resume: ResumeState, events: "asyncio.Queue[_Event]") -> None:
+        """Keep one connection open, and report its events in order."""
         delays = self.delays()
         while True:
-            heard = self.clock.now()
+            last_received = self.clock.now()
             try:
-                async with self.source.open(taken) as intakes:
-                    heard = self.clock.now()
-                    await news.put(Up(line, heard))
+                async with self.source.open(resume) as intakes:
+                    last_received = self.clock.now()
+                    await events.put(Connected(connection, last_received))
                     async for intake in intakes:
-                        heard, delays = self.clock.now(), self.delays()
+                        last_received, delays = self.clock.now(), self.delays()
                         try:
-                            await news.put(intake)
+                            await events.put(intake)
                         except asyncio.CancelledError:
-                            await intake.settle(Unavailable(self.name, "it is being closed"))
+                            await intake.settle(Unavailable(self.name, "it is closing"))
                             raise
-                await news.put(Down(line, heard, None))
+                await events.put(Disconnected(connection, last_received, None))
                 return
             except Unavailable as error:
-                await news.put(Down(line, heard, error))
+                await events.put(Disconnected(connection, last_received, error))
                 await asyncio.sleep(next(delays))
-            except Exception as error:  # noqa: BLE001 - it is raised where the records are taken
-                await news.put(error)
+            except Exception as error:  # noqa: BLE001 - it is raised in _intakes
+                await events.put(error)
                 return
 
-    async def _intakes(self, news: "asyncio.Queue[_News]", lines: "Lines") -> AsyncGenerator[Intake, None]:
-        known = Known(self.by, self.remember)
+    async def _intakes(self, events: "asyncio.Queue[_Event]", connected: "Connections") -> AsyncGenerator[Intake, None]:
+        recent = RecentPayloads(self.by, self.remember)
         while True:
-            one = await news.get()
-            if isinstance(one, Intake):
-                # One that brings only copies is handed on empty: so it is settled after those of which it has copies.
+            event = await events.get()
+            if isinstance(event, Intake):
+                # An intake of duplicates is yielded empty, so that it is settled after the originals.
                 yield Intake(
-                    [some for some in one.arrivals if not isinstance(some, Arrival) or known.add(some)], one.settle
+                    [some for some in event.arrivals if not isinstance(some, Arrival) or recent.add(some)], event.settle
                 )
-            elif isinstance(one, Up):
-                lines.add(one)
-            elif isinstance(one, Down):
-                if (blind := lines.remove(one)) is not None:
-                    yield Intake([blind], _nothing)
-                if not lines.up and (lines.ended or one.why is None):
+            elif isinstance(event, Connected):
+                connected.add(event)
+            elif isinstance(event, Disconnected):
+                if (outage := connected.remove(event)) is not None:
+                    yield Intake([outage], no_acknowledgement)
+                if not connected.up and (connected.ended or event.reason is None):
                     return
-                if not lines.up and one.why is not None:
-                    raise one.why
+                if not connected.up and event.reason is not None:
+                    raise event.reason
             else:
-                raise one
+                raise event
 
 
 @dataclass(frozen=True)
-class Up:
-    line: int
+class Connected:
+    connection: int
     at: Micros
 
 
 @dataclass(frozen=True)
-class Down:
-    line: int
-    heard: Micros
-    """The last moment at which this connection was known to live."""
-    why: Unavailable | None
-    """None: the feed has said that it is done."""
+class Disconnected:
+    connection: int
+    last_received: Micros
+    """When this connection was last known to be open."""
+    reason: Unavailable | None
+    """None: the feed has ended."""
 
 
-_News = Up | Down | Intake | Exception
+_Event = Connected | Disconnected | Intake | Exception
 
 
-class Lines:
-    """Which connections there are, and whether they have left a gap. No I/O."""
+class Connections:
+    """The open connections, and the outage intervals between them. No I/O."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.up: dict[int, Micros] = {}
-        """Since when each of them listens."""
+        """By connection: since when it is open."""
         self.ended = False
 
-    def add(self, up: Up) -> None:
-        self.up[up.line] = up.at
+    def add(self, up: Connected) -> None:
+        self.up[up.connection] = up.at
 
-    def remove(self, down: Down) -> OutageInterval | None:
-        """A blind time, if none of the others listened when this one was last heard: it may have been half open."""
-        self.ended = self.ended or down.why is None
-        if self.up.pop(down.line, None) is None or not self.up or self.ended:
+    def remove(self, down: Disconnected) -> OutageInterval | None:
+        """The outage interval, if no other connection was open when this one last received something."""
+        self.ended = self.ended or down.reason is None
+        if self.up.pop(down.connection, None) is None or not self.up or self.ended:
             return None
         back = min(self.up.values())
-        return OutageInterval(self._name, down.heard, back) if back > down.heard else None
+        return OutageInterval(self._name, down.last_received, back) if back > down.last_received else None
 
 
-class Known:
-    """The last records that were handed on, by 128 bits of each."""
+class RecentPayloads:
+    """The last records that were yielded, as 128-bit digests."""
 
-    def __init__(self, by: str | Sequence[str] | None, most: int) -> None:
-        self._by, self._most = by, most
-        self._known: set[bytes] = set()
+    def __init__(self, by: str | Sequence[str] | None, max_size: int) -> None:
+        self._by, self._max_size = by, max_size
+        self._digests: set[bytes] = set()
         self._order: deque[bytes] = deque()
 
     def add(self, arrival: Arrival) -> bool:
         """Whether it is new."""
-        told = key_of(arrival.value, self._by)
-        mark = blake2b(arrival.value if told is None else told, digest_size=16, person=b"" if told is None else b"by")
-        if (digest := mark.digest()) in self._known:
+        key = key_of(arrival.value, self._by)
+        hashed = blake2b(arrival.value if key is None else key, digest_size=16, person=b"" if key is None else b"by")
+        if (digest := hashed.digest()) in self._digests:
             return False
-        self._known.add(digest)
+        self._digests.add(digest)
         self._order.append(digest)
-        if len(self._order) > self._most:
-            self._known.discard(self._order.popleft())
+        if len(self._order) > self._max_size:
+            self._digests.discard(self._order.popleft())
         return True
-
-
-async def _nothing(error: Exception | None) -> None:
-    """A blind time has nobody who waits for its acknowledgement."""

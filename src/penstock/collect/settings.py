@@ -9,17 +9,17 @@ class CollectSettings(Section):
     spool: int = Field(
         1 << 30,
         ge=0,
-        description="bytes of disk for the records of a source while their channel is away; 0: the source waits",
+        description="bytes of disk per source for records while its channel is not available; 0: the source waits",
     )
     workers: int = Field(
         1,
         ge=1,
         le=64,
-        description="processes behind the port of each source that listens; others are heard by the first",
+        description="processes at the port of each source that listens; the first one runs all other sources",
     )
-    worker: int = Field(0, ge=0, description="which of them this process is; a run tells it")
+    worker: int = Field(0, ge=0, description="the number of this process; set by penstock run")
     standby: bool = Field(
         False,
-        description="several collectors may be started, on several machines: one collects, and when it falls silent "
+        description="several collectors can run, on several machines: one collects, and if it fails, "
         "another takes over",
     )

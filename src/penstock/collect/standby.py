@@ -1,7 +1,6 @@
-"""A seat that one process has at a time: who waits for it takes over when it is left, or its holder falls silent.
+"""Standby: of several collectors, one holds the lease and collects. Another takes over when it stops or is silent.
 
-A source that several collectors could hear, and one has to: each waits for the seat, and only then reads what the
-channel holds and connects. So the whole collector runs inside of it, not only its connection.
+The whole collector runs inside the lease, not only its connection: a new leader first reads what the channel holds.
 """
 
 import asyncio
@@ -15,17 +14,16 @@ from datetime import timedelta
 from penstock.core.contracts import ChannelPartition, Channels, Member
 from penstock.core.errors import Misconfigured, Unavailable
 
-LEAVE_WITHIN = 10.0
-"""Seconds after which a binder that does not answer is left alone with its thread, which ends when it does."""
+STOP_TIMEOUT = 10.0
+"""Seconds to wait at a stop for the thread, which may be in a call to the binder."""
 
 
 @dataclass(frozen=True)
-class GroupSeat:
-    """The seat is partition 0 of a channel, as a group deals it. One that is made for this, and stays empty, is best.
+class LeaderLease:
+    """The lease is partition 0 of a channel, assigned by a consumer group. Use an empty channel for it.
 
-    A holder that could not renew its lease for `silence` gives the seat up by itself. That has to be well before the
-    lease ends, for then another one has it. A process that was stopped meanwhile may still do, when it wakes, what it
-    does before it looks at the clock.
+    A leader that could not renew its lease for `silence` gives it up. `silence` must be well below the lease time of
+    the group. A process that was suspended may still run for a moment after it wakes up.
     """
 
     channels: Channels
@@ -35,29 +33,29 @@ class GroupSeat:
 
     def __post_init__(self) -> None:
         if self.silence <= timedelta(0):
-            raise Misconfigured(f"the seat {self.group}, silence", "it is no time", "say half of the lease")
+            raise Misconfigured(f"the lease {self.group}, silence", "it is not positive", "set half of the lease time")
 
     @asynccontextmanager
     async def held(self) -> AsyncIterator[asyncio.Event]:
-        """Wait for the seat; it is left at the end. The event is set once it is lost: then the body has to end at once.
+        """Wait for the lease, and release it at the end. The event is set when it is lost: stop at once.
 
-        Raises what the binder raises while we wait: Unavailable, for one, when the channel is not there.
+        Raises the errors of the binder while it waits, such as Unavailable for a missing channel.
         """
-        sitting = _Sitting(self, asyncio.get_running_loop())
-        thread = threading.Thread(target=sitting.run, name=f"seat-{self.group}", daemon=True)
+        candidate = _Candidate(self, asyncio.get_running_loop())
+        thread = threading.Thread(target=candidate.run, name=f"lease-{self.group}", daemon=True)
         thread.start()
         watching: asyncio.Task[None] | None = None
         try:
-            await sitting.decided.wait()
-            if sitting.failure is not None:
-                raise sitting.failure
-            watching = asyncio.create_task(sitting.watch())
-            yield sitting.gone
+            await candidate.decided.wait()
+            if candidate.failure is not None:
+                raise candidate.failure
+            watching = asyncio.create_task(candidate.watch())
+            yield candidate.gone
         finally:
             if watching is not None:
                 watching.cancel()
-            sitting.over.set()
-            leaving = asyncio.ensure_future(asyncio.to_thread(thread.join, LEAVE_WITHIN))
+            candidate.finished.set()
+            leaving = asyncio.ensure_future(asyncio.to_thread(thread.join, STOP_TIMEOUT))
             try:
                 await asyncio.shield(leaving)
             except asyncio.CancelledError:
@@ -65,10 +63,10 @@ class GroupSeat:
                 raise
 
 
-async def seated(seat: GroupSeat, work: Callable[[], Awaitable[None]]) -> None:
-    """Do the work whenever the seat is ours, from its beginning each time, until it is done. A loss cancels it."""
+async def run_as_leader(lease: LeaderLease, work: Callable[[], Awaitable[None]]) -> None:
+    """Run the work whenever this process holds the lease, until it is done. Losing the lease cancels it."""
     while True:
-        async with seat.held() as lost:
+        async with lease.held() as lost:
             working, losing = asyncio.ensure_future(work()), asyncio.ensure_future(lost.wait())
             try:
                 await asyncio.wait((working, losing), return_when=asyncio.FIRST_COMPLETED)
@@ -80,22 +78,22 @@ async def seated(seat: GroupSeat, work: Callable[[], Awaitable[None]]) -> None:
                 await asyncio.gather(working, losing, return_exceptions=True)
 
 
-class _Sitting:
-    """A member of the group in a thread, and what the event loop hears of it."""
+class _Candidate:
+    """A group member in a thread, with events for the event loop."""
 
-    def __init__(self, seat: GroupSeat, loop: asyncio.AbstractEventLoop) -> None:
-        self._seat, self._loop = seat, loop
-        self._silence = seat.silence.total_seconds()
+    def __init__(self, lease: LeaderLease, loop: asyncio.AbstractEventLoop) -> None:
+        self._lease, self._loop = lease, loop
+        self._silence = lease.silence.total_seconds()
         self._renewed = time.monotonic()
-        self._ours = False
+        self._leading = False
         self.decided, self.gone = asyncio.Event(), asyncio.Event()
-        """The seat is ours, or cannot be had; it is ours no longer."""
+        """The lease is held, or cannot be acquired; the lease is lost."""
         self.failure: Exception | None = None
-        self.over = threading.Event()
-        """The body has ended: nobody acts for us any more."""
+        self.finished = threading.Event()
+        """The work has ended."""
 
     async def watch(self) -> None:
-        """Give the seat up in time, whatever the thread is at."""
+        """Give the lease up in time, whatever the thread does."""
         while not self.gone.is_set():
             left = self._renewed + self._silence - time.monotonic()
             if left <= 0:
@@ -107,48 +105,48 @@ class _Sitting:
 
     def run(self) -> None:
         try:
-            with self._seat.channels.join(self._seat.group, [self._seat.channel], self, beginning=False) as member:
-                self._sit(member)
-        except Exception as error:  # noqa: BLE001 - who waits for the seat is told; who has it has lost it
+            with self._lease.channels.join(self._lease.group, [self._lease.channel], self, beginning=False) as member:
+                self._keep(member)
+        except Exception as error:  # noqa: BLE001 - it is raised where the lease is awaited
             self.failure = error
         finally:
-            self._tell(self.decided, self.gone)
+            self._notify(self.decided, self.gone)
 
-    def _sit(self, member: Member) -> None:
-        while not self.over.wait(self._silence / 20):
+    def _keep(self, member: Member) -> None:
+        while not self.finished.wait(self._silence / 20):
             began = time.monotonic()
             try:
                 member.read(0, 0)
             except Unavailable:
-                # A lease outlasts a short absence. Who only waits is told: there may be no such channel.
-                if not self._ours:
+                # The lease survives a short outage. A candidate fails: the channel may be missing.
+                if not self._leading:
                     raise
                 continue
             if not self.gone.is_set():
                 self._renewed = began
-            elif self._ours:
-                # It has been given up: it stays nobody's until the body has ended, or the lease.
-                self.over.wait()
+            elif self._leading:
+                # Given up: keep the partition until the work has ended or the lease expires.
+                self.finished.wait()
 
-    def _tell(self, *events: asyncio.Event) -> None:
-        with suppress(RuntimeError):  # The loop is closed: nobody listens.
+    def _notify(self, *events: asyncio.Event) -> None:
+        with suppress(RuntimeError):  # The loop is closed.
             for event in events:
                 self._loop.call_soon_threadsafe(event.set)
 
-    # --- the dealing, called from within `read`
+    # --- rebalance callbacks, called within `read`
 
     def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
-        if (self._seat.channel, 0) in partitions and not self._ours:
-            self._ours, self._renewed = True, time.monotonic()
-            self._tell(self.decided)
+        if (self._lease.channel, 0) in partitions and not self._leading:
+            self._leading, self._renewed = True, time.monotonic()
+            self._notify(self.decided)
         return {}
 
     def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
-        """It goes to somebody else as soon as this returns: not before the body has ended, if that is soon."""
-        if (self._seat.channel, 0) in partitions:
-            self._tell(self.gone)
-            self.over.wait(self._silence)
+        """Another member gets it when this returns: wait for the end of the work, but not for long."""
+        if (self._lease.channel, 0) in partitions:
+            self._notify(self.gone)
+            self.finished.wait(self._silence)
 
     def lost(self, partitions: Sequence[ChannelPartition]) -> None:
-        if (self._seat.channel, 0) in partitions:
-            self._tell(self.gone)
+        if (self._lease.channel, 0) in partitions:
+            self._notify(self.gone)

@@ -14,7 +14,7 @@ from penstock.channels.kafka import Kafka
 from penstock.collect.ingest import DEFAULT_RECORD_BYTES, IngestLoop
 from penstock.collect.numbers import other_collectors
 from penstock.collect.shedding import shedding
-from penstock.collect.standby import GroupSeat, seated
+from penstock.collect.standby import LeaderLease, run_as_leader
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels, Source, SourceContext, Topic
 from penstock.core.errors import Misconfigured, PenstockError
@@ -94,7 +94,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
 
             async with asyncio.TaskGroup() as tasks:
                 seat = _seat(description, config, channels)
-                pumping = tasks.create_task(pump_all() if seat is None else seated(seat, pump_all))
+                pumping = tasks.create_task(pump_all() if seat is None else run_as_leader(seat, pump_all))
                 if seat is None:
                     # Who cannot listen where it is told to is not ready, and says why.
                     await _tried(pumps.values(), stop)
@@ -113,13 +113,13 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
         _unwrapped(lambda: asyncio.run(collect()))
 
 
-def _seat(description: Description, config: Config, channels: Channels) -> GroupSeat | None:
+def _seat(description: Description, config: Config, channels: Channels) -> LeaderLease | None:
     """What a collector has to hold that has others standing by."""
     if not config.collect.standby:
         return None
     name = worker_name(f"penstock.{description.name}.seat", config.collect.worker)
     channels.ensure([Topic(name)])
-    return GroupSeat(channels, name, name)
+    return LeaderLease(channels, name, name)
 
 
 Lags = Callable[[str], int]

@@ -1,4 +1,4 @@
-"""Records from files: what is written to them, and what comes into a folder."""
+"""Records from files: lines that are appended, and new files in a folder."""
 
 import asyncio
 import logging
@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from penstock.collect.files.folder import Content, Folder, Spoilt
-from penstock.collect.files.progress import GONE, File, Progress, TooYoung, checksum, tail
+from penstock.collect.files.folder import Content, CorruptFile, Folder
+from penstock.collect.files.progress import REMOVED_AFTER, File, Progress, TooRecent, checksum, tail
 from penstock.collect.framing import KEPT, Found, Lines
 from penstock.collect.ingest import BATCH_BYTES, BATCH_RECORDS
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SourceContext
@@ -23,17 +23,17 @@ log = logging.getLogger(__name__)
 
 CHUNK = 256 << 10
 COMPARED = 1 << 10
-"""So many of its first bytes tell a file of lines from others."""
+"""How many of its first bytes identify a file of lines."""
 
 
 @dataclass(frozen=True)
 class FilesSource:
-    """Reads `file://PATH`: a file, the files in a folder, or those that a pattern in the last part of the path fits.
+    """Reads `file://PATH`: a file, the files in a folder, or those that match a pattern in the last part of the path.
 
-    `follow`: go on with what is appended and with what comes; otherwise it is done at the end. `format`: "lines", or
-    "whole" for a record in each file, taken once that was not written for `settled`. `every`: how often it looks.
-    `closed_after`: of many files, those that were not written for so long may be taken for done. Files that end with
-    `.gz` are read as what they hold.
+    `follow`: continue with appended data and new files; otherwise the source ends. `format`: "lines", or "whole" for
+    one record per file, which is read when it was not written for `settled`. `every`: how often to scan.
+    `closed_after`: with many files, those that were not written for this time count as complete. Files that end with
+    `.gz` are decompressed.
     """
 
     url: str
@@ -49,16 +49,16 @@ class FilesSource:
         place = f"source {self.name}"
         path = self.url.partition("://")[2]
         if not Path(path).name or "\0" in path:
-            raise Misconfigured(place, "its address tells no path", "write file://PATH, such as file://data/in")
+            raise Misconfigured(place, "the address has no path", "write file://PATH, such as file://data/in")
         if _is_pattern(str(Path(path).parent)):
             problem = "only the last part of a path may be a pattern"
             raise Misconfigured(place, problem, "write it like file://data/in/*.log")
         if self.format not in ("lines", "whole"):
-            raise Misconfigured(f"{place}, format", f'"{self.format}" is not known', "it is one of lines, whole")
+            raise Misconfigured(f"{place}, format", f'unknown value "{self.format}"', "use one of lines, whole")
         if self.max_size < 1:
-            raise Misconfigured(f"{place}, max_size", "it is less than one")
+            raise Misconfigured(f"{place}, max_size", "it must be at least 1")
         if self.every <= timedelta():
-            raise Misconfigured(f"{place}, every", "it is no time at all", 'write it like "1 s"')
+            raise Misconfigured(f"{place}, every", "it must be more than 0", 'write it like "1 s"')
 
     @property
     def guarantee(self) -> Guarantee:
@@ -66,18 +66,18 @@ class FilesSource:
 
     @property
     def description(self) -> str:
-        return "it goes on behind the last record that the channel holds, as long as files only grow or are new"
+        return "it resumes after the last durable record, if files are only appended to or added"
 
-    def with_context(self, home: SourceContext) -> "FilesSource":
-        """The same source, whose relative path is one from the folder in which its pipeline lies."""
-        return replace(self, url=f"file://{home.folder.absolute().parent / self._path}")
+    def with_context(self, context: SourceContext) -> "FilesSource":
+        """The same source, with a path relative to the folder of its pipeline."""
+        return replace(self, url=f"file://{context.folder.absolute().parent / self._path}")
 
     @property
     def _path(self) -> Path:
         return Path(self.url.partition("://")[2])
 
     @asynccontextmanager
-    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         path = self._path
         whole = self.format == "whole"
         compared = self.max_size + 1 if whole else COMPARED
@@ -85,13 +85,13 @@ class FilesSource:
             folder = Folder(self.name, path.parent, path.name, False, compared)
         elif await asyncio.to_thread(path.is_dir):
             folder = Folder(self.name, path, "*", False, compared)
-        elif taken.cursor is not None or await asyncio.to_thread(path.exists):
-            # If it was read before, it may have another name by now, and an unread rest.
+        elif resume.cursor is not None or await asyncio.to_thread(path.exists):
+            # A file that was read before may have been renamed, with an unread rest.
             folder = Folder(self.name, path.parent, path.name, True, compared)
         else:
             raise Unavailable(str(path), "there is no such file or folder")
         closed_after = timedelta() if whole else self.closed_after
-        progress = Progress(self.name, taken.cursor, closed_after.total_seconds(), folder.pattern != "*")
+        progress = Progress(self.name, resume.cursor, closed_after.total_seconds(), folder.pattern != "*")
         reading = _Reading(self, folder, progress)
         try:
             async with aclosing(reading.intakes()) as intakes:
@@ -107,8 +107,8 @@ class _Reading:
         self._source, self._folder, self._progress = source, folder, progress
         self._whole = source.format == "whole"
         self._unreadable: dict[str, str] = {}
-        self._under_way = 0
-        self._landed = asyncio.Event()
+        self._in_flight = 0
+        self._settled_event = asyncio.Event()
 
     async def intakes(self) -> AsyncGenerator[Intake, None]:
         try:
@@ -116,22 +116,22 @@ class _Reading:
                 async for intake in intakes:
                     yield intake
         except Unavailable:
-            # It is opened again after what is safe. What is still on its way would come again, and maybe behind others
-            # that were written meanwhile: their cursors would not tell of it.
-            while self._under_way:
-                self._landed.clear()
-                await self._landed.wait()
+            # The next opening resumes after what is durable. Records in flight would be repeated, perhaps after newer
+            # ones whose cursors do not include them.
+            while self._in_flight:
+                self._settled_event.clear()
+                await self._settled_event.wait()
             raise
 
     async def _intakes(self) -> AsyncGenerator[Intake, None]:
         while True:
-            news, waiting = await _aside(self._look)
+            news, waiting = await _in_thread(self._scan)
             try:
                 for file, last in news:
                     async with aclosing(self._read(file, last)) as intakes:
                         async for intake in intakes:
                             yield intake
-            except TooYoung:
+            except TooRecent:
                 waiting = True
             if not self._source.follow and not waiting:
                 for name, why in self._unreadable.items():
@@ -139,51 +139,57 @@ class _Reading:
                 return
             await asyncio.sleep(self._source.every.total_seconds())
 
-    def _look(self) -> tuple[list[tuple[File, bool]], bool]:
-        """Which files are to be read, and whether for the last time; and whether others have to wait."""
+    def _scan(self) -> tuple[list[tuple[File, bool]], bool]:
+        """The files to read, each with whether it is the last time; and whether other files must wait."""
         now, progress = time.time(), self._progress
-        changed = progress.meet(self._folder.sights(progress.knows), now, self._folder.same)
-        ended = [file for file in progress.files.values() if file.gone is not None and self._is_over(file, now)]
-        # What nobody can see any more is finished before what may have come in its place.
-        changed.sort(key=lambda file: file.gone is None)
+        changed = progress.update(self._folder.list_files(progress.is_known), now, self._folder.same)
+        ended = [
+            file for file in progress.files.values() if file.missing_at is not None and self._is_finished(file, now)
+        ]
+        # Read removed files before those that may replace them.
+        changed.sort(key=lambda file: file.missing_at is None)
         ready = [file for file in changed if file not in ended and not self._is_unsettled(file, now)]
         waiting = len(ready) < len([file for file in changed if file not in ended])
         return [(file, True) for file in ended] + [(file, not self._source.follow) for file in ready], waiting
 
-    def _is_over(self, file: File, now: float) -> bool:
-        """Whether a file that has gone was quiet for long enough. As long as it is open it can still grow."""
-        sight = self._folder.held_sight(file)
-        if sight is not None and sight != file.sight:
-            file.sight, file.gone = sight, now
-        return not self._source.follow or now - (file.gone or now) > GONE
+    def _is_finished(self, file: File, now: float) -> bool:
+        """Whether a missing file was unchanged for long enough. A process can still write to it."""
+        info = self._folder.open_info(file)
+        if info is not None and info != file.info:
+            file.info, file.missing_at = info, now
+        return not self._source.follow or now - (file.missing_at or now) > REMOVED_AFTER
 
     def _is_unsettled(self, file: File, now: float) -> bool:
-        return self._whole and abs(now - file.sight.written / 1e9) < self._source.settled.total_seconds()
+        return self._whole and abs(now - file.info.written / 1e9) < self._source.settled.total_seconds()
 
     async def _read(self, file: File, last: bool) -> AsyncGenerator[Intake, None]:
-        gone = last and file.gone is not None
+        missing_at = last and file.missing_at is not None
         try:
             head = self._progress.begin(file, time.time())
-            content = await _aside(partial(self._folder.content, file.sight))
+            content = await _in_thread(partial(self._folder.content, file.info))
             if content is not None:
-                read = self._one(file, content, head, last) if self._whole else self._lines(file, content, head, last)
+                read = (
+                    self._whole_file(file, content, head, last)
+                    if self._whole
+                    else self._lines(file, content, head, last)
+                )
                 async with aclosing(read) as intakes:
                     async for intake in intakes:
                         yield intake
             self._unreadable.pop(file.name, None)
         except OSError as error:
-            self._trouble(file, error, gone)
+            self._report_error(file, error, missing_at)
         finally:
             self._progress.end(file)
-        if gone:
-            self._folder.let_go(file.sight.inode)
+        if missing_at:
+            self._folder.close_file(file.info.inode)
             self._progress.drop(file)
 
-    def _trouble(self, file: File, error: OSError, gone: bool) -> None:
+    def _report_error(self, file: File, error: OSError, missing_at: bool) -> None:
         why = error.strerror or str(error)
-        if file.gone is not None:
-            if gone and file.has_news():
-                log.warning("%s: %s was removed before it was read to its end", self._source.name, file.name)
+        if file.missing_at is not None:
+            if missing_at and file.has_news():
+                log.warning("%s: %s was removed before it was read completely", self._source.name, file.name)
             return
         if self._unreadable.get(file.name) != why:
             log.warning("%s: %s cannot be read: %s", self._source.name, file.name, why)
@@ -194,38 +200,38 @@ class _Reading:
             file.visited, file.complete = (content.size, content.written), True
             return
         try:
-            if not await _aside(partial(self._folder.begins_same, content, file)):
-                log.warning("%s: %s is not what it was; it is read from its beginning", self._source.name, file.name)
-                self._progress.anew(file)
+            if not await _in_thread(partial(self._folder.begins_same, content, file)):
+                log.warning("%s: %s was replaced; it is read from its beginning", self._source.name, file.name)
+                self._progress.reset(file)
                 head = self._progress.begin(file, time.time())
-            begins = await _aside(partial(content.begins, COMPARED))
-            while not await _aside(partial(content.seek, file.offset)):
+            begins = await _in_thread(partial(content.begins, COMPARED))
+            while not await _in_thread(partial(content.seek, file.offset)):
                 pass
             lines = Lines(self._source.max_size, file.offset, file.flag == "skip")
-            while data := await _aside(partial(content.read, CHUNK)):
-                for intake in self._taken(file, lines.push(data), begins, head):
+            while data := await _in_thread(partial(content.read, CHUNK)):
+                for intake in self._arrivals(file, lines.push(data), begins, head):
                     yield intake
-            # Nothing is appended to what is compressed.
+            # Nothing is appended to a compressed file.
             if last or file.name.endswith(".gz"):
-                for intake in self._taken(file, lines.end(), begins, head):
+                for intake in self._arrivals(file, lines.end(), begins, head):
                     yield intake
             file.complete = not lines.midway
-        except Spoilt as spoilt:
-            file.complete = not (spoilt.early and not last)
+        except CorruptFile as corrupt:
+            file.complete = not (corrupt.early and not last)
             if file.complete:
-                yield self._spoilt(file, spoilt, head)
+                yield self._corrupt(file, corrupt, head)
         file.visited = content.size, content.written
 
-    def _taken(self, file: File, found: list[Found], begins: bytes, head: str) -> Iterator[Intake]:
-        """The intakes that these make, none of them too large."""
+    def _arrivals(self, file: File, found: list[Found], begins: bytes, head: str) -> Iterator[Intake]:
+        """Make intakes of limited size."""
         whole = checksum(begins, COMPARED)
         arrivals: list[Arrival] = []
         size = 0
         for value, place, why in found:
             check = whole if place >= COMPARED else checksum(begins, place)
             flag = "skip" if why is not None else ""
-            cursor, mark = head + tail(check, flag, place), file.mark(check, flag, place)
-            arrivals.append(Arrival(value, cursor=cursor, refused=why, dedup_key=mark))
+            cursor, dedup_key = head + tail(check, flag, place), file.dedup_key(check, flag, place)
+            arrivals.append(Arrival(value, cursor=cursor, refused=why, dedup_key=dedup_key))
             file.offset, file.check, file.flag = place, check, flag
             size += len(value)
             if len(arrivals) >= BATCH_RECORDS or size >= BATCH_BYTES:
@@ -234,48 +240,48 @@ class _Reading:
         if arrivals:
             yield self._intake(arrivals)
 
-    async def _one(self, file: File, content: Content, head: str, last: bool) -> AsyncGenerator[Intake, None]:
+    async def _whole_file(self, file: File, content: Content, head: str, last: bool) -> AsyncGenerator[Intake, None]:
         most = self._source.max_size
         try:
-            data = await _aside(partial(content.begins, most + 1))
-        except Spoilt as spoilt:
-            file.visited, file.complete = (content.size, content.written), not (spoilt.early and not last)
+            data = await _in_thread(partial(content.begins, most + 1))
+        except CorruptFile as corrupt:
+            file.visited, file.complete = (content.size, content.written), not (corrupt.early and not last)
             if file.complete and file.flag != "bad":
-                yield self._spoilt(file, spoilt, head)
+                yield self._corrupt(file, corrupt, head)
             return
         size = len(data) if file.name.endswith(".gz") else content.size
         check = checksum(data, len(data))
         if (size, check) != (file.offset, file.check):
-            why = f"the file is larger than the {most} bytes that a record may have" if len(data) > most else None
+            why = f"the file has more than {most} bytes, the limit of a record" if len(data) > most else None
             value = data if why is None else data[:KEPT]
             file.offset, file.check, file.flag = size, check, ""
-            # It may come to hold again what it held before: that is another record.
-            mark = file.mark(check, str(content.written), size)
-            yield self._intake([Arrival(value, cursor=head + tail(check, "", size), refused=why, dedup_key=mark)])
+            # If it has its former content again, that is another record.
+            dedup_key = file.dedup_key(check, str(content.written), size)
+            yield self._intake([Arrival(value, cursor=head + tail(check, "", size), refused=why, dedup_key=dedup_key)])
         file.visited, file.complete = (content.size, content.written), True
 
-    def _spoilt(self, file: File, spoilt: Spoilt, head: str) -> Intake:
+    def _corrupt(self, file: File, corrupt: CorruptFile, head: str) -> Intake:
         file.flag = "bad"
-        why = f"{file.name} cannot be read on behind byte {file.offset}: {spoilt.why}"
+        why = f"{file.name} cannot be read after byte {file.offset}: {corrupt.why}"
         place = file.check or 0, "bad", file.offset
-        return self._intake([Arrival(b"", cursor=head + tail(*place), refused=why, dedup_key=file.mark(*place))])
+        return self._intake([Arrival(b"", cursor=head + tail(*place), refused=why, dedup_key=file.dedup_key(*place))])
 
     def _intake(self, arrivals: list[Arrival]) -> Intake:
-        self._under_way += 1
+        self._in_flight += 1
         return Intake(arrivals, self._settle)
 
     async def _settle(self, error: Exception | None) -> None:
-        """Nobody is told: what was not taken is read again at the next opening."""
-        self._under_way -= 1
-        self._landed.set()
+        """Files need no acknowledgement: what was not stored is read again at the next opening."""
+        self._in_flight -= 1
+        self._settled_event.set()
 
 
 def _is_pattern(text: str) -> bool:
     return any(sign in text for sign in "*?[")
 
 
-async def _aside(work: Callable[[], T]) -> T:
-    """In a thread. Who is cancelled waits for it: nothing is closed under its hands."""
+async def _in_thread(work: Callable[[], T]) -> T:
+    """Run in a thread. A cancelled caller waits for its end, so that nothing is closed while it is used."""
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(working)

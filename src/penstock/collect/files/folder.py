@@ -1,4 +1,4 @@
-"""Files as they lie on disk: what is there, and their bytes. All of it may block, and runs in a thread."""
+"""Files on disk: their state and their content. Everything here blocks and runs in a thread."""
 
 import fnmatch
 import gzip
@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Protocol
 
-from penstock.collect.files.progress import File, Sight, checksum
+from penstock.collect.files.progress import File, FileStat, checksum
 from penstock.core.errors import Misconfigured, Unavailable
 
-MOST_FILES = 100_000
-OPEN = 32
-"""So many files stay open: those that are removed while they are read are still read to their end."""
-STEP = 4 << 20
+MAX_FILES = 100_000
+MAX_OPEN = 32
+"""How many files stay open: one that is removed while it is read is still read to its end."""
+SKIP_STEP = 4 << 20
 
 
-class Spoilt(Exception):
-    """Raised when compressed data cannot be read on; `early` when it only ends too early."""
+class CorruptFile(Exception):
+    """Raised when compressed data is corrupt. `early`: it only ends too early, and may still grow."""
 
     def __init__(self, why: str, early: bool) -> None:
         super().__init__(why, early)
@@ -37,13 +37,13 @@ class Content(Protocol):
         """Its first bytes."""
 
     def seek(self, offset: int) -> bool:
-        """Go on there, or somewhat nearer to it: whether it is reached."""
+        """Move to the offset, or closer to it. Return whether it was reached."""
 
     def read(self, most: int) -> bytes:
-        """What follows, up to the end that the file had when it was opened."""
+        """The next bytes, up to the size that the file had when it was opened."""
 
 
-class Plain:
+class PlainFile:
     def __init__(self, descriptor: int) -> None:
         found = os.fstat(descriptor)
         self.size, self.written = found.st_size, found.st_mtime_ns
@@ -62,8 +62,8 @@ class Plain:
         return data
 
 
-class Compressed:
-    """What a .gz file holds. A step of it takes bounded memory, however much it becomes."""
+class CompressedFile:
+    """The content of a .gz file, read with bounded memory."""
 
     def __init__(self, descriptor: int) -> None:
         found = os.fstat(descriptor)
@@ -82,15 +82,15 @@ class Compressed:
 
     def seek(self, offset: int) -> bool:
         missing = offset - self._zip.tell()
-        return missing <= 0 or not self.read(min(missing, STEP)) or self._zip.tell() >= offset
+        return missing <= 0 or not self.read(min(missing, SKIP_STEP)) or self._zip.tell() >= offset
 
     def read(self, most: int) -> bytes:
         try:
             return self._zip.read(most)
         except EOFError as error:
-            raise Spoilt("its compressed data ends in the middle", early=True) from error
+            raise CorruptFile("its compressed data ends in the middle", early=True) from error
         except (gzip.BadGzipFile, zlib.error) as error:
-            raise Spoilt(f"its compressed data is damaged: {error}", early=False) from error
+            raise CorruptFile(f"its compressed data is damaged: {error}", early=False) from error
 
     def close(self) -> None:
         self._zip.close()
@@ -99,105 +99,105 @@ class Compressed:
 
 @dataclass
 class Folder:
-    """A folder, and which of its files are meant: all, those that fit a pattern, or one."""
+    """A folder and its selected files: all, those that match a pattern, or one."""
 
     source: str
     path: Path
     pattern: str
     one: bool
     compared: int
-    """So many of its first bytes tell a file from others."""
-    held: dict[int, int] = field(default_factory=dict)
-    """Descriptors by inode; the file that was read last comes last."""
-    _compressed: Compressed | None = None
+    """How many of its first bytes identify a file."""
+    descriptors: dict[int, int] = field(default_factory=dict)
+    """By inode; the file that was read last comes last."""
+    _compressed: CompressedFile | None = None
 
-    def sights(self, known: Callable[[int, str], bool]) -> list[Sight]:
-        """The files that are meant, and those that are known and have another name by now. Regular files only."""
-        found: list[Sight] = []
+    def list_files(self, known: Callable[[int, str], bool]) -> list[FileStat]:
+        """The selected files, and known files that were renamed. Regular files only."""
+        found: list[FileStat] = []
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
-                    if self._meant(entry.name) or known(entry.inode(), entry.name):
-                        sight = self._sight(entry.name)
-                        if sight is not None:
-                            found.append(sight)
-                    if len(found) > MOST_FILES:
-                        fix = "move away what is done, or take fewer by a pattern"
+                    if self._is_selected(entry.name) or known(entry.inode(), entry.name):
+                        info = self._stat(entry.name)
+                        if info is not None:
+                            found.append(info)
+                    if len(found) > MAX_FILES:
+                        fix = "move away files that were read, or select fewer with a pattern"
                         raise Misconfigured(
-                            f"source {self.source}", f"{self.path} holds more than {MOST_FILES} files", fix
+                            f"source {self.source}", f"{self.path} has more than {MAX_FILES} files", fix
                         )
         except OSError as error:
             raise Unavailable(str(self.path), error.strerror or str(error)) from error
         return found
 
-    def _meant(self, name: str) -> bool:
+    def _is_selected(self, name: str) -> bool:
         if self.one:
             return name == self.pattern
         return fnmatch.fnmatchcase(name, self.pattern) and name.startswith(".") == self.pattern.startswith(".")
 
-    def _sight(self, name: str) -> Sight | None:
+    def _stat(self, name: str) -> FileStat | None:
         try:
-            # The one file that was asked for may be a link; in a folder, links lead to others or out of it.
+            # A single file may be a symlink. In a folder, symlinks are ignored.
             found = (self.path / name).stat(follow_symlinks=self.one and name == self.pattern)
         except OSError:
             return None
         if not stat.S_ISREG(found.st_mode):
             return None
-        return Sight(name, found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size)
+        return FileStat(name, found.st_ino, found.st_ctime_ns, found.st_mtime_ns, found.st_size)
 
-    def held_sight(self, file: File) -> Sight | None:
-        """A file that has no name any more, but is still open."""
-        descriptor = self.held.get(file.sight.inode)
+    def open_info(self, file: File) -> FileStat | None:
+        """The state of a removed file that is still open."""
+        descriptor = self.descriptors.get(file.info.inode)
         if descriptor is None:
             return None
         found = os.fstat(descriptor)
-        return file.sight._replace(written=found.st_mtime_ns, size=found.st_size)
+        return file.info._replace(written=found.st_mtime_ns, size=found.st_size)
 
-    def content(self, sight: Sight) -> Content | None:
-        """The file, opened; None when it has just become another one. OSError when it may not be read."""
-        inode = sight.inode
-        if inode not in self.held:
-            follow = self.one and sight.name == self.pattern
+    def content(self, info: FileStat) -> Content | None:
+        """Open the file; None if it was just replaced. Raises OSError if it cannot be read."""
+        inode = info.inode
+        if inode not in self.descriptors:
+            follow = self.one and info.name == self.pattern
             flags = os.O_RDONLY | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
-            descriptor = os.open(self.path / sight.name, flags)
+            descriptor = os.open(self.path / info.name, flags)
             found = os.fstat(descriptor)
             if found.st_ino != inode or not stat.S_ISREG(found.st_mode):
                 os.close(descriptor)
                 return None
-            self.held[inode] = descriptor
-        self.held[inode] = self.held.pop(inode)
-        while len(self.held) > OPEN:
-            self.let_go(next(iter(self.held)))
+            self.descriptors[inode] = descriptor
+        self.descriptors[inode] = self.descriptors.pop(inode)
+        while len(self.descriptors) > MAX_OPEN:
+            self.close_file(next(iter(self.descriptors)))
         if self._compressed is not None:
             self._compressed.close()
             self._compressed = None
-        if sight.name.endswith(".gz"):
-            self._compressed = Compressed(self.held[inode])
+        if info.name.endswith(".gz"):
+            self._compressed = CompressedFile(self.descriptors[inode])
             return self._compressed
-        return Plain(self.held[inode])
+        return PlainFile(self.descriptors[inode])
 
-    def same(self, sight: Sight, file: File) -> bool:
-        """Whether what lies there begins as the file did, as far as that was read."""
+    def same(self, info: FileStat, file: File) -> bool:
+        """Whether the file on disk has the first bytes of the known file, up to its offset."""
         try:
-            content = self.content(sight)
+            content = self.content(info)
             return content is not None and self.begins_same(content, file)
-        except Spoilt:
+        except CorruptFile:
             return file.flag == "bad"
         except OSError:
             return False
 
     def begins_same(self, content: Content, file: File) -> bool:
-        if isinstance(content, Plain) and content.size < file.offset:
+        if isinstance(content, PlainFile) and content.size < file.offset:
             return False
         return file.check is None or checksum(content.begins(self.compared), file.offset) == file.check
 
-    def let_go(self, inode: int) -> None:
-        if (descriptor := self.held.pop(inode, None)) is not None:
+    def close_file(self, inode: int) -> None:
+        if (descriptor := self.descriptors.pop(inode, None)) is not None:
             os.close(descriptor)
 
     def close(self) -> None:
         if self._compressed is not None:
             self._compressed.close()
             self._compressed = None
-        for inode in list(self.held):
-            self.let_go(inode)
+        for inode in list(self.descriptors):
+            self.close_file(inode)

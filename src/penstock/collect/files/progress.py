@@ -1,7 +1,7 @@
-"""How far the files of a folder are read, and the cursor that tells it: bounded, however many files there are. No I/O.
+"""How far the files of a folder were read, and the cursor that holds this. Bounded for any number of files. No I/O.
 
-The cursor of a record tells, for each file that may still grow, how far it was read when the record was taken. What it
-need not tell file by file it tells by a moment: whatever was last changed before that, and is not listed, is done.
+The cursor of a record has, for each file that may still grow, the offset up to which it was read. The other files are
+described by a time: a file that was last changed before it, and is not listed, was read to its end.
 """
 
 import json
@@ -16,21 +16,21 @@ from penstock.core.errors import Misconfigured
 
 log = logging.getLogger(__name__)
 
-ROOMY = 1 << 10
-"""So many bytes of a cursor may tell of files one by one; beyond that, those are forgotten that are done for."""
-MOST = 8 << 10
-"""A cursor lies beside each record: no one is ever longer."""
-GONE = 10.0
-"""Seconds until a file that is no longer there is given up: one that is just being renamed is seen nowhere."""
+CURSOR_TARGET = 1 << 10
+"""Bytes of a cursor. Above it, files that were read to their end are removed from the list."""
+MAX_CURSOR = 8 << 10
+"""The limit of a cursor: each record has one in its headers."""
+REMOVED_AFTER = 10.0
+"""Seconds until a missing file counts as removed: during a rename, it is missing for a moment."""
 TICK = 1.0
-"""Seconds by which the clocks of file systems may be coarse."""
+"""The resolution of file times in seconds, on coarse file systems."""
 
 Key = tuple[int, str]
-"""When a file was last changed in any way, in nanoseconds, and its name."""
+"""When the inode of a file was last changed, in nanoseconds, and its name."""
 
 
-class Sight(NamedTuple):
-    """A file as it lies there."""
+class FileStat(NamedTuple):
+    """The state of a file on disk."""
 
     name: str
     inode: int
@@ -45,242 +45,246 @@ class Sight(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class File:
-    """A file, under whatever name: it is what begins with the same bytes, and has the same inode or the same name."""
+    """A file, also after a rename: it has the same first bytes, and the same inode or the same name."""
 
-    sight: Sight
-    home: int
-    """The inode that it had when it was met."""
+    info: FileStat
+    first_inode: int
+    """The inode that it had when it was first seen."""
     generation: int = 0
-    """Tells it from another one that had this inode before: no two records may have the same mark."""
+    """Distinguishes it from an earlier file with this inode: each record needs its own dedup key."""
     offset: int = 0
-    """The place behind the last record that was taken."""
+    """The offset after the last record that was read."""
     check: int | None = 0
-    """The checksum of its first bytes, as far as they lie before the offset; None where it was forgotten."""
+    """The checksum of its first bytes, up to the offset; None if it is unknown."""
     flag: str = ""
-    """`skip`: the offset lies in a line that is too long. `bad`: it cannot be read on."""
+    """`skip`: the offset is in a line that is too long. `bad`: the rest is corrupt."""
     visited: tuple[int, int] | None = None
-    """Its size and when it was written, when it was last read."""
+    """Its size and its modification time, when it was last read."""
     complete: bool = False
-    """Nothing in it was left when it was last read."""
+    """It was read to its end."""
     forgotten: bool = False
-    gone: float | None = None
-    """Since when it was neither seen nor written to."""
-    recalled: bool = False
-    """A former life has met it, and this one has not yet."""
+    missing_at: float | None = None
+    """Since when it is missing and was not written."""
+    from_cursor: bool = False
+    """Known from the cursor, and not seen yet by this process."""
 
     @property
     def name(self) -> str:
-        return self.sight.name
+        return self.info.name
 
     @property
     def unread(self) -> bool:
         return self.visited is None and not self.offset and not self.flag
 
     def has_news(self) -> bool:
-        return self.sight.size > 0 and self.visited != (self.sight.size, self.sight.written)
+        return self.info.size > 0 and self.visited != (self.info.size, self.info.written)
 
     def entry(self) -> str:
-        told = [*self.begins(), self.check, self.flag, self.offset]
-        return json.dumps(told, separators=(",", ":"))
+        document = [*self.begins(), self.check, self.flag, self.offset]
+        return json.dumps(document, separators=(",", ":"))
 
     def begins(self) -> list[object]:
-        """How its entry begins."""
-        inode = self.sight.inode
-        return [self.name, inode, self.generation if self.home == inode else [self.home, self.generation]]
+        """The first fields of its entry."""
+        inode = self.info.inode
+        return [self.name, inode, self.generation if self.first_inode == inode else [self.first_inode, self.generation]]
 
-    def mark(self, check: int, state: str, offset: int) -> str:
-        """That of its record before the offset: where it lies, whatever becomes of other files and of its name."""
-        return f"{self.home}/{self.generation}/{check}/{state}/{offset}"
+    def dedup_key(self, check: int, state: str, offset: int) -> str:
+        """The dedup key of the record before the offset. It does not change with a rename or with other files."""
+        return f"{self.first_inode}/{self.generation}/{check}/{state}/{offset}"
 
 
 class Progress:
-    """`renamed`: a file can get a name by which nobody would look for it. Then those that wait are listed, too."""
+    """`renamed`: a file can get a name that the pattern does not match. Then unread files are listed, too."""
 
     def __init__(self, source: str, cursor: str | None, closed_after: float, renamed: bool = False) -> None:
         self.files: dict[int, File] = {}
         self._renamed = renamed
         self._source, self._closed_after = source, closed_after
         self._done: Key | None = None
-        self._life = 0
+        self._generation = 0
         self._listed: dict[int, str] = {}
-        """What the cursor tells, by inode; the file that was read last comes last."""
+        """The entries of the cursor, by inode; the file that was read last comes last."""
         self._unread: list[Key] = []
         self._first = True
-        self._looked = 0.0
+        self._scanned_at = 0.0
         if cursor is not None:
             self._remember(cursor)
 
     def _remember(self, cursor: str) -> None:
         try:
-            told: Any = json.loads(cursor)
-            if told["done"] is not None:
-                self._done = int(told["done"][0]), str(told["done"][1])
-            self._life = int(told["life"])
-            for name, inode, generation, check, flag, offset in told["files"]:
+            document: Any = json.loads(cursor)
+            if document["done"] is not None:
+                self._done = int(document["done"][0]), str(document["done"][1])
+            self._generation = int(document["life"])
+            for name, inode, generation, check, flag, offset in document["files"]:
                 if int(offset) < 0 or "/" in str(name) or "\0" in str(name):
                     raise ValueError(name)
-                sight = Sight(str(name), int(inode), 0, 0, 0)
-                home, generation = generation if isinstance(generation, list) else (inode, generation)
+                info = FileStat(str(name), int(inode), 0, 0, 0)
+                first_inode, generation = generation if isinstance(generation, list) else (inode, generation)
                 known = None if check is None else int(check)
-                file = File(sight, int(home), int(generation), int(offset), known, str(flag), recalled=True)
-                self.files[file.sight.inode] = file
-                self._listed[file.sight.inode] = file.entry()
+                file = File(info, int(first_inode), int(generation), int(offset), known, str(flag), from_cursor=True)
+                self.files[file.info.inode] = file
+                self._listed[file.info.inode] = file.entry()
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
-            problem = "under its name the channel holds records of another source, not of files"
+            problem = "the channel has records of another kind of source with this name"
             raise Misconfigured(f"source {self._source}", problem, "give it another name") from error
 
-    def knows(self, inode: int, name: str) -> bool:
-        """Whether this is a file that was met before, under whatever name."""
+    def is_known(self, inode: int, name: str) -> bool:
+        """Whether this file was seen before, perhaps with another name."""
         if (file := self.files.get(inode)) is None:
             return False
-        # Of one that was not read, nothing but its name tells that its inode is not another file's by now.
-        return not (file.recalled and file.unread) or _stem(name) == _stem(file.name)
+        # For an unread file, only the name shows that the inode was not reused.
+        return not (file.from_cursor and file.unread) or _stem(name) == _stem(file.name)
 
-    def meet(self, sights: Iterable[Sight], now: float, same: Callable[[Sight, File], bool]) -> list[File]:
-        """Those that have something to read: first those that are known, then new ones, as they came.
+    def update(
+        self, list_files: Iterable[FileStat], now: float, is_same: Callable[[FileStat, File], bool]
+    ) -> list[File]:
+        """The files with something to read: first known ones, then new ones by time.
 
-        `now` is when it was begun to look. `same` tells whether what lies there begins as the file did.
+        `now`: when the scan started. `is_same`: whether the file on disk has the first bytes of the known file.
         """
-        self._looked = now
-        seen = {sight.inode: sight for sight in sights}
-        absent = {file.name: file for inode, file in self.files.items() if inode not in seen}
+        self._scanned_at = now
+        seen = {info.inode: info for info in list_files}
+        missing = {file.name: file for inode, file in self.files.items() if inode not in seen}
         for file in list(self.files.values()):
-            sight = seen.get(file.sight.inode)
-            # After a new start, the inode may be another file's.
-            if sight is not None and file.visited is None and not file.unread and not same(sight, file):
+            info = seen.get(file.info.inode)
+            # After a restart, the inode may have been reused.
+            if info is not None and file.visited is None and not file.unread and not is_same(info, file):
                 self.drop(file)
-                absent[file.name] = file
-                if sight.name == file.name:
-                    log.warning("%s: %s is not what it was; it is read from its beginning", self._source, file.name)
-        for inode, sight in seen.items():
-            self._see(self.files.get(inode) or self._returned(sight, absent, same) or self._new(sight), sight)
+                missing[file.name] = file
+                if info.name == file.name:
+                    log.warning("%s: %s was replaced; it is read from its beginning", self._source, file.name)
+        for inode, info in seen.items():
+            self._seen(self.files.get(inode) or self._returned(info, missing, is_same) or self._new(info), info)
         for inode, file in list(self.files.items()):
-            if inode not in seen and file.gone is None:
-                file.gone = now
+            if inode not in seen and file.missing_at is None:
+                file.missing_at = now
         self._first = False
-        self._unread = sorted(file.sight.key for file in self.files.values() if file.unread and file.sight.size)
+        self._unread = sorted(file.info.key for file in self.files.values() if file.unread and file.info.size)
         for key in self._unread[: bisect_left(self._unread, self._done or (0, ""))]:
-            # By its time it seems to be done: a clock was set back.
-            file = next(one for one in self.files.values() if one.sight.key == key)
-            self._listed[file.sight.inode] = file.entry()
+            # Its time is before the end time of the cursor: a clock was set back.
+            file = next(one for one in self.files.values() if one.info.key == key)
+            self._listed[file.info.inode] = file.entry()
         if self._renamed:
             self._list_unread()
         news = [file for file in self.files.values() if file.has_news()]
-        return sorted(news, key=lambda file: (file.unread, file.sight.key))
+        return sorted(news, key=lambda file: (file.unread, file.info.key))
 
     def _list_unread(self) -> None:
-        """As many as there is room for: before their turn comes they may be renamed, and this life may end."""
-        room = ROOMY - sum(map(len, self._listed.values()))
-        for file in sorted(self.files.values(), key=lambda file: file.sight.key):
+        """List unread files while there is space: they may be renamed, and this process may crash."""
+        room = CURSOR_TARGET - sum(map(len, self._listed.values()))
+        for file in sorted(self.files.values(), key=lambda file: file.info.key):
             entry = file.entry()
-            if file.unread and file.sight.size and file.sight.inode not in self._listed and len(entry) <= room:
-                self._listed[file.sight.inode] = entry
+            if file.unread and file.info.size and file.info.inode not in self._listed and len(entry) <= room:
+                self._listed[file.info.inode] = entry
                 room -= len(entry)
 
-    def _returned(self, sight: Sight, absent: dict[str, File], same: Callable[[Sight, File], bool]) -> File | None:
-        """The file that this is under another inode: copied back, written anew by an editor, or compressed."""
-        names = [sight.name] if sight.name in absent else []
-        if sight.name.endswith(".gz"):
-            names += [name for name in absent if _stem(name) == _stem(sight.name) and name != sight.name]
+    def _returned(
+        self, info: FileStat, missing: dict[str, File], is_same: Callable[[FileStat, File], bool]
+    ) -> File | None:
+        """The known file with another inode: copied back, rewritten by an editor, or compressed."""
+        names = [info.name] if info.name in missing else []
+        if info.name.endswith(".gz"):
+            names += [name for name in missing if _stem(name) == _stem(info.name) and name != info.name]
         for name in names:
-            file = absent[name]
-            if file.offset and same(sight, file):
-                del absent[name]
+            file = missing[name]
+            if file.offset and is_same(info, file):
+                del missing[name]
                 self.drop(file)
                 file.visited = None
-                self.files[sight.inode] = file
+                self.files[info.inode] = file
                 return file
         return None
 
-    def _new(self, sight: Sight) -> File:
-        file = self.files[sight.inode] = File(sight, sight.inode, self._life)
-        if self._first and self._done is not None and sight.key <= self._done:
-            file.visited = sight.size, sight.written
+    def _new(self, info: FileStat) -> File:
+        file = self.files[info.inode] = File(info, info.inode, self._generation)
+        if self._first and self._done is not None and info.key <= self._done:
+            file.visited = info.size, info.written
             file.complete = file.forgotten = True
-            if not sight.name.endswith(".gz"):
-                file.offset, file.check = sight.size, None
+            if not info.name.endswith(".gz"):
+                file.offset, file.check = info.size, None
         return file
 
-    def _see(self, file: File, sight: Sight) -> None:
-        before, file.sight, file.gone, file.recalled = file.sight, sight, None, False
-        # One that is changed in any way would look like a new one to a new start.
-        file.forgotten = file.forgotten and sight.key == before.key
+    def _seen(self, file: File, info: FileStat) -> None:
+        before, file.info, file.missing_at, file.from_cursor = file.info, info, None, False
+        # After a restart, a file with a newer time would look like a new one.
+        file.forgotten = file.forgotten and info.key == before.key
         if not file.forgotten and (file.offset or file.flag):
-            self._listed[sight.inode] = file.entry()
+            self._listed[info.inode] = file.entry()
 
     def drop(self, file: File) -> None:
-        """It is gone from its inode, which may soon be another file's."""
-        self._outlive(file)
-        if self.files.get(file.sight.inode) is file:
-            del self.files[file.sight.inode]
-            self._listed.pop(file.sight.inode, None)
+        """Forget a file: its inode may be reused."""
+        self._advance_generation(file)
+        if self.files.get(file.info.inode) is file:
+            del self.files[file.info.inode]
+            self._listed.pop(file.info.inode, None)
 
-    def anew(self, file: File) -> None:
-        """It was cut, or is another one."""
-        self._outlive(file)
-        file.home, file.generation = file.sight.inode, self._life
+    def reset(self, file: File) -> None:
+        """Read a file from its beginning: it was truncated or replaced."""
+        self._advance_generation(file)
+        file.first_inode, file.generation = file.info.inode, self._generation
         file.offset, file.check, file.flag = 0, 0, ""
 
-    def _outlive(self, file: File) -> None:
-        # Not simply the next number: a new start that learns of the same changes in another order has to give the same.
-        self._life = max(self._life, file.generation + 1)
+    def _advance_generation(self, file: File) -> None:
+        # Not a counter: a restart that sees the same changes in another order must give the same generation.
+        self._generation = max(self._generation, file.generation + 1)
 
     def begin(self, file: File, now: float) -> str:
-        """The file is read now: the cursors of its records begin with this, and end with `tail`."""
-        at = bisect_left(self._unread, file.sight.key)
-        if self._unread[at : at + 1] == [file.sight.key]:
+        """Start to read a file. Return the start of the cursors of its records; `tail` is the end."""
+        at = bisect_left(self._unread, file.info.key)
+        if self._unread[at : at + 1] == [file.info.key]:
             del self._unread[at]
         if not file.offset and not file.flag:
-            # When it was met is nothing that a new start could know.
-            file.generation = self._life
-        self._listed.pop(file.sight.inode, None)
+            # A restart does not know when the file was first seen.
+            file.generation = self._generation
+        self._listed.pop(file.info.inode, None)
         self._forget(now)
         others = "".join(f"{entry}," for entry in self._listed.values())
         done = json.dumps(self._done, separators=(",", ":"))
         this = json.dumps(file.begins(), separators=(",", ":"))[:-1]
-        return f'{{"done":{done},"life":{self._life},"files":[{others}{this},'
+        return f'{{"done":{done},"life":{self._generation},"files":[{others}{this},'
 
     def end(self, file: File) -> None:
-        """It was read, as far as its offset tells."""
+        """Finish reading a file."""
         file.forgotten = False
         if file.offset or file.flag:
-            self._listed[file.sight.inode] = file.entry()
+            self._listed[file.info.inode] = file.entry()
         elif file.unread:
-            insort(self._unread, file.sight.key)
+            insort(self._unread, file.info.key)
 
     def _forget(self, now: float) -> None:
         size = sum(map(len, self._listed.values()))
         waiting = False
         for inode in list(self._listed):
-            if size <= ROOMY:
+            if size <= CURSOR_TARGET:
                 return
             file = self.files[inode]
-            if not file.complete or file.gone is not None or now - file.sight.written / 1e9 < self._closed_after:
+            if not file.complete or file.missing_at is not None or now - file.info.written / 1e9 < self._closed_after:
                 continue
-            if self._unread and self._unread[0] <= file.sight.key:
+            if self._unread and self._unread[0] <= file.info.key:
                 continue
-            # What has come since the look began may have escaped it, and must not seem to be done.
-            if self._looked - file.sight.changed / 1e9 < TICK:
+            # A file that was created after the scan started must not count as read.
+            if self._scanned_at - file.info.changed / 1e9 < TICK:
                 waiting = True
                 continue
             size -= len(self._listed.pop(inode))
             file.forgotten = True
-            self._done = max(self._done or file.sight.key, file.sight.key)
-        if size > MOST:
+            self._done = max(self._done or file.info.key, file.info.key)
+        if size > MAX_CURSOR:
             if waiting:
-                raise TooYoung
-            problem = f"{len(self._listed)} of its files may still grow, more than it can keep in mind"
-            fix = 'say closed_after = "1 s" if they are complete when they come, or take fewer of them'
+                raise TooRecent
+            problem = f"{len(self._listed)} files may still grow, too many for the cursor"
+            fix = 'set closed_after = "1 s" if files are complete when they appear, or select fewer files'
             raise Misconfigured(f"source {self._source}", problem, fix)
 
 
 def _stem(name: str) -> str:
-    """What the names of a log have in common, whose files are renamed before they are compressed."""
+    """The common part of the names of a rotated log file."""
     return name.removesuffix(".gz").rstrip("0123456789.-_")
 
 
-class TooYoung(Exception):
-    """Raised when so many files have just come that it takes a moment until they can be told by their time."""
+class TooRecent(Exception):
+    """Raised when so many files are new that their times cannot distinguish them yet."""
 
 
 def tail(check: int, flag: str, offset: int) -> str:
@@ -288,5 +292,5 @@ def tail(check: int, flag: str, offset: int) -> str:
 
 
 def checksum(begins: bytes, offset: int) -> int:
-    """Of a file's first bytes, as far as they were taken: what follows may not have been written yet."""
+    """The checksum of the first bytes of a file, up to the offset."""
     return zlib.crc32(begins[:offset])

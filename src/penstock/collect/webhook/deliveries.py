@@ -1,4 +1,10 @@
-"""Deliveries with an id, on their way: numbered on disk first, then gathered, then known to be safe."""
+"""Webhook deliveries: numbered on disk first, then put into the ingest queue.
+
+`Deliveries` is a SQLite file: it keeps ids for some time, and bodies until they are durable in the channel. Each id
+has a number, in the order of arrival, and it is synced before anything else happens. So after a crash, the same id has
+the same number, by which the collector drops duplicates. After a restore from a backup, numbers of the file are in use
+already: then it continues in another epoch.
+"""
 
 import asyncio
 import hashlib
@@ -26,7 +32,7 @@ from penstock.web.responses import Problem
 log = logging.getLogger(__name__)
 
 _FORGET_AT_A_TIME = 10_000
-_MAKE = """
+_SCHEMA = """
 create table if not exists epochs (first integer primary key, epoch integer not null);
 create table if not exists deliveries (
     seq integer primary key autoincrement,
@@ -53,17 +59,17 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What is known of an id: its number, when it came first, whether with this very body, whether it is safe."""
+    """An id: its number, when it first arrived, whether the body is the same, whether it is durable."""
 
     seq: int
     time: Micros
     same: bool
-    safe: bool
+    durable: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """A delivery that was not known to be safe."""
+class Pending:
+    """A delivery that is not marked as durable."""
 
     seq: int
     time: Micros
@@ -72,19 +78,19 @@ class Left:
 
 
 class Deliveries:
-    """A file. Every method blocks, and they are called one at a time.
+    """The SQLite file. Every method blocks, and calls must not overlap.
 
-    `highest`: the epoch and the highest number that somebody else knows to be in use.
+    `highest`: the epoch and the highest number that are in use.
     """
 
     def __init__(self, folder: Path, name: str, now: Micros, highest: tuple[int, int] = (0, 0)) -> None:
         self.path = folder / f"{quote(name, safe='')}.sqlite"
-        self._whose = f"source {name}, {self.path}"
+        self._place = f"source {name}, {self.path}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(self.path, timeout=1, isolation_level=None, check_same_thread=False)
         except (OSError, sqlite3.Error) as error:
-            fix = "let it be written, or choose another folder"
+            fix = "make it writable, or choose another folder"
             raise Misconfigured(f"source {name}, folder {folder}", str(error), fix) from error
         try:
             self._epochs = self._begin(now, highest)
@@ -93,58 +99,58 @@ class Deliveries:
             raise
 
     def _begin(self, now: Micros, highest: tuple[int, int]) -> list[tuple[int, int]]:
-        """The first number of each epoch, and the epoch."""
+        """Open the file; return the first number of each epoch, and the epoch."""
         try:
-            # Nobody else may number at the same time.
+            # No other process may number at the same time.
             self._file.execute("pragma locking_mode = exclusive")
             self._file.execute("pragma journal_mode = wal")
             self._file.execute("pragma synchronous = full")
             (verdict,) = self._file.execute("pragma quick_check(1)").fetchone()
             if verdict != "ok":
                 raise sqlite3.DatabaseError(verdict)
-            self._file.executescript(_MAKE)
+            self._file.executescript(_SCHEMA)
             epochs = self._file.execute("select first, epoch from epochs order by first").fetchall()
             (last,) = self._file.execute("select coalesce(max(seq), 0) from sqlite_sequence").fetchone()
-            # Behind the last epoch that can be written there is none: somebody made that up.
+            # Ignore the largest epoch: no epoch could follow it.
             in_use = highest if highest[0] < 2**63 - 1 else (0, 0)
             if not epochs or in_use > (epochs[-1][1], last):
                 if epochs:
                     log.warning(
-                        "%s is older than what was taken: what came since is taken again if repeated", self._whose
+                        "%s is older than the channel: deliveries that are repeated may be stored twice", self._place
                     )
                 epochs.append((last + 1, max(now, in_use[0] + 1)))
                 self._file.execute("insert or replace into epochs values (?, ?)", epochs[-1])
             return epochs
         except sqlite3.OperationalError as error:
-            raise Unavailable(self._whose, str(error)) from error
+            raise Unavailable(self._place, str(error)) from error
         except sqlite3.DatabaseError as error:
-            fix = "move it away; what comes again of the ids that it holds is then taken again"
-            raise Misconfigured(self._whose, f"the file is damaged: {error}", fix) from error
+            fix = "move it away; repeated deliveries with its ids are then stored twice"
+            raise Misconfigured(self._place, f"the file is damaged: {error}", fix) from error
 
     def epoch(self, seq: int) -> int:
-        """In which epoch a number was given."""
+        """The epoch of a number."""
         return self._epochs[bisect(self._epochs, seq, key=lambda one: one[0]) - 1][1]
 
-    def note(self, came: Sequence[Delivery], safe: Sequence[int], before: Micros | None) -> list[Row]:
-        """Write down these deliveries, those that are safe, and forget what came before a moment; all, or nothing.
+    def write(self, deliveries: Sequence[Delivery], durable: Sequence[int], before: Micros | None) -> list[Row]:
+        """In one transaction: add these deliveries, mark durable ones, and forget those that are older than a time.
 
-        Returns when it is synced. Unavailable when it cannot be written.
+        Returns when it is synced. Raises Unavailable if it cannot be written.
         """
         try:
             self._file.execute("begin immediate")
             try:
-                self._file.executemany("update deliveries set body = null where seq = ?", ((seq,) for seq in safe))
+                self._file.executemany("update deliveries set body = null where seq = ?", ((seq,) for seq in durable))
                 if before is not None:
                     oldest = "select seq from deliveries where body is null and time < ? order by time limit ?"
                     self._file.execute(f"delete from deliveries where seq in ({oldest})", (before, _FORGET_AT_A_TIME))
-                rows = [self._row(one) for one in came]
+                rows = [self._row(one) for one in deliveries]
                 self._file.execute("commit")
             except BaseException:
                 if self._file.in_transaction:
                     self._file.execute("rollback")
                 raise
         except sqlite3.Error as error:
-            raise Unavailable(self._whose, str(error), 1.0) from error
+            raise Unavailable(self._place, str(error), 1.0) from error
         return rows
 
     def _row(self, one: Delivery) -> Row:
@@ -152,25 +158,25 @@ class Deliveries:
             "select seq, time, digest = ?, body is null from deliveries where id = ?", (one.digest, one.id)
         ).fetchone()
         if known is not None:
-            seq, time, same, safe = known
-            return Row(seq, time, bool(same), bool(safe))
+            seq, time, same, durable = known
+            return Row(seq, time, bool(same), bool(durable))
         made = self._file.execute(
             "insert into deliveries (id, digest, time, body) values (?, ?, ?, ?)",
             (one.id, one.digest, one.time, one.body),
         )
         return Row(int(made.lastrowid or 0), one.time, True, False)
 
-    def left(self, after: int, most: int) -> list[Left]:
-        """Some of those after a number that were not known to be safe, in their order."""
+    def pending(self, after: int, most: int) -> list[Pending]:
+        """Deliveries after a number that are not marked as durable, in order."""
         try:
             not_safe = "from deliveries where body is not null and seq > ? order by seq limit ?"
             found = self._file.execute(f"select seq, time, body, digest {not_safe}", (after, most)).fetchall()
         except sqlite3.Error as error:
-            raise Unavailable(self._whose, str(error)) from error
-        return [Left(seq, time, body, hashlib.sha256(body).digest() != digest) for seq, time, body, digest in found]
+            raise Unavailable(self._place, str(error)) from error
+        return [Pending(seq, time, body, hashlib.sha256(body).digest() != digest) for seq, time, body, digest in found]
 
     def count(self) -> int:
-        """How many ids are remembered."""
+        """How many ids are kept."""
         (count,) = self._file.execute("select count(*) from deliveries").fetchone()
         return int(count)
 
@@ -181,28 +187,28 @@ class Deliveries:
 log = logging.getLogger(__name__)
 
 BATCH_RECORDS, BATCH_BYTES = 500, 4 << 20
-"""So much is synced at once."""
-AGAIN = 20
-"""Bodies that are read from the disk at a time, when those that were left are given again."""
-_MARK_WITHIN = 0.5
-"""Seconds that what is safe may wait to be marked: until then it is given again after a crash, and dropped."""
+"""The limits of a batch that is synced at once."""
+REPLAY_BATCH = 20
+"""Bodies that are read at a time after a restart."""
+_MARK_TIMEOUT = 0.5
+"""Seconds after which durable deliveries are marked. Before that, a crash repeats them, and they are dropped."""
 _FORGET_EVERY = 60.0
-_LETTERS = 1_000
-"""So many of the last that were refused are known: the same once more needs no further letter."""
+_MAX_REFUSED = 1_000
+"""How many refused deliveries are remembered: a repeated one makes no further dead letter."""
 
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False, slots=True)
-class _Asked:
+class _Request:
     delivery: Delivery
-    safe: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    durable: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
-class Numbered:
-    """One opening. A single task writes and hands over, so that what comes later never overtakes.
+class DeliveryQueue:
+    """One opening. A single task writes deliveries and puts them into the queue, so that they stay in order.
 
-    `highest`: the epoch and the highest number that were taken already.
+    `highest`: the epoch and the highest number that are durable.
     """
 
     def __init__(
@@ -212,12 +218,12 @@ class Numbered:
         self._name, self._sender, self._folder, self._clock = name, sender, folder, clock
         self._highest = highest
         self._remember = round(remember.total_seconds() * 1e6)
-        self._asked: deque[_Asked] = deque()
-        self._came = asyncio.Event()
-        self._under_way: dict[int, asyncio.Future[None]] = {}
+        self._requests: deque[_Request] = deque()
+        self._filled = asyncio.Event()
+        self._in_flight: dict[int, asyncio.Future[None]] = {}
         self._unmarked: set[int] = set()
-        self._letters: dict[tuple[str, bytes], None] = {}
-        self._forgot = clock.elapsed() - _FORGET_EVERY
+        self._recently_refused: dict[tuple[str, bytes], None] = {}
+        self._last_forget = clock.elapsed() - _FORGET_EVERY
         self._disk = ThreadPoolExecutor(1, f"deliveries of {name}")
         self._working: asyncio.Task[None] | None = None
         self._closed = False
@@ -232,181 +238,181 @@ class Numbered:
             finally:
                 await self.stop()
         finally:
-            # In the same thread: whatever is being written is finished first.
+            # In the same thread: a write in progress is finished first.
             self._disk.submit(self._close)
             await asyncio.shield(asyncio.to_thread(self._disk.shutdown))
 
-    def room(self) -> None:
-        """Unavailable when there is none."""
+    def check_space(self) -> None:
+        """Raise Unavailable if the queue is full."""
         if self.queue.full or self._closed:
-            raise Unavailable(f"the source {self._name}", "it has no room; nothing was taken", 1.0)
+            raise Unavailable(f"source {self._name}", "its queue is full; nothing was accepted", 1.0)
 
-    async def take(self, delivery: Delivery, within: float) -> bool:
-        """Whether it is safe after so many seconds. Problem when its id came with another body before."""
-        self.room()
-        asked = _Asked(delivery)
-        asked.safe.add_done_callback(lambda safe: safe.cancelled() or safe.exception())
-        self._asked.append(asked)
-        self._came.set()
-        await asyncio.wait([asked.safe], timeout=within)
-        if asked.safe.done():
-            asked.safe.result()
+    async def put(self, delivery: Delivery, within: float) -> bool:
+        """Whether it is durable within some seconds. Raises Problem if its id was used with another body."""
+        self.check_space()
+        request = _Request(delivery)
+        request.durable.add_done_callback(lambda durable: durable.cancelled() or durable.exception())
+        self._requests.append(request)
+        self._filled.set()
+        await asyncio.wait([request.durable], timeout=within)
+        if request.durable.done():
+            request.durable.result()
             return True
-        # Nobody waits for it any more, and it would be held for nobody.
+        # No request waits for it any more.
         with suppress(ValueError):
-            self._asked.remove(asked)
+            self._requests.remove(request)
         return False
 
     async def stop(self) -> None:
-        """Take nothing more. What is on its way may still arrive, for a while. It may be called again."""
+        """Accept nothing more. Deliveries in flight have some seconds. Can be called twice."""
         self._closed = True
         await self.queue.close()
         if (working := self._working) is not None:
             working.cancel()
             await asyncio.wait([working])
             if not working.cancelled() and (error := working.exception()) is not None:
-                log.error("the source %s has a fault of its own", self._name, exc_info=error)
-        self._tell_all(self._asked, Unavailable(f"the source {self._name}", "it is being closed"))
+                log.error("source %s failed", self._name, exc_info=error)
+        self._finish_all(self._requests, Unavailable(f"source {self._name}", "it is closing"))
         with suppress(Unavailable):
-            await self._note([])
+            await self._write([])
 
     # --- the task -----------------------------------------------------------------------------------------------------
 
     async def _work(self) -> None:
-        some: list[_Asked] = []
+        some: list[_Request] = []
         try:
-            await self._again()
+            await self._replay()
             while True:
-                await self._wait()
-                some = self._next()
-                rows = await self._noted(some)
-                for asked, row in zip(some, rows, strict=False):
-                    await self._hand_over(asked, row)
+                await self._wait_for_work()
+                some = self._next_batch()
+                rows = await self._write_or_fail(some)
+                for request, row in zip(some, rows, strict=False):
+                    await self._hand_over(request, row)
         except Unavailable:
-            # The gathering is closed.
+            # The ingest queue is closed.
             if not self._closed:
                 raise
         finally:
-            self._tell_all(some, Unavailable(f"the source {self._name}", "it is being closed"))
+            self._finish_all(some, Unavailable(f"source {self._name}", "it is closing"))
 
-    async def _again(self) -> None:
-        """Give once more what was not known to be safe. What is there is dropped by its number."""
+    async def _replay(self) -> None:
+        """Repeat what was not marked as durable. Dedup drops what the channel holds."""
         last = 0
         while True:
             try:
-                left = await self._on_disk(partial(self._file.left, last, AGAIN))
+                pending = await self._on_disk(partial(self._file.pending, last, REPLAY_BATCH))
             except Unavailable as error:
-                await self._troubled(error)
+                await self._log_and_wait(error)
                 continue
-            if not left:
+            if not pending:
                 return
-            for one in left:
+            for one in pending:
                 await self._put(one.seq, self._restored(one))
-            last = left[-1].seq
+            last = pending[-1].seq
 
-    async def _noted(self, some: list[_Asked]) -> list[Row]:
+    async def _write_or_fail(self, some: list[_Request]) -> list[Row]:
         try:
-            return await self._note(some)
+            return await self._write(some)
         except Unavailable as error:
-            self._tell_all(some, error)
-            await self._troubled(error)
+            self._finish_all(some, error)
+            await self._log_and_wait(error)
             return []
 
-    async def _troubled(self, error: Unavailable) -> None:
-        """What is to be marked waits: it must not turn this into a loop without a pause."""
+    async def _log_and_wait(self, error: Unavailable) -> None:
+        """Pause, so that the loop does not spin while the disk fails."""
         log.warning("%s", error)
-        await asyncio.sleep(_MARK_WITHIN)
+        await asyncio.sleep(_MARK_TIMEOUT)
 
-    def _restored(self, one: Left) -> Arrival:
+    def _restored(self, one: Pending) -> Arrival:
         refused = f"its body in {self._file.path.name} is damaged" if one.damaged else None
         return Arrival(one.body, self._origin(one.seq, one.time), refused=refused)
 
-    async def _wait(self) -> None:
-        if self._asked:
+    async def _wait_for_work(self) -> None:
+        if self._requests:
             return
-        self._came.clear()
+        self._filled.clear()
         with suppress(TimeoutError):
-            await asyncio.wait_for(self._came.wait(), _MARK_WITHIN if self._unmarked else _FORGET_EVERY)
+            await asyncio.wait_for(self._filled.wait(), _MARK_TIMEOUT if self._unmarked else _FORGET_EVERY)
 
-    def _next(self) -> list[_Asked]:
-        some: list[_Asked] = []
+    def _next_batch(self) -> list[_Request]:
+        some: list[_Request] = []
         size = 0
-        while self._asked and len(some) < BATCH_RECORDS and size < BATCH_BYTES:
-            some.append(self._asked.popleft())
+        while self._requests and len(some) < BATCH_RECORDS and size < BATCH_BYTES:
+            some.append(self._requests.popleft())
             size += len(some[-1].delivery.body)
         return some
 
-    async def _note(self, some: list[_Asked]) -> list[Row]:
+    async def _write(self, some: list[_Request]) -> list[Row]:
         marked = tuple(self._unmarked)
         now = self._clock.elapsed()
-        before = self._clock.now() - self._remember if now - self._forgot >= _FORGET_EVERY else None
+        before = self._clock.now() - self._remember if now - self._last_forget >= _FORGET_EVERY else None
         if not some and not marked and before is None:
             return []
-        rows = await self._on_disk(partial(self._file.note, [one.delivery for one in some], marked, before))
+        rows = await self._on_disk(partial(self._file.write, [one.delivery for one in some], marked, before))
         self._unmarked.difference_update(marked)
         if before is not None:
-            self._forgot = now
+            self._last_forget = now
         return rows
 
-    async def _hand_over(self, asked: _Asked, row: Row) -> None:
+    async def _hand_over(self, request: _Request, row: Row) -> None:
         if not row.same:
-            await self._refuse(asked)
+            await self._refuse(request)
             return
-        if row.safe or row.seq in self._unmarked:
-            self._tell(asked, None)
+        if row.durable or row.seq in self._unmarked:
+            self._finish(request, None)
             return
-        safe = self._under_way.get(row.seq)
-        if safe is None:
-            safe = await self._put(row.seq, Arrival(asked.delivery.body, self._origin(row.seq, row.time)))
-        safe.add_done_callback(partial(self._settled, asked, None))
+        durable = self._in_flight.get(row.seq)
+        if durable is None:
+            durable = await self._put(row.seq, Arrival(request.delivery.body, self._origin(row.seq, row.time)))
+        durable.add_done_callback(partial(self._settled, request, None))
 
-    async def _refuse(self, asked: _Asked) -> None:
-        """It may be a mistake of the provider, or of whoever has the secret: its letter tells."""
-        message = asked.delivery.id
-        fix = "give each message an id of its own"
-        said = Problem(409, "the header webhook-id", "it came before with another body", fix)
-        if (message, asked.delivery.digest) in self._letters:
-            self._tell(asked, said)
+    async def _refuse(self, request: _Request) -> None:
+        """Write a dead letter: the provider, or another holder of the secret, has made a mistake."""
+        delivery_id = request.delivery.id
+        fix = "give each message a different id"
+        error_ = Problem(409, "the header webhook-id", "it was used with another body", fix)
+        if (delivery_id, request.delivery.digest) in self._recently_refused:
+            self._finish(request, error_)
             return
-        letter = Arrival(asked.delivery.body, refused=f"the webhook-id {message} came before with another body")
-        safe = await self.queue.put([letter])
-        safe.add_done_callback(partial(self._settled, asked, said))
+        dead_letter = Arrival(request.delivery.body, refused=f"the webhook-id {delivery_id} was used with another body")
+        durable = await self.queue.put([dead_letter])
+        durable.add_done_callback(partial(self._settled, request, error_))
 
     async def _put(self, seq: int, arrival: Arrival) -> "asyncio.Future[None]":
-        safe = await self.queue.put([arrival])
-        self._under_way[seq] = safe
-        safe.add_done_callback(partial(self._arrived, seq))
-        return safe
+        durable = await self.queue.put([arrival])
+        self._in_flight[seq] = durable
+        durable.add_done_callback(partial(self._stored, seq))
+        return durable
 
-    def _arrived(self, seq: int, safe: "asyncio.Future[None]") -> None:
-        self._under_way.pop(seq, None)
-        if not safe.cancelled() and safe.exception() is None:
+    def _stored(self, seq: int, durable: "asyncio.Future[None]") -> None:
+        self._in_flight.pop(seq, None)
+        if not durable.cancelled() and durable.exception() is None:
             self._unmarked.add(seq)
 
-    def _settled(self, asked: _Asked, said: Problem | None, safe: "asyncio.Future[None]") -> None:
-        error = Unavailable(f"the source {self._name}", "it was cut off") if safe.cancelled() else safe.exception()
-        if error is None and said is not None:
-            self._letters[asked.delivery.id, asked.delivery.digest] = None
-            if len(self._letters) > _LETTERS:
-                del self._letters[next(iter(self._letters))]
-        self._tell(asked, error or said)
+    def _settled(self, request: _Request, error_: Problem | None, durable: "asyncio.Future[None]") -> None:
+        error = Unavailable(f"source {self._name}", "it was cancelled") if durable.cancelled() else durable.exception()
+        if error is None and error_ is not None:
+            self._recently_refused[request.delivery.id, request.delivery.digest] = None
+            if len(self._recently_refused) > _MAX_REFUSED:
+                del self._recently_refused[next(iter(self._recently_refused))]
+        self._finish(request, error or error_)
 
-    def _tell_all(self, some: Iterable[_Asked], said: Unavailable) -> None:
-        for asked in some:
-            self._tell(asked, said)
+    def _finish_all(self, some: Iterable[_Request], error_: Unavailable) -> None:
+        for request in some:
+            self._finish(request, error_)
 
-    def _tell(self, asked: _Asked, said: BaseException | None) -> None:
-        if asked.safe.done():
+    def _finish(self, request: _Request, error_: BaseException | None) -> None:
+        if request.durable.done():
             return
-        if said is None:
-            asked.safe.set_result(None)
+        if error_ is None:
+            request.durable.set_result(None)
         else:
-            asked.safe.set_exception(said)
+            request.durable.set_exception(error_)
 
     def _origin(self, seq: int, time: int) -> Origin:
         return Origin(self._sender, self._file.epoch(seq), seq, time)
 
-    async def _on_disk(self, work: Callable[[], Answer]) -> Answer:
+    async def _on_disk(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._disk, work)
 
     def _open(self) -> None:
