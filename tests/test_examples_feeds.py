@@ -69,10 +69,10 @@ class Outside:
     cuts: int = 0
     source: Source = field(init=False)
 
-    async def give(self, payloads: Sequence[bytes]) -> None:
+    async def add_records(self, payloads: Sequence[bytes]) -> None:
         self.kept += payloads
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         self.cuts += 1
 
     def acknowledged(self) -> None:
@@ -132,22 +132,22 @@ async def wikis() -> AsyncIterator[Wikimedia]:
         url = f"http://{address}/v2/stream/recentchange"
         outside.source = wikimedia("changes", url)
         yield outside
-        await outside.cut()
+        await outside.disconnect()
 
 
 class TestWikimedia(SourceContract):
     @pytest.fixture
-    def world(self, wikis: Wikimedia) -> Wikimedia:
+    def upstream(self, wikis: Wikimedia) -> Wikimedia:
         return wikis
 
 
 async def test_wikimedia_is_told_the_whole_list_of_places(wikis: Wikimedia) -> None:
     channels = MemoryChannels()
-    await wikis.give(wikis.payloads(3))
+    await wikis.add_records(wikis.payloads(3))
     async with Running(wikis.source, channels) as running:
         await running.until(lambda: running.count() == 3)
         await running.stop()
-    await wikis.give(wikis.payloads(4)[3:])
+    await wikis.add_records(wikis.payloads(4)[3:])
     async with Running(wikis.source, channels) as running:
         await running.until(lambda: running.count() == 4)
     assert wikis.asked[0] is None
@@ -184,23 +184,23 @@ async def jetstream() -> AsyncIterator[Jetstream]:
         url = f"ws://{address}/subscribe"
         outside.source = bluesky("app.bsky.feed.post", "app.bsky.graph.*", name="posts", address=url)
         yield outside
-        await outside.cut()
+        await outside.disconnect()
 
 
 class TestBluesky(SourceContract):
     @pytest.fixture
-    def world(self, jetstream: Jetstream) -> Jetstream:
+    def upstream(self, jetstream: Jetstream) -> Jetstream:
         return jetstream
 
 
 async def test_bluesky_goes_on_at_its_last_microsecond(jetstream: Jetstream) -> None:
     channels = MemoryChannels()
-    await jetstream.give(jetstream.payloads(3))
+    await jetstream.add_records(jetstream.payloads(3))
     async with Running(jetstream.source, channels) as running:
         await running.until(lambda: running.count() == 3)
         await running.stop()
     async with Running(jetstream.source, channels) as running:
-        await running.until(lambda: running.pump.figures()["duplicates"] == 1)
+        await running.until(lambda: running.loop.figures()["duplicates"] == 1)
     wanted = ["app.bsky.feed.post", "app.bsky.graph.*"]
     assert jetstream.asked == [
         {"wantedCollections": wanted},
@@ -286,15 +286,15 @@ async def exchange() -> AsyncIterator[Exchange]:
         outside.history = f"http://{history}"
         outside.source = Coinbase(["BTC-USD", "ETH-USD"], "trades", f"ws://{address}", outside.history)
         yield outside
-        await outside.cut()
+        await outside.disconnect()
 
 
 class TestCoinbase(SourceContract):
     @pytest.fixture
-    def world(self, exchange: Exchange) -> Exchange:
+    def upstream(self, exchange: Exchange) -> Exchange:
         return exchange
 
-    async def test_what_was_not_taken_is_not_acknowledged_and_comes_again(self, world: Any) -> None:
+    async def test_what_was_not_taken_is_not_acknowledged_and_comes_again(self, upstream: Any) -> None:
         """Before the first trade that is safe there is no place behind which more could be asked for."""
 
 
@@ -317,7 +317,7 @@ async def heard(exchange: Exchange, channels: MemoryChannels, count: int, source
 
 async def test_trades_keep_the_exchanges_count_from_the_first_that_was_heard(exchange: Exchange) -> None:
     channels = MemoryChannels()
-    await exchange.give([trade(501), trade(7, "ETH-USD"), trade(502)])
+    await exchange.add_records([trade(501), trade(7, "ETH-USD"), trade(502)])
     await heard(exchange, channels, 3)
     assert numbers(channels.entries("into")) == [
         ("coinbase:BTC-USD", 501, 1),
@@ -331,9 +331,9 @@ async def test_trades_keep_the_exchanges_count_from_the_first_that_was_heard(exc
 
 async def test_what_was_missed_between_two_lives_is_asked_of_the_history_page_by_page(exchange: Exchange) -> None:
     channels = MemoryChannels()
-    await exchange.give([trade(501)])
+    await exchange.add_records([trade(501)])
     await heard(exchange, channels, 1)
-    await exchange.give([trade(number) for number in range(502, 2_901)])
+    await exchange.add_records([trade(number) for number in range(502, 2_901)])
     await heard(exchange, channels, 2_400)
     assert [entry.value for entry in channels.entries("into")] == exchange.kept
     assert exchange.queries == [
@@ -347,7 +347,7 @@ async def test_what_was_missed_between_two_lives_is_asked_of_the_history_page_by
 async def test_a_trade_that_the_socket_left_out_is_asked_for(exchange: Exchange) -> None:
     channels = MemoryChannels()
     exchange.left_out = {502, 503}
-    await exchange.give(exchange.payloads(5))
+    await exchange.add_records(exchange.payloads(5))
     await heard(exchange, channels, 5)
     assert [entry.value for entry in channels.entries("into")] == exchange.kept
     assert exchange.queries == [("BTC-USD", "504", "2")]
@@ -357,9 +357,9 @@ async def test_what_is_beyond_the_limit_is_blind_and_another_epoch_begins(exchan
     channels = MemoryChannels()
     assert isinstance(exchange.source, Coinbase)
     source = Coinbase(["BTC-USD"], "trades", exchange.source.address, exchange.history, fill=3)
-    await exchange.give([trade(501)])
+    await exchange.add_records([trade(501)])
     await heard(exchange, channels, 1, source)
-    await exchange.give([trade(number) for number in range(502, 511)])
+    await exchange.add_records([trade(number) for number in range(502, 511)])
     await heard(exchange, channels, 5, source)
     assert numbers(channels.entries("into")) == [
         ("coinbase:BTC-USD", 501, 1),
@@ -372,17 +372,17 @@ async def test_what_is_beyond_the_limit_is_blind_and_another_epoch_begins(exchan
     )
     # What could not be had is not asked for again.
     exchange.queries.clear()
-    await exchange.give([trade(511), trade(512)])
+    await exchange.add_records([trade(511), trade(512)])
     await heard(exchange, channels, 7, source)
     assert exchange.queries == [("BTC-USD", "512", "1")]
 
 
 async def test_what_the_history_does_not_have_is_blind(exchange: Exchange) -> None:
     channels = MemoryChannels()
-    await exchange.give([trade(501)])
+    await exchange.add_records([trade(501)])
     await heard(exchange, channels, 1)
     exchange.forgotten = {503, 504}
-    await exchange.give([trade(number) for number in range(502, 507)])
+    await exchange.add_records([trade(number) for number in range(502, 507)])
     await heard(exchange, channels, 4)
     assert [one[1:] for one in numbers(channels.entries("into"))] == [(501, 1), (501, 2), (505, 1), (505, 2)]
     assert len(notices(channels)) == 1
@@ -402,7 +402,7 @@ async def test_what_the_history_does_not_have_is_blind(exchange: Exchange) -> No
 async def test_a_history_that_does_not_answer_well_is_unavailable(
     exchange: Exchange, answer: Response, said: str
 ) -> None:
-    await exchange.give([trade(510)])
+    await exchange.add_records([trade(510)])
     exchange.answer = answer
     with pytest.raises(Unavailable, match=said):
         async with exchange.source.open(ResumeState({"coinbase:BTC-USD": (501, 1)})) as intakes:
@@ -410,7 +410,7 @@ async def test_a_history_that_does_not_answer_well_is_unavailable(
 
 
 async def test_trades_of_the_history_that_are_none_are_passed_over_and_reported_as_unknown(exchange: Exchange) -> None:
-    await exchange.give([trade(505)])
+    await exchange.add_records([trade(505)])
     exchange.answer = JSONResponse([None, 5, {}, {"trade_id": "502"}, {"trade_id": True}, {"trade_id": 9}])
     async with exchange.source.open(ResumeState({"coinbase:BTC-USD": (501, 1)})) as intakes:
         found = [one for _ in range(2) for one in (await anext(aiter(intakes))).arrivals]

@@ -102,10 +102,10 @@ class Coinbase:
         )
 
     @asynccontextmanager
-    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         products = {name: Product(name) for name in self.products}
         for product in products.values():
-            if (safe := taken.numbers.get(product.sender)) is not None:
+            if (safe := resume.numbers.get(product.sender)) is not None:
                 product.began, product.last = safe[0], safe[0] + safe[1] - 1
         subscribe = {"type": "subscribe", "product_ids": list(self.products), "channels": ["matches"]}
         said = orjson.dumps(subscribe).decode()

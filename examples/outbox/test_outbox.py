@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 from outbox import Outbox
 
-from penstock.testing.killing import KilledContract
+from penstock.testing.killing import CrashContract
 from penstock.testing.sources import SourceContract, plain, text
 
 
@@ -21,11 +21,11 @@ class Application:
     def payloads(self, count):
         return plain(count)
 
-    async def give(self, payloads):
+    async def add_records(self, payloads):
         with closing(sqlite3.connect(self.path)) as table, table:
             table.executemany("INSERT INTO outbox VALUES (?)", [(payload.decode(),) for payload in payloads])
 
-    async def cut(self):
+    async def disconnect(self):
         """Break the connection; this source has none."""
 
     def acknowledged(self):
@@ -33,13 +33,13 @@ class Application:
 
 
 @pytest.fixture
-def world(tmp_path):
+def upstream(tmp_path):
     return Application(tmp_path / "outbox.db")
 
 
 class TestContract(SourceContract):
-    def carries(self, payload):
+    def supports(self, payload):
         return text(payload)
 
 
-class TestKilled(KilledContract): ...
+class TestCrash(CrashContract): ...

@@ -45,8 +45,8 @@ class Scenario(ABC):
         """The record `number` of `sender`, which is due at `time`."""
 
     @asynccontextmanager
-    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
-        safe = [taken.numbers.get(self._called(sender), (0, 0)) for sender in range(self.senders)]
+    async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
+        safe = [resume.numbers.get(self._called(sender), (0, 0)) for sender in range(self.senders)]
         epoch = max(epoch for epoch, _ in safe) or int(time.time())
         yield self._records(epoch, [seq if known == epoch else 0 for known, seq in safe])
 

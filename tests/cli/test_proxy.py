@@ -17,7 +17,7 @@ PROGRAM = "import typer; from penstock.cli.proxy import proxy; typer.run(proxy)"
 
 async def test_a_proxy_prints_its_address_serves_and_stops_cleanly(tmp_path: Path) -> None:
     upstream = Events()
-    await upstream.give([b"hello"])
+    await upstream.add_records([b"hello"])
     async with listening(upstream.attend) as port:
         options = [f"http://127.0.0.1:{port}/", "--port", "0", "--folder", str(tmp_path / "proxy")]
         process = await asyncio.create_subprocess_exec(

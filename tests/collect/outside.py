@@ -36,11 +36,11 @@ class Keeper:
     def payloads(self, count: int) -> list[bytes]:
         return plain(count)
 
-    async def give(self, payloads: Sequence[bytes]) -> None:
+    async def add_records(self, payloads: Sequence[bytes]) -> None:
         self.kept += payloads
         self.more.set()
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         raise AssertionError("who can be cut off says how")
 
     def acknowledged(self) -> int | None:
@@ -78,7 +78,7 @@ class Poster(Keeper):
 
     client: httpx.AsyncClient | None = None
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         if self.client is not None:
             await self.client.aclose()
 

@@ -71,10 +71,10 @@ class Events:
         self.sent = 0
         """How far the last connection is."""
 
-    async def give(self, payloads: Sequence[bytes]) -> None:
+    async def add_records(self, payloads: Sequence[bytes]) -> None:
         self.kept += payloads
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         for writer in self.writers:
             writer.transport.abort()
 

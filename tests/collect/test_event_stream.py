@@ -51,8 +51,8 @@ def places(*chunks: bytes, last_id: bytes | None = None) -> list[tuple[bytes | N
 def test_data_are_the_bytes_between_the_line_ends_however_they_are_cut(said: bytes, found: list[bytes]) -> None:
     assert data(said) == found
     assert data(*(bytes([byte]) for byte in said)) == found
-    for cut in range(len(said)):
-        assert data(said[:cut], b"", said[cut:]) == found
+    for disconnect in range(len(said)):
+        assert data(said[:disconnect], b"", said[disconnect:]) == found
 
 
 def test_a_long_stream_reads_the_same_in_any_pieces() -> None:

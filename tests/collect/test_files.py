@@ -26,7 +26,7 @@ from penstock.core.contracts import Arrival, Intake, ResumeState, Sender, Source
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Record
 from penstock.testing.channels import MemoryChannels
-from penstock.testing.killing import KilledContract
+from penstock.testing.killing import CrashContract
 from penstock.testing.sources import QUIET, Running, SourceContract, lines, plain
 
 OFTEN = timedelta(milliseconds=5)
@@ -109,7 +109,7 @@ class Writers:
     def payloads(self, count: int) -> list[bytes]:
         return plain(count)
 
-    async def give(self, payloads: Sequence[bytes]) -> None:
+    async def add_records(self, payloads: Sequence[bytes]) -> None:
         if self.source.format == "whole":
             for payload in payloads:
                 self.given += 1
@@ -120,7 +120,7 @@ class Writers:
         if self.given % 3 == 0:
             (self.into / "a.log").rename(self.into / f"a.log.{self.given}")
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         """There is nothing that could be cut."""
 
     def acknowledged(self) -> None:
@@ -128,7 +128,7 @@ class Writers:
 
 
 @pytest.fixture(params=["folder", "file", "whole"])
-def world(request: pytest.FixtureRequest, tmp_path: Path) -> Writers:
+def upstream(request: pytest.FixtureRequest, tmp_path: Path) -> Writers:
     (tmp_path / "a.log").touch()
     if request.param == "whole":
         return Writers(of(tmp_path, format="whole", settled=timedelta(milliseconds=20)), tmp_path)
@@ -136,11 +136,11 @@ def world(request: pytest.FixtureRequest, tmp_path: Path) -> Writers:
 
 
 class TestContract(SourceContract):
-    def carries(self, payload: bytes) -> bool:
+    def supports(self, payload: bytes) -> bool:
         return lines(payload)
 
 
-class TestKilled(KilledContract):
+class TestKilled(CrashContract):
     pass
 
 
@@ -741,7 +741,7 @@ async def test_too_many_files_are_misconfigured(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(folder, "MAX_FILES", 3)
     for n in range(4):
         (tmp_path / str(n)).touch()
-    with pytest.raises(Misconfigured, match="holds more than 3 files"):
+    with pytest.raises(Misconfigured, match="more than 3 files"):
         await all_of(of(tmp_path))
 
 

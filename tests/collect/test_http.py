@@ -19,7 +19,7 @@ from penstock.collect.http import HttpSource
 from penstock.collect.registry import source_at
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.testing.killing import KilledContract
+from penstock.testing.killing import CrashContract
 from penstock.testing.sources import SourceContract, anything
 
 
@@ -37,17 +37,17 @@ class Till(Poster):
 
 
 @pytest.fixture(params=[True, False], ids=["named", "nameless"])
-async def world(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Till]:
+async def upstream(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Till]:
     async with trying(Till(source_in(tmp_path, named=request.param))) as till:
         yield till
 
 
 class TestContract(SourceContract):
-    def carries(self, payload: bytes) -> bool:
+    def supports(self, payload: bytes) -> bool:
         return anything(payload)
 
 
-class TestKilled(KilledContract):
+class TestKilled(CrashContract):
     pass
 
 

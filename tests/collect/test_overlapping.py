@@ -36,7 +36,7 @@ class Forgetful:
     def payloads(self, count: int) -> list[bytes]:
         return plain(count)
 
-    async def give(self, payloads: Sequence[bytes]) -> None:
+    async def add_records(self, payloads: Sequence[bytes]) -> None:
         """For the contract, those that nobody hears wait until somebody does: both listeners hear them."""
         self.waiting += payloads
 
@@ -45,12 +45,12 @@ class Forgetful:
             for payload in payloads:
                 await client.send(payload)
 
-    async def cut(self) -> None:
-        cut = list(self.clients)
-        for client in cut:
+    async def disconnect(self) -> None:
+        disconnect = list(self.clients)
+        for client in disconnect:
             client.transport.abort()
         # Whoever speaks must not speak to those who are gone: it would be lost, and nobody could notice.
-        await until(lambda: not any(client in self.clients for client in cut))
+        await until(lambda: not any(client in self.clients for client in disconnect))
 
     def acknowledged(self) -> None:
         return None
@@ -84,7 +84,7 @@ async def feed() -> AsyncIterator[Forgetful]:
 
 class TestContract(SourceContract):
     @pytest.fixture
-    async def world(self, feed: Forgetful) -> AsyncIterator[Forgetful]:
+    async def upstream(self, feed: Forgetful) -> AsyncIterator[Forgetful]:
         speaking = asyncio.create_task(feed.speak())
         yield feed
         speaking.cancel()
@@ -153,7 +153,7 @@ async def test_when_all_are_lost_the_time_is_blind(feed: Forgetful) -> None:
         await feed.say(b"1")
         await until(lambda: listening.values() == [b"1"])
         feed.refusing = True
-        await feed.cut()
+        await feed.disconnect()
         await until(lambda: listening.pump.figures()["trouble"])
         feed.refusing = False
         await until(lambda: len(feed.clients) == 2)

@@ -21,7 +21,7 @@ from penstock.collect.polling import PollingSource
 from penstock.collect.registry import source_at
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.testing.killing import KilledContract
+from penstock.testing.killing import CrashContract
 from penstock.testing.sources import Running, SourceContract, arrivals, plain, until
 
 QUICK = timedelta(milliseconds=5)
@@ -395,10 +395,10 @@ class Outside:
     def payloads(self, count: int) -> list[bytes]:
         return plain(count)
 
-    async def give(self, payloads: Sequence[bytes]) -> None:
+    async def add_records(self, payloads: Sequence[bytes]) -> None:
         self.kept += payloads
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         for writer in self.writers:
             writer.transport.abort()
 
@@ -421,7 +421,7 @@ class Outside:
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[Outside]:
+async def upstream() -> AsyncIterator[Outside]:
     outside = Outside()
     async with listening(outside.attend) as port:
         outside.source = PollingSource(
@@ -435,5 +435,5 @@ class TestContract(SourceContract):
     pass
 
 
-class TestKilled(KilledContract):
+class TestKilled(CrashContract):
     pass

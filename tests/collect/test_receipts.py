@@ -31,7 +31,7 @@ async def running(source: HttpSource, channels: MemoryChannels) -> AsyncIterator
     url = source.url.removeprefix("listen+").removesuffix("/in")
     bound = source.with_context(SourceContext(channels, "into", "into.dead", "bookmarks", Path(source.folder)))
     async with httpx.AsyncClient(base_url=url, timeout=30) as client, Running(bound, channels) as pumping:
-        await pumping.until(lambda: pumping.pump.figures()["connected"])
+        await pumping.until(lambda: pumping.loop.figures()["connected"])
         yield client
 
 

@@ -21,7 +21,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Arrival, Guarantee, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import OutageInterval
-from penstock.testing.killing import KilledContract
+from penstock.testing.killing import CrashContract
 from penstock.testing.sources import Running, SourceContract, arrivals, plain, until
 
 
@@ -308,12 +308,12 @@ class Outside(Events):
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[Outside]:
+async def upstream() -> AsyncIterator[Outside]:
     outside = Outside()
     async with listening(outside.attend) as port:
         outside.source = SseSource(f"sse+http://127.0.0.1:{port}/", "events")
         yield outside
-        await outside.cut()
+        await outside.disconnect()
         await until(lambda: not outside.writers)
 
 
@@ -321,5 +321,5 @@ class TestContract(SourceContract):
     pass
 
 
-class TestKilled(KilledContract):
+class TestKilled(CrashContract):
     pass

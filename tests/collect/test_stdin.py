@@ -38,10 +38,10 @@ class Writer:
     def payloads(self, count: int) -> list[bytes]:
         return plain(count)
 
-    async def give(self, payloads: Sequence[bytes]) -> None:
+    async def add_records(self, payloads: Sequence[bytes]) -> None:
         self.into.write(b"".join(payload + b"\n" for payload in payloads))
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         """A pipe that is cut is at its end."""
 
     def acknowledged(self) -> None:
@@ -49,13 +49,13 @@ class Writer:
 
 
 @pytest.fixture
-def world() -> Iterator[Writer]:
+def upstream() -> Iterator[Writer]:
     with pipe() as (stream, into):
         yield Writer(StdinSource("stdin://", "in", stream=stream), into)
 
 
 class TestContract(SourceContract):
-    def carries(self, payload: bytes) -> bool:
+    def supports(self, payload: bytes) -> bool:
         return lines(payload)
 
 

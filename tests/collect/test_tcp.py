@@ -19,7 +19,7 @@ from penstock.collect import tcp
 from penstock.collect.tcp import TcpSource
 from penstock.core.contracts import Arrival, Guarantee, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.testing.killing import KilledContract
+from penstock.testing.killing import CrashContract
 from penstock.testing.sources import SourceContract, lines
 
 HELLO = b'{"sender": "a", "epoch": 1}'
@@ -96,7 +96,7 @@ class Device(Keeper):
     sender: Sender | None = None
     before: int = 0
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         if self.sender is not None:
             self.sender.reset()
 
@@ -143,17 +143,17 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(params=KINDS)
-async def world(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
+async def upstream(request: pytest.FixtureRequest) -> AsyncIterator[Device]:
     async with trying(Device(listening(**KINDS[request.param]))) as device:
         yield device
 
 
 class TestContract(SourceContract):
-    def carries(self, payload: bytes) -> bool:
+    def supports(self, payload: bytes) -> bool:
         return lines(payload)
 
 
-class TestKilled(KilledContract):
+class TestKilled(CrashContract):
     pass
 
 

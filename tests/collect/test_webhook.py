@@ -26,7 +26,7 @@ from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.core.signatures import new_secret, parse_secrets, sign
 from penstock.testing.clock import ManualClock
-from penstock.testing.killing import KilledContract
+from penstock.testing.killing import CrashContract
 from penstock.testing.sources import Running, SourceContract, anything
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -52,17 +52,17 @@ class Provider(Poster):
 
 
 @pytest.fixture
-async def world(tmp_path: Path) -> AsyncIterator[Provider]:
+async def upstream(tmp_path: Path) -> AsyncIterator[Provider]:
     async with trying(Provider(source_in(tmp_path))) as provider:
         yield provider
 
 
 class TestContract(SourceContract):
-    def carries(self, payload: bytes) -> bool:
+    def supports(self, payload: bytes) -> bool:
         return anything(payload)
 
 
-class TestKilled(KilledContract):
+class TestKilled(CrashContract):
     pass
 
 
@@ -245,13 +245,13 @@ async def test_the_same_id_with_another_body_is_refused_with_one_letter(tmp_path
 async def test_a_crash_between_the_record_and_the_answer_makes_no_second_record(tmp_path: Path) -> None:
     source, channels = source_in(tmp_path), MemoryChannels(2)
     async with Running(source, channels) as running, httpx.AsyncClient(timeout=30) as client:
-        await running.until(lambda: running.pump.figures()["connected"])
+        await running.until(lambda: running.loop.figures()["connected"])
         headers = sign(KEY, "msg_1", int(time.time()), b"x")
         posting = asyncio.create_task(client.post(address(source), content=b"x", headers=headers))
         await running.until(lambda: running.count() == 1)
         posting.cancel()
     async with Running(source, channels) as running, httpx.AsyncClient(timeout=30) as client:
-        await running.until(lambda: running.pump.figures()["connected"])
+        await running.until(lambda: running.loop.figures()["connected"])
         for message in ("msg_1", "msg_2", "msg_1"):
             headers = sign(KEY, message, int(time.time()), b"x")
             assert (await client.post(address(source), content=b"x", headers=headers)).status_code == 202
@@ -266,7 +266,7 @@ async def test_ids_from_a_backup_cost_no_record(tmp_path: Path, caplog: pytest.L
 
     async def generation(*messages: str) -> None:
         async with Running(source, channels) as running, httpx.AsyncClient(timeout=30) as client:
-            await running.until(lambda: running.pump.figures()["connected"])
+            await running.until(lambda: running.loop.figures()["connected"])
             for message in messages:
                 headers = sign(KEY, message, int(time.time()), message.encode())
                 answer = await client.post(address(source), content=message.encode(), headers=headers)

@@ -23,7 +23,7 @@ from penstock.collect.websocket import (
 from penstock.core.contracts import Arrival, Guarantee, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Heartbeat, Origin, OutageInterval
-from penstock.testing.killing import KilledContract
+from penstock.testing.killing import CrashContract
 from penstock.testing.sources import Running, SourceContract
 
 PLACE = {"sender": "meetup-07", "epoch": 5, "seq": 6, "time": 7}
@@ -252,10 +252,10 @@ class Feeding:
         self.clients: set[ServerConnection] = set()
         self.source = source
 
-    async def give(self, payloads: Sequence[bytes]) -> None:
+    async def add_records(self, payloads: Sequence[bytes]) -> None:
         self.kept += payloads
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         for client in self.clients:
             client.transport.abort()
 
@@ -286,7 +286,7 @@ class Numbered(Feeding):
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[Numbered]:
+async def upstream() -> AsyncIterator[Numbered]:
     feed = Numbered()
     async with serve(feed.attend, "127.0.0.1", 0) as server:
         feed.source = WebSocketSource(f"ws://127.0.0.1:{server.sockets[0].getsockname()[1]}/", "rsvps")
@@ -297,7 +297,7 @@ class TestContract(SourceContract):
     pass
 
 
-class TestKilled(KilledContract):
+class TestKilled(CrashContract):
     pass
 
 
@@ -339,17 +339,17 @@ async def placed() -> AsyncIterator[Placed]:
 
 class TestContractWithPlaces(SourceContract):
     @pytest.fixture
-    def world(self, placed: Placed) -> Placed:
+    def upstream(self, placed: Placed) -> Placed:
         return placed
 
 
 async def test_after_a_crash_it_goes_on_at_the_place_of_the_last_record(placed: Placed) -> None:
     channels, given = MemoryChannels(), placed.payloads(8)
-    await placed.give(given)
+    await placed.add_records(given)
     async with Running(placed.source, channels) as running:
         await running.until(lambda: running.count() == 8)
     async with Running(placed.source, channels) as running:
-        await running.until(lambda: running.pump.figures()["duplicates"] == 3)
+        await running.until(lambda: running.loop.figures()["duplicates"] == 3)
     assert placed.asked == ["0", "1002"]
     assert [entry.value for entry in channels.entries("into")] == given
     headers = [dict(entry.headers)["cursor"] for entry in channels.entries("into")]

@@ -19,7 +19,7 @@ from penstock.collect.websocket_server import WebSocketServer
 from penstock.core.contracts import Guarantee, Intake, ResumeState
 from penstock.core.errors import Unavailable
 from penstock.core.record import Origin
-from penstock.testing.killing import KilledContract
+from penstock.testing.killing import CrashContract
 from penstock.testing.sources import SourceContract, text
 
 
@@ -34,7 +34,7 @@ class Device(Keeper):
     def url(self) -> str:
         return f"{self.source.url.removeprefix('listen+')}?sender={self.name}&epoch=7&seq={self.safe + 1}"
 
-    async def cut(self) -> None:
+    async def disconnect(self) -> None:
         if self.connection is not None:
             self.connection.transport.abort()
 
@@ -68,13 +68,13 @@ class Device(Keeper):
 
 
 @pytest.fixture
-async def world() -> AsyncIterator[Device]:
+async def upstream() -> AsyncIterator[Device]:
     async with trying(Device(WebSocketServer(f"listen+ws://127.0.0.1:{later_port()}/in", "door"))) as device:
         yield device
 
 
 class TestContract(SourceContract):
-    def carries(self, payload: bytes) -> bool:
+    def supports(self, payload: bytes) -> bool:
         return text(payload)
 
 
@@ -412,7 +412,7 @@ async def test_what_a_foreigner_says_on_the_port_hurts_nobody() -> None:
             assert Origin.headers((await taken(intakes, 1))[0].origin or Origin("", 0, 0, 0))[2] == ("seq", b"1")
 
 
-class TestKilled(KilledContract):
+class TestKilled(CrashContract):
     pass
 
 

@@ -101,7 +101,7 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     async with listening(upstream.attend) as port, listening(hook.attend) as hooked:
         hook.url = f"http://127.0.0.1:{hooked}/wake?token=hush"
         yield World(tmp_path / "proxy", upstream, hook, port)
-        await upstream.cut()
+        await upstream.disconnect()
         await until(lambda: not upstream.writers)
 
 
@@ -110,31 +110,31 @@ def numbers(first: int, last: int) -> list[bytes]:
 
 
 async def test_a_device_gets_what_it_missed_and_goes_on_behind_what_it_has(world: World) -> None:
-    await world.upstream.give(numbers(1, 5))
+    await world.upstream.add_records(numbers(1, 5))
     async with world.proxy():
         async with world.device() as device:
             assert [event.data for event in await device.get(5)] == numbers(1, 5)
-            await world.upstream.give([b"6"])
+            await world.upstream.add_records([b"6"])
             await device.get(6)
-        await world.upstream.give(numbers(7, 9))
+        await world.upstream.add_records(numbers(7, 9))
         async with world.device(device.last()) as again:
             assert [event.data for event in await again.get(3)] == numbers(7, 9)
 
 
 async def test_what_waits_survives_a_new_life_of_the_proxy_and_of_the_upstream(world: World) -> None:
-    await world.upstream.give(numbers(1, 5))
+    await world.upstream.add_records(numbers(1, 5))
     async with world.proxy():
         await until(lambda: world.hook.posts)
         async with world.device() as device:
             await device.get(5)
-    await world.upstream.give(numbers(6, 8))
-    await world.upstream.cut()
+    await world.upstream.add_records(numbers(6, 8))
+    await world.upstream.disconnect()
     async with world.proxy(), world.device(device.last()) as device:
         assert [event.data for event in await device.get(3)] == numbers(6, 8)
 
 
 async def test_without_an_id_it_begins_with_what_was_not_acknowledged(world: World) -> None:
-    await world.upstream.give(numbers(1, 5))
+    await world.upstream.add_records(numbers(1, 5))
     async with world.proxy():
         async with world.device() as device:
             await device.get(5)
@@ -148,9 +148,9 @@ async def test_without_an_id_it_begins_with_what_was_not_acknowledged(world: Wor
 
 async def test_a_sleeping_device_is_woken_once_and_the_post_is_signed(world: World) -> None:
     async with world.proxy(secret="hush", public="http://device.example/x/"):
-        await world.upstream.give(numbers(1, 3))
+        await world.upstream.add_records(numbers(1, 3))
         await until(lambda: world.hook.posts)
-        await world.upstream.give(numbers(4, 6))
+        await world.upstream.add_records(numbers(4, 6))
         async with httpx.AsyncClient(trust_env=False) as client:
             while (await client.get(world.url)).json()["waiting"] < 6:  # noqa: ASYNC110 - there is no event for it
                 await asyncio.sleep(0.01)
@@ -166,7 +166,7 @@ async def test_a_sleeping_device_is_woken_once_and_the_post_is_signed(world: Wor
 async def test_each_sleep_has_its_own_wake(world: World) -> None:
     async with world.proxy():
         for night in range(1, 4):
-            await world.upstream.give([b"%d" % night])
+            await world.upstream.add_records([b"%d" % night])
             await until(lambda: len(world.hook.posts) == night)  # noqa: B023 - it is over then
             async with world.device() as device:
                 await device.get(1)
@@ -177,7 +177,7 @@ async def test_each_sleep_has_its_own_wake(world: World) -> None:
 
 async def test_a_device_that_does_not_come_is_woken_again(world: World) -> None:
     async with world.proxy(again=timedelta(milliseconds=50)):
-        await world.upstream.give([b"1"])
+        await world.upstream.add_records([b"1"])
         await until(lambda: len(world.hook.posts) >= 3)
     assert len({told["webhook-id"] for told, _ in world.hook.posts}) >= 3
 
@@ -186,14 +186,14 @@ async def test_a_webhook_that_is_away_is_asked_again_with_the_same_id(world: Wor
     busy = b"HTTP/1.1 503 Busy\r\nRetry-After: 0\r\nConnection: close\r\n\r\n"
     world.hook.answers = [busy, b"", b"HTTP/1.1 500 Oh\r\nConnection: close\r\n\r\n"]
     async with world.proxy():
-        await world.upstream.give([b"1"])
+        await world.upstream.add_records([b"1"])
         await until(lambda: len(world.hook.posts) == 4)
     assert len({told["webhook-id"] for told, _ in world.hook.posts}) == 1
 
 
 async def test_a_device_that_is_there_is_not_woken(world: World) -> None:
     async with world.proxy(asleep_after=timedelta(seconds=5)), world.device() as device:
-        await world.upstream.give(numbers(1, 3))
+        await world.upstream.add_records(numbers(1, 3))
         await device.get(3)
     assert not world.hook.posts
 
@@ -202,7 +202,7 @@ async def test_a_silent_connection_is_kept_by_comments(world: World) -> None:
     async with world.proxy(heartbeat=timedelta(milliseconds=20)), world.device() as device:
         reading = asyncio.create_task(device.get(1))
         await until(lambda: device.bytes.count(b":\n\n") >= 3)
-        await world.upstream.give([b"1"])
+        await world.upstream.add_records([b"1"])
         assert len(await reading) == 1
 
 
@@ -212,13 +212,13 @@ async def test_a_device_that_comes_back_unnoticed_takes_the_place_of_its_old_con
         await until(lambda: old.bytes)
         async with world.device() as new:
             assert await reading == []
-            await world.upstream.give([b"1"])
+            await world.upstream.add_records([b"1"])
             assert len(await new.get(1)) == 1
 
 
 async def test_when_all_room_is_taken_the_upstream_waits_and_an_acknowledgement_makes_room(world: World) -> None:
     given = [b"%d" % number + b"x" * 100_000 for number in range(300)]
-    await world.upstream.give(given)
+    await world.upstream.add_records(given)
     found: list[bytes] = []
     async with world.proxy(most=8 << 20), httpx.AsyncClient(trust_env=False) as client:
         before = -1
@@ -240,7 +240,7 @@ async def test_when_all_room_is_taken_the_upstream_waits_and_an_acknowledgement_
 
 
 async def test_who_does_not_know_the_token_is_turned_away(world: World) -> None:
-    await world.upstream.give([b"1"])
+    await world.upstream.add_records([b"1"])
     async with world.proxy(token="hush"):
         for said in ({}, {"authorization": "hush"}, {"authorization": "Bearer hus"}):
             async with world.device(**said) as device:
@@ -257,11 +257,11 @@ async def test_other_addresses_and_methods_are_no_fault_of_ours(world: World) ->
 
 
 async def test_it_ends_without_leaving_a_task_behind(world: World) -> None:
-    await world.upstream.give([b"1"])
+    await world.upstream.add_records([b"1"])
     before = asyncio.all_tasks()
     async with world.proxy(), world.device() as device:
         await device.get(1)
-    await world.upstream.cut()
+    await world.upstream.disconnect()
     await until(lambda: asyncio.all_tasks() <= before)
 
 

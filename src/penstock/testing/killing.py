@@ -1,10 +1,10 @@
-"""Collectors that are killed: a pump in a process of its own, which ends itself with kill -9 at a step of its work.
+"""Contract tests with crashes: an ingest loop in its own process, which kills itself with SIGKILL at a step.
 
-    class TestKilled(KilledContract):
-        …the same world as for SourceContract
+    class TestCrash(CrashContract):
+        …the same upstream as for SourceContract
 
-The steps are those between which something could be lost: before and after a record is in the channel, before and after
-it is on disk while the channel is away, before and after its sender is told.
+The steps are those between which a record could be lost: before and after it is in the channel, before and after it is
+on disk while the channel is not available, before and after the acknowledgement.
 """
 
 import asyncio
@@ -34,63 +34,62 @@ from penstock.core.errors import Unavailable
 from penstock.core.record import Origin, Record
 from penstock.core.scan import scan
 from penstock.supervise.process import tied_to_parent
-from penstock.testing.sources import PATIENCE, World
+from penstock.testing.sources import TIMEOUT, Upstream, skip_best_effort
 
 if TYPE_CHECKING:
     import pytest
 
 TOPICS = ("into", "into.dead", "heartbeats", "bookmarks")
 SMALL, LARGE = 30, 100_000 // 7
-"""Records for each step: in a usual run, and in a soak."""
+"""Records for each step: in a normal run, and in a soak test."""
 
 
 class Step(StrEnum):
-    """Where a collector dies."""
+    """The steps at which a collector is killed."""
 
-    BEFORE_CHANNEL = "before the channel has it"
-    AFTER_CHANNEL = "after the channel has it"
+    BEFORE_CHANNEL = "before the channel"
+    AFTER_CHANNEL = "after the channel"
     BEFORE_DISK = "before the sync"
     AFTER_DISK = "after the sync"
-    BEFORE_TOLD = "before the acknowledgement"
-    AFTER_TOLD = "after the acknowledgement"
+    BEFORE_ACK = "before the acknowledgement"
+    AFTER_ACK = "after the acknowledgement"
 
 
 ON_DISK = (Step.BEFORE_DISK, Step.AFTER_DISK)
-"""Those that need a channel that is away."""
+"""The steps that need a channel that is not available."""
 
 
-class KilledContract:
-    """Nothing that was acknowledged is lost, and what comes again is known by its number, wherever a collector dies."""
+class CrashContract:
+    """A kill at any step loses no acknowledged record, and a repeated record has the same number."""
 
-    async def test_a_kill_at_any_step_loses_nothing_that_was_acknowledged(
-        self, world: World, tmp_path_factory: "pytest.TempPathFactory"
+    async def test_a_kill_at_any_step_loses_no_acknowledged_record(
+        self, upstream: Upstream, tmp_path_factory: "pytest.TempPathFactory"
     ) -> None:
         folder = tmp_path_factory.mktemp("killed")
-        guarantee = world.source.guarantee
-        if guarantee is Guarantee.BEST_EFFORT:
-            return
+        guarantee = upstream.source.guarantee
+        skip_best_effort(upstream.source)
         size = LARGE if os.environ.get("PENSTOCK_SOAK") else SMALL
-        given = world.payloads(size * (len(Step) + 1))
+        given = upstream.payloads(size * (len(Step) + 1))
         draw = random.Random(7)
         for number, step in enumerate(Step):
-            await world.give(given[number * size : (number + 1) * size])
-            async with Victim.started(world.source, folder, step, draw.randint(1, 3)) as victim:
-                await victim.died()
-            told = world.acknowledged() or 0
-            assert set(given[:told]) <= set(victim.found()), f"what was acknowledged is lost: {step}"
-        await world.give(given[-size:])
-        async with Victim.started(world.source, folder) as victim:
-            await victim.until_all(given)
-        found = victim.found()
+            await upstream.add_records(given[number * size : (number + 1) * size])
+            async with CollectorProcess.started(upstream.source, folder, step, draw.randint(1, 3)) as process:
+                await process.died()
+            acknowledged = upstream.acknowledged() or 0
+            assert set(given[:acknowledged]) <= set(process.found()), f"acknowledged records are lost: {step}"
+        await upstream.add_records(given[-size:])
+        async with CollectorProcess.started(upstream.source, folder) as process:
+            await process.until_all(given)
+        found = process.found()
         if guarantee is Guarantee.EXACTLY_ONCE:
-            assert found == Counter(given), f"{victim.twice()} {(folder / 'log').read_text(errors='replace')[-2_000:]}"
+            assert found == Counter(given), f"{process.twice()} {(folder / 'log').read_text(errors='replace')[-2_000:]}"
         else:
             assert set(found) == set(given)
 
 
 @dataclass
-class Victim:
-    """A collector in a process of its own, and what it leaves behind."""
+class CollectorProcess:
+    """A collector in its own process, and the records that it stored."""
 
     process: "subprocess.Popen[bytes]"
     folder: Path
@@ -99,7 +98,7 @@ class Victim:
     @asynccontextmanager
     async def started(
         cls, source: Source, folder: Path, step: Step | None = None, count: int = 0
-    ) -> AsyncIterator["Victim"]:
+    ) -> AsyncIterator["CollectorProcess"]:
         command = [sys.executable, "-m", __name__, str(folder), str(count), *([str(step)] if step else [])]
         with (folder / "log").open("ab") as log, _spawned(command, pickle.dumps(source), log) as one:
             try:
@@ -109,29 +108,29 @@ class Victim:
                 await asyncio.to_thread(one.wait)
 
     async def died(self) -> None:
-        """Wait until it has killed itself, and not ended otherwise."""
-        async with asyncio.timeout(4 * PATIENCE):
+        """Wait until it has killed itself."""
+        async with asyncio.timeout(4 * TIMEOUT):
             while self.process.poll() is None:  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.01)
         assert self.process.returncode == -signal.SIGKILL, (self.folder / "log").read_text(errors="replace")[-2_000:]
 
     async def until_all(self, given: Sequence[bytes]) -> None:
         wanted = set(given)
-        async with asyncio.timeout(100 * PATIENCE if os.environ.get("PENSTOCK_SOAK") else 4 * PATIENCE):
+        async with asyncio.timeout(100 * TIMEOUT if os.environ.get("PENSTOCK_SOAK") else 4 * TIMEOUT):
             while True:
                 began = time.monotonic()
                 if wanted <= set(self.found(waiting=False)):
                     return
                 assert self.process.poll() is None, (self.folder / "log").read_text(errors="replace")[-2_000:]
-                # All is read each time: of the time of the world, which runs beside this, that may not take much.
+                # Each check reads all: leave time for the upstream, which runs in this process.
                 await asyncio.sleep(max(0.05, 10 * (time.monotonic() - began)))
 
     def found(self, waiting: bool = True) -> "Counter[bytes]":
-        """How often each payload is safe: in the channel, or on disk on its way there. Known by its number, once."""
+        """How often each payload is durable, in the channel or in the spool. Equal numbers count once."""
         return Counter(self._once(waiting).values())
 
     def twice(self) -> dict[bytes, list[tuple[str, int, int] | None]]:
-        """The payloads that have more than one number, with all of these."""
+        """The payloads with more than one number, and their numbers."""
         numbers: dict[bytes, list[tuple[str, int, int] | None]] = {}
         for number, value in self._once(waiting=True).items():
             numbers.setdefault(value, []).append(number)
@@ -165,14 +164,14 @@ def _spool(folder: Path) -> Spool:
     return Spool(SqliteChannels(folder / "spool"), "into", timeout=0.05)
 
 
-# --- in the process that dies -----------------------------------------------------------------------------------------
+# --- in the killed process --------------------------------------------------------------------------------------------
 
 
 _AT_LAST = 0.3
 
 
-class _Fate:
-    """Counts the steps, and ends the process at the one that is meant."""
+class _Killer:
+    """Counts the steps, and kills the process at the selected one."""
 
     def __init__(self, step: Step | None, count: int) -> None:
         self.step, self._count = step, count
@@ -182,7 +181,7 @@ class _Fate:
             self._count -= 1
             if self._count <= 0:
                 _die()
-            # What is given may come in fewer batches than that.
+            # The records may arrive in fewer batches than the count.
             asyncio.get_running_loop().call_later(_AT_LAST, _die)
 
 
@@ -192,49 +191,49 @@ def _die() -> None:
 
 @dataclass
 class _DyingSender:
-    """A sender that dies around its work; or whose channel is away."""
+    """A sender that kills the process before or after a send; or whose channel is not available."""
 
     inner: Sender
-    fate: _Fate
+    killer: _Killer
     before: Step
     after: Step
     away: bool = False
 
     async def send(self, channel: str, records: Sequence[Record]) -> None:
         if channel == "into" and self.away:
-            raise Unavailable("the channel", "it is away")
+            raise Unavailable("the channel", "it is not available")
         dies = channel == "into"
         if dies:
-            self.fate.at(self.before)
+            self.killer.at(self.before)
         await self.inner.send(channel, records)
         if dies:
-            self.fate.at(self.after)
+            self.killer.at(self.after)
 
 
 class _DyingChannels(SqliteChannels):
-    """Channels whose senders die. The class attributes belong to this process alone."""
+    """A binder whose senders kill the process."""
 
-    fate: _Fate
+    killer: _Killer
     steps: tuple[Step, Step]
     away: bool
 
     @asynccontextmanager
     async def sender(self) -> AsyncIterator[Sender]:  # type: ignore[override]  # it has the shape of one
         async with super().sender() as inner:
-            yield _DyingSender(inner, self.fate, *self.steps, away=self.away)
+            yield _DyingSender(inner, self.killer, *self.steps, away=self.away)
 
 
-def _dying(files: SqliteChannels, fate: _Fate, steps: tuple[Step, Step], away: bool = False) -> _DyingChannels:
-    kind = type("_Dying", (_DyingChannels,), {"fate": fate, "steps": steps, "away": away})
+def _dying(files: SqliteChannels, killer: _Killer, steps: tuple[Step, Step], away: bool = False) -> _DyingChannels:
+    kind = type("_Dying", (_DyingChannels,), {"killer": killer, "steps": steps, "away": away})
     made: _DyingChannels = kind(files.folder)
     return made
 
 
 @dataclass(frozen=True)
 class _DyingSource(SourceWrapper):
-    """A source that dies around its acknowledgements."""
+    """A source that kills the process before or after an acknowledgement."""
 
-    fate: _Fate
+    killer: _Killer
 
     @asynccontextmanager
     async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
@@ -247,10 +246,10 @@ class _DyingSource(SourceWrapper):
 
     def _settling(self, intake: Intake) -> Callable[[Exception | None], Awaitable[None]]:
         async def settle(error: Exception | None) -> None:
-            self.fate.at(Step.BEFORE_TOLD)
+            self.killer.at(Step.BEFORE_ACK)
             await intake.settle(error)
-            # The answer leaves in its own time.
-            asyncio.get_running_loop().call_later(0.02, self.fate.at, Step.AFTER_TOLD)
+            # The acknowledgement is sent later.
+            asyncio.get_running_loop().call_later(0.02, self.killer.at, Step.AFTER_ACK)
 
         return settle
 
@@ -259,12 +258,12 @@ def _holds_records(intake: Intake) -> bool:
     return any(isinstance(one, Arrival) for one in intake.arrivals)
 
 
-async def _collect(source: Source, folder: Path, fate: _Fate) -> None:
-    on_disk = fate.step in ON_DISK
-    channels = _dying(_channels(folder), fate, (Step.BEFORE_CHANNEL, Step.AFTER_CHANNEL), away=on_disk)
-    disk = _dying(SqliteChannels(folder / "spool"), fate, (Step.BEFORE_DISK, Step.AFTER_DISK))
+async def _collect(source: Source, folder: Path, killer: _Killer) -> None:
+    on_disk = killer.step in ON_DISK
+    channels = _dying(_channels(folder), killer, (Step.BEFORE_CHANNEL, Step.AFTER_CHANNEL), away=on_disk)
+    disk = _dying(SqliteChannels(folder / "spool"), killer, (Step.BEFORE_DISK, Step.AFTER_DISK))
     pump = IngestLoop(
-        _DyingSource(source, fate),
+        _DyingSource(source, killer),
         "into",
         channels,
         heartbeats="heartbeats",
@@ -279,7 +278,7 @@ async def _collect(source: Source, folder: Path, fate: _Fate) -> None:
 def main(folder: str, count: str, step: str | None = None) -> None:
     source: Source = pickle.loads(sys.stdin.buffer.read())
     with suppress(KeyboardInterrupt):
-        asyncio.run(_collect(source, Path(folder), _Fate(Step(step) if step else None, int(count))))
+        asyncio.run(_collect(source, Path(folder), _Killer(Step(step) if step else None, int(count))))
 
 
 if __name__ == "__main__":

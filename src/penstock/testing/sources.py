@@ -1,10 +1,10 @@
-"""The contract of a source, as tests that every source passes: those of Penstock, and yours.
+"""The contract tests of sources, for the sources of Penstock and for yours.
 
-class TestMine(SourceContract):
+class TestMySource(SourceContract):
     @pytest.fixture
-    async def world(self) -> AsyncIterator[World]:
-        async with my_outside() as outside:
-            yield outside
+    async def upstream(self) -> AsyncIterator[Upstream]:
+        async with my_upstream() as upstream:
+            yield upstream
 """
 
 import asyncio
@@ -22,47 +22,47 @@ from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Sou
 from penstock.core.errors import Unavailable
 from penstock.testing.documents import DOCUMENTS
 
-PATIENCE = 30.0
-"""Seconds until a test gives up."""
+TIMEOUT = 30.0
+"""Seconds until a test fails."""
 QUIET = 0.1
-"""For so long nothing may happen that must not."""
+"""Seconds to wait for something that must not happen."""
 
 
-class World(Protocol):
-    """The outside of a source: somebody who has records to give, and goes on trying."""
+class Upstream(Protocol):
+    """The other side of a source: it has records to send, and repeats them until they are acknowledged."""
 
     @property
     def source(self) -> Source:
-        """The source that hears this outside; the same for the whole test."""
+        """The source that reads from it; the same for the whole test."""
 
     def payloads(self, count: int) -> list[bytes]:
-        """So many, all different, each as it will arrive; `plain` unless they have to hold something."""
+        """Different payloads, each as it will arrive. Use `plain` unless a certain form is needed."""
 
-    async def give(self, payloads: Sequence[bytes]) -> None:
-        """From now on the outside has these, too. Returns at once: they are given while the source is open."""
+    async def add_records(self, payloads: Sequence[bytes]) -> None:
+        """Add records to send. Returns at once; they are sent while the source is open."""
 
-    async def cut(self) -> None:
-        """Break every connection that there is; new ones can be made at once."""
+    async def disconnect(self) -> None:
+        """Break all connections. New ones can be made at once."""
 
     def acknowledged(self) -> int | None:
-        """How many of the values the outside was told are safe; None where nobody is told."""
+        """How many records were acknowledged; None if the protocol has no acknowledgements."""
 
 
 class SourceContract:
-    """What holds for every source, as far as its guarantee goes."""
+    """The tests. Those about resuming are skipped for a source with best effort."""
 
-    def carries(self, payload: bytes) -> bool:
-        """Whether the source can bring this payload: `anything`, `text`, `lines`; none if all have their own form."""
+    def supports(self, payload: bytes) -> bool:
+        """Whether the source supports a payload: `anything`, `text`, `lines`. False: payloads need a certain form."""
         return False
 
-    async def test_every_payload_arrives_byte_by_byte(self, world: World) -> None:
-        """What is JSON and what is not: the judge is the channel, not the source."""
-        if not (given := [one.payload for one in DOCUMENTS if self.carries(one.payload)]):
-            raise SkipTest("its payloads have a form of their own")
+    async def test_every_payload_arrives_byte_by_byte(self, upstream: Upstream) -> None:
+        """Sources do not validate payloads; the channel does."""
+        if not (given := [one.payload for one in DOCUMENTS if self.supports(one.payload)]):
+            raise SkipTest("the payloads of this source need a certain form")
         found: list[bytes] = []
-        async with world.source.open(ResumeState()) as intakes:
-            await world.give(given)
-            async with asyncio.timeout(PATIENCE):
+        async with upstream.source.open(ResumeState()) as intakes:
+            await upstream.add_records(given)
+            async with asyncio.timeout(TIMEOUT):
                 async for intake in intakes:
                     found += [one.value for one in arrivals(intake)]
                     await intake.settle(None)
@@ -70,11 +70,11 @@ class SourceContract:
                         break
         assert Counter(found) == Counter(given)
 
-    async def test_what_is_given_arrives_in_its_order(self, world: World) -> None:
-        async with world.source.open(ResumeState()) as intakes:
-            await world.give(given := world.payloads(50))
+    async def test_records_arrive_in_order(self, upstream: Upstream) -> None:
+        async with upstream.source.open(ResumeState()) as intakes:
+            await upstream.add_records(given := upstream.payloads(50))
             found: list[bytes] = []
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 async for intake in intakes:
                     found += [one.value for one in arrivals(intake)]
                     await intake.settle(None)
@@ -82,89 +82,85 @@ class SourceContract:
                         break
         assert found == given
 
-    async def test_nothing_is_acknowledged_before_it_is_safe(self, world: World) -> None:
-        async with world.source.open(ResumeState()) as intakes:
-            await world.give(given := world.payloads(5))
-            async with asyncio.timeout(PATIENCE):
+    async def test_nothing_is_acknowledged_before_it_is_durable(self, upstream: Upstream) -> None:
+        async with upstream.source.open(ResumeState()) as intakes:
+            await upstream.add_records(given := upstream.payloads(5))
+            async with asyncio.timeout(TIMEOUT):
                 intake = await anext(intakes)
             first = len(arrivals(intake))
             await asyncio.sleep(QUIET)
-            assert world.acknowledged() in (None, 0)
+            assert upstream.acknowledged() in (None, 0)
             await intake.settle(None)
-            if world.acknowledged() is not None:
-                await until(lambda: (world.acknowledged() or 0) >= first)
-                assert (world.acknowledged() or 0) <= len(given)
+            if upstream.acknowledged() is not None:
+                await until(lambda: (upstream.acknowledged() or 0) >= first)
+                assert (upstream.acknowledged() or 0) <= len(given)
 
-    async def test_what_was_not_taken_is_not_acknowledged_and_comes_again(self, world: World) -> None:
-        if world.source.guarantee is Guarantee.BEST_EFFORT:
-            return
-        await world.give(given := world.payloads(5))
-        async with world.source.open(ResumeState()) as intakes:
-            async with asyncio.timeout(PATIENCE):
+    async def test_a_record_that_was_not_stored_is_repeated(self, upstream: Upstream) -> None:
+        skip_best_effort(upstream.source)
+        await upstream.add_records(given := upstream.payloads(5))
+        async with upstream.source.open(ResumeState()) as intakes:
+            async with asyncio.timeout(TIMEOUT):
                 intake = await anext(intakes)
             await intake.settle(Unavailable("the channel", "it is away"))
             await asyncio.sleep(QUIET)
-            assert world.acknowledged() in (None, 0)
+            assert upstream.acknowledged() in (None, 0)
         channels = MemoryChannels()
-        async with Running(world.source, channels) as running:
+        async with Running(upstream.source, channels) as running:
             await running.until(lambda: running.values() >= Counter(given))
 
-    async def test_a_cut_loses_nothing_that_can_be_had(self, world: World) -> None:
-        channels, given = MemoryChannels(2), world.payloads(60)
-        async with Running(world.source, channels) as running:
+    async def test_a_disconnect_loses_nothing(self, upstream: Upstream) -> None:
+        channels, given = MemoryChannels(2), upstream.payloads(60)
+        async with Running(upstream.source, channels) as running:
             for first in range(0, 60, 20):
-                await world.give(given[first : first + 20])
-                if world.source.guarantee is Guarantee.BEST_EFFORT:
-                    # What it gave while nobody listened is gone; that it goes on is all that can be asked.
+                await upstream.add_records(given[first : first + 20])
+                if upstream.source.guarantee is Guarantee.BEST_EFFORT:
+                    # Records that were sent while it was disconnected are lost. It must continue.
                     await running.until(lambda last=given[first + 19]: running.values()[last])  # type: ignore[misc]
                 else:
                     await running.until(lambda first=first: running.count() > first)  # type: ignore[misc]
-                await world.cut()
-            if world.source.guarantee is Guarantee.BEST_EFFORT:
-                return
+                await upstream.disconnect()
+            skip_best_effort(upstream.source)
             await running.until(lambda: running.values() >= Counter(given))
-        self.judge(world, running.values(), given)
+        self.check_records(upstream, running.values(), given)
 
-    async def test_a_collector_that_ends_anywhere_goes_on_where_it_was(self, world: World) -> None:
-        if world.source.guarantee is Guarantee.BEST_EFFORT:
-            return
-        channels, given = MemoryChannels(2), world.payloads(120)
+    async def test_a_crashed_collector_resumes(self, upstream: Upstream) -> None:
+        skip_best_effort(upstream.source)
+        channels, given = MemoryChannels(2), upstream.payloads(120)
         for generation in range(6):
-            await world.give(given[20 * generation : 20 * generation + 20])
-            async with Running(world.source, channels) as running:
+            await upstream.add_records(given[20 * generation : 20 * generation + 20])
+            async with Running(upstream.source, channels) as running:
                 await running.until(lambda: running.count() >= 15 * (generation + 1))  # noqa: B023 - it is over then
-        async with Running(world.source, channels) as running:
+        async with Running(upstream.source, channels) as running:
             await running.until(lambda: running.values() >= Counter(given))
-        self.judge(world, running.values(), given)
+        self.check_records(upstream, running.values(), given)
 
-    async def test_a_clean_stop_and_another_start_give_each_once(self, world: World) -> None:
-        if world.source.guarantee is Guarantee.BEST_EFFORT:
-            return
-        channels, given = MemoryChannels(2), world.payloads(40)
+    async def test_a_clean_restart_stores_each_record_once(self, upstream: Upstream) -> None:
+        skip_best_effort(upstream.source)
+        channels, given = MemoryChannels(2), upstream.payloads(40)
         for generation in range(2):
-            await world.give(given[20 * generation : 20 * generation + 20])
-            async with Running(world.source, channels) as running:
+            await upstream.add_records(given[20 * generation : 20 * generation + 20])
+            async with Running(upstream.source, channels) as running:
                 await running.until(lambda: running.values() >= Counter(given[: 20 * (generation + 1)]))  # noqa: B023
-                if world.acknowledged() is not None:
-                    await running.until(lambda: world.acknowledged() == 20 * (generation + 1))  # noqa: B023
+                if upstream.acknowledged() is not None:
+                    await running.until(lambda: upstream.acknowledged() == 20 * (generation + 1))  # noqa: B023
                 await running.stop()
         assert running.values() == Counter(given)
 
-    async def test_closing_it_leaves_nothing_behind(self, world: World) -> None:
+    async def test_closing_leaves_no_tasks(self, upstream: Upstream) -> None:
         before = asyncio.all_tasks()
         for _ in range(2):
-            async with world.source.open(ResumeState()):
+            async with upstream.source.open(ResumeState()):
                 await asyncio.sleep(0)
-        await until(lambda: not _beside(before))
+        await until(lambda: not _new_tasks(before))
 
-    def judge(self, world: World, found: "Counter[bytes]", given: Sequence[bytes]) -> None:
-        if world.source.guarantee is Guarantee.EXACTLY_ONCE:
+    def check_records(self, upstream: Upstream, found: "Counter[bytes]", given: Sequence[bytes]) -> None:
+        if upstream.source.guarantee is Guarantee.EXACTLY_ONCE:
             assert found == Counter(given)
         else:
             assert set(found) == set(given)
 
-    def test_it_says_what_it_promises(self, world: World) -> None:
-        source = world.source
+    def test_it_describes_its_guarantee(self, upstream: Upstream) -> None:
+        source = upstream.source
         assert source.name
         assert source.guarantee in Guarantee
         assert source.description
@@ -172,11 +168,11 @@ class SourceContract:
 
 
 class Running:
-    """A pump from a source into channels in memory, in a task. Left without `stop()`, it ends as by a crash."""
+    """An ingest loop from a source into channels in memory, in a task. Without `stop()`, it ends like a crash."""
 
     def __init__(self, source: Source, channels: MemoryChannels) -> None:
         self._channels, self._stop = channels, asyncio.Event()
-        self.pump = IngestLoop(
+        self.loop = IngestLoop(
             source,
             "into",
             channels,
@@ -188,7 +184,7 @@ class Running:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Running":
-        self._task = asyncio.create_task(self.pump.run(self._stop))
+        self._task = asyncio.create_task(self.loop.run(self._stop))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -210,24 +206,29 @@ class Running:
         return len(self._channels.entries("into"))
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Wait until something is true; raises what ended the pump meanwhile."""
-        async with asyncio.timeout(PATIENCE):
+        """Wait for a condition. Raises the error of the ingest loop if it ends."""
+        async with asyncio.timeout(TIMEOUT):
             while not condition():
                 if self._task is not None and self._task.done() and not condition():
                     await self._task
-                    raise AssertionError("the source has ended, and not all is there")
+                    raise AssertionError("the source has ended before the condition was true")
                 await asyncio.sleep(0.002)
 
 
+def skip_best_effort(source: Source) -> None:
+    if source.guarantee is Guarantee.BEST_EFFORT:
+        raise SkipTest("a source with best effort does not resume")
+
+
 async def until(condition: Callable[[], object]) -> None:
-    """Wait until something is true."""
-    async with asyncio.timeout(PATIENCE):
+    """Wait for a condition."""
+    async with asyncio.timeout(TIMEOUT):
         while not condition():  # noqa: ASYNC110 - there is no event for it
             await asyncio.sleep(0.002)
 
 
 def anything(payload: bytes) -> bool:
-    """Any bytes, but some."""
+    """Any bytes except none."""
     return bool(payload)
 
 
@@ -252,5 +253,5 @@ def arrivals(intake: Intake) -> list[Arrival]:
     return [one for one in intake.arrivals if isinstance(one, Arrival)]
 
 
-def _beside(before: "set[asyncio.Task[Any]]") -> "set[asyncio.Task[Any]]":
+def _new_tasks(before: "set[asyncio.Task[Any]]") -> "set[asyncio.Task[Any]]":
     return {task for task in asyncio.all_tasks() if task is not asyncio.current_task() and task not in before}
