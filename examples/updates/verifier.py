@@ -1,7 +1,7 @@
-"""Verifies that no update is missing: per sender, its numbers have no gap. Reports every few seconds.
+"""Checks that no update is missing: the numbers of each sender have no gap. Reports every few seconds.
 
-It does not know what carries them. The address does: `CHANNELS=tcp://127.0.0.1:7700`, `CHANNELS=kafka://localhost:9092`.
-Exits with 0 when all is whole, with 1 when a number is missing, with 2 when nothing can be said.
+The address selects the transport: `CHANNELS=tcp://127.0.0.1:7700` or `CHANNELS=kafka://localhost:9092`.
+Exits with 0 if all numbers are there, with 1 if one is missing, with 2 if the result is unknown.
 """
 
 import argparse
@@ -21,19 +21,21 @@ from penstock.core.errors import PenstockError, Refused
 from penstock.supervise.signals import stop_on_signals
 
 
-def verify(channels: Channels, channel: str, lapse: float, until: int | None, as_json: bool, clock: Clock) -> Integrity:
+def verify(
+    channels: Channels, channel: str, seconds: float, until: int | None, as_json: bool, clock: Clock
+) -> Integrity:
     channels.ensure([Topic(channel)])
-    verifier, due, came = Verifier(clock), clock.elapsed() + lapse, 0
+    verifier, due, count = Verifier(clock), clock.elapsed() + seconds, 0
     with stop_on_signals() as stop, channels.reader({channel: {}}) as reader:
-        while not stop.is_set() and (until is None or came < until):
+        while not stop.is_set() and (until is None or count < until):
             for entry in reader.read(10_000, 0.2):
-                came += 1
+                count += 1
                 take(verifier, entry)
-            if lapse and clock.elapsed() >= due:
-                tell(verifier.report(), as_json)
-                due = clock.elapsed() + lapse
+            if seconds and clock.elapsed() >= due:
+                report(verifier.report(), as_json)
+                due = clock.elapsed() + seconds
         end = verifier.end()
-        tell(end, as_json)
+        report(end, as_json)
         return end.verdict
 
 
@@ -41,34 +43,32 @@ def take(verifier: Verifier, entry: Entry) -> None:
     try:
         origin = Origin.of(entry.headers)
         if origin is None:
-            raise Refused("an update", "its headers tell no sender and no number")
+            raise Refused("an update", "its headers have no origin")
         verifier.take(origin, entry.appended)
     except Refused as error:
         verifier.refuse(f"offset {entry.offset}", error.reason)
 
 
-def tell(report: IntegrityReport, as_json: bool) -> None:
+def report(result: IntegrityReport, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(report.to_json()))
+        typer.echo(json.dumps(result.to_json()))
     else:
-        show(report, console())
+        show(result, console())
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="Verify the updates of a channel.")
-    options.add_argument("--channels", default=os.environ.get("CHANNELS", "tcp://127.0.0.1:7700"), metavar="ADDRESS")
-    options.add_argument("--channel", default="updates")
-    options.add_argument(
-        "--every", type=duration, default="5s", help="how often to report what came since; 0s: at the end"
-    )
-    options.add_argument("--until", type=int, metavar="RECORDS", help="stop after so many; otherwise by Ctrl-C")
-    options.add_argument("--json", action="store_true", help="reports as JSON lines")
-    given = options.parse_args()
+    parser = argparse.ArgumentParser(description="Verify the updates of a channel.")
+    parser.add_argument("--channels", default=os.environ.get("CHANNELS", "tcp://127.0.0.1:7700"), metavar="ADDRESS")
+    parser.add_argument("--channel", default="updates")
+    parser.add_argument("--every", type=duration, default="5s", help="interval of reports; 0s: only at the end")
+    parser.add_argument("--until", type=int, metavar="RECORDS", help="records, then stop; default: until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="report as JSON lines")
+    args = parser.parse_args()
     try:
-        channels, lapse = bind(given.channels), given.every.total_seconds()
-        sys.exit(EXIT_CODES[verify(channels, given.channel, lapse, given.until, given.json, SystemClock())])
+        channels, seconds = bind(args.channels), args.every.total_seconds()
+        sys.exit(EXIT_CODES[verify(channels, args.channel, seconds, args.until, args.json, SystemClock())])
     except PenstockError as error:
-        options.exit(2, f"{error}\n")
+        parser.exit(2, f"{error}\n")
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ STATUS = "penstock.demo.status"
 def _served(app: Starlette, port: int = 0) -> Iterator[str]:
     """Serve the app in a thread of its own; the address."""
     loop, stop, up = asyncio.new_event_loop(), asyncio.Event(), threading.Event()
-    told: list[str] = []
+    addresses: list[str] = []
 
     def ready(address: str) -> None:
-        told.append(address)
+        addresses.append(address)
         up.set()
 
     def run() -> None:
@@ -44,8 +44,8 @@ def _served(app: Starlette, port: int = 0) -> Iterator[str]:
     thread.start()
     up.wait()
     try:
-        assert told, "the server did not come up"
-        yield told[0]
+        assert addresses, "the server did not come up"
+        yield addresses[0]
     finally:
         with suppress(RuntimeError):  # the loop is closed already when the server ended by itself
             loop.call_soon_threadsafe(stop.set)
@@ -79,7 +79,7 @@ _TOPICS = [
     "chess",
 ]
 _CITIES = ["Berlin", "London", "New York", "Paris", "Tokyo", "Amsterdam", "São Paulo", "Sydney"]
-_PLACES = [
+_COORDINATES = [
     (52.5, 13.4),
     (51.5, -0.1),
     (40.7, -74),
@@ -106,7 +106,7 @@ class Demo:
     def __enter__(self) -> "Demo":
         for _ in range(150):
             self._step()
-        self._say_status()
+        self._report_status()
         self._thread.start()
         return self
 
@@ -121,12 +121,12 @@ class Demo:
         return build(self.channels, feeds, charts or _CHARTS, _GRAPH, STATUS, "RSVPs, live", cache=cache)
 
     def _run(self) -> None:
-        said = time.monotonic()
+        reported = time.monotonic()
         while not self._stop.wait(0.02):
             self._step()
-            if time.monotonic() - said > 0.5:
-                said = time.monotonic()
-                self._say_status()
+            if time.monotonic() - reported > 0.5:
+                reported = time.monotonic()
+                self._report_status()
 
     def _result(self, channel: str, key: list[object], row: dict[str, object]) -> None:
         text = json.dumps(key)
@@ -158,7 +158,7 @@ class Demo:
             [second],
             {"window": window, "members": 400 + round(90 * math.sin(second / 37)) + dice.randrange(9)},
         )
-        lat, lon = _PLACES[at]
+        lat, lon = _COORDINATES[at]
         venue = dice.randrange(400)
         spot = {
             "venue": f"venue {venue}",
@@ -168,7 +168,7 @@ class Demo:
         }
         self._result("venues", [venue], spot)
 
-    def _say_status(self) -> None:
+    def _report_status(self) -> None:
         now = time.time_ns() // 1_000
         latency = {"count": self._taken, "min": 0.4, "mean": 5.1, "p50": 4.0, "p95": 9.6, "p99": 11.2, "max": 31.0}
         slow = {**latency, "p50": 174.0, "p95": 420.0, "p99": 638.0, "max": 690.0}
@@ -216,11 +216,11 @@ class Demo:
         result = {**channel, "channel": "rsvps.dead", "senders": 4, "records": 3, "distinct": 3, "duplicates": 0}
         result |= {"missing": 0, "claimed": None, "refused": 0, "gaps": []}
         for process, nodes in processes.items():
-            said: dict[str, object] = {"process": process, "at": now, "pid": 1, "memory": 10**8, "nodes": nodes}
+            status: dict[str, object] = {"process": process, "at": now, "pid": 1, "memory": 10**8, "nodes": nodes}
             if process == "audit":
                 verdict = "missing" if self.missing else "whole"
-                said["balance"] = {"verdict": verdict, "channels": [channel, result]}
-            self.channels.append(STATUS, json.dumps(said).encode(), process.encode())
+                status["balance"] = {"verdict": verdict, "channels": [channel, result]}
+            self.channels.append(STATUS, json.dumps(status).encode(), process.encode())
 
 
 def _batch(now: int, mode: str, took: int) -> dict[str, object]:

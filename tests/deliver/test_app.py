@@ -63,7 +63,7 @@ async def following(address: str, after: str | None = None, **more: object) -> A
         yield client
 
 
-async def told(client: ClientConnection) -> tuple[str, dict[str, object], str]:
+async def next_message(client: ClientConnection) -> tuple[str, dict[str, object], str]:
     """(kind, rows by key, position) of the next message."""
     message = json.loads(await client.recv())
     return (
@@ -93,34 +93,34 @@ def _open(port: int) -> int:
 async def test_a_websocket_gets_a_snapshot_and_then_changes(channels: MemoryChannels, address: str) -> None:
     put(channels, "nl", 1)
     async with following(address) as client:
-        kind, rows, _ = await told(client)
+        kind, rows, _ = await next_message(client)
         assert kind == "snapshot"
         while rows != {"nl": 1}:
-            _, rows, _ = await told(client)
+            _, rows, _ = await next_message(client)
         put(channels, "nl", 2)
-        assert (await told(client))[:2] == ("changes", {"nl": 2})
+        assert (await next_message(client))[:2] == ("changes", {"nl": 2})
         put(channels, "nl", None)
-        assert (await told(client))[:2] == ("changes", {"nl": None})
+        assert (await next_message(client))[:2] == ("changes", {"nl": None})
 
 
-async def test_a_websocket_that_comes_back_gets_what_it_missed(channels: MemoryChannels, address: str) -> None:
+async def test_a_reconnected_websocket_gets_missed_changes(channels: MemoryChannels, address: str) -> None:
     async with following(address) as client:
         put(channels, "nl", 1)
         rows: dict[str, object] = {}
         while rows != {"nl": 1}:
-            _, rows, position = await told(client)
+            _, rows, position = await next_message(client)
     put(channels, "nl", 2)
     async with following(address, position) as client:
-        kind, rows, position = await told(client)
+        kind, rows, position = await next_message(client)
         assert kind == "changes"
         while rows != {"nl": 2}:
-            kind, rows, position = await told(client)
+            kind, rows, position = await next_message(client)
             assert kind == "changes"
     async with following(address, "forged") as client:
-        assert (await told(client))[:2] == ("snapshot", {"nl": 2})
+        assert (await next_message(client))[:2] == ("snapshot", {"nl": 2})
 
 
-async def test_the_same_address_gives_server_sent_events(channels: MemoryChannels, address: str) -> None:
+async def test_a_feed_as_server_sent_events(channels: MemoryChannels, address: str) -> None:
     put(channels, "nl", 1)
     accept = {"accept": "text/event-stream"}
 
@@ -156,7 +156,7 @@ async def test_the_same_address_gives_server_sent_events(channels: MemoryChannel
     await stream.aclose()  # type: ignore[attr-defined] # an async generator
 
 
-async def test_the_same_address_gives_a_document(channels: MemoryChannels, address: str) -> None:
+async def test_a_feed_as_json(channels: MemoryChannels, address: str) -> None:
     put(channels, "nl", 1)
     async with httpx.AsyncClient(base_url=address) as client:
         message = (await client.get("/feeds/by_country")).json()
@@ -167,7 +167,7 @@ async def test_the_same_address_gives_a_document(channels: MemoryChannels, addre
         assert (again["kind"], again["rows"]) == ("changes", [])
 
 
-async def test_what_was_there_before_the_start_is_there_at_the_first_answer(
+async def test_the_first_response_has_all_earlier_rows(
     channels: MemoryChannels, app: Starlette, served: Served
 ) -> None:
     for n in range(12_000):
@@ -184,15 +184,15 @@ async def test_a_position_survives_a_restart(channels: MemoryChannels, vega_cach
     put(channels, "nl", 1)
     with served(make(channels, vega_cache)) as address:
         async with following(address) as client:
-            _, rows, position = await told(client)
+            _, rows, position = await next_message(client)
             assert rows == {"nl": 1}
     put(channels, "nl", 2)
     with served(make(channels, vega_cache)) as address:
         async with following(address, position) as client:
-            assert (await told(client))[:2] == ("changes", {"nl": 2})
+            assert (await next_message(client))[:2] == ("changes", {"nl": 2})
 
 
-async def test_who_follows_when_the_delivery_stops_is_told_to_come_back(app: Starlette, served: Served) -> None:
+async def test_clients_get_a_reason_when_the_server_stops(app: Starlette, served: Served) -> None:
     with served(app) as address:
         client = await connect(address.replace("http", "ws") + "/feeds/by_country")
         await client.recv()
@@ -205,7 +205,7 @@ async def test_who_follows_when_the_delivery_stops_is_told_to_come_back(app: Sta
 # --- who may not come in ----------------------------------------------------------------------------------------------
 
 
-async def test_an_unknown_name_is_answered_with_the_names_there_are(address: str) -> None:
+async def test_an_unknown_feed_is_answered_with_the_known_ones(address: str) -> None:
     async with httpx.AsyncClient(base_url=address) as client:
         for accept in ("application/json", "text/event-stream"):
             answer = await client.get("/feeds/../nowhere%00", headers={"accept": accept})
@@ -218,17 +218,15 @@ async def test_an_unknown_name_is_answered_with_the_names_there_are(address: str
     assert refused.value.response.status_code == 404
 
 
-async def test_a_page_of_another_site_may_not_follow(
-    channels: MemoryChannels, vega_cache: Path, served: Served
-) -> None:
+async def test_a_cross_site_client_is_rejected(channels: MemoryChannels, vega_cache: Path, served: Served) -> None:
     with served(make(channels, vega_cache, origins="https://friend.example")) as address:
         for origin in ("https://evil.example", "null", "http://127.0.0.1:1", "http://[bad"):
             with pytest.raises(InvalidStatus) as refused:
                 async with following(address, origin=origin):
                     pass
             assert refused.value.response.status_code == 403
-        for welcome in (address, "https://friend.example", None):
-            async with following(address, origin=welcome) as client:
+        for accepted in (address, "https://friend.example", None):
+            async with following(address, origin=accepted) as client:
                 await client.recv()
 
 
@@ -243,7 +241,7 @@ async def test_a_page_of_another_site_may_not_follow(
     ],
     ids=["nothing", "head", "handshake", "body", "chunk"],
 )
-async def test_a_request_that_is_never_whole_holds_no_connection(
+async def test_an_incomplete_request_is_closed_after_the_timeout(
     channels: MemoryChannels, vega_cache: Path, served: Served, begun: bytes
 ) -> None:
     """Neither silent, nor with a byte now and then. Those who follow are not concerned."""
@@ -261,10 +259,10 @@ async def test_a_request_that_is_never_whole_holds_no_connection(
             put(channels, "nl", 1)
             rows: dict[str, object] = {}
             while rows != {"nl": 1}:
-                _, rows, _ = await told(client)
+                _, rows, _ = await next_message(client)
 
 
-async def test_there_are_only_so_many_connections(channels: MemoryChannels, vega_cache: Path, served: Served) -> None:
+async def test_connections_are_limited(channels: MemoryChannels, vega_cache: Path, served: Served) -> None:
     with served(make(channels, vega_cache, connections=2)) as address:
         port = int(address.rpartition(":")[2])
         held = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
@@ -280,9 +278,7 @@ async def test_there_are_only_so_many_connections(channels: MemoryChannels, vega
             assert (await client.get("/status")).status_code == 200
 
 
-async def test_who_asks_for_a_name_that_is_not_ours_is_refused(
-    channels: MemoryChannels, vega_cache: Path, served: Served
-) -> None:
+async def test_an_unknown_host_name_is_rejected(channels: MemoryChannels, vega_cache: Path, served: Served) -> None:
     with served(make(channels, vega_cache, origins="https://friend.example")) as address:
         async with httpx.AsyncClient(base_url=address) as client:
             for host, status in (("localhost", 200), ("friend.example", 200), ("evil.example", 403)):
@@ -296,9 +292,7 @@ async def test_who_asks_for_a_name_that_is_not_ours_is_refused(
         assert refused.value.response.status_code == 403
 
 
-async def test_more_clients_than_allowed_are_asked_to_come_later(
-    channels: MemoryChannels, vega_cache: Path, served: Served
-) -> None:
+async def test_clients_beyond_the_limit_get_503(channels: MemoryChannels, vega_cache: Path, served: Served) -> None:
     with served(make(channels, vega_cache, clients=1)) as address:
         async with following(address) as first:
             await first.recv()
@@ -316,7 +310,7 @@ async def test_more_clients_than_allowed_are_asked_to_come_later(
 
 
 @pytest.mark.parametrize(
-    ("said", "code"),
+    ("message", "code"),
     [
         ("x" * 4_097, 1009),
         (b"\x00" * 4_097, 1009),
@@ -335,10 +329,10 @@ async def test_more_clients_than_allowed_are_asked_to_come_later(
         ('{"latency": [true]}', 1008),
     ],
 )
-async def test_what_cannot_be_understood_closes_the_connection(address: str, said: str | bytes, code: int) -> None:
+async def test_an_invalid_message_closes_the_connection(address: str, message: str | bytes, code: int) -> None:
     async with following(address) as client:
         await client.recv()
-        await client.send(said)
+        await client.send(message)
         with pytest.raises(ConnectionClosed) as closed:
             await client.recv()
         assert closed.value.rcvd is not None
@@ -365,7 +359,7 @@ async def test_a_flood_closes_the_connection(address: str) -> None:
     ],
     ids=["WebSocket", "server-sent events"],
 )
-async def test_a_reader_that_never_reads_is_dropped_and_hurts_nobody(
+async def test_a_client_that_never_reads_is_dropped(
     channels: MemoryChannels, vega_cache: Path, served: Served, asking: bytes
 ) -> None:
     app = make(channels, vega_cache, timeout=timedelta(seconds=1))
@@ -384,11 +378,11 @@ async def test_a_reader_that_never_reads_is_dropped_and_hurts_nobody(
                 while live_feed.clients:
                     put(channels, f"k{number % 8}", "x" * 500_000, channel="wide")
                     number += 1
-                    asked = time.monotonic()
+                    started = time.monotonic()
                     put(channels, "nl", number)
-                    while (await told(client))[1] != {"nl": number}:
+                    while (await next_message(client))[1] != {"nl": number}:
                         pass
-                    slowest = max(slowest, time.monotonic() - asked)
+                    slowest = max(slowest, time.monotonic() - started)
         assert slowest < 1
         # Gone from the kernel too, with all that waited to be read.
         own = asleep.getsockname()[1]
@@ -406,7 +400,7 @@ async def test_a_reader_that_never_reads_is_dropped_and_hurts_nobody(
 # --- latency ----------------------------------------------------------------------------------------------------------
 
 
-async def test_latency_is_measured_at_the_door_and_as_browsers_report_it(
+async def test_latency_is_measured_in_the_delivery_and_by_browsers(
     channels: MemoryChannels, app: Starlette, served: Served
 ) -> None:
     put(channels, "nl", 1)
@@ -431,21 +425,21 @@ async def test_latency_is_measured_at_the_door_and_as_browsers_report_it(
 # --- the rest ---------------------------------------------------------------------------------------------------------
 
 
-async def test_the_status_tells_what_every_process_said_last(channels: MemoryChannels, address: str) -> None:
-    said = {"process": "audit", "at": 1, "nodes": {"channel:rsvps": {"rate": 5}}, "balance": {"whole": True}}
+async def test_the_status_has_the_last_report_of_every_process(channels: MemoryChannels, address: str) -> None:
+    message = {"process": "audit", "at": 1, "nodes": {"channel:rsvps": {"rate": 5}}, "balance": {"whole": True}}
     channels.append("status", b"{}", b"audit")
-    channels.append("status", json.dumps(said).encode(), b"audit")
+    channels.append("status", json.dumps(message).encode(), b"audit")
     channels.append("status", b"not JSON", b"collect")
     async with httpx.AsyncClient(base_url=address) as client, asyncio.timeout(10):
         while "collect" not in (status := (await client.get("/status")).json())["processes"]:
             pass
     assert status["balance"] == {"whole": True}
-    assert status["processes"]["audit"] == said
+    assert status["processes"]["audit"] == message
     assert status["nodes"]["channel:rsvps"] == {"rate": 5}
     assert status["nodes"]["page"]["state"] == "serving"
 
 
-async def test_the_page_comes_with_its_parts_and_guards(address: str) -> None:
+async def test_the_page_has_its_files_and_security_headers(address: str) -> None:
     async with httpx.AsyncClient(base_url=address) as client:
         page = await client.get("/")
         assert "A &lt;title&gt;" in page.text

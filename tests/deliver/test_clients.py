@@ -4,7 +4,7 @@ from penstock.deliver.clients import RateLimit
 from penstock.testing.clock import ManualClock
 
 
-def test_a_burst_is_allowed_and_then_so_much_per_second() -> None:
+def test_a_burst_and_then_a_rate() -> None:
     clock = ManualClock()
     rate_limit = RateLimit(clock, burst=3, per_second=1)
     assert [rate_limit.spend() for _ in range(4)] == [True, True, True, False]

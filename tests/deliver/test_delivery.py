@@ -63,7 +63,7 @@ def delivery_of(channels: MemoryChannels) -> Delivery:
     return Delivery(channels, [FeedSpec("f", "f", "id")], "status", SystemClock())
 
 
-async def test_it_goes_on_where_it_was_after_an_outage() -> None:
+async def test_reading_continues_after_an_outage() -> None:
     channels = Shaky(Unavailable("kafka", "no answer", 0.01), Unavailable("kafka", "no answer", 0.01))
     for n in range(5):
         channels.append("f", b'{"n": 1}', b"[%d]" % n)
@@ -76,7 +76,7 @@ async def test_it_goes_on_where_it_was_after_an_outage() -> None:
     assert delivery.feeds["f"].count == 6
 
 
-async def test_the_account_of_a_feed_counts_each_entry_once_whatever_happens() -> None:
+async def test_the_account_of_a_feed_counts_each_entry_once() -> None:
     channels = Shaky(*(Unavailable("kafka", "no answer", 0.01) for _ in range(3)))
     for n in range(5):
         channels.append("f", b'{"n": 1}', b"[%d]" % n)
@@ -95,7 +95,7 @@ async def test_the_account_of_a_feed_counts_each_entry_once_whatever_happens() -
     assert share.until == {partition: end for partition, (_, end) in channels.bounds("f").items()}
 
 
-async def test_an_outage_is_told_until_it_is_over() -> None:
+async def test_an_outage_is_in_the_status_until_it_ends() -> None:
     channels = Shaky(Unavailable("kafka", "no answer", 0.3))
     delivery = delivery_of(channels)
     async with delivery.running():
@@ -107,26 +107,26 @@ async def test_an_outage_is_told_until_it_is_over() -> None:
         await until(lambda: delivery.trouble is None)
 
 
-async def test_serving_ends_with_the_fault_that_ended_the_reading() -> None:
+async def test_serving_ends_with_the_error_of_the_reader() -> None:
     app = build(Shaky(ZeroDivisionError("a fault")), [FeedSpec("f", "f")], [], {}, "status", "title")
     async with asyncio.timeout(20):
         with pytest.raises(ZeroDivisionError, match="a fault"):
             await serve(app, "127.0.0.1", 0, asyncio.Event())
 
 
-async def test_a_port_that_is_taken_is_named_with_the_fix() -> None:
-    stop, told = asyncio.Event(), asyncio.get_running_loop().create_future()
+async def test_a_used_port_is_misconfigured() -> None:
+    stop, address = asyncio.Event(), asyncio.get_running_loop().create_future()
     first = asyncio.create_task(
-        serve(build(MemoryChannels(), [], [], {}, "status", "title"), "127.0.0.1", 0, stop, told.set_result)
+        serve(build(MemoryChannels(), [], [], {}, "status", "title"), "127.0.0.1", 0, stop, address.set_result)
     )
-    port = int((await told).rpartition(":")[2])
+    port = int((await address).rpartition(":")[2])
     with pytest.raises(Misconfigured, match=f"127.0.0.1:{port}: .*in use.*choose another port"):
         await serve(build(MemoryChannels(), [], [], {}, "status", "title"), "127.0.0.1", port, asyncio.Event())
     stop.set()
     await first
 
 
-async def test_offsets_without_a_record_at_the_end_do_not_hold_it_up() -> None:
+async def test_offsets_without_a_record_at_the_end_do_not_block_it() -> None:
     channels = Marked()
     channels.append("f", b'{"n": 1}', b"[1]")
     delivery = delivery_of(channels)
@@ -135,7 +135,7 @@ async def test_offsets_without_a_record_at_the_end_do_not_hold_it_up() -> None:
     assert delivery.feeds["f"].count == 1
 
 
-async def test_rows_that_the_query_has_not_written_are_not_shown() -> None:
+async def test_rows_of_other_writers_are_not_shown() -> None:
     channels = MemoryChannels()
     writer = Writer("f", "a1", "q", 0, "", {})
     channels.append("marks", writer.dumps(), writer.key)
@@ -169,19 +169,19 @@ def test_before_reading_starts_there_is_no_account() -> None:
     assert live_feed().account() is None
 
 
-def test_an_account_says_where_reading_started_and_what_became_of_the_entries() -> None:
+def test_an_account_has_the_start_and_the_outcomes() -> None:
     clock = ManualClock(9)
     one = live_feed(clock)
     one.begin({0: 5, 1: 0})
     one.apply([entry(5), entry(6), entry(8, version=6)], {})
-    told = one.account()
-    assert told is not None
+    account = one.account()
+    assert account is not None
     outcomes = {Outcome.PASSED: 2, Outcome.DUPLICATE: 1, Outcome.REFUSED: 0}
     expected = Share({0: 5, 1: 0}, {0: 9, 1: 0}, 3, outcomes)
-    assert told == Account("feed:f", told.generation, 9, {"c": expected}, step=3)
+    assert account == Account("feed:f", account.generation, 9, {"c": expected}, step=3)
 
 
-def test_what_is_read_again_is_not_taken_again() -> None:
+def test_entries_that_are_read_again_are_counted_once() -> None:
     one = live_feed()
     one.begin({0: 5})
     one.apply([entry(5), entry(6)], {})
@@ -189,7 +189,7 @@ def test_what_is_read_again_is_not_taken_again() -> None:
     assert (share(one).taken, share(one).until) == (3, {0: 8})
 
 
-def test_a_partition_keeps_its_first_start_once_it_has_brought_something() -> None:
+def test_a_partition_with_entries_keeps_its_first_start() -> None:
     """One that brought nothing yet starts where it is read the next time."""
     one = live_feed()
     one.begin({0: 5, 1: 3})
@@ -198,7 +198,7 @@ def test_a_partition_keeps_its_first_start_once_it_has_brought_something() -> No
     assert (share(one).since, share(one).until) == ({0: 5, 1: 4}, {0: 6, 1: 4})
 
 
-def test_each_process_is_a_life_of_its_own() -> None:
+def test_each_process_is_a_generation() -> None:
     one, two = live_feed(), live_feed()
     one.begin({})
     two.begin({})

@@ -138,7 +138,7 @@ def test_entries_without_a_version_apply_in_order(log: Log, feed: Feed) -> None:
     assert rows(feed.join()) == [("nl", 3)]
 
 
-def test_a_null_value_takes_the_row_away(log: Log, feed: Feed) -> None:
+def test_a_null_value_deletes_the_row(log: Log, feed: Feed) -> None:
     feed.push([log.add("nl", 1, version=1)])
     follower = Follower(feed)
     follower.take()
@@ -148,7 +148,7 @@ def test_a_null_value_takes_the_row_away(log: Log, feed: Feed) -> None:
     assert rows(feed.join()) == []
 
 
-def test_a_row_that_was_taken_away_can_come_back(log: Log, feed: Feed) -> None:
+def test_a_deleted_row_can_be_inserted_again(log: Log, feed: Feed) -> None:
     feed.push([log.add("nl", 9, version=9), log.add("nl", None), log.add("nl", 1, version=1)])
     assert rows(feed.join()) == [("nl", 1)]
 
@@ -164,7 +164,7 @@ def test_an_older_row_does_not_come_back_after_its_deletion(log: Log, feed: Feed
     assert rows(follower.take()) == [("nl", 3)]
 
 
-def test_a_row_that_was_removed_for_its_age_comes_back_with_any_entry(log: Log) -> None:
+def test_any_entry_brings_back_an_evicted_row(log: Log) -> None:
     feed = Feed("f", "topic", retention=timedelta(seconds=60))
     feed.push([log.add("a", 5, version=5)])
     log.now += 61 * SECOND
@@ -173,7 +173,7 @@ def test_a_row_that_was_removed_for_its_age_comes_back_with_any_entry(log: Log) 
     assert table(feed) == {'["a"]': {"n": 4}, '["b"]': {"n": 1}}
 
 
-def test_a_row_that_was_removed_for_its_age_and_then_deleted_stays_away(log: Log) -> None:
+def test_an_evicted_row_that_is_then_deleted_stays_deleted(log: Log) -> None:
     feed = Feed("f", "topic", retention=timedelta(seconds=60))
     feed.push([log.add("a", 5, version=5)])
     log.now += 61 * SECOND
@@ -200,7 +200,7 @@ def test_one_key_has_one_row_however_it_is_spelled(log: Log, feed: Feed) -> None
 # --- coming back ------------------------------------------------------------------------------------------------------
 
 
-def test_who_comes_back_gets_what_it_missed(log: Log, feed: Feed) -> None:
+def test_a_returning_client_gets_missed_changes(log: Log, feed: Feed) -> None:
     feed.push([log.add("nl", 1), log.add("de", 1), log.add("fr", 1)])
     token = feed.position()
     feed.push([log.add("nl", 2), log.add("nl", 3), log.add("de", None)])
@@ -209,7 +209,7 @@ def test_who_comes_back_gets_what_it_missed(log: Log, feed: Feed) -> None:
     assert rows(message) == [("nl", 3), ("de", None)]
 
 
-def test_who_missed_nothing_gets_no_rows(log: Log, feed: Feed) -> None:
+def test_a_client_without_missed_changes_gets_no_rows(log: Log, feed: Feed) -> None:
     feed.push([log.add("nl", 1)])
     message = feed.join(feed.position())
     assert (message.kind, rows(message)) == ("changes", [])
@@ -225,14 +225,14 @@ def test_a_token_survives_a_restart(log: Log, feed: Feed) -> None:
     assert (message.kind, rows(message)) == ("changes", [("nl", 2)])
 
 
-def test_positions_count_each_partition_of_its_own(log: Log, feed: Feed) -> None:
+def test_positions_are_per_partition(log: Log, feed: Feed) -> None:
     feed.push([log.add("a", 1, partition=0), log.add("b", 1, partition=1)])
     token = feed.position()
     feed.push([log.add("b", 2, partition=1), log.add("c", 1, partition=1)])
     assert rows(feed.join(token)) == [("b", 2), ("c", 1)]
 
 
-def test_a_partition_that_was_empty_at_the_token_is_missed_as_a_whole(log: Log, feed: Feed) -> None:
+def test_a_partition_that_was_empty_at_the_token_is_sent_completely(log: Log, feed: Feed) -> None:
     feed.push([log.add("a", 1, partition=0)])
     token = feed.position()
     feed.push([log.add("b", 1, partition=1)])
@@ -279,7 +279,7 @@ def test_a_foreign_token_means_a_snapshot(log: Log, feed: Feed, other: Feed) -> 
     assert feed.join(other.position()).kind == "snapshot"
 
 
-def test_who_was_away_too_long_gets_a_snapshot(log: Log, feed: Feed) -> None:
+def test_a_long_absence_means_a_snapshot(log: Log, feed: Feed) -> None:
     feed.push([log.add("nl", 1)])
     token = feed.position()
     log.now += (MAX_ABSENCE + timedelta(seconds=1)) // timedelta(microseconds=1)
@@ -305,7 +305,7 @@ def test_more_removals_than_are_remembered_mean_a_snapshot(log: Log) -> None:
     assert len(message.rows) == len(feed) == 6
 
 
-def test_who_saw_the_forgotten_removal_goes_on_with_changes(log: Log) -> None:
+def test_a_client_that_saw_the_forgotten_removal_gets_changes(log: Log) -> None:
     feed = Feed("f", "topic", history=1)
     feed.push([log.add("a", 1), log.add("b", 1), log.add("a", None)])
     token = feed.position()
@@ -323,7 +323,7 @@ def test_memory_is_bounded_by_the_table_and_the_history(log: Log) -> None:
 # --- eviction ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_row_without_entries_for_long_is_removed_and_followers_are_told(log: Log) -> None:
+def test_an_expired_row_is_removed_and_followers_are_notified(log: Log) -> None:
     feed = Feed("f", "topic", retention=timedelta(seconds=60))
     feed.push([log.add("old", 1)])
     follower = Follower(feed)
@@ -346,7 +346,7 @@ def test_an_entry_that_is_not_newer_still_keeps_its_row(log: Log) -> None:
     assert table(feed) == {'["a"]': {"n": 5}, '["b"]': {"n": 1}}
 
 
-def test_who_comes_back_is_told_of_evictions_even_by_another_process(log: Log) -> None:
+def test_a_returning_client_gets_evictions_also_from_another_process(log: Log) -> None:
     keep = timedelta(seconds=60)
     feed = Feed("f", "topic", retention=keep)
     feed.push([log.add("a", 1, partition=0), log.add("b", 1, partition=1)])
@@ -383,7 +383,7 @@ def test_who_comes_back_is_told_of_evictions_even_by_another_process(log: Log) -
         (b'["nl"]', b"{}", [("time", b"9" * 40)]),
     ],
 )
-def test_what_is_no_result_is_refused_with_its_place_and_the_rest_goes_on(
+def test_an_invalid_entry_is_refused_and_the_rest_applied(
     log: Log, feed: Feed, key: bytes | None, value: bytes, headers: list[tuple[str, bytes]]
 ) -> None:
     feed.push([log.add("de", 1), log.raw(key, value, headers), log.add("fr", 1)])

@@ -81,8 +81,8 @@ OUTCOMES = {"passed": 60_000, "refused": 3, "filtered": 0, "late": 0, "duplicate
 
 
 def hop(stage: object = "source:rsvps", reads: str = "", writes: str = "rsvps", **more: Any) -> dict[str, object]:
-    told = {"stage": stage, "reads": reads, "writes": writes, "due": 60_008, "taken": 60_003, "in_flight": 1}
-    return {**told, "missing": 4, "outcomes": OUTCOMES, "gaps": [], "latency": LATENCY, "step": None, **more}
+    document = {"stage": stage, "reads": reads, "writes": writes, "due": 60_008, "taken": 60_003, "in_flight": 1}
+    return {**document, "missing": 4, "outcomes": OUTCOMES, "gaps": [], "latency": LATENCY, "step": None, **more}
 
 
 def status(**more: Any) -> dict[str, object]:
@@ -122,7 +122,7 @@ def verdict(samples: Samples) -> str:
     return found
 
 
-def test_the_verdict_and_what_is_unknown_are_told() -> None:
+def test_the_verdict_and_unknown_durations() -> None:
     samples = read(status())
     assert verdict(samples) == "missing"
     assert verdict(read(status(balance={"verdict": "whole"}))) == "whole"
@@ -149,7 +149,7 @@ def test_a_latency_is_a_summary_in_seconds() -> None:
     assert value(samples, "penstock_step_seconds_count", stage="source:rsvps", channel="rsvps") is None
 
 
-def test_parts_and_processes_are_told() -> None:
+def test_nodes_and_processes() -> None:
     samples = read(status())
     assert value(samples, "penstock_lag", node="query:by_country") == 2
     assert value(samples, "penstock_lag", node="page") is None
@@ -159,18 +159,18 @@ def test_parts_and_processes_are_told() -> None:
     assert value(samples, "penstock_memory_bytes", process="collect") == 2 * 10**8
 
 
-def test_the_last_batch_of_a_query_is_told_and_how_old_it_is() -> None:
+def test_the_last_batch_of_a_query_and_its_age() -> None:
     store = {"rows": 9, "memory": 500, "disk": 1_000, "load": 40, "restored": 250, "hits": 30, "misses": 10}
     figures = {
         "mode": "real-time", "rate_in": 200.5, "at": NOW - 12_000_000, "watermark": NOW - 42_000_000, "behind": 30_000,
         "skew": 400, "times": {"all": 60_000, "planning": 90, "work": 59_000, "commit": None}, "store": store,
     }  # fmt: skip
     samples = read(status(nodes={"query:a": figures, "source:b": figures, "query:new": {"rate": 1}}))
-    told = {
+    document = {
         name: value(samples, f"penstock_query_{name}", query="a")
         for name in ("input_rate", "age_seconds", "watermark_seconds", "watermark_behind_seconds", "state_rows")
     }
-    assert told == {
+    assert document == {
         "input_rate": 200.5, "age_seconds": 12, "watermark_seconds": NOW / 1e6 - 42, "watermark_behind_seconds": 30,
         "state_rows": 9,
     }  # fmt: skip
@@ -184,31 +184,31 @@ def test_the_last_batch_of_a_query_is_told_and_how_old_it_is() -> None:
     assert not any(("query", name) in labels for name in ("b", "new") for _, labels in samples)
 
 
-def test_where_a_supervisor_looks_its_word_on_memory_counts_and_earlier_runs_are_forgotten() -> None:
+def test_memory_is_measured_by_the_supervisor_without_earlier_runs() -> None:
     usage = {"audit": {"pid": 1, "memory": 7, "deaths": 2}, "kafka": {"pid": 2, "memory": 9, "deaths": 0}}
     processes = {"run": {"at": NOW, "memory": 1, "usage": usage}, "audit": {"at": NOW, "memory": 5}, "old": {"at": 1}}
     samples = read(status(processes=processes))
-    told = {name: value(samples, "penstock_memory_bytes", process=name) for name in ("audit", "kafka", "run")}
-    assert told == {"audit": 7, "kafka": 9, "run": 1}
+    document = {name: value(samples, "penstock_memory_bytes", process=name) for name in ("audit", "kafka", "run")}
+    assert document == {"audit": 7, "kafka": 9, "run": 1}
     assert value(samples, "penstock_deaths_total", process="audit") == 2
     assert value(samples, "penstock_up", process="old") is None
     assert value(samples, "penstock_up", process="run") == 1
 
 
-def test_no_verdict_is_given_while_the_audit_is_silent() -> None:
+def test_no_verdict_while_the_audit_does_not_report() -> None:
     silent = {"audit": {"at": NOW - 11_000_000}}
     samples = read(status(processes=silent))
     assert verdict(samples) == "not known"
     assert value(samples, "penstock_up", process="audit") == 0
 
 
-def test_before_any_process_reports_the_verdict_is_not_known() -> None:
+def test_the_verdict_before_any_report() -> None:
     samples = read({"now": NOW, "processes": {}, "nodes": {}, "balance": None})
     assert verdict(samples) == "not known"
     assert {name for name, _ in samples} == {"penstock_verdict"}
 
 
-def test_the_same_status_gives_the_same_text_whatever_the_order_of_its_parts() -> None:
+def test_the_order_of_a_status_does_not_change_the_text() -> None:
     forth = status()
     back = {name: dict(reversed(part.items())) if isinstance(part, dict) else part for name, part in forth.items()}
     assert metrics(forth) == metrics(back)
@@ -219,7 +219,7 @@ HOSTILE = ['"', "\\", "\n", '\\"\n\\n', '"} 1\npenstock_up 1\n# ', "", "é \u202
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_name_stays_within_its_label(name: str) -> None:
-    told = status(
+    document = status(
         nodes={name: {"rate": 1}},
         processes={name: {"at": NOW, "memory": 1}, "audit": {"at": NOW}},
         balance={
@@ -228,7 +228,7 @@ def test_a_hostile_name_stays_within_its_label(name: str) -> None:
             "alarms": [{"name": name, "stage": name}],
         },
     )
-    samples = read(told)
+    samples = read(document)
     assert value(samples, "penstock_records_total", stage=name, channel=name, outcome=name) == 5
     assert value(samples, "penstock_rate", node=name) == 1
     assert value(samples, "penstock_up", process=name) == 1
@@ -236,14 +236,14 @@ def test_a_hostile_name_stays_within_its_label(name: str) -> None:
     assert verdict(samples) == "missing"
 
 
-def test_half_a_pair_of_characters_is_replaced() -> None:
+def test_a_lone_surrogate_is_replaced() -> None:
     assert value(read(status(nodes={"\ud800": {"rate": 1}})), "penstock_rate", node="?") == 1
     assert value(read(status(nodes={chr(0xD800 + n): {"rate": n} for n in (1, 2)})), "penstock_rate", node="?") == 3
 
 
 @pytest.mark.parametrize("odd", [None, "7", True, [], {}, float("nan"), float("inf"), 10**400, -1e308])
-def test_what_is_no_number_is_left_out(odd: object) -> None:
-    told = status(
+def test_values_that_are_not_numbers_are_omitted(odd: object) -> None:
+    document = status(
         now=odd,
         nodes={"a": odd, "b": {"rate": odd, "lag": odd}},
         processes={"audit": odd, "run": {"at": odd, "memory": odd, "usage": odd}},
@@ -259,19 +259,19 @@ def test_what_is_no_number_is_left_out(odd: object) -> None:
             "alarms": odd,
         },
     )
-    read(told)
-    read({**told, "balance": odd})
+    read(document)
+    read({**document, "balance": odd})
     read({"now": NOW, "processes": odd, "nodes": odd, "balance": odd})
 
 
-def test_the_same_alarm_twice_is_counted_and_hops_with_one_name_are_added_up() -> None:
+def test_equal_alarms_and_hops_are_added() -> None:
     alarm = {"name": "slow", "stage": "query:x"}
     samples = read(status(balance={"alarms": [alarm, alarm], "hops": [hop(), hop()]}))
     assert value(samples, "penstock_alarms", **alarm) == 2
     assert value(samples, "penstock_missing", stage="source:rsvps", channel="rsvps") == 8
 
 
-def test_prometheus_gets_the_type_that_it_asks_for(
+def test_the_content_type(
     served: Callable[..., AbstractContextManager[str]], vega_cache: Path, eventually: Callable[..., None]
 ) -> None:
     channels = MemoryChannels()

@@ -19,7 +19,7 @@ def header(origin_check: OriginCheck, host: str | None = None, origin: str | Non
 @pytest.mark.parametrize(
     "name", ["127.0.0.1", "localhost", "LocalHost:80", "[::1]", "[::1]:80", "mine", "friend.example:1"]
 )
-def test_on_this_machine_alone_our_names_are_known(name: str) -> None:
+def test_a_loopback_server_accepts_its_own_names(name: str) -> None:
     origin_check = OriginCheck("127.0.0.1", "Mine", origins=["https://friend.example:8443"])
     assert header(origin_check, name) is None
     assert header(origin_check, name, f"http://{name}") is None
@@ -28,14 +28,14 @@ def test_on_this_machine_alone_our_names_are_known(name: str) -> None:
 @pytest.mark.parametrize(
     "name", ["evil.example", "evil.example:80", "localhost.evil.example", "[::2]", "192.168.0.1", ""]
 )
-def test_on_this_machine_alone_other_names_are_not_ours(name: str) -> None:
+def test_a_loopback_server_rejects_other_names(name: str) -> None:
     origin_check = OriginCheck("127.0.0.1", "mine")
     assert header(origin_check, name) == "host"
     assert header(origin_check, name, f"http://{name}") == "host"
 
 
 @pytest.mark.parametrize("name", ["this.example:80", "10.0.0.7", "[2001:db8::1]:80", "localhost", "Mine:80"])
-def test_for_others_a_client_that_is_no_browser_may_use_any_name(name: str) -> None:
+def test_a_public_server_accepts_any_name_without_an_origin(name: str) -> None:
     assert header(OriginCheck("0.0.0.0", "0.0.0.0"), name) is None
 
 
@@ -52,13 +52,13 @@ def test_for_others_a_client_that_is_no_browser_may_use_any_name(name: str) -> N
         (socket.gethostname(), None),
     ],
 )
-def test_for_others_a_browser_has_to_use_a_name_that_is_known(name: str, refused: str | None) -> None:
+def test_a_public_server_accepts_only_its_names_from_browsers(name: str, refused: str | None) -> None:
     """A page elsewhere can have its own name point here: its browser then takes us for its own site."""
     origin_check = OriginCheck("0.0.0.0", "mine.example", origins=["https://friend.example"])
     assert header(origin_check, name, f"http://{name}") == refused
 
 
-def test_behind_a_proxy_any_name_is_taken_but_not_from_a_page() -> None:
+def test_a_proxied_server_accepts_any_name_without_an_origin() -> None:
     origin_check = OriginCheck("127.0.0.1", proxied=True)
     assert header(origin_check, "hooks.example") is None
     assert header(origin_check, "hooks.example", "http://hooks.example") == "host"
@@ -76,11 +76,11 @@ def test_behind_a_proxy_any_name_is_taken_but_not_from_a_page() -> None:
         ("null", "origin"),
     ],
 )
-def test_pages_of_other_sites_are_refused(origin: str, refused: str | None) -> None:
+def test_cross_site_requests_are_rejected(origin: str, refused: str | None) -> None:
     assert header(OriginCheck("127.0.0.1", "here", origins=["https://friend.example"]), "here:80", origin) == refused
 
 
-def test_a_header_that_is_there_twice_is_no_way_in() -> None:
+def test_a_repeated_header_is_rejected() -> None:
     origin_check = OriginCheck("127.0.0.1")
     assert origin_check.refusal(["localhost", "localhost"], []) is not None
     assert origin_check.refusal(["localhost"], ["http://localhost", "http://evil.example"]) is not None
@@ -88,7 +88,7 @@ def test_a_header_that_is_there_twice_is_no_way_in() -> None:
     assert origin_check.refusal([], []) is None
 
 
-async def test_an_app_hears_of_nothing_that_is_refused() -> None:
+async def test_the_app_does_not_get_rejected_requests() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse("in")(scope, receive, send)
 

@@ -1,6 +1,6 @@
-// The page of the audit: asks for the status, and shows the balance in it.
+// The audit page: polls the status, and shows its balance.
 
-import { asking, get } from "./asking.js";
+import { get, poll } from "./poll.js";
 import { element, keep, write } from "./elements.js";
 import { Flow, outcomeName } from "./flow.js";
 import { count, known, lapse } from "./format.js";
@@ -10,7 +10,7 @@ import { showFindings, showLatencies, showSheet } from "./sheet.js";
 import { Tip } from "./tip.js";
 import { asOf, showVerdict, total, verdictOf } from "./verdict.js";
 
-const FIRST_WORDS = { whole: "Whole: ", missing: "Not whole: " };
+const PREFIXES = { whole: "Whole: ", missing: "Not whole: " };
 const byId = (id) => document.getElementById(id);
 const tip = new Tip(byId("tip"));
 const flow = new Flow(byId("flow"), byId("outcomes"), tip);
@@ -18,7 +18,7 @@ const heat = new Heat(byId("heat"), byId("states"), tip);
 
 function show(status) {
   const { kind, text } = verdictOf(status);
-  showVerdict(byId("verdict"), { kind, text: `${FIRST_WORDS[kind] ?? ""}${text}` });
+  showVerdict(byId("verdict"), { kind, text: `${PREFIXES[kind] ?? ""}${text}` });
   showConnection("live", "live");
   if (!status.balance) return;
   const { hops, paths, channels, alarms, ...rest } = status.balance;
@@ -37,14 +37,14 @@ function show(status) {
   showLatencies(byId("latencies"), balance);
 }
 
-// What the sources took, in one sentence.
+// The records of the sources, in one sentence.
 function sum({ hops, channels }) {
   const sources = hops.filter(({ reads }) => !reads);
-  if (!sources.length) return channels.length ? "" : "No channel is watched.";
+  if (!sources.length) return channels.length ? "" : "No channel is audited.";
   const parts = OUTCOMES.map((outcome) => [outcomeName(outcome), total(sources.map((hop) => ({ ...hop, ...hop.outcomes })), outcome)]);
-  const told = parts.filter(([, value]) => value).map(([name, value]) => `${count(value)} ${name}`);
+  const shown = parts.filter(([, value]) => value).map(([name, value]) => `${count(value)} ${name}`);
   const who = sources.length === 1 ? "One source" : `${count(sources.length)} sources`;
-  return `${who}, ${count(total(sources, "due"))} records due${told.length ? `: ${told.join(", ")}` : ""}.`;
+  return `${who}, ${count(total(sources, "due"))} records due${shown.length ? `: ${shown.join(", ")}` : ""}.`;
 }
 
 function showAlarms(alarms, now) {
@@ -60,9 +60,9 @@ function showAlarms(alarms, now) {
     show: (item, { name, stage, text, since }) => {
       write(item.children[0], name);
       write(item.children[1], text || stage);
-      // In minutes at least: a list that is read aloud must not change every second.
+      // In minutes: screen readers read the list again whenever it changes.
       const age = known(since) ? (now - since) / 1_000 : NaN;
-      write(item.children[2], !known(age) ? "" : age < 120_000 ? "since a moment ago" : `for ${lapse(age)}`);
+      write(item.children[2], !known(age) ? "" : age < 120_000 ? "just now" : `for ${lapse(age)}`);
     },
   });
 }
@@ -73,4 +73,4 @@ function showConnection(state, text) {
   write(line.querySelector("span"), text);
 }
 
-asking(async () => show(await get("/status")), (trouble) => showConnection("lost", trouble));
+poll(async () => show(await get("/status")), (trouble) => showConnection("lost", trouble));

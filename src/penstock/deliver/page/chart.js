@@ -3,9 +3,9 @@
 import { count, durationText } from "./format.js";
 
 const REDRAW_EVERY = 250;
-// A drawing is followed by a pause of at least this many times its length: a slow machine keeps time for the rows.
+// The pause after drawing, as a multiple of its duration, so that a slow machine has time for the rows.
 const PAUSE = 20;
-// Vega warns of every chart that has no rows yet.
+// Only errors: Vega warns about charts without rows.
 const ERRORS = 1;
 const COMPOSED = ["hconcat", "vconcat", "concat", "facet", "repeat"];
 
@@ -31,7 +31,7 @@ export class Chart {
     parent.append(this.element);
   }
 
-  // Draw from the beginning: at the start, and when the colours change.
+  // Draw the chart at the start, and when the colours change.
   async draw() {
     this.view?.finalize();
     this.view = null;
@@ -58,7 +58,7 @@ export class Chart {
     for (const name of names) this.pending.add(name);
   }
 
-  // Called for each frame of the browser; redraws when there is something new, four times a second at most.
+  // Called for each animation frame; redraws changes at most four times a second.
   async frame(now) {
     if (!this.view || this.busy || !this.pending.size || now < this.due) return;
     this.busy = true;
@@ -89,7 +89,7 @@ export class Chart {
   }
 }
 
-// The bundle does not give out Vega's own changeset(), but a view makes one whenever it inserts rows.
+// The bundle does not export Vega's changeset(), but a view creates one when it inserts rows.
 function changeset(view) {
   let made;
   const probe = Object.create(view, { pulse: { value: (_, change) => (made = change) } });

@@ -1,4 +1,4 @@
-// The server's clock, seen from here: of the last answers to our pings, the quickest tells it best.
+// The server's clock, estimated from the fastest of the last pings.
 
 const REMEMBERED = 8;
 const answers = [];

@@ -1,5 +1,5 @@
-// Elements that stay while what they show changes: focus, a selection and the pointer survive an update. Texts from
-// outside only ever become text.
+// Elements that stay while their content changes, so that focus and selection survive an update. External texts are only
+// inserted as text.
 
 export function element(tag, className = "", text = "") {
   const made = document.createElement(tag);
@@ -21,7 +21,7 @@ export function set(made, attributes) {
   }
 }
 
-// A row of a table that begins with a name, and a line below it.
+// A table row that begins with a name and a second line.
 export function namedRow() {
   const row = element("tr");
   const name = element("th", "stage-name");
@@ -31,12 +31,12 @@ export function namedRow() {
   return row;
 }
 
-// Written only when it changes, or it would be read aloud again and again.
+// Written only if it changes, because screen readers read every update.
 export function write(made, text) {
   if (made.textContent !== text) made.textContent = text;
 }
 
-// One child for each item, in their order; the child of an item that was there before stays.
+// One child per item, in order; existing children are reused.
 export function keep(parent, items, { key, make, show }) {
   const before = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   items.forEach((item, at) => {

@@ -1,4 +1,4 @@
-// One feed: a copy of its table that stays true over lost connections, and the latency of what arrives.
+// One feed: a copy of its table that survives reconnects, and the latency of its rows.
 
 import { serverNow, tookPong } from "./clock.js";
 
@@ -9,7 +9,7 @@ export class Feed {
   constructor(name, { onChange, onLatency, onState }) {
     this.name = name;
     this.rows = new Map();
-    this.moments = new Set();
+    this.timestamps = new Set();
     this.state = "connecting";
     this.latest = null;
     this.onChange = onChange;
@@ -60,9 +60,9 @@ export class Feed {
     for (const { key, row, time } of message.rows) {
       const name = JSON.stringify(key);
       if (row === null) this.rows.delete(name);
-      else this.rows.set(name, flat(row, this.moments));
+      else this.rows.set(name, flat(row, this.timestamps));
       changed.push(name);
-      // What was there before we came, or was missed while we were away, says nothing about the way here.
+      // Rows of a snapshot, or missed while disconnected, have no meaningful latency.
       if (live && row !== null && time !== null && now !== null) took.push((now - time) / 1_000);
     }
     this.position = message.position;
@@ -90,13 +90,13 @@ export class Feed {
 
 const MOMENT = /^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)?$/;
 
-// Structs become columns (window.start is window_start), and moments become milliseconds, as Vega wants them; `moments`
-// gets the names of their columns.
-function flat(row, moments) {
+// Structs become columns (window.start is window_start), and timestamps become milliseconds for Vega; `timestamps` gets
+// the names of their columns.
+function flat(row, timestamps) {
   const columns = {};
   const put = (name, value) => {
     const moment = typeof value === "string" && MOMENT.test(value);
-    if (moment) moments.add(name);
+    if (moment) timestamps.add(name);
     columns[name] = moment ? Date.parse(value) : value;
   };
   for (const [name, value] of Object.entries(row)) {

@@ -1,4 +1,4 @@
-// The figures at the top, the verdict, and the balance.
+// The key figures, the verdict, and the balance.
 
 import { count, duration, known, rate } from "./format.js";
 import { showVerdict, verdictOf } from "./verdict.js";
@@ -24,7 +24,7 @@ export function showLatencies() {
   for (const [id, share] of [["p50", 0.5], ["p95", 0.95], ["p99", 0.99], ["max", 1]]) set(id, ...duration(at(share)));
 }
 
-// Inlets are the nodes that nothing leads to: sources, and channels that are filled from outside.
+// Inlets are nodes without an input: sources, and channels that other programs write.
 export function showIntake(nodes, inlets) {
   const sources = inlets.filter((id) => nodes[id]).map((id) => nodes[id]);
   const sum = (name) => (sources.length ? sources.reduce((total, node) => total + (known(node[name]) ? node[name] : 0), 0) : NaN);
@@ -84,7 +84,7 @@ function rowsOf(channel) {
   const number = (value, className = "") => cell(count(value), value ? className : "none");
   cell(channel.channel);
   if (channel.kind === "result") {
-    // Rows of a query have no sender: they are counted, and their version tells which is newer.
+    // Rows of a query have no sender and are only counted.
     for (const text of ["", "", count(channel.records), "", "", "", ""]) cell(text);
     return [row];
   }

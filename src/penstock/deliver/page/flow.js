@@ -1,24 +1,24 @@
-// The flow of records, drawn: bars, ribbons, and numbers beside what branches off.
+// Draws the flow of records: bars, ribbons, and numbers of what branches off.
 
 import { draw, element, keep, set, short, write } from "./elements.js";
 import { count, durationText, known } from "./format.js";
 import { BAR, OUTCOMES, STUB, sankey } from "./sankey.js";
 
 const MARGIN = 10;
-// That of a scrolled region in page.css.
+// As for a scrolled region in page.css.
 const PADDING = 18;
 
 export const outcomeName = (outcome) => outcome.replace("_", " ");
 
 const MEANING = {
-  passed: "It went on, or is where it should be.",
-  filtered: "The query was declared not to want it.",
-  late: "Its window was closed when it came.",
-  duplicate: "It was there already.",
-  refused: "It does not fit, and lies in the dead letters.",
-  shed: "It was dropped on purpose, because there was too much.",
-  in_flight: "It is due, and may still come.",
-  missing: "It should be there, and is not.",
+  passed: "Passed to the next stage, or stored.",
+  filtered: "Filtered by the query, as declared.",
+  late: "Arrived after its window was closed.",
+  duplicate: "Already received.",
+  refused: "Does not fit the schema; in the dead letters.",
+  shed: "Dropped on purpose because of overload.",
+  in_flight: "Due, and not read yet.",
+  missing: "Due, and not there.",
 };
 
 export class Flow {
@@ -40,14 +40,14 @@ export class Flow {
   }
 
   show({ hops, channels }) {
-    this.told = { hops, channels };
+    this.balance = { hops, channels };
     this.redraw();
     this.tip.refresh();
   }
 
   redraw() {
-    if (!this.told?.hops.length) return;
-    const { hops, channels } = this.told;
+    if (!this.balance?.hops.length) return;
+    const { hops, channels } = this.balance;
     const plan = sankey(hops, channels, this.parent.clientWidth - 2 * (MARGIN + PADDING));
     const [width, height] = [plan.width + 2 * MARGIN, plan.height + 2 * MARGIN];
     set(this.svg, { width, height, viewBox: `${-MARGIN} ${-MARGIN} ${width} ${height}` });
@@ -73,14 +73,14 @@ export class Flow {
     group.classList.add("stage", kind === "channel" ? "channel" : "work");
     group.dataset.node = id;
     group.append(draw("rect", { class: "reach" }), draw("g"), draw("text", { class: "label", y: -21 }), draw("text", { class: "live", y: -7 }), draw("g"));
-    this.tip.explains(group, () => explanation(this.nodes.get(id)));
+    this.tip.attach(group, () => explanation(this.nodes.get(id)));
     for (const [event, on] of [["pointerenter", true], ["focus", true], ["pointerleave", false], ["blur", false]]) {
       group.addEventListener(event, () => this.point(id, on));
     }
     return group;
   }
 
-  // The ribbons of the stage that is looked at come forward.
+  // Highlight the ribbons of the stage under the pointer or focus.
   point(id, on) {
     for (const path of this.ribbons.children) {
       path.classList.toggle("near", on && (path.dataset.from === id || path.dataset.to === id));
@@ -125,9 +125,9 @@ function spoken(node) {
 
 function explanation(node) {
   if (node.kind === "channel") {
-    const { records, senders, duplicates, kind } = node.told ?? {};
+    const { records, senders, duplicates, kind } = node.reported ?? {};
     const facts = [["records", count(records ?? node.size)], ["senders", senders && count(senders)], ["duplicates", duplicates && count(duplicates)]];
-    return { title: node.name, notes: [kind === "result" ? "the channel of a result" : "a channel"], facts: facts.filter(([, value]) => value) };
+    return { title: node.name, notes: [kind === "result" ? "a result channel" : "a channel"], facts: facts.filter(([, value]) => value) };
   }
   const latency = node.hops.map((hop) => hop.latency).find(Boolean);
   return {

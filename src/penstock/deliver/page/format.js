@@ -1,4 +1,4 @@
-// Numbers as people read them.
+// Formats numbers.
 
 const THIN = "\u202f";
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
@@ -32,7 +32,7 @@ export function size(bytes) {
   return `${unit === 1 ? count(bytes) : rate(bytes / unit)}${THIN}${name}`;
 }
 
-// How long ago, as people say it.
+// An age, in its largest fitting unit.
 export function lapse(ms) {
   if (!known(ms)) return "–";
   const [size, unit] = [[86_400_000, "d"], [3_600_000, "h"], [60_000, "min"], [1_000, "s"]].find(([least]) => ms >= 2 * least) ?? [1_000, "s"];

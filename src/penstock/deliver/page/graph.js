@@ -1,4 +1,4 @@
-// The pipeline as a graph, with what each hop measures.
+// The pipeline as a graph, with the metrics of each node.
 
 import { draw, short } from "./elements.js";
 import { count, durationText, known, rate } from "./format.js";
@@ -40,19 +40,19 @@ export class Graph {
       draw("circle", { class: "dot", cx: WIDTH - 15, cy: 16, r: 4 }),
       node.line,
     );
-    this.tip.explains(group, () => explanation(node));
+    this.tip.attach(group, () => explanation(node));
     return group;
   }
 
-  // What all processes said last.
+  // The last status of all processes.
   show({ nodes, processes, now }) {
     const silent = new Set();
-    for (const said of Object.values(processes)) {
-      if (known(said.at) && now - said.at > SILENT_AFTER) for (const id of Object.keys(said.nodes ?? {})) silent.add(id);
+    for (const status of Object.values(processes)) {
+      if (known(status.at) && now - status.at > SILENT_AFTER) for (const id of Object.keys(status.nodes ?? {})) silent.add(id);
     }
     for (const node of this.nodes.values()) {
       node.live = nodes[node.id] ?? {};
-      // The page's own figures come with the answer itself.
+      // The nodes of the delivery are always current.
       node.silent = silent.has(node.id) && node.kind !== "page";
       const health = node.silent || ILL.test(node.live.state ?? "") ? "ill" : nodes[node.id] ? "well" : "unknown";
       node.group.dataset.health = health;
@@ -63,7 +63,7 @@ export class Graph {
       const passed = this.nodes.get(from).live.rate ?? this.nodes.get(to).live.rate;
       const flows = known(passed) && passed > 0 && !this.nodes.get(from).silent;
       flow.style.opacity = flows ? 0.9 : 0;
-      // Ten times the rate is three times the speed; changed in steps, for a new pace makes the dots jump.
+      // Ten times the rate is three times the speed; in steps, because the dots jump when the speed changes.
       if (flows) flow.style.setProperty("--pace", `${(1.6 / 3 ** Math.round(Math.log10(Math.max(1, passed)) - 1)).toFixed(2)}s`);
     }
     this.tip.refresh();
@@ -75,7 +75,7 @@ function explanation(node) {
   const facts = [
     ["state", node.silent ? "silent" : live.state],
     ["per second", known(live.rate) && rate(live.rate)],
-    ["in total", known(live.count) && count(live.count)],
+    ["total", known(live.count) && count(live.count)],
     ["waiting", known(live.lag) && count(live.lag)],
     ...["p50", "p95", "p99", "max"].map((name) => [name, live.latency && durationText(live.latency[name])]),
   ];

@@ -1,10 +1,10 @@
-// The senders of each source channel as cells: what is troubled is seen at once, and has a name.
+// The senders of each source channel as cells, colored by state.
 
 import { element, keep, write } from "./elements.js";
 import { count, durationText, known, lapse } from "./format.js";
 
 export const STATES = ["missing", "silent", "slow", "disorder", "whole"];
-const WORDS = { disorder: "disorder or duplicates" };
+const LABELS = { disorder: "disorder or duplicates" };
 const SILENT_AFTER = 60_000_000;
 const SLOW_TIMES = 4;
 const SLOW_MS = 50;
@@ -16,9 +16,9 @@ export class Heat {
   constructor(parent, legend, tip) {
     this.parent = parent;
     this.tip = tip;
-    this.told = new Map();
+    this.details = new Map();
     legend.replaceChildren(...STATES.map((state) => {
-      const item = element("li", "", WORDS[state] ?? state);
+      const item = element("li", "", LABELS[state] ?? state);
       item.dataset.state = state;
       return item;
     }));
@@ -44,84 +44,84 @@ export class Heat {
 
   showChannel(block, channel, at) {
     const [title, cells, rest] = block.children;
-    const lives = judged(channel, at).slice(0, MOST);
+    const entries = withStates(channel, at).slice(0, MOST);
     write(title, `${channel.channel} · ${count(channel.senders)} ${channel.senders === 1 ? "sender" : "senders"}`);
     cells.setAttribute("aria-label", `senders of ${channel.channel}`);
-    cells.classList.toggle("dense", lives.length > NAMED);
-    keep(cells, lives, {
+    cells.classList.toggle("dense", entries.length > NAMED);
+    keep(cells, entries, {
       key: ({ key }) => key,
-      make: (life) => this.cell(life.key),
-      show: (cell, life) => {
-        this.told.set(life.key, life);
-        cell.dataset.state = life.state;
-        cell.setAttribute("aria-label", `${life.sender}, life ${life.epoch}: ${life.words}`);
-        write(cell.children[0], life.name);
-        write(cell.children[1], life.words);
+      make: (entry) => this.cell(entry.key),
+      show: (cell, entry) => {
+        this.details.set(entry.key, entry);
+        cell.dataset.state = entry.state;
+        cell.setAttribute("aria-label", `${entry.sender}, epoch ${entry.epoch}: ${entry.label}`);
+        write(cell.children[0], entry.name);
+        write(cell.children[1], entry.label);
       },
     });
-    // One stop for the tabulator; arrows go on from there.
+    // One tab stop; arrow keys move between cells.
     if (cells.children.length && !cells.querySelector("[tabindex='0']")) cells.children[0].tabIndex = 0;
-    write(rest, others(channel, lives));
+    write(rest, others(channel, entries));
   }
 
   cell(key) {
     const cell = element("li");
     cell.tabIndex = -1;
     cell.append(element("b"), element("span"));
-    this.tip.explains(cell, () => explanation(this.told.get(key)));
+    this.tip.attach(cell, () => explanation(this.details.get(key)));
     return cell;
   }
 }
 
-// Each life of a sender with its state, the worst first; equals in the order of their names, so that cells stay put.
-export function judged(channel, at) {
-  const lives = channel.worst ?? channel.by_sender ?? [];
-  const newest = Math.max(-Infinity, ...lives.map((life) => life.newest).filter(known));
+// Each epoch of a sender with its state, the worst first; equal ones by name, so that cells keep their positions.
+export function withStates(channel, at) {
+  const entries = channel.worst ?? channel.by_sender ?? [];
+  const newest = Math.max(-Infinity, ...entries.map((entry) => entry.newest).filter(known));
   const last = new Map();
-  const reborn = new Set();
-  for (const { sender, epoch } of lives) {
-    if (last.has(sender)) reborn.add(sender);
+  const restarted = new Set();
+  for (const { sender, epoch } of entries) {
+    if (last.has(sender)) restarted.add(sender);
     last.set(sender, Math.max(epoch, last.get(sender) ?? epoch));
   }
-  return lives.map((life) => {
-    const quiet = known(life.newest) ? at - life.newest : NaN;
-    // Who is silent while others speak. A life that another one follows has nothing more to say.
-    const silent = quiet > SILENT_AFTER && at - newest <= SILENT_AFTER && last.get(life.sender) === life.epoch;
+  return entries.map((entry) => {
+    const quiet = known(entry.newest) ? at - entry.newest : NaN;
+    // Silent while other senders are not. Only the last epoch of a sender can be silent.
+    const silent = quiet > SILENT_AFTER && at - newest <= SILENT_AFTER && last.get(entry.sender) === entry.epoch;
     const usual = channel.latency?.mean;
-    const mean = life.latency?.mean;
+    const mean = entry.latency?.mean;
     const slow = known(mean) && known(usual) && mean > usual * SLOW_TIMES && mean - usual > SLOW_MS;
-    const state = life.missing ? "missing" : silent ? "silent" : slow ? "slow" : life.duplicates || life.reordered ? "disorder" : "whole";
-    const words = {
-      missing: `${count(life.missing)} missing`,
+    const state = entry.missing ? "missing" : silent ? "silent" : slow ? "slow" : entry.duplicates || entry.reordered ? "disorder" : "whole";
+    const label = {
+      missing: `${count(entry.missing)} missing`,
       silent: `silent ${lapse(quiet / 1_000)}`,
       slow: `slow ${durationText(mean)}`,
-      disorder: life.duplicates ? `${count(life.duplicates)} doubled` : `${count(life.reordered)} out of order`,
+      disorder: entry.duplicates ? `${count(entry.duplicates)} duplicates` : `${count(entry.reordered)} out of order`,
       whole: "whole",
     }[state];
-    const name = reborn.has(life.sender) ? `${life.sender}/${life.epoch}` : life.sender;
-    return { ...life, name, state, words, quiet, key: JSON.stringify([channel.channel, life.sender, life.epoch]) };
+    const name = restarted.has(entry.sender) ? `${entry.sender}/${entry.epoch}` : entry.sender;
+    return { ...entry, name, state, label, quiet, key: JSON.stringify([channel.channel, entry.sender, entry.epoch]) };
   }).sort((a, b) => STATES.indexOf(a.state) - STATES.indexOf(b.state) || inOrder(a.sender, b.sender) || a.epoch - b.epoch);
 }
 
-function others(channel, lives) {
-  const more = (channel.senders ?? 0) - new Set(lives.map(({ sender }) => sender)).size;
+function others(channel, entries) {
+  const more = (channel.senders ?? 0) - new Set(entries.map(({ sender }) => sender)).size;
   if (more <= 0) return "";
-  const fine = lives.length === 0 || lives.some(({ state }) => state === "whole");
-  return `and ${count(more)} ${more === 1 ? "other" : "others"}, ${fine ? "in order" : "none of them more troubled than these"}`;
+  const fine = entries.length === 0 || entries.some(({ state }) => state === "whole");
+  return `and ${count(more)} ${more === 1 ? "other" : "others"}, ${fine ? "in order" : "none of them worse than these"}`;
 }
 
-function explanation(life) {
+function explanation(entry) {
   const facts = [
-    ["records", count(life.records)],
-    ["distinct", count(life.distinct)],
-    ["numbers", known(life.first) && `${life.first}–${life.last}`],
-    ["missing", count(life.missing)],
-    ["doubled", count(life.duplicates)],
-    ["out of order", known(life.reordered) && count(life.reordered)],
-    ["heard", known(life.quiet) && `${lapse(life.quiet / 1_000)} ago`],
-    ...["min", "mean", "max"].map((name) => [`latency ${name}`, known(life.latency?.[name]) && durationText(life.latency[name])]),
+    ["records", count(entry.records)],
+    ["distinct", count(entry.distinct)],
+    ["numbers", known(entry.first) && `${entry.first}–${entry.last}`],
+    ["missing", count(entry.missing)],
+    ["duplicates", count(entry.duplicates)],
+    ["out of order", known(entry.reordered) && count(entry.reordered)],
+    ["last seen", known(entry.quiet) && `${lapse(entry.quiet / 1_000)} ago`],
+    ...["min", "mean", "max"].map((name) => [`latency ${name}`, known(entry.latency?.[name]) && durationText(entry.latency[name])]),
   ];
-  return { title: life.sender, notes: [`life ${life.epoch}: ${life.words}`], facts: facts.filter(([, value]) => value) };
+  return { title: entry.sender, notes: [`epoch ${entry.epoch}: ${entry.label}`], facts: facts.filter(([, value]) => value) };
 }
 
 function walk(cells, event) {

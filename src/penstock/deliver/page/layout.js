@@ -1,4 +1,4 @@
-// Where the nodes of a graph stand: in layers from left to right, ordered so that few edges cross.
+// The layout of a graph: layers from left to right, ordered so that few edges cross.
 
 export const WIDTH = 172;
 export const HEIGHT = 68;
@@ -36,7 +36,7 @@ export function layout(nodes, edges) {
 
 const left = (layer) => layer * (WIDTH + ACROSS);
 
-// The longest way from a beginning; an edge that closes a circle is left out of it.
+// The longest path from a start; edges that close a cycle are ignored.
 function depths(nodes, edges) {
   const before = new Map(nodes.map(({ id }) => [id, []]));
   for (const [from, to] of edges) before.get(to).push(from);
@@ -54,7 +54,7 @@ function depths(nodes, edges) {
   return depth;
 }
 
-// An edge over several layers gets a place in each of them, so that it does not run behind a node.
+// An edge over several layers gets a slot in each of them, so that it does not run behind a node.
 function route(from, to, number, places, place) {
   const ids = [from];
   const first = places.get(from).layer;
@@ -77,7 +77,7 @@ function order(layer, side) {
 const mean = (values) => values.reduce((sum, value) => sum + value, 0) / values.length;
 const middle = (node) => node.y + node.height / 2;
 
-// Pull each node towards its neighbours, and push those apart that overlap.
+// Pull each node towards its neighbours, and separate overlapping ones.
 function settle(layers) {
   for (const layer of layers) spread(layer, layer.map((_, at) => at * (HEIGHT + BETWEEN)));
   for (let sweep = 0; sweep < SWEEPS * 2; sweep++) {
@@ -98,7 +98,7 @@ function spread(layer, wanted) {
     node.y = Math.max(wanted[at], free);
     free = node.y + node.height + BETWEEN;
   });
-  // Pushing apart went downwards only: bring the layer back to where it wanted to be on average.
+  // Nodes were pushed down only: move the layer back to its average position.
   const drift = mean(layer.map((node, at) => node.y - wanted[at]));
   for (const node of layer) node.y -= drift;
 }

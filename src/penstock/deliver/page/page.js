@@ -1,6 +1,6 @@
-// The page: loads what to draw, follows the feeds, asks for the status, and keeps at it when the server is away.
+// The page: loads the charts and the graph, follows the feeds, and polls the status.
 
-import { asking, get } from "./asking.js";
+import { get, poll } from "./poll.js";
 import { Chart } from "./chart.js";
 import { browserNow } from "./clock.js";
 import { Feed } from "./feed.js";
@@ -19,11 +19,11 @@ let inlets = [];
 
 function feedOf(name) {
   if (!feeds.has(name)) {
-    // The figures at the top are those of the first chart: the one that people watch.
-    const watched = feeds.size === 0;
+    // The latency at the top is that of the first chart.
+    const first = feeds.size === 0;
     feeds.set(name, new Feed(name, {
       onChange: (feed, names) => charts.filter((chart) => chart.feed === feed).forEach((chart) => chart.changed(names)),
-      onLatency: watched ? tookLatencies : () => {},
+      onLatency: first ? tookLatencies : () => {},
       onState: (feed) => {
         if (feed.state === "live") ping(feed, 3);
         showConnection();
@@ -50,9 +50,9 @@ async function prepare() {
   byId("charts").removeAttribute("aria-busy");
 }
 
-// The only call that is repeated while the server is away. Feeds connect when it is answered, so an outage costs one
-// failed request at a time and not one for each feed.
-async function ask() {
+// The only request that is repeated while the server is unreachable. Feeds connect after a response, so an outage costs
+// one failed request at a time, not one per feed.
+async function refresh() {
   if (!graph) await prepare();
   const status = await get("/status");
   for (const feed of feeds.values()) feed.connect();
@@ -74,8 +74,8 @@ function showConnection(trouble = "") {
   const line = byId("connection");
   const text = trouble || (lost.length ? `reconnecting to ${lost.join(", ")}` : live < feeds.size ? "connecting…" : `live · ${live} ${live === 1 ? "feed" : "feeds"}`);
   line.dataset.state = trouble || lost.length ? "lost" : live < feeds.size ? "connecting" : "live";
-  const words = line.querySelector("span");
-  if (words.textContent !== text) words.textContent = text;
+  const label = line.querySelector("span");
+  if (label.textContent !== text) label.textContent = text;
 }
 
 function frame(now) {
@@ -90,4 +90,4 @@ setInterval(() => {
   if (live) ping(live, 1);
 }, PING_EVERY);
 requestAnimationFrame(frame);
-asking(ask, showConnection);
+poll(refresh, showConnection);

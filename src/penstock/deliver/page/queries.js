@@ -1,4 +1,4 @@
-// The queries: what Spark tells of the last batch of each, and how old that is.
+// The queries: Spark's report of the last batch of each, and its age.
 
 import { element, keep, namedRow, write } from "./elements.js";
 import { count, durationText, known, lapse, rate, size } from "./format.js";
@@ -32,23 +32,23 @@ function twoLines(cell) {
   return cell;
 }
 
-const number = (value, alarming = "") => (known(value) ? [count(value), value ? alarming : "none"] : unknown);
+const number = (value, warning = "") => (known(value) ? [count(value), value ? warning : "none"] : unknown);
 const time = (ms) => (known(ms) ? [durationText(ms)] : unknown);
 const unknown = ["–", "none"];
 
-function kept({ memory, disk, rows }) {
+function stateSize({ memory, disk, rows }) {
   return [size(memory + disk), known(rows) && `${count(rows)} rows`].filter(Boolean).join(", ");
 }
 
-function cells({ rate_in: taken, rate: given, lag, late, times, store, behind, skew, at }, now) {
+function cells({ rate_in: rateIn, rate: rateOut, lag, late, times, store, behind, skew, at }, now) {
   const parts = [times.planning, times.work, times.commit];
   return [
-    [rate(taken)],
-    [rate(given)],
+    [rate(rateIn)],
+    [rate(rateOut)],
     number(lag),
     number(late, "unsure"),
     [durationText(times.all), "", parts.map(durationText).join(" · ")],
-    store ? [kept(store), "", durationText(store.restored)] : ["none", "none"],
+    store ? [stateSize(store), "", durationText(store.restored)] : ["none", "none"],
     store?.hits + store?.misses > 0 ? [`${count((100 * store.hits) / (store.hits + store.misses))} %`] : unknown,
     time(behind),
     time(skew),

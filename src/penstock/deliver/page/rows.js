@@ -1,13 +1,13 @@
-// The rows of a feed as a plain table: for a page without a chart.
+// The rows of a feed as a table, for a page without a chart.
 
 import { Chart } from "./chart.js";
 import { element, keep, short, write } from "./elements.js";
 import { count } from "./format.js";
 
 const REDRAW_EVERY = 500;
-const MOST = 100;
-const LONGEST = 60;
-// seen() is for versions; of it, people want to know how many records a row holds.
+const MAX_ROWS = 100;
+const MAX_TEXT = 60;
+// Of seen(), only the number of records is shown.
 const HIDDEN = new Set(["seen_newest"]);
 const NAMES = { seen_count: "records" };
 
@@ -34,9 +34,9 @@ export class Rows extends Chart {
     if (!this.pending.size || now < this.due) return;
     this.pending.clear();
     this.due = now + REDRAW_EVERY;
-    const { rows, moments } = this.feed;
+    const { rows, timestamps } = this.feed;
     const columns = [...new Set([...rows.values()].flatMap(Object.keys))].filter((name) => !HIDDEN.has(name));
-    const newestFirst = moments.has(columns[0]) ? -1 : 1;
+    const newestFirst = timestamps.has(columns[0]) ? -1 : 1;
     const names = [...rows.keys()].sort((one, other) => newestFirst * (one < other ? -1 : one > other ? 1 : 0));
     keep(this.head, columns, {
       key: (name) => name,
@@ -46,31 +46,31 @@ export class Rows extends Chart {
         write(made, NAMES[name] ?? name);
       },
     });
-    keep(this.body, names.slice(0, MOST), {
+    keep(this.body, names.slice(0, MAX_ROWS), {
       key: (name) => name,
       make: () => element("tr"),
-      show: (made, name) => this.show(made, columns, rows.get(name), moments),
+      show: (made, name) => this.show(made, columns, rows.get(name), timestamps),
     });
     const [shown] = this.foot.children;
-    write(shown, rows.size > MOST ? `${count(MOST)} of ${count(rows.size)} rows` : `${count(rows.size)} rows`);
+    write(shown, rows.size > MAX_ROWS ? `${count(MAX_ROWS)} of ${count(rows.size)} rows` : `${count(rows.size)} rows`);
   }
 
-  show(made, columns, row, moments) {
+  show(made, columns, row, timestamps) {
     keep(made, columns, {
       key: (name) => name,
       make: () => element("td"),
       show: (cell, name) => {
         cell.classList.toggle("text", typeof row[name] !== "number");
-        write(cell, short(text(row[name], moments.has(name)), LONGEST));
+        write(cell, short(text(row[name], timestamps.has(name)), MAX_TEXT));
       },
     });
   }
 }
 
-function text(value, moment) {
+function text(value, timestamp) {
   if (value === null || value === undefined) return "–";
-  // In Sweden, people write moments as 2026-01-05 09:00:10.
-  if (moment) return new Date(value).toLocaleString("sv");
+  // The Swedish locale writes 2026-01-05 09:00:10.
+  if (timestamp) return new Date(value).toLocaleString("sv");
   if (typeof value === "number") return Number.isInteger(value) ? `${value}` : `${Number(value.toPrecision(6))}`;
   return typeof value === "string" ? value : JSON.stringify(value);
 }

@@ -1,8 +1,8 @@
-// A Sankey diagram of hops: where its bars stand and how its ribbons run. Nothing is drawn here.
+// The layout of a Sankey diagram of hops: bars and ribbons. It draws nothing.
 //
-// A stage is a bar that is cut into what became of its records; what passed runs on to the channel that the stage
-// writes, everything else branches off and ends beside it. A channel is a bar from which each reader gets all of it:
-// their ribbons lie over each other where they begin. Ribbons narrow where a query folds many records into few rows.
+// A stage is a bar, divided by outcome; what passed flows to the channel that the stage writes, the rest branches off.
+// A channel is a bar from which each reader gets everything, so their ribbons overlap at the start. Ribbons narrow where
+// a query aggregates many records into few rows.
 
 import { known } from "./format.js";
 
@@ -17,10 +17,10 @@ const LINE = 17;
 const FALL = 8;
 const HEIGHT = 470;
 const LEAST_BAR = 14;
-// One record of a million is seen, too.
+// One record of a million is visible, too.
 const LEAST = 3;
 
-// `room` is the width that there is; it is exceeded when columns would be too narrow to be read.
+// `room` is the available width; it is exceeded if columns would be too narrow.
 export function sankey(hops, channels, room) {
   const { nodes, links } = flowOf(hops, channels);
   const columns = columnsOf(nodes, links);
@@ -34,7 +34,7 @@ export function sankey(hops, channels, room) {
   return { nodes, ribbons, columnWidth, width: columns.length * columnWidth, height: bottom };
 }
 
-// --- what flows -----------------------------------------------------------------------------------------------------
+// --- flows ----------------------------------------------------------------------------------------------------------
 
 function flowOf(hops, channels) {
   const nodes = new Map();
@@ -70,21 +70,21 @@ function flowOf(hops, channels) {
   }
   for (const one of nodes.values()) {
     if (one.kind !== "channel") continue;
-    one.told = sizes.get(one.name);
+    one.reported = sizes.get(one.name);
     const read = [...links.values()].filter(({ from }) => from === one).map(({ value }) => value);
     const written = [...links.values()].filter(({ to }) => to === one).reduce((sum, { value }) => sum + value, 0);
-    // Rows of a result are fewer than the records that are folded into them.
-    const held = one.told?.kind === "result" ? amount(one.told.records) : written;
+    // A result has fewer rows than the records that they aggregate.
+    const held = one.reported?.kind === "result" ? amount(one.reported.records) : written;
     one.size = Math.max(held, ...read);
   }
   return { nodes: [...nodes.values()], links: [...links.values()] };
 }
 
-// --- where it stands ------------------------------------------------------------------------------------------------
+// --- positions ------------------------------------------------------------------------------------------------------
 
 function columnsOf(nodes, links) {
   for (const node of nodes) node.depth = 0;
-  // As many rounds as there are nodes: a circle, which no pipeline should have, ends as well.
+  // At most as many rounds as nodes, so that it ends even with a cycle.
   for (let round = 0, moved = true; moved && round < nodes.length; round++) {
     moved = false;
     for (const { from, to } of links) {
@@ -98,7 +98,7 @@ function columnsOf(nodes, links) {
   const columns = depths.map((depth) => nodes.filter((node) => node.depth === depth));
   columns.forEach((column, at) => {
     for (const node of column) node.column = at;
-    // Near to where it comes from; equals stay in the order of the sheet.
+    // Near its inputs; equal ones in the order of the sheet.
     const wish = new Map(column.map((node) => [node, mean(node.before.map((from) => from.rank ?? 0))]));
     column.sort((a, b) => wish.get(a) - wish.get(b));
     column.forEach((node, rank) => (node.rank = rank));
@@ -106,7 +106,7 @@ function columnsOf(nodes, links) {
   return columns;
 }
 
-// Pixels per record: the fullest column fills the height, whatever the others need less.
+// Pixels per record: the fullest column fills the height.
 function scaleOf(columns) {
   const scales = columns.map((column) => {
     const fixed = column.reduce((sum, node) => sum + LABEL + BETWEEN + branches(node).length * LINE, 0);
@@ -121,7 +121,7 @@ function scaleOf(columns) {
 const partsSize = (node) => OUTCOMES.reduce((sum, outcome) => sum + (node.parts[outcome] ?? 0), 0);
 const mean = (values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : 0);
 
-// What ends beside a stage. Where nothing follows, what passed ends there, too.
+// The branches that end at a stage; at the last stage, also what passed.
 function branches(node) {
   return OUTCOMES.filter((outcome) => node.parts[outcome] > 0 && (outcome !== "passed" || node.ends));
 }
@@ -156,7 +156,7 @@ function place(columns, columnWidth) {
       node.top = Math.max(wanted[at], free);
       free = node.top + node.height + BETWEEN;
     });
-    // Pushing apart went downwards only: bring the column back to where it wanted to be on average.
+    // Nodes were pushed down only: move the column back to its average position.
     const drift = mean(column.map((node, at) => node.top - wanted[at]));
     for (const node of column) node.top -= drift;
   };
@@ -178,7 +178,7 @@ function place(columns, columnWidth) {
   }
 }
 
-// --- how it runs ----------------------------------------------------------------------------------------------------
+// --- ribbons --------------------------------------------------------------------------------------------------------
 
 function ribbonOf({ key, from, to, value }, px) {
   const out = from.kind === "channel" ? Math.min(from.bar, px(value)) : px(value);
@@ -190,7 +190,7 @@ function ribbonOf({ key, from, to, value }, px) {
   };
 }
 
-// The part of a bar that belongs to one of those who fill it.
+// The part of a bar that belongs to one of its inputs.
 function shareOf(from, to) {
   const weight = (node) => (node.kind === "channel" ? to.hops.filter((hop) => hop.reads === node.name).reduce((sum, hop) => sum + (hop.due || 0), 0) : node.parts.passed ?? 0);
   const all = to.before.reduce((sum, node) => sum + weight(node), 0);

@@ -1,4 +1,4 @@
-// The balance sheet: each hop and each way through the pipeline, in numbers; and what has to be said beside them.
+// The balance sheet: each hop and each path through the pipeline, and remarks.
 
 import { element, keep, namedRow, write } from "./elements.js";
 import { count, durationText, known, rate } from "./format.js";
@@ -6,14 +6,14 @@ import { OUTCOMES } from "./sankey.js";
 
 const LATENCIES = ["min", "mean", "p50", "p99", "max"];
 const NAMED = 100;
-const ALARMING = { late: "unsure", refused: "unsure", shed: "unsure", missing: "bad" };
+const WARNINGS = { late: "unsure", refused: "unsure", shed: "unsure", missing: "bad" };
 
 export function showSheet(table, { hops, paths }) {
   showRows(table, hops, paths, (hop) => [
     [count(hop.due)],
     ...OUTCOMES.map((outcome) => {
       const value = hop.outcomes?.[outcome] ?? hop[outcome] ?? 0;
-      return [count(value), value ? (ALARMING[outcome] ?? "") : "none"];
+      return [count(value), value ? (WARNINGS[outcome] ?? "") : "none"];
     }),
   ]);
 }
@@ -58,11 +58,11 @@ function showRow(row, { hop, cells }) {
   });
 }
 
-// --- what has to be said --------------------------------------------------------------------------------------------
+// --- remarks --------------------------------------------------------------------------------------------------------
 
 export function showFindings(list, { hops, channels, discrepancies, doubts }) {
-  const said = [...missing(hops.length ? hops : channels), ...judged(discrepancies, doubts), ...remarks(hops, channels)];
-  keep(list, said, {
+  const items = [...missing(hops.length ? hops : channels), ...findings(discrepancies, doubts), ...remarks(hops, channels)];
+  keep(list, items, {
     key: ({ key }) => key,
     make: () => element("li"),
     show: (item, { text, kind }) => {
@@ -70,28 +70,28 @@ export function showFindings(list, { hops, channels, discrepancies, doubts }) {
       write(item, text);
     },
   });
-  list.hidden = !said.length;
+  list.hidden = !items.length;
 }
 
-function missing(places) {
-  return places.flatMap(({ stage, channel, missing: all, gaps }) => {
+function missing(parts) {
+  return parts.flatMap(({ stage, channel, missing: all, gaps }) => {
     const at = stage ?? channel;
     const named = (gaps ?? []).slice(0, NAMED);
-    const said = named.map(({ sender, epoch, first, last }) => ({
+    const ranges = named.map(({ sender, epoch, first, last }) => ({
       key: JSON.stringify([at, sender, epoch, first]),
       kind: "bad",
       text: `${at} misses ${sender}/${epoch}: ${first === last ? first : `${first}–${last} (${count(last - first + 1)} records)`}`,
     }));
     const rest = (all || 0) - named.reduce((sum, { first, last }) => sum + last - first + 1, 0);
     const more = named.length ? " more" : "";
-    const text = `${at} misses ${count(rest)}${more} ${rest === 1 ? "record that is" : "records that are"} not named here`;
-    return rest > 0 ? [...said, { key: JSON.stringify([at, "rest"]), kind: "bad", text }] : said;
+    const text = `${at} misses ${count(rest)}${more} ${rest === 1 ? "record that is" : "records that are"} not listed here`;
+    return rest > 0 ? [...ranges, { key: JSON.stringify([at, "rest"]), kind: "bad", text }] : ranges;
   });
 }
 
-// What is not as it has to be, and why the verdict is not known.
-function judged(discrepancies, doubts) {
-  const findings = (discrepancies ?? []).map(({ kind, stage, text, examples }) => ({
+// Discrepancies, and reasons for an unknown verdict.
+function findings(discrepancies, doubts) {
+  const wrong = (discrepancies ?? []).map(({ kind, stage, text, examples }) => ({
     key: JSON.stringify([kind, stage]),
     kind: "bad",
     text: `${kind}: ${text}${examples?.length ? `: ${examples.join(", ")}` : ""}`,
@@ -101,17 +101,17 @@ function judged(discrepancies, doubts) {
     kind: "unsure",
     text: `not known: ${text}`,
   }));
-  return [...findings, ...unknown];
+  return [...wrong, ...unknown];
 }
 
 function remarks(hops, channels) {
-  const said = [];
-  const remark = (place, text) => said.push({ key: JSON.stringify([place, text.replaceAll(/\d/g, "")]), kind: "unsure", text: `${place}: ${text}` });
+  const items = [];
+  const remark = (subject, text) => items.push({ key: JSON.stringify([subject, text.replaceAll(/\d/g, "")]), kind: "unsure", text: `${subject}: ${text}` });
   for (const { stage, note } of hops) if (note) remark(stage, note);
   for (const { channel, unread, without_identity: nameless, unknown_seconds: unknown } of channels) {
-    if (unread) remark(channel, `${count(unread)} records are not read yet; they count as in flight`);
-    if (nameless) remark(channel, `${count(nameless)} entries carry no identity and can only be counted`);
-    if (unknown) remark(channel, `for ${rate(unknown)} s the source was not heard and cannot be asked again; what it sent then is unknown`);
+    if (unread) remark(channel, `${count(unread)} records are not read yet and count as in flight`);
+    if (nameless) remark(channel, `${count(nameless)} entries have no identity and can only be counted`);
+    if (unknown) remark(channel, `an outage of ${rate(unknown)} s; the source cannot replay, so the records of that time are unknown`);
   }
-  return said;
+  return items;
 }

@@ -1,29 +1,29 @@
-// The card that explains what the pointer or the focus is on.
+// The tooltip for the element under the pointer or the focus.
 
 import { element } from "./elements.js";
 
 export class Tip {
   constructor(card) {
     this.card = card;
-    addEventListener("keydown", ({ key }) => key === "Escape" && this.hush());
+    addEventListener("keydown", ({ key }) => key === "Escape" && this.hide());
   }
 
-  // `tell` gives { title, notes, facts: [[name, value], …] }; it is asked again whenever the numbers change.
-  explains(target, tell) {
-    for (const event of ["pointerenter", "focus"]) target.addEventListener(event, () => this.show(target, tell));
-    for (const event of ["pointerleave", "blur"]) target.addEventListener(event, () => this.hush());
+  // `describe` returns { title, notes, facts: [[name, value], …] }; it is called again when the numbers change.
+  attach(target, describe) {
+    for (const event of ["pointerenter", "focus"]) target.addEventListener(event, () => this.show(target, describe));
+    for (const event of ["pointerleave", "blur"]) target.addEventListener(event, () => this.hide());
   }
 
   refresh() {
     if (!this.target) return;
-    if (this.target.isConnected) this.show(this.target, this.tell);
-    else this.hush();
+    if (this.target.isConnected) this.show(this.target, this.describe);
+    else this.hide();
   }
 
-  show(target, tell) {
+  show(target, describe) {
     this.target = target;
-    this.tell = tell;
-    const { title, notes = [], facts = [] } = tell();
+    this.describe = describe;
+    const { title, notes = [], facts = [] } = describe();
     const list = element("dl");
     for (const [name, value] of facts) list.append(element("dt", "", name), element("dd", "", value));
     this.card.replaceChildren(element("strong", "", title), ...notes.filter(Boolean).map((note) => element("p", "", note)), list);
@@ -35,7 +35,7 @@ export class Tip {
     this.card.style.top = `${below ? box.bottom + 8 : Math.max(12, box.top - own.height - 8)}px`;
   }
 
-  hush() {
+  hide() {
     this.target = null;
     this.card.hidden = true;
   }

@@ -1,4 +1,4 @@
-// What the balance comes to, in words.
+// The verdict of the balance, in words.
 
 import { write } from "./elements.js";
 import { count, known, rate } from "./format.js";
@@ -19,9 +19,9 @@ export function verdictOf({ balance, processes, now }) {
   const [doubt, ...more] = balance.doubts ?? [];
   if (missing) return { kind: "missing", text: `${count(missing)} missing` };
   if (findings.length) return { kind: "missing", text: `${count(findings.length)} ${findings.length === 1 ? "finding" : "findings"}` };
-  if (silent > SILENT_AFTER) return { kind: "unknown", text: `the audit is silent for ${count(silent / 1e6)} s` };
+  if (silent > SILENT_AFTER) return { kind: "unknown", text: `the audit has not reported for ${count(silent / 1e6)} s` };
   if (doubt) return { kind: "unknown", text: `not known: ${doubt.text}${more.length ? `, and ${count(more.length)} more` : ""}` };
-  if (!total(channels, "records") && !total(channels, "claimed")) return { kind: "unknown", text: "nothing was counted yet" };
+  if (!total(channels, "records") && !total(channels, "claimed")) return { kind: "unknown", text: "no records counted yet" };
   if (unknown) return { kind: "unknown", text: `${rate(unknown)} s unknown` };
   if (balance.verdict === "whole") return { kind: "whole", text: "every record accounted for" };
   return { kind: "unknown", text: "waiting for the audit" };
@@ -32,15 +32,15 @@ export function showVerdict(pill, { kind, text }) {
   write(pill.querySelector("span"), text);
 }
 
-// When it was true, unless that is now.
+// The time of the balance, if it is not current.
 export function asOf({ at, as_of: then }) {
   if (!known(then) || !known(at) || at - then <= FRESH) return "";
   const [day, time] = utc(then);
   return `as of ${day === utc(at)[0] ? "" : `${day} `}${time} UTC`;
 }
 
-// [day, time] of a moment in microseconds.
+// [day, time] of a timestamp in microseconds.
 function utc(micros) {
-  const moment = new Date(micros / 1_000);
-  return Number.isNaN(moment.getTime()) ? ["", "–"] : moment.toISOString().split(/[T.]/);
+  const date = new Date(micros / 1_000);
+  return Number.isNaN(date.getTime()) ? ["", "–"] : date.toISOString().split(/[T.]/);
 }
