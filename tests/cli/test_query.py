@@ -139,7 +139,7 @@ def test_a_query_is_followed_until_ctrl_c_and_leaves_nothing(
     assert (process.returncode, rest) == (0, "")
     assert said.splitlines() == [
         "starting Spark …",
-        f"{cities}: city STRING,land STRING; seen in 3 of its records, --schema says otherwise",
+        f"{cities}: city STRING,land STRING; inferred from 3 records, --schema overrides it",
         f"reading {by_city}, {cities} from the beginning; Ctrl-C ends it",
         "3 rows; left out: 2 records that did not fit",
     ]

@@ -367,7 +367,7 @@ def test_records_that_came_too_late_may_explain_what_is_lacking_but_do_not_prove
     lacking, missing = of(report, "channel").differences
     assert (lacking.how, missing.how) == (How.LACKS, How.MISSING)
     assert report.record_of(lacking) == "lacks kiosk/1: 7"
-    assert report.record_of(missing) == "lacks kiosk/1: 8, which came too late"
+    assert report.record_of(missing) == "lacks kiosk/1: 8, which was late"
     assert (report.code, report.late, of(report, "channel").late) == (2, 2, True)
 
 

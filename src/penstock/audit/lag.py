@@ -52,13 +52,13 @@ class GroupLag:
     @classmethod
     def of(cls, channels: Channels, group: Group, only: Collection[str] | None = None) -> "GroupLag":
         """`only`: these channels alone."""
-        holder = {place: member for member, places in group.members.items() for place in places}
-        places = {*holder, *group.committed}
-        bounds = dict(_bounds(channels, {channel for channel, _ in places}))
+        holder = {partition: member for member, partitions in group.members.items() for partition in partitions}
+        partitions = {*holder, *group.committed}
+        bounds = dict(_bounds(channels, {channel for channel, _ in partitions}))
         rows = [
-            PartitionLag(place, group.committed.get(place), bounds.get(place), holder.get(place))
-            for place in sorted({*places, *bounds})
-            if not only or place[0] in only
+            PartitionLag(partition, group.committed.get(partition), bounds.get(partition), holder.get(partition))
+            for partition in sorted({*partitions, *bounds})
+            if not only or partition[0] in only
         ]
         return cls(group, rows)
 
@@ -68,7 +68,7 @@ class GroupLag:
 
 
 def _bounds(channels: Channels, names: Collection[str]) -> Iterator[tuple[ChannelPartition, tuple[int, int]]]:
-    known = channels.names()
+    existing = channels.names()
     for name in names:
-        if name in known:
+        if name in existing:
             yield from (((name, partition), both) for partition, both in channels.bounds(name).items())

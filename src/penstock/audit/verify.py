@@ -108,7 +108,7 @@ class IntegrityReport:
         """Return the fields of the report; by_sender, refused, doubts and notes only in the final one."""
         document = asdict(self)
         document["lapse"]["rate"] = self.lapse.rate
-        document["refused"] = [{"place": place, "reason": reason} for place, reason in self.refused]
+        document["refused"] = [{"place": position, "reason": reason} for position, reason in self.refused]
         for name in ("gaps", "by_sender", "doubts", "notes"):
             document[name] = list(document[name])
         if not self.final:
@@ -167,11 +167,11 @@ class Verifier:
                         sender.add(*gap)
         return sum(sender.missing for sender in senders)
 
-    def refuse(self, place: str, reason: str) -> None:
+    def refuse(self, position: str, reason: str) -> None:
         """Count a record that cannot be read; the first ones are kept with their position."""
         self._unreadable += 1
         if len(self._refused) < NAMED:
-            self._refused.append((place, reason))
+            self._refused.append((position, reason))
 
     def doubt(self, why: str) -> None:
         """Note that something could not be read: without a loss, the verdict is then uncertain."""

@@ -97,23 +97,23 @@ def spark(adhoc: AdhocQuery, say: Callable[[str], None], stop: threading.Event) 
     java = find_java()
     jars = ensure_jars(java)
     started = threading.Event()
-    place = Path(tempfile.mkdtemp(prefix="penstock-query-"))
+    folder = Path(tempfile.mkdtemp(prefix="penstock-query-"))
     # All temporary files, also those of Spark, are in this folder.
-    usual, tempfile.tempdir = tempfile.tempdir, str(place)
-    threading.Thread(target=_leave_at_once, args=(stop, started, place), daemon=True).start()
+    usual, tempfile.tempdir = tempfile.tempdir, str(folder)
+    threading.Thread(target=_leave_at_once, args=(stop, started, folder), daemon=True).start()
     # It runs locally, also if the pipeline's own Spark does not.
     settings = adhoc.config.spark.model_copy(update={"master": LOCAL})
-    flags = [*spark_archive(java, jars).use_flags(), f"-Djava.io.tmpdir={place}"]
+    flags = [*spark_archive(java, jars).use_flags(), f"-Djava.io.tmpdir={folder}"]
     try:
         with session(NAME, settings, java.path, jars.spark, _SLOTS, None, flags) as running:
-            engine = Engine(running, settings, _connector(adhoc), str(place), {})
+            engine = Engine(running, settings, _connector(adhoc), str(folder), {})
             engine = _knowing(engine, adhoc, say)
             started.set()
-            yield engine, place
+            yield engine, folder
     finally:
         started.set()
         tempfile.tempdir = usual
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextmanager
@@ -121,12 +121,12 @@ def followed(
     engine: Engine,
     adhoc: AdhocQuery,
     start: Mapping[str, Offsets],
-    place: Path,
+    folder: Path,
     take: Callable[[Result, Iterator[str]], None],
 ) -> Iterator[InteractiveQuery]:
     """Run the query from these offsets; `take` receives the result's columns and batches of rows, each as JSON."""
     found = result(engine, adhoc.query, start)
-    following = InteractiveQuery.start(found, adhoc.names, str(place / "checkpoint"), lambda rows: take(found, rows))
+    following = InteractiveQuery.start(found, adhoc.names, str(folder / "checkpoint"), lambda rows: take(found, rows))
     try:
         yield following
     finally:
@@ -135,18 +135,18 @@ def followed(
 
 def _knowing(engine: Engine, adhoc: AdhocQuery, say: Callable[[str], None]) -> Engine:
     """Return the engine with the shapes of all channels that are read."""
-    described = adhoc.description
-    shapes = {name: channel.shape for name, channel in described.channels.items()} if described else {}
+    pipeline = adhoc.description
+    shapes = {name: channel.shape for name, channel in pipeline.channels.items()} if pipeline else {}
     for name in adhoc.names:
         if (ddl := adhoc.schemas.get(name)) is not None:
             shapes[name] = replace(shapes.get(name, Shape(name)), ddl=ddl)
         elif name not in shapes:
             shapes[name] = _inferred_shape(engine, adhoc.channels, name, say)
     engine = replace(engine, shapes=shapes)
-    if described:
-        statics = {static.name: static for static in described.statics}
+    if pipeline:
+        statics = {static.name: static for static in pipeline.statics}
         engine = replace(engine, tables={name: table(engine.spark, one) for name, one in statics.items()})
-        engine = engine.knowing([*_queries_of(described, adhoc), adhoc.query])
+        engine = engine.knowing([*_queries_of(pipeline, adhoc), adhoc.query])
     # A pipeline refuses a record without a time; an ad hoc query shows it.
     timed = {name: shape for name in adhoc.names if (shape := engine.shapes[name]).event_time is None}
     timed = {name: replace(shape, event_time=_EVENT_TIME) for name, shape in timed.items()}
@@ -199,9 +199,9 @@ def _connector(adhoc: AdhocQuery) -> SparkConnector:
     return BinderConnector(adhoc.channels, skip_lost)
 
 
-def _leave_at_once(stop: threading.Event, started: threading.Event, place: Path) -> None:
+def _leave_at_once(stop: threading.Event, started: threading.Event, folder: Path) -> None:
     """End the process if `stop` is set while Spark starts: nothing has to be stopped yet, and the JVM ends with it."""
     stop.wait()
     if not started.is_set():
-        shutil.rmtree(place, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         os._exit(0)

@@ -40,17 +40,17 @@ class Letter:
 
     @classmethod
     def of(cls, entry: Entry) -> "Letter":
-        told = {name: value.decode(errors="backslashreplace") for name, value in entry.headers}
-        reason, place = told.get("reason", "no reason"), told.get("place")
+        fields = {name: value.decode(errors="backslashreplace") for name, value in entry.headers}
+        reason, place = fields.get("reason", "no reason"), fields.get("place")
         kept = len(entry.value or b"")
         # The collector keeps the beginning of a record that is too large, and adds its size. In a letter of Spark, a
         # header of that name is from the record.
-        size = told.get("size", "") if place is None else ""
+        size = fields.get("size", "") if place is None else ""
         whole = int(size) if size.isascii() and size.isdigit() and len(size) < 20 else kept
-        late_for = told.get("query") if reason.startswith(LATE_PREFIX) else None
+        late_for = fields.get("query") if reason.startswith(LATE_PREFIX) else None
         origin = Origin.read(entry.headers)
-        excluded_by = told.get("query") if reason.startswith(EXCLUDED) else None
-        return cls(entry, reason, place, origin, "redriven" in told, max(whole, kept), late_for, excluded_by)
+        excluded_by = fields.get("query") if reason.startswith(EXCLUDED) else None
+        return cls(entry, reason, place, origin, "redriven" in fields, max(whole, kept), late_for, excluded_by)
 
     @property
     def value(self) -> bytes | None:
@@ -139,30 +139,30 @@ def dead_letters(channels: Channels, channel: str, selection: Selection | None =
 
 def count_reasons(found: Iterable[Letter]) -> list[ReasonCount]:
     """Count letters per reason, the most frequent first."""
-    tallies: dict[str, ReasonCount] = {}
+    rows: dict[str, ReasonCount] = {}
     for letter in found:
         at = letter.entry.appended
-        tally = tallies.setdefault(letter.reason, ReasonCount(letter.reason, at, at))
-        tally.first, tally.last = min(tally.first, at), max(tally.last, at)
-        tally.count += 1
-        tally.came_back += letter.came_back
-    return sorted(tallies.values(), key=lambda tally: (-tally.count, tally.reason))
+        row = rows.setdefault(letter.reason, ReasonCount(letter.reason, at, at))
+        row.first, row.last = min(row.first, at), max(row.last, at)
+        row.count += 1
+        row.came_back += letter.came_back
+    return sorted(rows.values(), key=lambda row: (-row.count, row.reason))
 
 
-def letter_at(channels: Channels, channel: str, place: str) -> Letter:
+def letter_at(channels: Channels, channel: str, position: str) -> Letter:
     """Return the letter at a position, its own or that of its record; raise Misconfigured if there is none."""
     start: Offsets = {}
-    if place.startswith(f"{channel}:"):
-        _, partition, offset = place.rsplit(":", 2)
+    if position.startswith(f"{channel}:"):
+        _, partition, offset = position.rsplit(":", 2)
         ends = {number: end for number, (_, end) in channels.bounds(channel).items()}
         start = {**ends, int(partition): int(offset)}
     for letter in map(Letter.of, scan(channels, channel, start)):
-        if place in (letter.at, letter.place):
+        if position in (letter.at, letter.place):
             return letter
-    raise absent(channels, channel, place)
+    raise absent(channels, channel, position)
 
 
-def absent(channels: Channels, channel: str, place: str) -> Misconfigured:
+def absent(channels: Channels, channel: str, position: str) -> Misconfigured:
     """Return the error that there is no letter at a position; its fix names the existing ones."""
     kept = [
         f"{partition}:{low} to {partition}:{end - 1}"
@@ -170,7 +170,9 @@ def absent(channels: Channels, channel: str, place: str) -> Misconfigured:
         if low < end
     ]
     fix = f"it holds {' and '.join(kept)}" if kept else "it holds none"
-    return Misconfigured(f"channel {channel}", f"there is no dead letter at {place.removeprefix(f'{channel}:')}", fix)
+    return Misconfigured(
+        f"channel {channel}", f"there is no dead letter at {position.removeprefix(f'{channel}:')}", fix
+    )
 
 
 _SKEW = 3_600_000_000
@@ -240,12 +242,12 @@ class _Survey:
     _refused: dict[int, Micros] = field(default_factory=dict)
     _nameless: dict[int, str] = field(default_factory=dict)
 
-    def add(self, letter: Letter, selection: bool) -> None:
-        known, refused = _print(letter), letter.entry.appended
-        first = self._refused.setdefault(known, refused)
+    def add(self, letter: Letter, selected: bool) -> None:
+        letter_hash, refused = _print(letter), letter.entry.appended
+        first = self._refused.setdefault(letter_hash, refused)
         if letter.origin is None:
-            self._nameless.setdefault(known, letter.at)
-        if selection:
+            self._nameless.setdefault(letter_hash, letter.at)
+        if selected:
             self.earliest = min(first, refused, first if self.earliest is None else self.earliest)
 
     def name(self, letter: Letter) -> str:
@@ -271,8 +273,8 @@ def _print(letter: Letter) -> int:
     return hash((letter.place or letter.at, letter.entry.key, letter.entry.value))
 
 
-def _identity(origin: Origin | None, place: str) -> Identity:
-    return (origin.sender, origin.epoch, origin.seq) if origin else place
+def _identity(origin: Origin | None, position: str) -> Identity:
+    return (origin.sender, origin.epoch, origin.seq) if origin else position
 
 
 def _judge(letter: Letter, name: str, there: set[Identity], same: bool) -> tuple[Verdict, str]:

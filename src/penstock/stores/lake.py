@@ -222,20 +222,22 @@ class LakeTable:
         if self._known is None:
             with _explained(self._who):
                 self._known = _numbers_in(self._table)
-        known, numbered = self._known, rows.select(_NUMBER).drop_null()
+        numbers, numbered = self._known, rows.select(_NUMBER).drop_null()
         islands = list(_islands(numbered))
         if sum(last - first + 1 for *_, first, last in islands) == len(numbered):
-            new = [known.setdefault((sender, epoch), Runs()).add(first, last) for sender, epoch, first, last in islands]
+            new = [
+                numbers.setdefault((sender, epoch), Runs()).add(first, last) for sender, epoch, first, last in islands
+            ]
             if sum(new) == len(numbered):
                 return None
-            # Some were known before, and all are added now: read the known ones from the table again.
+            # Some were known before, and all are added now: read the known numbers from the table again.
             with _explained(self._who):
-                known = self._known = _numbers_in(self._table)
+                numbers = self._known = _numbers_in(self._table)
         keep = [True] * len(rows)
         order = pc.sort_indices(rows, [(name, "ascending") for name in _POSITION])
         for at, row in zip(order.to_pylist(), rows.select(_NUMBER).take(order).to_pylist(), strict=True):
             if None not in row.values():
-                keep[at] = known.setdefault((row["_sender"], row["_epoch"]), Runs()).add(row["_seq"]) == 1
+                keep[at] = numbers.setdefault((row["_sender"], row["_epoch"]), Runs()).add(row["_seq"]) == 1
         return pa.array(keep)
 
     def _commit_of(self, totals: Totals) -> CommitProperties:
