@@ -242,7 +242,7 @@ def test_a_record_that_the_query_counted_twice_is_found(case: Case) -> None:
     [found] = of(report, "channel").differences
     assert (found.key, found.how) == (b'["b"]', How.EXCEEDS)
     assert found.columns["total"] == (14, 8)
-    assert report.record_of(found) == "counts once more kiosk/1: 6"
+    assert report.record_of(found) == "counts twice kiosk/1: 6"
 
 
 def test_a_row_that_a_store_holds_otherwise_is_told_with_its_columns(case: Case) -> None:
