@@ -1,6 +1,6 @@
 from pyspark.sql import functions as F
 
-from penstock import Pipeline, joined
+from penstock import Pipeline, interval_join
 
 app = Pipeline("ads")
 
@@ -25,7 +25,7 @@ app.static(
 @app.query(key="impression", watermark="10 seconds", every="1 second", retention="1 hour")
 def outcomes(impressions, clicks, campaigns):
     """Each ad that was shown: with its click as soon as that comes, without one when a minute has passed."""
-    found = joined(shown=impressions, click=clicks, on="impression", within="1 minute", how="left")
+    found = interval_join(shown=impressions, click=clicks, key="impression", within="1 minute", how="left")
     lag = F.unix_millis("click.event_time") - F.unix_millis("shown.event_time")
     return found.join(campaigns, F.col("shown.ad") == campaigns.ad, "left").select(
         "impression",

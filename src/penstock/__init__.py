@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from penstock import sources
     from penstock.analysis.frames import seen
     from penstock.analysis.operators import tables
-    from penstock.analysis.operators.joins import joined
-    from penstock.analysis.operators.windows import average, by_count, total
+    from penstock.analysis.operators.joins import interval_join
+    from penstock.analysis.operators.windows import average, count_window, total
     from penstock.analysis.state.keyed import Keyed
-    from penstock.analysis.state.variables import List, Map, Value
+    from penstock.analysis.state.variables import ListState, MapState, ValueState
     from penstock.channels.binders import bind
     from penstock.collect.shedding import Shed
 
@@ -30,8 +30,8 @@ __all__ = [
     "Heartbeat",
     "Intake",
     "Keyed",
-    "List",
-    "Map",
+    "ListState",
+    "MapState",
     "Micros",
     "Misconfigured",
     "Origin",
@@ -47,13 +47,13 @@ __all__ = [
     "Topic",
     "Unaccounted",
     "Unavailable",
-    "Value",
+    "ValueState",
     "__version__",
     "average",
     "bind",
-    "by_count",
+    "count_window",
     "duration",
-    "joined",
+    "interval_join",
     "seen",
     "sources",
     "tables",
@@ -63,14 +63,14 @@ __all__ = [
 _MODULES = {"sources": "penstock.sources", "tables": "penstock.analysis.operators.tables"}
 _LAZY = {
     "Keyed": "analysis.state.keyed",
-    "List": "analysis.state.variables",
-    "Map": "analysis.state.variables",
+    "ListState": "analysis.state.variables",
+    "MapState": "analysis.state.variables",
     "Shed": "collect.shedding",
-    "Value": "analysis.state.variables",
+    "ValueState": "analysis.state.variables",
     "average": "analysis.operators.windows",
     "bind": "channels.binders",
-    "by_count": "analysis.operators.windows",
-    "joined": "analysis.operators.joins",
+    "count_window": "analysis.operators.windows",
+    "interval_join": "analysis.operators.joins",
     "seen": "analysis.frames",
     "total": "analysis.operators.windows",
 }

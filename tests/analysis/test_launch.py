@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tests.analysis.still import StillConnector
 
-from penstock import Keyed, by_count, tables
+from penstock import Keyed, count_window, tables
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
@@ -26,14 +26,14 @@ SHAPES = {
 
 
 class Last(Keyed):
-    gives = "card STRING"
+    schema = "card STRING"
 
-    def row(self, key: str, row: Any) -> Any:
+    def process(self, key: str, row: Any) -> Any:
         return {}
 
 
 def counted(uses: DataFrame) -> DataFrame:
-    return by_count(uses, 10)
+    return count_window(uses, 10)
 
 
 def remembered(uses: DataFrame) -> DataFrame:
@@ -41,11 +41,11 @@ def remembered(uses: DataFrame) -> DataFrame:
 
 
 def found(uses: DataFrame, cards: DataFrame) -> DataFrame:
-    return tables.lookup(uses, cards, on="card")
+    return tables.lookup(uses, cards, key="card")
 
 
 def related(cards: DataFrame, owners: DataFrame) -> DataFrame:
-    return tables.foreign(cards, owners, on="owner")
+    return tables.foreign_key_join(cards, owners, key="owner")
 
 
 def plain(uses: DataFrame) -> DataFrame:

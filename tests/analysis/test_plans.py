@@ -216,14 +216,14 @@ def test_rows_that_come_when_they_are_final_are_not_counted(spark: SparkSession)
 
 
 class Told(Keyed):
-    gives = "name STRING"
+    schema = "name STRING"
 
-    def row(self, key: str, row: Any) -> Any:
+    def process(self, key: str, row: Any) -> Any:
         return {}
 
 
 class Waiting(Told):
-    def timer(self, key: str, at: datetime) -> Any:
+    def on_timer(self, key: str, at: datetime) -> Any:
         return {}
 
 

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tests.channels.traffic import send
 
-from penstock import Keyed, Pipeline, Value
+from penstock import Keyed, Pipeline, ValueState
 from penstock.analysis.checkpoints.batches import excluded
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
@@ -44,10 +44,10 @@ checked = F.udf(lambda name: _checked(name))
 
 
 class Counting(Keyed):
-    gives = "name STRING, count BIGINT"
-    times = Value("count BIGINT")
+    schema = "name STRING, count BIGINT"
+    times = ValueState("count BIGINT")
 
-    def row(self, key: str, row: Any) -> Any:
+    def process(self, key: str, row: Any) -> Any:
         if key == "state":
             raise LookupError("it cannot be counted")
         self.times.set(self.times.get(0) + 1)
@@ -74,7 +74,7 @@ def with_udf(poisonous_things: DataFrame) -> DataFrame:
 
 
 def with_state(poisonous_things: DataFrame) -> DataFrame:
-    return Counting.over(poisonous_things.withColumn("name", F.substring("name", 1, 20)), by="name")
+    return Counting.over(poisonous_things.withColumn("name", F.substring("name", 1, 20)), key="name")
 
 
 def declare(app: Pipeline) -> None:
@@ -237,10 +237,10 @@ def test_a_record_that_fails_where_it_is_joined_is_found(
 
 
 class Repeats(Keyed):
-    gives = "name STRING, count BIGINT"
-    times = Value("count BIGINT")
+    schema = "name STRING, count BIGINT"
+    times = ValueState("count BIGINT")
 
-    def row(self, key: str, row: Any) -> Any:
+    def process(self, key: str, row: Any) -> Any:
         if self.times and row.n == 0:
             raise LookupError("it came before")
         self.times.set(self.times.get(0) + 1)
@@ -256,7 +256,7 @@ def test_records_are_found_that_fail_only_with_the_state_or_with_others_of_their
 
     @app.query(key=("name", "count"), into=fresh("repeats"))
     def repeats(repeated_things: DataFrame) -> DataFrame:
-        return Repeats.over(repeated_things, by="name")
+        return Repeats.over(repeated_things, key="name")
 
     label = f"SELECT name, string_agg(repeat('x', size)) AS label, seen() FROM `{channel}` GROUP BY name"
     app.sql_query("labels", key="name", sql=label, into=fresh("labels"))

@@ -208,13 +208,13 @@ def test_a_pipeline_gets_the_delivery_that_it_asks_for_or_is_told(spark: SparkSe
 
 def test_rows_that_no_record_numbers_are_promised_less(spark: SparkSession, tmp_path: Path) -> None:
     class Last(Keyed):
-        gives = "line STRING"
+        schema = "line STRING"
 
-        def row(self, key: str, row: Any) -> Any:
+        def process(self, key: str, row: Any) -> Any:
             return {}
 
     class Waiting(Last):
-        def timer(self, key: str, at: datetime) -> Any:
+        def on_timer(self, key: str, at: datetime) -> Any:
             return {}
 
     app = Pipeline("logs")

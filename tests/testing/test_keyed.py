@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock import Keyed, List, Map, Value
+from penstock import Keyed, ListState, MapState, ValueState
 from penstock.core.errors import Misconfigured
 from penstock.testing.keyed import keyed
 
@@ -14,34 +14,34 @@ from penstock.testing.keyed import keyed
 class Session(Keyed):
     """What a visitor did, told when nothing was heard for a minute."""
 
-    pages = List("path STRING, at TIMESTAMP")
-    counts = Map("STRING", "INT")
-    cookie = Value("STRING", ttl="10 minutes")
-    gives = "visitor STRING, pages ARRAY<STRING>, known BOOLEAN"
+    pages = ListState("path STRING, at TIMESTAMP")
+    counts = MapState("STRING", "INT")
+    cookie = ValueState("STRING", ttl="10 minutes")
+    schema = "visitor STRING, pages ARRAY<STRING>, known BOOLEAN"
 
-    def row(self, key: str, row: Any) -> None:
+    def process(self, key: str, row: Any) -> None:
         if row.path == "/broken":
             raise LookupError("a page that nobody has")
         self.pages.append(path=row.path, at=row.event_time)
         self.counts[row.path] = self.counts.get(row.path, 0) + 1
-        self.sleep()
-        self.wake(self.now + timedelta(minutes=1))
+        self.delete_timer()
+        self.set_timer(self.now + timedelta(minutes=1))
 
-    def timer(self, key: str, at: datetime) -> Iterator[dict[str, Any]]:
+    def on_timer(self, key: str, at: datetime) -> Iterator[dict[str, Any]]:
         yield {"pages": [page.path for page in self.pages], "known": bool(self.cookie)}
         self.cookie.set("seen")
         self.pages.clear()
 
 
 class Odd(Keyed):
-    gives = "a INT, b INT"
+    schema = "a INT, b INT"
 
-    def row(self, key: Any, row: Any) -> Any:
+    def process(self, key: Any, row: Any) -> Any:
         return row.given
 
 
 def test_rows_come_when_a_timer_is_due() -> None:
-    session = keyed(Session, by="visitor")
+    session = keyed(Session, key="visitor")
     assert session.feed("ann", {"path": "/"}, {"path": "/buy"}) == []
     assert session.move("59 seconds") == []
     assert session.feed("ann", {"path": "/thanks"}) == []
@@ -51,7 +51,7 @@ def test_rows_come_when_a_timer_is_due() -> None:
 
 
 def test_each_key_has_a_state_of_its_own() -> None:
-    session = keyed(Session, by="visitor")
+    session = keyed(Session, key="visitor")
     session.feed("ann", {"path": "/a"})
     session.feed("bob", {"path": "/b"})
     assert [row["pages"] for row in session.move(60)] == [["/a"], ["/b"]]
@@ -70,7 +70,7 @@ def test_what_a_class_raises_is_raised_as_it_is() -> None:
 
 
 def test_a_row_may_be_a_mapping_a_tuple_or_several_or_none() -> None:
-    odd = keyed(Odd, by="a")
+    odd = keyed(Odd, key="a")
     assert odd.feed(1, {"given": None}) == []
     assert odd.feed(1, {"given": {"b": 2}}) == [{"a": 1, "b": 2}]
     assert odd.feed(1, {"given": (3, 4)}) == [{"a": 3, "b": 4}]
@@ -79,9 +79,9 @@ def test_a_row_may_be_a_mapping_a_tuple_or_several_or_none() -> None:
 
 def test_a_row_of_other_columns_is_refused_with_those_it_may_have() -> None:
     odd = keyed(Odd)
-    with pytest.raises(ValueError, match=r'Odd\.gives has no column "c"; it has a, b'):
+    with pytest.raises(ValueError, match=r'Odd\.schema has no column "c"; it has a, b'):
         odd.feed(1, {"given": {"c": 2}})
-    with pytest.raises(ValueError, match=r"Odd\.gives takes 2 columns \(a, b\), not \(1, 2, 3\)"):
+    with pytest.raises(ValueError, match=r"Odd\.schema takes 2 columns \(a, b\), not \(1, 2, 3\)"):
         odd.feed(1, {"given": (1, 2, 3)})
 
 
@@ -92,29 +92,31 @@ def test_a_text_is_no_row() -> None:
 
 def test_the_columns_of_a_key_are_filled_in_whatever_their_case() -> None:
     class Cards(Keyed):
-        gives = "Card STRING, at TIMESTAMP, n INT"
+        schema = "Card STRING, at TIMESTAMP, n INT"
 
-        def row(self, key: Any, row: Any) -> Any:
+        def process(self, key: Any, row: Any) -> Any:
             return {"n": len(key)}
 
     at = datetime(2026, 1, 1, tzinfo=UTC)
     local = at.astimezone(timezone(timedelta(hours=5)))
-    (row,) = keyed(Cards, by=("card", "AT")).feed(("a", local), {})
+    (row,) = keyed(Cards, key=("card", "AT")).feed(("a", local), {})
     assert row == {"Card": "a", "at": at, "n": 2}
     assert row["at"].tzinfo is UTC
 
 
-@pytest.mark.parametrize("name", ["row", "timer", "now", "wake", "sleep", "gives", "clock", "over", "timers"])
+@pytest.mark.parametrize(
+    "name", ["process", "on_timer", "now", "set_timer", "delete_timer", "schema", "clock", "over", "timers"]
+)
 def test_a_variable_does_not_take_the_place_of_what_keyed_has(name: str) -> None:
-    kind = type("Mine", (Odd,), {name: Value("INT")})
+    kind = type("Mine", (Odd,), {name: ValueState("INT")})
     with pytest.raises(Misconfigured, match=rf"Mine\.{name}: Keyed has this name for itself; choose another"):
         keyed(kind)
 
 
 @pytest.mark.parametrize("name", ["origin", "Origin", "seen", "SEEN"])
 def test_what_tells_rows_apart_is_not_given(name: str) -> None:
-    with pytest.raises(Misconfigured, match=r"Mine\.gives: "):
-        keyed(type("Mine", (Odd,), {"gives": f"a INT, {name} STRING"}))
+    with pytest.raises(Misconfigured, match=r"Mine\.schema: "):
+        keyed(type("Mine", (Odd,), {"schema": f"a INT, {name} STRING"}))
 
 
 def test_records_are_handled_in_the_order_of_their_places() -> None:
@@ -132,25 +134,25 @@ def test_a_row_that_has_no_place_is_not_handled() -> None:
 
 def test_a_key_of_several_columns_is_a_tuple() -> None:
     class Both(Keyed):
-        gives = "a INT, b INT, key STRING"
+        schema = "a INT, b INT, key STRING"
 
-        def row(self, key: Any, row: Any) -> Any:
+        def process(self, key: Any, row: Any) -> Any:
             return {"key": str(key)}
 
-    assert keyed(Both, by=("a", "b")).feed((1, 2), {}) == [{"a": 1, "b": 2, "key": "(1, 2)"}]
+    assert keyed(Both, key=("a", "b")).feed((1, 2), {}) == [{"a": 1, "b": 2, "key": "(1, 2)"}]
 
 
 def test_timers_need_a_method_that_they_call_and_a_time_zone() -> None:
     class Hasty(Keyed):
-        gives = "a INT"
+        schema = "a INT"
 
-        def row(self, key: Any, row: Any) -> Any:
-            self.wake(datetime(2026, 1, 1))
+        def process(self, key: Any, row: Any) -> Any:
+            self.set_timer(datetime(2026, 1, 1))
 
     class Naive(Hasty):
-        def timer(self, key: Any, at: datetime) -> None: ...
+        def on_timer(self, key: Any, at: datetime) -> None: ...
 
-    with pytest.raises(AttributeError, match=r"Hasty has no timers: write def timer\(self, key, at\)"):
+    with pytest.raises(AttributeError, match=r"Hasty has no timers: write def on_timer\(self, key, at\)"):
         keyed(Hasty).feed(1, {})
     with pytest.raises(ValueError, match="has no time zone"):
         keyed(Naive).feed(1, {})
@@ -158,18 +160,18 @@ def test_timers_need_a_method_that_they_call_and_a_time_zone() -> None:
 
 def test_a_class_that_says_too_little_is_told_what() -> None:
     class Silent(Keyed):
-        def row(self, key: Any, row: Any) -> None: ...
+        def process(self, key: Any, row: Any) -> None: ...
 
     class Idle(Keyed):
-        gives = "a INT"
+        schema = "a INT"
 
     class Hidden(Silent):
-        gives = "a INT"
-        _own = Value("INT")
+        schema = "a INT"
+        _own = ValueState("INT")
 
     class Mortal(Silent):
-        gives = "a INT"
-        soon = Value("INT", ttl="soon")
+        schema = "a INT"
+        soon = ValueState("INT", ttl="soon")
 
     for kind, problem in (
         (Silent, "Silent: it does not say what it gives"),

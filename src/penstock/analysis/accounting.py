@@ -1,9 +1,8 @@
-"""The account of a query: what became of each record that it took.
+"""The account of a query: the outcome of each record that it read.
 
-It is derived from what is stored: the checkpoint says which batches are committed and how far each has read, the log
-holds their records. What Spark reports of a batch saves counting it; where a report does not come, because the driver
-died before it or for any other reason, that stretch of the log is counted. So the account is exact after any crash, and
-needs no further batch to get there.
+It is derived from stored data. The checkpoint holds the committed batches and their offsets, the log holds their
+records. If Spark reports the counts of a batch, these are used. If a report is missing, for example because the driver
+died, that range of the log is counted. So the account is exact after any crash, without another batch.
 """
 
 import json
@@ -36,9 +35,9 @@ from penstock.core.runs import Runs
 log = logging.getLogger(__name__)
 
 LONGEST = 200
-"""Of a sender's name, so much is told with them."""
+"""At most so many characters of a sender's name are stored."""
 FIRST_BATCH = 3.0
-"""Seconds after which a query without a committed batch is taken for one whose batches last long: in real time."""
+"""Seconds after which a query without a committed batch counts as a real-time query, whose batches last long."""
 REPORTED_WITHIN = 3.0
 """Seconds after which a committed batch that was not reported is counted from the log."""
 
@@ -46,7 +45,7 @@ Bounds = Callable[[str], Mapping[int, tuple[int, int]]]
 
 
 def beginning(folder: str, channels: Iterable[str], bounds: Bounds) -> dict[str, Offsets]:
-    """Where a query began to read, as the note of its checkpoint says; without a note, where its channels begin."""
+    """The offsets where a query began to read, from the note of its checkpoint; without a note, the first offsets."""
     note = note_of(folder)
     found: dict[str, Offsets] = {}
     for channel in channels:
@@ -56,7 +55,7 @@ def beginning(folder: str, channels: Iterable[str], bounds: Bounds) -> dict[str,
 
 
 class QueryAccounting:
-    """The account of one query. `look` is called again and again; it costs little when no batch has ended."""
+    """The account of one query. `look` is called repeatedly; it is cheap when no batch has ended."""
 
     def __init__(
         self,
@@ -68,7 +67,7 @@ class QueryAccounting:
         clock: Clock,
         late_records: LateRecords | None = None,
     ) -> None:
-        """`before` is the last account that is known. `late_records` brings its late records to the dead letters."""
+        """`before` is the last known account. `late_records` writes late records to the dead letters."""
         self._query = query
         self._runs = deque([(engine, running)])
         self._log = channels
@@ -110,12 +109,12 @@ class QueryAccounting:
 
     @property
     def complete(self) -> bool:
-        """Whether the account covers what was committed when the query was launched; it must not be used before."""
+        """Whether the account covers all batches that were committed before the start. Do not use it before."""
         return self._complete
 
     @property
     def accounting(self) -> str:
-        """How the account stands: "current", "rebuilding", or "failed: …" with the reason."""
+        """The state of the account: "current", "rebuilding", or "failed: …" with the reason."""
         if self._failure:
             return f"failed: {self._failure}"
         behind = self._behind
@@ -124,36 +123,30 @@ class QueryAccounting:
 
     @property
     def running(self) -> StreamingQuery:
-        """The query as it is looked at now."""
+        """The current run of the query."""
         return self._runs[0][1]
 
     def follow(self, engine: Engine, running: StreamingQuery) -> None:
-        """The query was stopped, and goes on as this one: so does its account, when all is taken that was reported.
-
-        Another thread may look meanwhile.
-        """
+        """Continue with a new run of the query, after all reports of the old run. Another thread may call `look`."""
         self._runs.append((engine, running))
 
     def remember(self) -> None:
-        """Remember the batches that the checkpoint holds: Spark removes old ones, even while others are counted.
-
-        Any thread may call it.
-        """
+        """Remember the batches of the checkpoint, because Spark removes old ones. Thread-safe."""
         with self._remembering:
             last = last_commit(self._checkpoint)
             if last is not None and last not in self._batches:
                 self._batches.update({batch.number: batch for batch in batches(self._checkpoint)})
 
     def look(self) -> Account | None:
-        """The account with all batches that are committed by now; None when there is nothing new.
+        """The account of all committed batches; None when nothing is new.
 
-        It raises when the account cannot be kept; then `accounting` has the reason.
+        If it raises, `accounting` has the reason.
         """
         before = self._account if self._complete else None
         self.remember()
         try:
             self._reports()
-        except Exception as error:  # noqa: BLE001 - whatever it is, the log says the same
+        except Exception as error:  # noqa: BLE001 - the log holds the same facts
             log.warning("query %s: a report cannot be taken: %s", self._query.name, _words(error))
         try:
             self._catch_up()
@@ -165,7 +158,7 @@ class QueryAccounting:
         return None if self._account is before else self._account
 
     def _reports(self) -> None:
-        # Asked before each look: when one follows, the query has reported all that it ever will.
+        # When a later run follows, this run reports nothing more.
         while len(self._runs) > 1:
             try:
                 self._take_reports()
@@ -179,12 +172,12 @@ class QueryAccounting:
         last = self.running.lastProgress
         if last is None or last.timestamp == self._looked:
             return
-        # What lies between two looks is asked for only if there is something: each progress is a long text.
+        # All recent progress is requested only if a batch is missing: each progress is a long text.
         stands = {channel: share.until for channel, share in self._account.shares.items()}
         follows = _offsets(last.sources, "startOffset") == stands
         for progress in [last] if follows else self.running.recentProgress:
             if not self._committed(progress.batchId):
-                # In real time a batch is reported before it is committed; after a crash in between it is another one.
+                # A real-time batch is reported before it is committed. After a crash in between, the batch differs.
                 return
             if self._told(progress):
                 self._take(progress)
@@ -199,12 +192,12 @@ class QueryAccounting:
         return True
 
     def _known(self) -> list[Batch]:
-        """The batches that are remembered, in order."""
+        """The remembered batches, in order."""
         with self._remembering:
             return sorted(self._batches.values(), key=lambda batch: batch.number)
 
     def _catch_up(self) -> None:
-        """Count what is committed and was not reported: at first at once, later when its report is overdue."""
+        """Count committed batches without a report: the first time at once, later when the report is overdue."""
         known = self._known()
         last = known[-1] if known else None
         shares = dict(self._account.shares)
@@ -223,11 +216,11 @@ class QueryAccounting:
             self._publish(shares, last.number)
         self._behind, self._complete = None, True
         if last is None and self._conserved is None and time.monotonic() - self._began > FIRST_BATCH:
-            # Until its first batch ends, the audit can only count its rows.
+            # Before the first batch ends, the audit can only count rows.
             self._account = replace(self._account, conserved=self._conserves())
 
     def _forget(self) -> None:
-        """Keep what a later look needs: the batches behind the account, and the last before them."""
+        """Keep the batches that a later look needs: those not in the account, and the last two before them."""
         covered = [
             batch.number
             for batch in self._known()
@@ -257,10 +250,10 @@ class QueryAccounting:
     def _outcomes(
         self, channel: str, told: Mapping[str, int], progress: Any, since: Offsets, until: Offsets
     ) -> dict[Outcome, int]:
-        """What became of a batch.
+        """The outcomes of a batch.
 
-        What a gate dropped was doubled, which its operator counts, or late. Without one, Spark drops rows, not records;
-        where it did, the batch is looked at again.
+        What the deduplication dropped was a duplicate, which its operator counts, or late. Without deduplication,
+        Spark drops rows, not records: then the batch is counted again from the log.
         """
         before = self._watermark_before(progress)
         stretch = Stretch(channel, since, until, before)
@@ -281,12 +274,12 @@ class QueryAccounting:
         }
 
     def _late_in(self, stretch: Stretch, told: int) -> int:
-        """How many records of a batch were late: as Spark told if it counts records, otherwise by a look at the log."""
+        """How many records of a batch were late: as Spark reported if it counts records, otherwise from the log."""
         try:
             found = self._recount.late(stretch)
         except (PySparkException, Py4JJavaError) as error:
             if self._late_records is not None:
-                # They are in no account before they are in the dead letters.
+                # Late records are accounted for only after their dead letters are written.
                 raise
             log.warning("the late records of %s cannot be named: %s", self._query.name, description(error))
             found = Late(None)
@@ -297,12 +290,12 @@ class QueryAccounting:
         return found.count or 0
 
     def _watermark_before(self, progress: Any) -> int:
-        """That of the batch before, by which Spark judges what is late; in milliseconds."""
+        """The watermark of the previous batch, in milliseconds. Spark uses it to decide which records are late."""
         known = self._batches.get(progress.batchId - 1)
         return known.watermark if known is not None else _timestamp(progress.eventTime.get("watermark"))
 
     def _made_up(self, channel: str, share: Share, until: Offsets) -> Share:
-        """Count the batches up to there that are committed and were not reported."""
+        """Count the committed batches up to these offsets that were not reported."""
         log.info("query %s: its account is counted from the log, from %s to %s", self._query.name, share.until, until)
         known, lost = self._known(), given_up(self._checkpoint)
         stretches: list[Stretch] = []
@@ -312,13 +305,13 @@ class QueryAccounting:
             if _ahead(stands, end) or not _ahead(until, batch.ends.get(channel, {})):
                 continue
             if batch.number in lost:
-                # It has read on without taking anything: what lies there is missing, and the audit says so.
+                # An abandoned batch skips its records. The audit reports them as missing.
                 share = _added(self._counted(stretches, share), {}, end)
                 stretches = []
             else:
                 follows = before is not None and before.number == batch.number - 1
                 if not follows and batch.number and batch.watermark:
-                    # Of those before it, it tells no watermark, and there was one: none ever falls.
+                    # The watermark of the previous batch is unknown, and it was not 0: watermarks never decrease.
                     self._guess(end)
                 watermark = before.watermark if before is not None and follows else 0
                 stretches.append(Stretch(channel, stands, end, watermark))
@@ -329,7 +322,7 @@ class QueryAccounting:
         return self._counted(stretches, share)
 
     def _guess(self, until: Offsets) -> None:
-        """Beyond what the checkpoint remembers: what was late then passes for taken, and nothing is proved by it."""
+        """Without a batch for these offsets, late records count as passed, and the account is not exact."""
         self._guessed = True
         if self._late_records is not None:
             log.warning("query %s: what was late up to %s is not in the dead letters", self._query.name, until)
@@ -356,7 +349,7 @@ class QueryAccounting:
 
     def _conserves(self) -> bool:
         if self._conserved is None:
-            # Asked when it is first needed: Spark takes a while to plan, and has better to do when queries start.
+            # Computed when first needed: planning takes time, which queries need at the start.
             self._conserved = self._recount.engine.uncounted(self._query) is None
         return self._conserved and not self._guessed
 
@@ -380,7 +373,7 @@ class QueryAccounting:
         return replace(share, late=self._named(channel), late_at=at)
 
     def _named(self, channel: str) -> dict[str, dict[str, list[tuple[int, int]]]]:
-        """The first late records of a channel, as shares tell them."""
+        """The first late records of a channel, in the form of `Share.late`."""
         named: dict[str, dict[str, list[tuple[int, int]]]] = {}
         for (sender, epoch), runs in self._late[channel].items():
             named.setdefault(sender, {})[str(epoch)] = list(runs)
@@ -401,7 +394,7 @@ def _added(share: Share, outcomes: Mapping[Outcome, int], until: Offsets) -> Sha
 
 
 def _ahead(stands: Offsets, other: Offsets) -> bool:
-    """Whether standing here, everything up to the other positions was read."""
+    """Whether these offsets cover the others."""
     return all(stands.get(partition, 0) >= offset for partition, offset in other.items())
 
 

@@ -1,8 +1,8 @@
-"""The audit's reduction by Spark: what `reduced` finds in the entries of Kafka channels, without their payloads.
+"""The audit's reduction by Spark: the same findings as `reduced`, from entries of Kafka channels without payloads.
 
-Kafka is read once. A window over each sender's entries in a partition tells which number came after a higher one. Then
-one aggregation by hash, with two groupings, makes the rows that come to the driver: numbers are sent there as blocks of
-64 bits, and become runs.
+Kafka is read once. A window over each sender's entries in a partition finds numbers that came after a higher one. Then
+one hash aggregation with two groupings makes the rows for the driver: numbers are sent as blocks of 64 bits, and become
+runs.
 """
 
 import json
@@ -39,19 +39,19 @@ from penstock.core.runs import Runs
 _EARLIEST = -2
 _LONGEST = int(HIGHEST * 1_000)
 _LIMIT = 2**62
-"""Of a duration in microseconds: a time that somebody made up must not pass 64 bits in a difference or a sum."""
+"""Limit of a duration in microseconds: a wrong time must not overflow 64 bits in a difference or a sum."""
 
 
 @dataclass(frozen=True)
 class SparkAuditReader:
-    """What the entries of channels tell the audit, by Spark."""
+    """Reads entries of channels for the audit, with Spark."""
 
     spark: SparkSession
     servers: str
     kafka: Mapping[str, str] = field(default_factory=dict)
     """Settings of Spark's Kafka client, such as those for security."""
     small: int = 20_000
-    """Entries that one task reduces at less cost than several would, with their shuffles."""
+    """Up to so many entries, one task is cheaper than several with a shuffle."""
 
     def reduce(
         self,
@@ -60,10 +60,10 @@ class SparkAuditReader:
         kinds: Mapping[str, Kind],
         writers: WriterTokens | None = None,
     ) -> Findings:
-        """What the entries from `start` up to `end` tell; a partition without a start is read from its beginning.
+        """The findings of the entries from `start` (or the beginning of a partition) up to `end`.
 
-        Raises Unaccounted when Kafka no longer holds some of them, Unavailable when it or Spark does not answer. One
-        call at a time. It costs a third of a second however little there is: short stretches are better read in Python.
+        Raises Unaccounted when Kafka no longer holds some entries, Unavailable when Kafka or Spark does not answer. One
+        call at a time. Each call costs a third of a second: read short ranges in Python instead.
         """
         found = Findings(start, end)
         ranges = _ranges(start, end)
@@ -107,7 +107,7 @@ class SparkAuditReader:
                 "failOnDataLoss": "true",
                 "kafka.isolation.level": "read_committed",
                 "kafka.fetch.max.wait.ms": "10",
-                # Under a name of its own each batch would connect anew; nothing is ever committed under this one.
+                # With a new group id, each batch would connect again. Nothing is committed under this id.
                 "kafka.group.id": "penstock-audit",
                 **{f"kafka.{name}": value for name, value in self.kafka.items()},
             }
@@ -117,7 +117,7 @@ class SparkAuditReader:
     @cached_property
     def _session(self) -> SparkSession:
         own = self.spark.newSession()
-        # By Spark's second interface to sources an entry costs two thirds; the plan is known beforehand.
+        # With data source V2, an entry costs a third less. The plan needs no adaptive execution.
         own.conf.set("spark.sql.sources.useV1SourceList", "")
         own.conf.set("spark.sql.adaptive.enabled", "false")
         return own
@@ -136,7 +136,7 @@ def _first(name: str) -> str:
 def _number(name: str, only: str = "true") -> str:
     text = f"CAST({_first(name)} AS STRING)"
     number = f"try_cast({text} AS BIGINT)"
-    # Spark, as Python, would read more spellings than the one in which we write.
+    # Only the canonical spelling of a number is accepted.
     return f"CASE WHEN {only} AND CAST({number} AS STRING) = {text} THEN {number} END AS {name}"
 
 
@@ -144,13 +144,13 @@ def _once(name: str) -> str:
     return f"size(array_remove(headers.key, '{name}')) = size(headers.key) - 1"
 
 
-# The last reason: a record may have had such a header before.
+# The last header: a record may have had a header of this name before.
 _REASON = "get(filter(reverse(headers), h -> h.key = 'reason'), 0).value"
 _IN_CHANNEL = " OR ".join(f"coalesce(startswith({_REASON}, CAST('{known}' AS BINARY)), false)" for known in IN_CHANNEL)
 
 
 def _forged(results: Iterable[str], writers: WriterTokens) -> str:
-    """Whether none of the writers of a result has written a row; as `WriterTokens.genuine`, for Spark."""
+    """SQL that tests whether no known writer of a result has written a row; the inverse of `WriterTokens.genuine`."""
     token, cases = f"hex({_first(HEADER)})", []
     for channel in results:
         if not (tokens := writers.tokens(channel)):
@@ -187,7 +187,7 @@ _WHOLE = "once AND is_valid_utf8(sender) AND epoch IS NOT NULL AND seq IS NOT NU
 
 
 def _between(told: str) -> str:
-    """From a moment that was told to the one of arrival, within the limit whatever was told."""
+    """The duration from a timestamp to the arrival, limited to 64 bits."""
     return f"at - greatest(least({told}, at + {_LIMIT}), at - {_LIMIT})"
 
 
@@ -219,7 +219,7 @@ _BEFORE = (
 
 
 def _bucket(duration: str) -> str:
-    # Without a bucket are what took no time, and what was not told: the counts tell them apart.
+    # A duration of 0 and a missing one have no bucket: their counts differ.
     ms = f"least({duration}, {_LONGEST}) / 1000D"
     return f"CASE WHEN {duration} > 0 THEN CAST(ceil(ln({ms}) / {STEP!r}D) AS INT) END AS {duration}_bucket"
 
@@ -234,7 +234,7 @@ _BUCKETS = (
 
 
 def _measured(duration: str) -> str:
-    # A sum of large numbers would pass 64 bits: its upper and lower parts do not.
+    # A sum of large numbers would overflow 64 bits: its upper and lower halves do not.
     return (
         f"count({duration}) AS {duration}s, count_if({duration} <= -1000) AS {duration}_skewed,"
         f" min({duration}) AS {duration}_least, max({duration}) AS {duration}_most,"
@@ -262,7 +262,7 @@ def _ranges(start: Mapping[str, Offsets], end: Mapping[str, Offsets]) -> _Ranges
     found = {}
     for channel, ends in end.items():
         for partition, until in ends.items():
-            # As the reader of the binder does it: one that lies at zero begins where the log now begins.
+            # As the binder's reader: offset 0 means the current beginning of the log.
             since = start.get(channel, {}).get(partition) or _EARLIEST
             if until > max(since, 0):
                 found[channel, partition] = (since, until)
@@ -284,7 +284,7 @@ def _explained(error: Exception, ranges: _Ranges) -> Exception:
 
 
 class _Row(NamedTuple):
-    """A row of either grouping. Of one by time: what a channel held. Of the others: what a sender or a key did."""
+    """A row of either grouping: by time, the counts of a channel; otherwise those of a sender or a key."""
 
     topic: str
     timed: bool
@@ -342,7 +342,7 @@ def _rows(reduced: DataFrame) -> Iterator[_Row]:
 
 
 class _Durations:
-    """Counts in the buckets of a sketch, as they come."""
+    """Collects counts for the buckets of a sketch."""
 
     def __init__(self) -> None:
         self.count = self.zeros = self.skewed = self.total = self.most = 0
@@ -426,7 +426,7 @@ def _count(found: Findings, row: _Row) -> None:
 
 
 def _follow(found: Findings, row: _Row) -> None:
-    """How long these records were under way, and where the sender stands in the partition."""
+    """Add the durations of these records, and the last number of the sender in the partition."""
     numbering, (least, most, total) = row.numbering, row.delay
     span = Span(row.delays, least, total, most, row.newest)
     if numbering in found.spans:

@@ -1,4 +1,4 @@
-"""Any binder as a source and a sink of Spark: read and written by Spark's Python workers, partition by partition."""
+"""Any binder as a Spark source and sink: Spark's Python workers read and write its partitions."""
 
 import asyncio
 import base64
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = "penstock"
 _MOST = 2_000
-"""Entries that are handed to Spark at once."""
+"""How many entries are passed to Spark at once."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -40,11 +40,11 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 class BinderConnector:
     channels: Channels
     skip_lost: bool = False
-    """Go on behind what was removed unread, instead of ending there."""
+    """Skip records that were removed unread, instead of failing."""
     most: int | None = None
-    """How many records a batch takes; None: all that there are."""
+    """How many records a batch reads; None: all."""
     _streams: dict[tuple[str, str, int | None], DataFrame] = field(default_factory=dict, compare=False)
-    """Frames of streams: to make one, Spark starts a process; any number of queries can use it."""
+    """Cached streaming frames: Spark starts a process for each; queries can share them."""
 
     @property
     def objection(self) -> str | None:
@@ -83,8 +83,8 @@ class BinderConnector:
             return iter(())
 
         def write(batch: DataFrame, _: int) -> None:
-            # By the workers that Spark keeps: for a sink in Python it starts processes with each batch, and brings
-            # no rows that change. A batch that is tried again is written again: the identity of its rows shows it.
+            # A Python sink would start processes for each batch, and does not support update mode. A repeated batch is
+            # written again: its rows have the same identity.
             batch.mapInArrow(send, "sent BIGINT").collect()
 
         return records.writeStream.foreachBatch(write)
@@ -102,7 +102,7 @@ def _register(spark: SparkSession) -> None:
 
 
 class ChannelSource(DataSource):
-    """What Spark asks for a reader."""
+    """The data source that Spark asks for readers."""
 
     @classmethod
     def name(cls) -> str:
@@ -141,7 +141,7 @@ class ChannelSource(DataSource):
 
 @dataclass
 class Stretch(InputPartition):
-    """What one task reads."""
+    """The offsets that one task reads."""
 
     partition: int
     since: int
@@ -176,7 +176,7 @@ class ChannelReader(DataSourceReader):
 
 
 class ChannelStream(DataSourceStreamReader):
-    """A channel as a stream. Its offsets have the form that those of Kafka have in a checkpoint."""
+    """A channel as a stream. Its offsets have the same JSON form as Kafka's in a checkpoint."""
 
     def __init__(
         self,
@@ -211,9 +211,9 @@ class ChannelStream(DataSourceStreamReader):
         return _stretches(*self._span(start, end))
 
     def _span(self, start: dict[str, Any], end: dict[str, Any]) -> tuple[dict[int, int], dict[int, int]]:
-        """From where to where there is something to be read."""
+        """The first and last offsets to read, per partition."""
         ends = {int(partition): offset for partition, offset in end[self._channel].items()}
-        # A partition that was not there yet begins at its beginning.
+        # A new partition is read from its beginning.
         starts = {partition: start[self._channel].get(str(partition), 0) for partition in ends}
         if self._skip_lost:
             starts = from_what_is_kept(starts, self._channels.bounds(self._channel))
@@ -225,7 +225,7 @@ class ChannelStream(DataSourceStreamReader):
 
 
 def up_to(starts: Offsets, ends: Offsets, most: int) -> dict[int, int]:
-    """How far to read if it is to be so many entries: of each partition by what it has, and one at least."""
+    """The ends of a read of at most `most` entries: a share of each partition by its size, at least one."""
     left = {partition: end - starts[partition] for partition, end in ends.items() if end > starts[partition]}
     if (total := sum(left.values())) <= most:
         return dict(ends)
@@ -237,7 +237,7 @@ def _stretches(starts: dict[int, int], ends: dict[int, int]) -> list[Stretch]:
 
 
 def _batches(channels: Channels, channel: str, stretch: Stretch) -> Iterator[pa.RecordBatch]:
-    """The entries of a stretch; Unaccounted when they are not kept any more, Unavailable when they do not come."""
+    """The entries of a range. Raises Unaccounted when they were removed, Unavailable when they do not arrive."""
     bounds = {stretch.partition: (stretch.since, stretch.until)}
     for entries in scan_batches(channels, channel, bounds=bounds, most=_MOST):
         yield raw_table(entries)
@@ -259,7 +259,7 @@ _SCHEMA = pa.schema(
 
 
 def raw_table(entries: Sequence[Entry]) -> pa.RecordBatch:
-    """Entries of a channel with the columns of raw records."""
+    """Convert entries of a channel to the columns of raw records."""
     columns = [
         pa.array([entry.key for entry in entries], pa.binary()),
         pa.array([entry.value for entry in entries], pa.binary()),

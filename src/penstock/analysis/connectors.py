@@ -1,4 +1,4 @@
-"""Connectors between Spark and the channels: Spark's own for Kafka, otherwise by the binder (`analysis.binder`)."""
+"""Connectors between Spark and the channels: Spark's Kafka source and sink; for other binders see `analysis.binder`."""
 
 import json
 from collections.abc import Mapping
@@ -16,38 +16,38 @@ class SparkConnector(Protocol):
 
     @property
     def objection(self) -> str | None:
-        """Why no query over it can run in real time; None when that is for Spark to say."""
+        """Why queries cannot run in real time with this connector; None when Spark decides."""
 
     @property
     def skip_lost(self) -> bool:
-        """Whether queries go on behind what was removed unread."""
+        """Whether queries skip records that were removed unread."""
 
     def limited(self, most: int) -> "SparkConnector":
-        """The same, but of each stream a batch takes so many records at most."""
+        """The same connector, with at most `most` records of each stream in a batch."""
 
     def stream(self, spark: SparkSession, channel: str, since: Offsets | None = None) -> DataFrame:
-        """The records of a channel, on and on. Where its query has a checkpoint, that tells the offsets; otherwise they
-        begin at `since`, or at the beginning."""
+        """The records of a channel as a stream. It starts at the offsets of the query's checkpoint; without one, at
+        `since` or at the beginning."""
 
     def batch(
         self, spark: SparkSession, channel: str, since: Offsets | None = None, until: Offsets | None = None
     ) -> DataFrame:
-        """The records that a channel holds, from these offsets up to those."""
+        """The records of a channel, from the offsets `since` up to `until`."""
 
     def into(self, records: DataFrame, channel: str, at_once: bool = False) -> DataStreamWriter:
-        """What brings a stream of records into a channel, at least once each; `at_once`: without waiting for more."""
+        """A writer of a stream into a channel, at least once; `at_once`: without waiting for larger requests."""
 
 
 def told(channel: str, offsets: Mapping[int, int]) -> dict[str, dict[str, int]]:
-    """Offsets in the words that checkpoints use, whatever the way."""
+    """Offsets in the JSON form of checkpoints."""
     return {channel: {str(partition): offset for partition, offset in offsets.items()}}
 
 
-# The client's own are for few records: while a query catches up, it would ask for every 500 of them anew. But Spark
-# keeps what a consumer has read ahead for as long as it keeps the consumer: with many queries that fills the heap.
+# The client's defaults are small: a query that catches up would fetch 500 records at a time. But Spark keeps what a
+# consumer has fetched for as long as it keeps the consumer: with many queries that fills the heap.
 _LARGE_READS = {"kafka.max.poll.records": "5000", "kafka.max.partition.fetch.bytes": str(4 * 2**20)}
-# Rows of a batch come fast: fewer and larger requests cost the broker half as much. How large one of them may be is for
-# its topic to say; the client's own limit is below what a collector takes.
+# Fewer and larger requests cost the broker half as much. The topic limits the size of a record; the client's default
+# limit is below what a collector accepts.
 _LARGE_WRITES = {
     "kafka.batch.size": str(2**17),
     "kafka.max.request.size": "60000000",
@@ -62,13 +62,13 @@ class KafkaConnector:
     """Settings of Spark's Kafka client, such as those for security."""
 
     skip_lost: bool = False
-    """Go on behind what Kafka has removed unread, instead of ending there."""
+    """Skip records that Kafka has removed unread, instead of failing."""
 
     most: int | None = None
-    """How many records a micro-batch takes; None: all that there are."""
+    """How many records a micro-batch reads; None: all."""
 
     ahead: bool = False
-    """Streams are read far ahead: faster, for a heap that has room for it."""
+    """Fetch far ahead: faster, with a larger heap."""
 
     @property
     def objection(self) -> str | None:

@@ -1,6 +1,6 @@
-"""Records on their way to the dead letters of their channel: each is written once.
+"""Writes records to the dead letters of their channel, each once.
 
-Those that do not fit, and those that came too late for a query, once for each query.
+These are records that do not fit their schema, and records that came too late for a query (once for each query).
 """
 
 import asyncio
@@ -19,28 +19,28 @@ from penstock.core.scan import scan
 log = logging.getLogger(__name__)
 
 SKEW: Micros = 3_600_000_000
-"""How far the clocks of those who write into channels may be apart."""
+"""How much the clocks of writers may differ."""
 AT_ONCE = 500
 
 
 class DeadLetters:
-    """Writes dead letters. A batch that is repeated after a crash finds those that are there, and adds the others."""
+    """Writes dead letters. A repeated batch finds the existing ones, and adds only the others."""
 
     def __init__(self, channels: Channels, dead: str, since: Callable[[], Micros]) -> None:
-        """`since` tells when the last batch ended: what was written before belongs to other records."""
+        """`since` returns when the last batch ended: dead letters before it belong to other records."""
         self._channels, self._dead, self._since = channels, dead, since
         self._there: dict[str, int] | None = None
 
     def write(self, refused: Iterable[Mapping[str, Any]]) -> None:
-        """Return once each of these rows (key, value and headers, the place among them) is a dead letter.
+        """Return once each of these rows (key, value, and headers with the place) is a dead letter.
 
-        Raises Unavailable when that cannot be.
+        Raises Unavailable when they cannot be written.
         """
         there = self._read() if self._there is None else self._there
         letters = ((_place(row), _letter(row)) for row in refused)
         fresh = ((place, one) for place, one in letters if there.get(place) != fingerprint(one.key, one.value))
         asyncio.run(self._send(fresh))
-        # Only the first batch can be one that is repeated.
+        # Only the first batch can be a repeated one.
         self._there = {}
 
     def _read(self) -> dict[str, int]:
@@ -59,7 +59,7 @@ class DeadLetters:
 
 
 async def send(sender: Sender, dead: str, some: Sequence[tuple[str, Record]]) -> None:
-    """Write letters, each with the place of its record."""
+    """Write dead letters, each with the place of its record."""
     try:
         await sender.send(dead, [letter for _, letter in some])
     except Refused as refused:
@@ -67,12 +67,12 @@ async def send(sender: Sender, dead: str, some: Sequence[tuple[str, Record]]) ->
             for one in some:
                 await send(sender, dead, [one])
             return
-        # It lies in its channel, and is counted and named.
+        # The record is still in its channel, and is counted and named.
         log.warning("the record %s gets no dead letter: %s", some[0][0], refused.reason)
 
 
 def fingerprint(key: bytes | None, value: bytes | None) -> int:
-    """A channel that was made anew counts its offsets anew; what lies there is another record then."""
+    """A hash of a record: in a recreated channel, the same offset holds another record."""
     return hash((key, value))
 
 
@@ -86,25 +86,25 @@ def _place(row: Mapping[str, Any]) -> str:
 
 
 class LateRecords:
-    """The late records of a query on their way to the dead letters.
+    """Writes the late records of a query to the dead letters.
 
-    They are brought there before the account that counts them is told. A life that ended in between left letters that
-    no account knows: those are found again, and not written twice.
+    They are written before the account that counts them is published. After a crash in between, the existing dead
+    letters are found, and not written twice.
     """
 
     def __init__(
         self, query: str, channels: Channels, accounted: Micros, headers: Mapping[str, str] | None = None
     ) -> None:
-        """`accounted` is when the last account of this life of the query was made; 0 when there is none.
+        """`accounted`: when the last account of this generation of the query was made; 0 when there is none.
 
-        `headers` say why the records are here, when they are not late.
+        `headers` replace the reason, for records that are not late.
         """
         self._query, self._channels, self._accounted = query, channels, accounted
         self._why = headers or {"reason": f"{LATE_PREFIX}its window was closed in query {query}"}
         self._lying: dict[str, int] | None = None
 
     def write(self, channel: str, records: Iterable[Any]) -> None:
-        """Return once each of these raw records has its letter; raises Unavailable when that cannot be."""
+        """Return once each of these raw records has a dead letter; raises Unavailable when they cannot be written."""
         lying = self._letters(f"{channel}.dead")
         letters = ((_place_of_raw(one), self._letter(one)) for one in records)
         fresh = (
@@ -113,7 +113,7 @@ class LateRecords:
         asyncio.run(self._send(f"{channel}.dead", fresh, lying))
 
     def accounted(self, until: Offsets) -> None:
-        """What lies before these offsets is counted now, and will not be asked for again."""
+        """Forget the dead letters of records before these offsets, which are accounted for."""
         lying = self._lying or {}
         for place in list(lying):
             _, partition, offset = place.rsplit(":", 2)
@@ -121,7 +121,7 @@ class LateRecords:
                 del lying[place]
 
     def _letters(self, dead: str) -> dict[str, int]:
-        """Which records have a letter, and may be in no account yet: what was in each, by its place."""
+        """Hashes of the dead letters whose records may be in no account yet, by place."""
         if self._lying is None:
             start = self._channels.since(dead, max(0, self._accounted - SKEW))
             self._lying = {}
@@ -138,7 +138,7 @@ class LateRecords:
                 lying.update({place: fingerprint(letter.key, letter.value) for place, letter in some})
 
     def _letter(self, raw: Any) -> Record:
-        """The record as it came, and with it the reason, its place, and the query that it is about."""
+        """The original record with the reason, its place, and the query as headers."""
         headers = [(one["key"], bytes(one["value"] or b"")) for one in raw["headers"] or ()]
         told = {**self._why, "place": _place_of_raw(raw), "query": self._query}
         key, value = (None if raw[part] is None else bytes(raw[part]) for part in ("key", "value"))

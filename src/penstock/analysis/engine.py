@@ -1,4 +1,4 @@
-"""What Spark makes of the queries of a pipeline: their frames, their columns, what speaks against them."""
+"""The queries of a pipeline in Spark: their frames, their columns, and why they cannot run."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -37,7 +37,7 @@ from penstock.core.errors import Misconfigured
 OffsetRanges = Mapping[str, list[tuple[int, int]]]
 """Per partition (as text), runs of offsets."""
 _REHEARSALS = 2
-"""So many queries are tried at a time."""
+"""How many queries are tried at a time."""
 
 
 @dataclass(frozen=True)
@@ -50,31 +50,31 @@ class Engine:
     checkpoints: str
     shapes: Mapping[str, Shape]
     tables: Mapping[str, Table] = field(default_factory=dict)
-    """The static tables, as they were read last."""
+    """The static tables, as last read."""
     announce: Callable[[Query, Note], None] = lambda *_: None
-    """Called before a query starts: announces the token of its rows, see `audit.writers`."""
+    """Called before a query starts: announces its writer token, see `audit.writers`."""
     writers: Mapping[str, ResultWriters] = field(default_factory=dict)
     """Of the results that queries read: rows of other writers are refused."""
     token_prefix: str = field(default_factory=lambda: token_hex(4), compare=False)
     """How the tokens of queries begin that this process starts."""
     excluding: bool = True
-    """Queries leave out the records that make them fail."""
+    """Queries skip the records that make them fail."""
     _gates: dict[str, bool] = field(default_factory=dict, compare=False)
     _made: dict[tuple[str, Query], DataFrame] = field(default_factory=dict, init=False, compare=False)
-    """Results over no records, which many questions are about: each takes Spark a good part of a second to make."""
+    """Cached results over no records: each takes Spark up to a second to plan."""
 
     def stream(self, channel: str, since: Offsets | None = None) -> DataFrame:
-        """The raw records of a channel, from these offsets and on; from the beginning if they are not said."""
+        """The raw records of a channel as a stream, from these offsets; by default from the beginning."""
         return self.connector.stream(self.spark, channel, since)
 
     def batch(
         self, channel: str, until: Mapping[int, int] | None = None, since: Mapping[int, int] | None = None
     ) -> DataFrame:
-        """The raw records that a channel holds, from these offsets up to those."""
+        """The raw records of a channel, from the offsets `since` up to `until`."""
         return self.connector.batch(self.spark, channel, since, until)
 
     def typed(self, channel: str) -> DataFrame:
-        """What queries see of a channel, without a record; Misconfigured when its schema or event time is wrong."""
+        """The empty typed frame of a channel; Misconfigured when its schema or event time is wrong."""
         return typed(self.nothing(channel), self.shapes[channel])
 
     def frame(self, query: Query, raw: Callable[[str], DataFrame]) -> DataFrame:
@@ -84,7 +84,7 @@ class Engine:
         return self.built(query, [sorted_out(admitted[name], self.shapes[name], query, gated) for name in query.inputs])
 
     def left_out(self, query: str, channel: str) -> Column | None:
-        """Whether a query leaves out a raw record of a channel, because it fails with it; None when it takes all."""
+        """Whether a raw record is excluded because the query fails with it; None when none is."""
         offsets: dict[int, list[int]] = {}
         for one in excluded(self.checkpoint(query)) if self.excluding else ():
             if one.channel == channel:
@@ -96,7 +96,7 @@ class Engine:
         return found
 
     def admitted(self, query: str, channel: str, raw: DataFrame) -> DataFrame:
-        """Raw records of a channel, without the content of those that the query must not see: they do not fit then.
+        """Remove the content of raw records that the query must not read: then they do not fit.
 
         These are the records that make the query fail, and rows of a result that none of its writers has written.
         """
@@ -108,14 +108,14 @@ class Engine:
         return raw.withColumns({name: F.when(~out, F.col(name)) for name in ("key", "value")})
 
     def built(self, query: Query, frames: Sequence[DataFrame]) -> DataFrame:
-        """A query applied to frames of its inputs, and to the static tables that it names."""
+        """Apply a query to frames of its inputs, and to its static tables."""
         return built(query, frames, {name: self.tables[name].frame for name in query.statics})
 
     def gated(self, query: Query) -> bool:
-        """Whether what is late or doubled is taken out before the query: its channel says what a duplicate is.
+        """Whether late records and duplicates are removed before the query, because its channel has unique=.
 
-        Spark then remembers each record until the watermark passes it, which costs. A query that keeps each record as a
-        row needs no gate: stores and clients know the numbers that they have.
+        Spark then keeps each record in the state until the watermark passes it. A query that writes a row for each
+        record does not need this: stores and clients remove duplicates by number.
         """
         if query.watermark is None or len(query.inputs) != 1 or self.shapes[query.inputs[0]].unique is None:
             return False
@@ -126,13 +126,13 @@ class Engine:
         return self._gates[query.name]
 
     def updates(self, query: Query) -> bool:
-        """Whether rows are written whenever they change; otherwise once, when they are final."""
+        """Whether rows are written on each change; otherwise once, when they are final."""
         return query.emit is Emit.CHANGE and accepts_update(self._over_empty(query))
 
     def gives_up(self, query: Query) -> bool:
-        """Whether a batch that a crash left unfinished is given up: its rows would be there twice, unknown to anyone.
+        """Whether an unfinished batch is abandoned after a crash, because its rows could be written twice, unnoticed.
 
-        State would lack the batch for ever; then it is done again.
+        A query with state repeats the batch: its state needs it.
         """
         if not query.once or self.gated(query) or on_disk(self.checkpoint(query.name)) is None:
             return False
@@ -140,13 +140,13 @@ class Engine:
         return not {"seen", "origin"} & set(result.columns) and stateless(result)
 
     def uncounted(self, query: Query) -> str | None:
-        """Why it cannot be checked that each record is counted in one row of the result; None when it can."""
+        """Why the audit cannot check that each record is counted in one row of the result; None when it can."""
         if not self.updates(query):
             return "its rows come when they are final"
         return against(self.over_nothing(query), boundaries(query, self.gated(query)))
 
     def nothing(self, channel: str) -> DataFrame:
-        """No records, of the shape that Kafka's have."""
+        """An empty frame with the columns of raw records."""
         return self.spark.createDataFrame([], RAW)
 
     def recompute(
@@ -156,10 +156,9 @@ class Engine:
         since: Mapping[str, Offsets] | None = None,
         without: Mapping[str, OffsetRanges] | None = None,
     ) -> DataFrame:
-        """The query as a batch over the log, from where it began: what its live result has to be equal to.
+        """The query as a batch over the log, from its first offsets: its live result must be equal.
 
-        `since` tells that for a log that may not hold it any more, or has more partitions by now. `without`: what is
-        left out, because the live query has dropped it as late.
+        `since` replaces the first offsets. `without`: offsets to skip, which the live query has dropped as late.
         """
         since = since or note_of(self.checkpoint(query.name)).since or {}
 
@@ -180,21 +179,21 @@ class Engine:
         return result.columns
 
     def result(self, query: Query) -> Shape:
-        """What a query's result looks like to another query."""
+        """The shape of a query's result, for queries that read it."""
         rows = self.over_nothing(query).drop(*ADDED)
         table = False
         if "seen" in rows.columns:
             table = "deleted" in getattr(rows.schema["seen"].dataType, "names", ())
             rows = rows.withColumn("seen", told_of_seen())
-        # Spark wrote the rows itself: what it writes for NaN, it reads.
+        # Spark wrote the rows: it can read its own NaN.
         return Shape(query.into, rows.schema.toDDL(), table=table, json="lenient")
 
     def over_nothing(self, query: Query) -> DataFrame:
-        """The result over tables without a row."""
+        """The result over empty tables."""
         return self._once("nothing", query, self.nothing)
 
     def _over_empty(self, query: Query) -> DataFrame:
-        """The result over streams that need no broker."""
+        """The result over empty streams, without a broker."""
         return self._once("empty", query, lambda _: empty_stream(self.spark))
 
     def _once(self, what: str, query: Query, raw: Callable[[str], DataFrame]) -> DataFrame:
@@ -203,7 +202,7 @@ class Engine:
         return made
 
     def cost(self, query: Query) -> Cost:
-        """The class of what a query costs."""
+        """The cost class of a query."""
         return cost(self._over_empty(query))
 
     def shuffles(self, query: Query) -> int:
@@ -211,7 +210,7 @@ class Engine:
         return shuffles(self._over_empty(query))
 
     def require_streamable(self, query: Query, result: DataFrame) -> None:
-        """Refuse a query that Spark can run over tables only."""
+        """Raise Misconfigured for a query that Spark cannot run over streams."""
         if query.emit is Emit.CHANGE and accepts_update(result):
             return
         if why := refused(result, "Append"):
@@ -219,20 +218,20 @@ class Engine:
             raise Misconfigured(f"query {query.name}", f"Spark cannot run it over streams: {why}", fix)
 
     def require_told(self, query: Query) -> None:
-        """Refuse a query whose late records are to be kept, when nobody can tell which these are."""
+        """Raise Misconfigured for a query with late="dead letters" whose late records cannot be identified."""
         if query.late is not Late.DEAD or self.gated(query):
             return
         result = self.over_nothing(query)
         if why := untold(query, result, against(result, boundaries(query, False))):
             raise Misconfigured(
                 f"query {query.name}",
-                f"it cannot be told which of its records are late and belong to the dead letters: {why}",
-                'say what makes the records of its channel unique, app.channel(…, unique="number"); or group them by '
-                "F.window() and keep `window` and seen() in its rows",
+                f"its late records cannot be identified for the dead letters: {why}",
+                'declare unique= for its channel, such as app.channel(…, unique="number"); or group by F.window() '
+                "and keep `window` and seen() in its rows",
             )
 
     def knowing(self, queries: Sequence[Query]) -> Self:
-        """The same engine, for queries that read the results of others: it knows what those look like."""
+        """This engine with the shapes of results that queries read."""
         read = {name for query in queries for name in query.inputs}
         engine = self
         for query in in_order(queries):
@@ -241,12 +240,12 @@ class Engine:
         return engine
 
     def verdicts(self, queries: Iterable[Query]) -> dict[str, Verdict]:
-        """The mode that each query would get, in the order of their declaration, by a rehearsal of each."""
+        """The mode of each query, in order of declaration. Each is tried on empty streams."""
         queries, places = tuple(queries), self.settings.real_time_queries
         for query in queries:
             self.require_streamable(query, self._over_empty(query))
         open_ones = [query for query in queries if query.mode is not Mode.MICRO_BATCH and query.every is None]
-        # A rehearsal waits for Spark most of the time.
+        # A trial mostly waits for Spark.
         with ThreadPoolExecutor(_REHEARSALS) as pool:
             objections = dict(
                 zip((query.name for query in open_ones), pool.map(self.objection, open_ones), strict=True)
@@ -263,10 +262,10 @@ class Engine:
         )
 
     def foreseen(self, query: Query, result: DataFrame) -> str | None:
-        """What speaks against real time before Spark is asked."""
+        """Known reasons against real time, before Spark is asked."""
         if query.emit is Emit.FINAL:
             return "its rows come when they are final"
-        # Spark would object to these as well, after a start in vain.
+        # Spark would refuse these, too, but only after a start.
         if of_sessions(result):
             return "sessions are written when they are final"
         if keeps_state(result):

@@ -1,7 +1,7 @@
-"""From the bytes of a channel to the frame that a query sees, and from its result to bytes again.
+"""Decode the records of a channel to the frame that a query reads, and encode its result.
 
-A record that does not fit has a reason, and the same expression decides it everywhere: queries see the records without
-a reason, the dead letters get the others.
+A record that does not fit has a reason. The same expression is used everywhere: queries read the records without a
+reason, the dead letters get the others.
 """
 
 import re
@@ -32,9 +32,9 @@ ARROW_SETTING = "spark.sql.execution.pythonUDF.arrow.enabled"
 
 
 def in_columns(build: Callable[..., Any], spark: SparkSession) -> None:
-    """Let the functions that a query can name run on Arrow, unless the settings of Spark say otherwise.
+    """Run the Python functions of a query's module on Arrow, unless Spark's settings disable it.
 
-    Also those made with useArrow=False: Spark does not keep whether that was said.
+    Also those made with useArrow=False: Spark does not store this argument.
     """
     plain = [one for one in _udfs_of(build) if one.evalType == PythonEvalType.SQL_BATCHED_UDF]
     if plain and spark.conf.get(ARROW_SETTING) == "true":
@@ -44,11 +44,11 @@ def in_columns(build: Callable[..., Any], spark: SparkSession) -> None:
 
 
 def _udfs_of(build: Callable[..., Any]) -> Iterator[UserDefinedFunction]:
-    """The functions for Spark among the names of the module, and those that surround the query."""
+    """The UDFs among the globals of the query's module, and in its closure."""
     cells = getattr(build, "__closure__", None) or ()
     around = [cell.cell_contents for cell in cells if _filled(cell)]
     for value in (*getattr(build, "__globals__", {}).values(), *around):
-        # What F.udf() gives is a plain function around the one that Spark runs.
+        # F.udf() returns a function that wraps the UDF.
         if isinstance(found := getattr(value, "_unwrapped", None), UserDefinedFunction):
             yield found
 
@@ -64,16 +64,16 @@ RAW = (
     "key BINARY, value BINARY, topic STRING, partition INT, offset BIGINT, timestamp TIMESTAMP, timestampType INT, "
     "headers ARRAY<STRUCT<key: STRING, value: BINARY>>"
 )
-"""What Spark's Kafka source gives."""
+"""The columns of Spark's Kafka source."""
 
 ADDED = ("origin", "event_time")
-"""The columns that every typed frame has beside those of its payload."""
+"""The columns of every typed frame beside those of its payload."""
 
 KEY, DELETED = "_key", "_deleted"
-"""The columns that a typed frame of a table has in addition: the key of the row as text, and whether it is gone."""
+"""Further columns of a typed frame of a table: the key of the row as text, and whether it is deleted."""
 
 MARK = "xxhash64(origin.sender, origin.epoch, origin.seq)"
-"""What stands for a record in the mark of a row."""
+"""The hash of a record in the checksum (`mark`) of a row."""
 
 _SEEN = (
     f"struct(count(1) AS count, max(origin.time) AS newest, max(origin.appended) AS appended, bit_xor({MARK}) AS mark)"
@@ -81,32 +81,32 @@ _SEEN = (
 _TAKEN, _PASSED, _NEWEST = "taken", "passed", "newest"
 _FITS, _WANTED = "_fits", "_wanted"
 ONCE = "_once"
-"""The column of judged records that two copies of one have in common."""
+"""The column that is equal in two copies of a record."""
 EXACT = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
     "ignoreNullFields": "false",
 }
-"""How rows travel as JSON, so that what comes back is what went in: to the microsecond, and with nulls."""
+"""JSON options that keep microseconds and nulls."""
 _TOLD, _ORIGIN = "_told", ("sender", "epoch", "seq", "time")
 
 
 def seen() -> Column:
-    """How many records are folded into a result row, and the time of the newest: its version, and what is conserved.
+    """The number of records in a result row, and the time of the newest: its version, which the audit checks.
 
-    With them travel, in the headers alone, when the newest lay in its channel, and a mark of all of them by which the
-    audit can name one that is missing.
+    The row's headers also hold when the newest record was appended, and a checksum of all records, by which the audit
+    finds a missing one.
     """
     return F.expr(_SEEN).alias("seen")
 
 
 def told_of_seen() -> Column:
-    """What of `seen` a row says in its payload; the rest is for the headers."""
+    """The fields of `seen` that are in a row's payload; the others are in its headers."""
     return F.struct("seen.count", "seen.newest")
 
 
 def schema_of(shape: Shape) -> StructType:
-    """The payload's columns; Misconfigured when the DDL cannot be read."""
+    """The columns of the payload; Misconfigured when the DDL is invalid."""
     try:
         schema = columns_of(shape.ddl or "value STRING")
     except PySparkException as error:
@@ -123,28 +123,28 @@ def schema_of(shape: Shape) -> StructType:
 
 
 def typed(raw: DataFrame, shape: Shape) -> DataFrame:
-    """What a query sees: the payload's columns, `origin` and `event_time`, of the records that fit."""
+    """The records that fit, as a query reads them: the payload's columns, `origin` and `event_time`."""
     return parsed(raw, shape).where(fits(shape)).select(*_seen_of(shape))
 
 
 def judged(raw: DataFrame, shape: Shape, query: Query) -> DataFrame:
-    """All records of a channel as a query sees them: whether each fits, is wanted, and what its copies would share."""
+    """All records of a channel, with columns for whether each fits and matches where=, and for deduplication."""
     if shape.table and query.where is not None:
         problem = f"its where= would hide changes and deletions of rows of the table {shape.channel}"
         raise Misconfigured(f"query {query.name}", problem, "say it inside: tables.where(…)")
     frame = parsed(raw, shape).select(*_seen_of(shape), fits(shape).alias(_FITS), _once(shape).alias(ONCE))
-    # What does not fit may be null where the condition does not expect it.
+    # The condition is evaluated only for records that fit.
     try:
         condition = _condition(frame, query)
         return frame.withColumn(_WANTED, F.coalesce(F.when(F.col(_FITS), condition), F.lit(False)))
     except PySparkException:
-        # As it was written, it is explained better.
+        # Evaluated alone, the error is clearer.
         wanted(frame, query)
         raise
 
 
 def wanted(frame: DataFrame, query: Query) -> DataFrame:
-    """Those rows of a typed frame that a query was declared to want."""
+    """The rows of a typed frame that match the query's where=."""
     try:
         return frame.where(_condition(frame, query))
     except PySparkException as error:
@@ -163,7 +163,7 @@ def _condition(frame: DataFrame, query: Query) -> Column:
 
 
 def taken() -> list[Column]:
-    """What is counted of judged records."""
+    """The counts of validated records."""
     fits, wanted = F.col(_FITS), F.col(_WANTED)
     return [
         F.count(F.lit(1)).alias("taken"),
@@ -173,56 +173,56 @@ def taken() -> list[Column]:
 
 
 def _newest() -> Column:
-    """The newest event time of judged records that fit, in microseconds since 1970."""
+    """The newest event time of records that fit, in microseconds since 1970."""
     return F.max(F.when(F.col(_FITS), F.unix_micros("event_time"))).alias(_NEWEST)
 
 
 def newest_event(observed: Mapping[str, Any]) -> int | None:
-    """The newest event time of a batch, in microseconds since 1970; None when it had no record."""
+    """The newest event time of a batch, in microseconds since 1970; None without records."""
     found = [row[_NEWEST] for name, row in observed.items() if name.endswith(f" {_TAKEN}") and _NEWEST in row]
     return max((newest for newest in found if newest is not None), default=None)
 
 
 def welcome(frame: DataFrame) -> DataFrame:
-    """Those of judged records that the query is to see."""
+    """The validated records that the query reads."""
     return frame.where(fits_and_wanted())
 
 
 def fits_and_wanted() -> Column:
-    """Whether the query is to see a judged record."""
+    """Whether the query reads a validated record."""
     return F.col(_FITS) & F.col(_WANTED)
 
 
 def sorted_out(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> DataFrame:
-    """What one query sees of a channel: the records that fit, that it wants, that are not late and not there already.
+    """The records of a channel that a query reads: those that fit, match where=, and are neither late nor duplicates.
 
-    How many of them there are before and after is told by Spark with each batch, see `counts`.
+    Spark reports the counts with each batch, see `counts`.
     """
     frame = welcome(judged(raw, shape, query).observe(f"{shape.channel} {_TAKEN}", *taken(), _newest()))
     if query.patience is not None:
         frame = frame.withWatermark("event_time", f"{query.patience.total_seconds()} seconds")
     if gated:
         if shape.table:
-            problem = f"rows of the table {shape.channel} may have no time, and would be remembered for ever"
+            problem = f"rows of the table {shape.channel} may have no time, and would stay in the state forever"
             raise Misconfigured(f"query {query.name}", problem, "leave out its watermark=, or unique= of the channel")
-        # Spark drops what is late here, record by record; an aggregation would drop rows, and count those.
+        # Here Spark drops late records one by one. An aggregation would drop rows, and count rows.
         frame = frame.dropDuplicates([ONCE, "event_time"])
         frame = frame.observe(f"{shape.channel} {_PASSED}", F.count(F.lit(1)).alias("passed"))
     return frame.drop(_FITS, _WANTED, ONCE)
 
 
 def boundaries(query: Query, gated: bool) -> list[str]:
-    """The names in Spark's plan of the places where our part ends and the query's own begins: one for each input."""
+    """The names of the observations between the input and the query's own plan, one for each input."""
     return [f"{name} {_PASSED if gated else _TAKEN}" for name in query.inputs]
 
 
 def is_boundary(name: str) -> bool:
-    """Whether what is observed under a name is a channel, and nothing that a query observes by itself."""
+    """Whether an observation is one of a channel, and not one of the query itself."""
     return name.endswith((f" {_TAKEN}", f" {_PASSED}"))
 
 
 def counts(observed: Mapping[str, Any], channel: str) -> dict[str, int] | None:
-    """taken, refused, filtered and passed of a batch, from what Spark has observed in it; None when it told nothing."""
+    """The counts taken, refused, filtered and passed of a batch; None when Spark reported nothing."""
     before, after = observed.get(f"{channel} {_TAKEN}"), observed.get(f"{channel} {_PASSED}")
     if before is None:
         return None
@@ -266,7 +266,7 @@ def by_partition(offsets: Offsets) -> Column:
 
 
 def _once(shape: Shape) -> Column:
-    """What two copies of a record have in common; what has no number is one of its kind."""
+    """The value that two copies of a record share; a record without a number is unique."""
     place = F.concat_ws(":", F.col("topic"), F.col("partition"), F.col("offset"))
     if shape.unique is None:
         return place
@@ -279,7 +279,7 @@ def _once(shape: Shape) -> Column:
 
 
 def names_of(shape: Shape) -> list[str]:
-    """The columns of what a query sees of a channel."""
+    """The columns of a channel as a query reads it."""
     return [*schema_of(shape).names, *ADDED, *((KEY, DELETED) if shape.table else ())]
 
 
@@ -294,11 +294,11 @@ def _seen_of(shape: Shape) -> list[Column]:
 
 
 def _key() -> Column:
-    """The key of a row as text. Results have theirs in a JSON array; one with a single value is that value."""
+    """The key of a row as text. Keys of results are JSON arrays; an array with one value becomes that value."""
     text = F.col("key").cast("string")
     alone = F.get(F.from_json(text, "array<string>"), F.lit(0))
     single = F.size(F.from_json(text, "array<string>")) == 1
-    # The value may be null, and a key is not: `[null]` stays as it is.
+    # A key must not be null: `[null]` stays as it is.
     return F.coalesce(F.when(text.startswith("[") & single, alone), text)
 
 
@@ -311,7 +311,7 @@ def fits(shape: Shape) -> Column:
 
 
 def dead_letters(raw: DataFrame, shape: Shape) -> DataFrame:
-    """What does not fit, as records: key, value (or none) and headers as they came, with the reason and the place."""
+    """The records that do not fit, unchanged, with the reason and the place as headers."""
     reason = F.lit(None).cast("string")
     for objection, description in reversed(_objections(shape)):
         reason = F.when(objection, description()).otherwise(reason)
@@ -323,13 +323,13 @@ def dead_letters(raw: DataFrame, shape: Shape) -> DataFrame:
 
 
 def parsed(raw: DataFrame, shape: Shape) -> DataFrame:
-    """The raw columns, and with them `doc` (the payload), `origin` and `event_time`."""
+    """Add the columns `doc` (the payload), `origin` and `event_time` to raw records."""
     schema = schema_of(shape)
     doc = F.struct(F.col("value").cast("string").alias("value"))
     if shape.ddl is not None:
         doc = validation.parsed(schema, shape.json)
-    # What is not deterministic (only the optimizer thinks so here) is computed once, where it stands. Else the parsing
-    # would be copied into every expression that uses its result.
+    # The optimizer takes this expression for nondeterministic and computes it once. Otherwise it would copy the parsing
+    # into every expression that uses its result.
     frame = raw.withColumn(_TOLD, _told()).withColumn("origin", _origin()).drop(_TOLD)
     frame = frame.withColumn("doc", F.when(F.spark_partition_id() >= 0, doc))
     if shape.event_time is None:
@@ -345,12 +345,12 @@ def parsed(raw: DataFrame, shape: Shape) -> DataFrame:
 
 
 def _objections(shape: Shape) -> list[Objection]:
-    """What speaks against a record, in the order in which it is asked, and the words for it."""
+    """The conditions that refuse a record, in order, with their reasons."""
     schema = schema_of(shape)
     there = F.col("value").isNotNull()
     found = [because(~there, "the value is null")]
     if shape.table:
-        # Without a value, a record of a table deletes a row; but it has to say which.
+        # A record of a table without a value deletes a row: it needs a key.
         found = [because(F.col("key").isNull(), "it has no key, and its channel is a table")]
     if shape.ddl is not None:
         found += [(there & wrong, why) for wrong, why in validation.objections(F.col("doc"), schema, shape.json)]
@@ -363,9 +363,9 @@ def _objections(shape: Shape) -> list[Objection]:
     if shape.event_time is not None:
         without = f"its event time ({shape.event_time}) is null"
     if not shape.table:
-        # Rows of a table are known by their key; most have no time of their own, and those that are gone have none.
+        # Rows of a table are identified by their key; many have no time, deletions never have.
         found.append(because(F.col("event_time").isNull(), without))
-    # Records whose time of arrival nobody told (0 or -1) are not measured by it.
+    # Records without a time of arrival (0 or -1) are not checked.
     told = F.col("timestamp") > F.timestamp_seconds(F.lit(0))
     latest = F.col("timestamp") + F.make_dt_interval(secs=F.lit(shape.ahead.total_seconds()))
     found.append(because(told & (F.col("event_time") > latest), "its event time lies in the future"))
@@ -373,10 +373,10 @@ def _objections(shape: Shape) -> list[Objection]:
 
 
 def built(query: Query, frames: Sequence[DataFrame], tables: Mapping[str, DataFrame] | None = None) -> DataFrame:
-    """The query applied to its inputs, and to the static tables that it names."""
+    """Apply the query to its inputs and static tables."""
     if not isinstance(query.build, str):
         in_columns(query.build, frames[0].sparkSession)
-        # Whoever names a table may do so before a channel; then each frame comes by its name.
+        # The parameters of tables and channels may be in any order: frames are passed by name.
         named = {**dict(zip(query.inputs, frames, strict=True)), **tables} if tables else {}
         result = _called(query.build, query.name, () if named else frames, named)
         if not isinstance(result, DataFrame):
@@ -393,12 +393,12 @@ def built(query: Query, frames: Sequence[DataFrame], tables: Mapping[str, DataFr
         raise Misconfigured(_place_in(query, spelled.place(str(error))), said, _advice(said)) from None
 
 
-# One name stands for many frames, one after the other: nobody else may put another one under it meanwhile.
+# A view name is reused for many frames: no other thread may replace the view in between.
 _VIEWS = Lock()
 
 
 def _counted(names: tuple[str, ...]) -> str:
-    """What `seen()` stands for in SQL: a count of records; with several names, what a row of their join is made of."""
+    """The SQL of `seen()`: an aggregate of records; with several names, of the records in a row of their join."""
     if len(names) < 2:
         return _SEEN.replace("origin.", f"{names[0]}.origin.") if names else _SEEN
     each = [f"{name}.origin" for name in names]
@@ -417,13 +417,13 @@ def _place_in(query: Query, position: tuple[int, int] | None) -> str:
 def _called(
     build: Callable[..., Any], query: str, arguments: Sequence[Any], named: Mapping[str, Any] | None = None
 ) -> Any:
-    """The result of a user's own code; what goes wrong in it is told with its place."""
+    """Call the user's code; errors become Misconfigured with file and line."""
     try:
         return build(*arguments, **(named or {}))
     except Misconfigured:
         raise
     except PySparkException as error:
-        # Told now: when the session has ended, Spark can no longer say what was wrong.
+        # Read now: after the session has ended, Spark cannot describe the error.
         said = description(error)
         raise Misconfigured(_line_of(error, build, query), said, _advice(said)) from None
     except Exception as error:
@@ -441,7 +441,7 @@ _ADVICE = {
     "must be executed with writeStream": "return a DataFrame, and leave out show(), count(), collect() and write",
     'first parameter requires the ("(TIMESTAMP': "use event_time, or make a timestamp of it: timestamp_millis(…)",
 }
-"""What to do about what Spark says, by a part of it."""
+"""The fix for an error of Spark, by a part of its text."""
 
 
 def _advice(said: str) -> str:
@@ -449,20 +449,20 @@ def _advice(said: str) -> str:
 
 
 def description(error: Exception) -> str:
-    """Spark's sentence, without the class names and advice around it."""
+    """The sentence of a Spark error, without class names and advice."""
     text = re.split(r"\n|SQLSTATE|To bypass|Please ensure|\.;", str(error).strip())[0]
     text = re.sub(r"^.*?\[[A-Z_.]+\]\s*", "", text)
-    # Columns of ours are nobody's to name.
+    # Internal columns are not suggested.
     text = re.sub(r"(?<=[\[ ])`_\w+`(, |(?=\]))", "", text)
     text = re.sub(r"Streaming real-time mode has the following limitation:\s*", "", text)
     return re.sub(r"\b(?:[a-z0-9]+\.)+([A-Z]\w*?)(?:Exec)?\b", r"\1", text).strip().rstrip(".")
 
 
 def encoded(result: DataFrame, query: Query, generation: int = 0, writer: str = "") -> DataFrame:
-    """A result as records: its key as a JSON array, its row as a JSON object, its identity as headers.
+    """Encode a result as records: the key as a JSON array, the row as a JSON object, its identity as headers.
 
-    A row whose `seen` says that it is deleted has no value. `life` counts the checkpoints that the query has had;
-    `writer` is the token by which its rows are known, see `audit.writers`.
+    A row with `seen.deleted` has no value. `generation` counts the checkpoints that the query has had. `writer` is the
+    token of its rows, see `audit.writers`.
     """
     columns = result.columns
     if absent := [name for name in query.key if name not in columns]:
@@ -476,14 +476,14 @@ def encoded(result: DataFrame, query: Query, generation: int = 0, writer: str = 
         headers.append(_header(HEADER, F.lit(writer)))
     if "seen" in columns:
         fields = {"version": "count", "time": "newest", "appended": "appended", "mark": "mark"}
-        # A query over the result of another may hand its `seen` on, which knows less.
+        # A query over a result may pass on its `seen`, which has fewer fields.
         known = getattr(result.schema["seen"].dataType, "names", ())
         told = {name: F.col(f"seen.{field}") for name, field in fields.items() if field in known}
         if generation and "version" in told:
             told["version"] = told["version"] + F.lit(generation * GENERATIONS)
         headers += [_header(name, value) for name, value in told.items()]
     elif "origin" in columns:
-        # In the order of a sender's own: so the next query finds them in their places.
+        # In the order of a sender's headers: the next query reads them by index.
         whose = ("sender", "epoch", "seq", "time", "appended")
         headers = [*(_header(name, F.col(f"origin.{name}")) for name in whose), *headers]
     row = [told_of_seen().alias(name) if name == "seen" else F.col(f"`{name}`") for name in columns if name != "origin"]
@@ -498,17 +498,17 @@ def encoded(result: DataFrame, query: Query, generation: int = 0, writer: str = 
 
 
 def _told() -> Column:
-    """The headers of an origin, first and in order: those of our own senders lie so; others are looked for."""
+    """The headers of an origin: by index, as Penstock's senders write them; otherwise by name."""
     in_place = " AND ".join(f"get(headers, {at}).key = '{name}'" for at, name in enumerate(_ORIGIN))
     found = ", ".join(f"get(filter(headers, h -> h.key = '{name}'), 0)" for name in _ORIGIN)
     return F.expr(f"CASE WHEN {in_place} THEN headers ELSE array({found}) END")
 
 
 def _origin() -> Column:
-    """As one text: each call of a function of PySpark is some messages to the JVM, and every query needs this."""
+    """One SQL text: each PySpark function call is several messages to the JVM, and every query needs this."""
     header = {name: f"CAST(get({_TOLD}, {at}).value AS STRING)" for at, name in enumerate(_ORIGIN)}
     number = {name: f"try_cast({header[name]} AS BIGINT)" for name in _ORIGIN}
-    # Other spellings of a number are none, here as in every other part.
+    # Only the canonical spelling of a number is accepted, as everywhere.
     exact = ", ".join(
         f"'{name}', CASE WHEN CAST({number[name]} AS STRING) = {header[name]} THEN {number[name]} END"
         for name in ("epoch", "seq", "time")
@@ -520,14 +520,13 @@ def _origin() -> Column:
 
 
 def _over_doc(event_time: str, schema: StructType) -> Column:
-    """The event time's expression, with the payload's columns put in for their names."""
+    """The expression of the event time, with references to the payload's columns."""
     expression = re.sub(
         r"(?<![\w.`'])([A-Za-z_]\w*)(?=[\s,.)+*/-]|$)",
         lambda match: f"doc.`{match[1]}`" if match[1] in schema.names else match[1],
         event_time,
     )
-    # What the expression fails with, such as a number beyond any time, is no event time. Spark has no TRY for any
-    # expression, but it evaluates an addition to a time under one.
+    # If the expression fails, there is no event time. Spark has no general TRY, but try_add covers its operands.
     return F.expr(f"try_add(try_cast({expression} AS TIMESTAMP), INTERVAL '0' SECOND)")
 
 
@@ -542,14 +541,14 @@ def _json_array(columns: Mapping[str, DataType]) -> Column:
 
 def _json(column: Column, kind: DataType) -> Column:
     if isinstance(kind, IntegralType):
-        # A whole number is its own JSON, at a fraction of the cost.
+        # An integer is its own JSON: this is much cheaper.
         return F.coalesce(column.cast("string"), F.lit("null"))
     part = F.to_json(F.array(column), {"ignoreNullFields": "false"})
     return part.substr(F.lit(2), F.length(part) - 2)
 
 
 def columns_of(ddl: str) -> StructType:
-    """The columns that a DDL names."""
+    """Parse a DDL."""
     schema = StructType.fromDDL(ddl)
     assert isinstance(schema, StructType)
     return schema

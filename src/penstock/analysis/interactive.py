@@ -1,4 +1,4 @@
-"""A query that somebody looks at: its rows are handed over as they come, and nothing of it is kept."""
+"""An interactive query: its rows are passed to a callback, and nothing is stored."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,12 +27,12 @@ _LEAST, _MOST = -(2**63), 2**64 - 1
 
 
 def exactly(text: str) -> Any:
-    """What a JSON text says; a number that no reader of JSON would tell as it is, such as a long decimal, is a text."""
+    """Parse JSON. A number that JSON readers would round, such as a long decimal, becomes a string."""
     return json.loads(text, parse_int=_whole, parse_float=_fraction)
 
 
 def _whole(text: str) -> int | str:
-    # Python refuses to read very long ones; Spark's have 38 digits at most.
+    # Python refuses very long integers; Spark's have at most 38 digits.
     number = Decimal(text)
     return int(text) if _LEAST <= number <= _MOST else text
 
@@ -49,23 +49,23 @@ _PASSED = {"Project", "SubqueryAlias", "Filter", "EventTimeWatermark", "CollectM
 
 @dataclass(frozen=True)
 class Result:
-    """What the rows of a query look like, and how they come."""
+    """The result of an interactive query: its columns, and its output mode."""
 
     frame: DataFrame
     columns: tuple[str, ...]
     keys: tuple[str, ...]
-    """Of an aggregation, the columns by which it groups: its rows change."""
+    """The grouping columns of an aggregation, whose rows change."""
     output: str
-    """In Spark's words."""
+    """Spark's output mode."""
 
     @property
     def whole(self) -> bool:
-        """Each portion is all of the result."""
+        """Whether each batch is the whole result."""
         return self.output == "complete"
 
 
 def result(engine: Engine, query: Query, start: Mapping[str, Offsets]) -> Result:
-    """A query over channels from these positions on; Misconfigured when it cannot be run."""
+    """Plan a query over channels from these offsets; Misconfigured when it cannot run."""
     frame = engine.frame(query, lambda name: engine.stream(name, start[name]))
     columns = _distinct(frame.columns)
     keys = _keys(analyzed(frame))
@@ -74,17 +74,17 @@ def result(engine: Engine, query: Query, start: Mapping[str, Offsets]) -> Result
 
 
 class InteractiveQuery:
-    """A query that runs: `take` gets its rows, each as a JSON object, one portion after the other."""
+    """A running query: `take` gets its rows as JSON objects, batch by batch."""
 
     def __init__(self, query: StreamingQuery, channels: Sequence[str]) -> None:
         self._query, self._channels = query, channels
         self._told = -1
         self.reads = False
-        """It has looked for records for the first time."""
+        """Whether it has looked for records."""
         self.refused = 0
-        """Records that did not fit their schema."""
+        """How many records did not fit their schema."""
         self.late = 0
-        """Rows that Spark has dropped because the watermark had passed them."""
+        """How many rows Spark has dropped as late."""
 
     @classmethod
     def start(
@@ -93,21 +93,21 @@ class InteractiveQuery:
         fields = [F.col(f"`{name.replace('`', '``')}`") for name in found.columns]
 
         def write(batch: DataFrame, _: int) -> None:
-            # Partition by partition: a portion may be larger than what this process holds at once.
+            # Partition by partition: a batch may be larger than this process's memory.
             take(row[0] for row in batch.toLocalIterator())
 
         try:
             lines = found.frame.select(F.to_json(F.struct(*fields), {"ignoreNullFields": "false"}))
             writer = lines.writeStream.queryName("SQL").foreachBatch(write).outputMode(found.output)
             writer = writer.option("checkpointLocation", checkpoint).trigger(processingTime=EVERY)
-            # A row may become final without another record: by what the last batch has done to the watermark.
+            # A row may become final without another record, because the last batch has moved the watermark.
             found.frame.sparkSession.conf.set(_WITHOUT_DATA, str(found.output == "append").lower())
             return cls(writer.start(), channels)
         except (PySparkException, Py4JJavaError) as error:
             raise Misconfigured("query SQL", f"Spark cannot run it: {plainly(error)}") from None
 
     def look(self) -> Unavailable | None:
-        """Count what the batches since the last look have left out; why the query has ended, if it has."""
+        """Update the counts from new batches; return why the query has ended, if it has."""
         self.reads = self.reads or self._query.status["message"].startswith("Waiting") or self._told >= 0
         for batch in self._query.recentProgress:
             if batch.batchId > self._told and batch.numInputRows:
@@ -122,7 +122,7 @@ class InteractiveQuery:
 
 
 def inferred(spark: SparkSession, values: Sequence[bytes | None]) -> str | None:
-    """The schema of these payloads as DDL, if they are JSON objects; None when most of them are none."""
+    """The schema of these payloads as DDL; None when most of them are not JSON objects."""
     objects = [value for value in values if value is not None and _is_object(value)]
     if not objects or 2 * len(objects) < len(values):
         return None
@@ -130,12 +130,12 @@ def inferred(spark: SparkSession, values: Sequence[bytes | None]) -> str | None:
     try:
         described = spark.range(1).select(F.schema_of_json(F.lit(text)).alias("ddl")).first()
     except (PySparkException, Py4JJavaError):
-        return None  # Nested more deeply than Spark reads.
+        return None  # Nested too deeply for Spark.
     assert described is not None
     listed = spark.createDataFrame([], f"x {described['ddl']}").schema["x"].dataType
     assert isinstance(listed, ArrayType)
     assert isinstance(listed.elementType, StructType)
-    # Spark tells names apart without regard to their case; and some are ours.
+    # Spark's names are case-insensitive. Some names are reserved.
     fields = {field.name.lower(): field for field in reversed(listed.elementType.fields)}
     kept = [field for name, field in reversed(fields.items()) if name not in _OURS]
     return StructType(kept).toDDL() if kept else None
@@ -152,7 +152,7 @@ def _is_object(value: bytes) -> bool:
 
 
 def _output(frame: DataFrame) -> str:
-    """Rows as they change; or when they are final; or all of them, again and again: the first that Spark accepts."""
+    """The first output mode that Spark accepts: update, append, complete."""
     if accepts_update(frame):
         return "update"
     if (against := refused(frame, "Append")) is None:
@@ -160,13 +160,13 @@ def _output(frame: DataFrame) -> str:
     if refused(frame, "Complete") is None:
         return "complete"
     if "without watermark" in against:
-        problem = "its rows are final when no record can change them any more, and nothing says when that is"
-        raise Misconfigured("query SQL", problem, 'say how late a record may be: --watermark "10 seconds"')
+        problem = "it needs a watermark: without one, its rows are never final"
+        raise Misconfigured("query SQL", problem, 'set one: --watermark "10 seconds"')
     raise Misconfigured("query SQL", f"Spark cannot run it over streams: {refused(frame, 'Update')}")
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """The names, with numbers behind those that are there already: a row has to be an object."""
+    """Make column names unique with numbers, so that a row is a JSON object."""
     found: list[str] = []
     for name in names:
         number, told = 2, name
@@ -177,7 +177,7 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _keys(plan: Any) -> list[bool]:
-    """Which columns are those that an aggregation groups by; none where it is no aggregation."""
+    """Which columns are grouping columns; all False without an aggregation."""
     above: list[dict[int, int]] = []
     output = _ids(each(plan.output()))
     while kind_of(plan) in _PASSED:
@@ -191,7 +191,7 @@ def _keys(plan: Any) -> list[bool]:
 
 
 def _passed_on(projected: Any) -> Iterator[tuple[int, int]]:
-    """The ids of columns that a projection only names anew, and what they were."""
+    """The ids of columns that a projection only renames: new and old."""
     for expression in each(projected):
         if kind_of(expression) == "Alias" and kind_of(expression.child()) == "AttributeReference":
             yield int(expression.exprId().id()), int(expression.child().exprId().id())

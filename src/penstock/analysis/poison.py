@@ -136,6 +136,7 @@ class Replay:
         assert work.output is not None
         self._engine, self._work, self._limit = engine, work, limit
         self._folder, self._output = folder, work.output(engine)
+        self._too_large = f"a row of its result is larger than the channel {work.into} takes: {limit or 0:,} bytes"
         self._checkpoint = Path(on_disk(engine.checkpoint(work.name)) or "")
         found = written(self._checkpoint)
         self._batch = 0 if found is None else found.begun + (found.begun == found.finished)
@@ -207,13 +208,14 @@ class Replay:
             raise error
         if error is None and not done.exists():
             raise Unavailable(f"query {self._work.name}", "the replay of its batch was stopped")
-        return None if error is None else telling(error)
+        if error is None:
+            return None
+        return self._too_large if self._too_large in str(error) else telling(error)
 
     def _checked(self, rows: DataFrame) -> DataFrame:
         size = row_size()
         if self._limit is not None:
-            why = f"a row of its result is larger than the channel {self._work.into} takes: {self._limit:,} bytes"
-            size = F.when(size > self._limit, F.raise_error(why).cast("int")).otherwise(size)
+            size = F.when(size > self._limit, F.raise_error(self._too_large).cast("int")).otherwise(size)
         return rows.select(size.alias("size"))
 
 

@@ -61,7 +61,7 @@ def declared(column: Column, kind: DataType) -> Column:
 def optional(kind: DataType, byte: DataType = _BYTE) -> DataType:
     """A type as the parser gives it: NOT NULL holds for columns, not inside of them.
 
-    `byte` stands for TINYINT, of which the parser would wrap 128 to 255.
+    `byte` replaces TINYINT, because the parser wraps 128 to 255.
     """
     match kind:
         case ByteType():
@@ -132,7 +132,7 @@ def _sound(doc: Column, json: Json) -> Column:
 def _marked() -> Column:
     """The payload with the added member at its end; as it is when it does not end with a brace.
 
-    As one text: each call of a function of PySpark is some messages to the JVM, and every query needs this.
+    One SQL text: each PySpark function call is several messages to the JVM, and every query needs this.
     """
 
     def marked(whole: str) -> str:
@@ -162,7 +162,7 @@ def _half_surrogate(text: Column) -> Column:
 
 
 def _beyond(column: Column, kind: DataType, json: Json) -> Column | None:
-    """Whether a value is not what the payload says: a number beyond its type, a map with a key twice."""
+    """Whether a value differs from the payload: a number beyond its type, a map with a key twice."""
     match kind:
         case ByteType():
             return ~column.between(-128, 127)

@@ -1,7 +1,7 @@
 """A class that keeps state, without Spark: records in, rows out, and a clock that a test moves by hand.
 
 def test_two_cities_are_one_too_many():
-    approve = keyed(Approve, by="card")
+    approve = keyed(Approve, key="card")
     approve.feed("card-1", {"city": "Paris"})
     assert approve.feed("card-1", {"city": "Rome"}) == [{"card": "card-1", "verdict": "declined"}]
 """
@@ -24,9 +24,9 @@ Given = list[dict[str, Any]]
 """Rows, by their columns."""
 
 
-def keyed(kind: type[Keyed], by: str | Sequence[str] = "key") -> "Driver":
-    """Drive a class. `by` names the columns of its key, for rows that leave them out, and for keys of several."""
-    return Driver(kind, (by,) if isinstance(by, str) else tuple(by))
+def keyed(kind: type[Keyed], key: str | Sequence[str] = "key") -> "Driver":
+    """Drive a class. `key` names the columns of its key, for rows that leave them out, and for keys of several."""
+    return Driver(kind, (key,) if isinstance(key, str) else tuple(key))
 
 
 class Driver:
@@ -35,11 +35,11 @@ class Driver:
     Types are not checked: that is done by Spark, which alone can read them.
     """
 
-    def __init__(self, kind: type[Keyed], by: tuple[str, ...]) -> None:
-        self._by = by
+    def __init__(self, kind: type[Keyed], key: tuple[str, ...]) -> None:
+        self._key = key
         self._clock = ManualClock()
         self._kept = _Kept(self._milliseconds)
-        self._processor = Processor(kind, by, CLOCK, lambda ddl: ddl)
+        self._processor = Processor(kind, key, CLOCK, lambda ddl: ddl)
         self._processor.init(self._kept)
         self._numbers = count(1)
 
@@ -53,7 +53,7 @@ class Driver:
         A record comes now, by its `event_time`, and as the next one of its channel, by its `origin`, if it says no
         other. What the class raises is raised.
         """
-        whole = tuple(key) if len(self._by) > 1 else (key,)
+        whole = tuple(key) if len(self._key) > 1 else (key,)
         self._kept.key = whole
         rows = [self._record(whole, record) for record in records]
         return [*self._collected(self._processor.handleInputRows(whole, rows, self._times())), *self._due()]
@@ -74,7 +74,7 @@ class Driver:
             "partition": 0,
             "offset": number - 1,
         }
-        return Row(**{**dict(zip(self._by, key, strict=True)), "event_time": self.now, "origin": origin, **record})
+        return Row(**{**dict(zip(self._key, key, strict=True)), "event_time": self.now, "origin": origin, **record})
 
     def _due(self) -> Given:
         found: Given = []

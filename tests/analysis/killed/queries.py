@@ -10,7 +10,7 @@ from pyspark.sql import functions as F
 from tests.analysis.operators import oracles
 from tests.analysis.state import cards
 
-from penstock import Keyed, Map, Value, by_count, joined, seen, tables, total
+from penstock import Keyed, MapState, ValueState, count_window, interval_join, seen, tables, total
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.operators.statics import table
@@ -87,8 +87,8 @@ def trials(run: str) -> dict[str, Trial]:
 
     add("fours-and-sixes", fours_and_sixes, ("events",), ("kind", "window", "name"), Mode.AUTO)
     add("fives-of-all", fives_of_all, ("events",), ("window",))
-    over_events("idle", lambda events: Idle.over(events, by="name"), "name", "at")
-    add("approved", lambda uses: Watched.over(uses, by="card"), ("uses",), ("card", "n"))
+    over_events("idle", lambda events: Idle.over(events, key="name"), "name", "at")
+    add("approved", lambda uses: Watched.over(uses, key="card"), ("uses",), ("card", "n"))
 
     for how in JOINS:
         sides = ("left", "right")
@@ -96,8 +96,8 @@ def trials(run: str) -> dict[str, Trial]:
     add("latest", lambda a: tables.where(tables.latest(a), "n % 5 <> 0"), ("a",), ("key",))
     add("inner", lambda a, b, c: tables.join(a=a, b=b, c=c), TABLES, ("key",))
     add("outer", lambda a, b, c: tables.join("outer", a=a, b=b, c=c), TABLES, ("key",))
-    add("named", lambda a, b: tables.foreign(a, b, on="to"), ("a", "b"), ("key",))
-    add("found", lambda stream, b: tables.lookup(stream, b, on="to", how="left"), ("stream", "b"), ("n",))
+    add("named", lambda a, b: tables.foreign_key_join(a, b, key="to"), ("a", "b"), ("key",))
+    add("found", lambda stream, b: tables.lookup(stream, b, key="to", how="left"), ("stream", "b"), ("n",))
 
     # In real time each takes its share of a core for as long as it runs: they come last.
     over_events("live-tumbling", tumbling, mode=Mode.AUTO)
@@ -183,20 +183,20 @@ def counted_sessions(frame: DataFrame) -> DataFrame:
 
 def fours_and_sixes(frame: DataFrame) -> DataFrame:
     """Windows one after the other, and windows that overlap and are told while they grow."""
-    fours, sixes = by_count(frame, 4, per="name"), by_count(frame, 6, slide=2, per="name", partial=True)
+    fours, sixes = count_window(frame, 4, key="name"), count_window(frame, 6, slide=2, key="name", partial=True)
     both = fours.withColumn("kind", F.lit("fours")).unionByName(sixes.withColumn("kind", F.lit("sixes")))
     return both.withColumn("total", total("rows.n", "bigint"))
 
 
 def fives_of_all(frame: DataFrame) -> DataFrame:
-    return by_count(frame, 5, slide=3).withColumn("total", total("rows.n", "bigint"))
+    return count_window(frame, 5, slide=3).withColumn("total", total("rows.n", "bigint"))
 
 
 def pair(how: str) -> Callable[[DataFrame, DataFrame], DataFrame]:
     """A join of two streams, keyed by the ids of both."""
 
     def build(lefts: DataFrame, rights: DataFrame) -> DataFrame:
-        found = joined(left=lefts, right=rights, on="key", within=("2 seconds", "20 seconds"), how=how)
+        found = interval_join(left=lefts, right=rights, key="key", within=("2 seconds", "20 seconds"), how=how)
         if how == "semi":
             return found.select(F.col("id").alias("a"), F.lit(None).cast("bigint").alias("b"), "key", "origin")
         return found.select(F.col("left.id").alias("a"), F.col("right.id").alias("b"), *found.columns)
@@ -207,11 +207,11 @@ def pair(how: str) -> Callable[[DataFrame, DataFrame], DataFrame]:
 class Watched(cards.Approve):
     """Keeps, beside a value, a list and a map, one value that lives for a batch and a map that lives for a day."""
 
-    brief = Value("times INT", ttl="1 ms")
-    lasting = Map("city STRING", "times INT", ttl="1 day")
-    gives = f"{cards.Approve.gives}, brief INT, lasting INT"
+    brief = ValueState("times INT", ttl="1 ms")
+    lasting = MapState("city STRING", "times INT", ttl="1 day")
+    schema = f"{cards.Approve.schema}, brief INT, lasting INT"
 
-    def row(self, key: str, row: Any) -> Iterator[dict[str, Any]]:
+    def process(self, key: str, row: Any) -> Iterator[dict[str, Any]]:
         self.brief.set(self.brief.get(0) + 1)
         self.lasting[row.city] = self.lasting.get(row.city, 0) + 1
         for made in super().row(key, row):
@@ -221,14 +221,14 @@ class Watched(cards.Approve):
 class Idle(Keyed):
     """Tells by a timer when nothing has come for a while, and how much had come before."""
 
-    times = Value("times INT")
-    gives = "name STRING, at TIMESTAMP, times INT"
+    times = ValueState("times INT")
+    schema = "name STRING, at TIMESTAMP, times INT"
 
-    def row(self, key: str, row: Any) -> None:
+    def process(self, key: str, row: Any) -> None:
         self.times.set(self.times.get(0) + 1)
-        self.sleep()
-        self.wake(row.event_time + IDLE)
+        self.delete_timer()
+        self.set_timer(row.event_time + IDLE)
 
-    def timer(self, key: str, at: datetime) -> Iterator[dict[str, Any]]:
+    def on_timer(self, key: str, at: datetime) -> Iterator[dict[str, Any]]:
         yield {"at": at, "times": self.times.get()}
         self.times.clear()

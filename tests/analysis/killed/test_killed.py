@@ -161,8 +161,8 @@ def test_windows_by_count_hold_the_records_in_their_order(run: Run, spark: Spark
     lying, batches = events(run), run.batches("fives-of-all")
     both, fives = values(run, "fours-and-sixes"), values(run, "fives-of-all")
     for told, due in (
-        ([row for row in both if row["kind"] == "fours"], oracles.by_count(lying, 4)),
-        ([row for row in both if row["kind"] == "sixes"], oracles.by_count(lying, 6, 2, partial=True)),
+        ([row for row in both if row["kind"] == "fours"], oracles.count_window(lying, 4)),
+        ([row for row in both if row["kind"] == "sixes"], oracles.count_window(lying, 6, 2, partial=True)),
         (fives, oracles.by_count_of_all(portions(channel(run.name, "events"), lying, batches), 5, 3)),
     ):
         assert {(row.get("name", ""), row["window"]["number"]): [one["n"] for one in row["rows"]] for row in told} == {

@@ -212,7 +212,7 @@ def deduplicated(
     return passed, doubled, late
 
 
-def by_count(
+def count_window(
     lying: Iterable[Placed],
     size: int,
     slide: int | None = None,

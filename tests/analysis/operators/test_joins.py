@@ -7,7 +7,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from penstock import joined
+from penstock import interval_join
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.query import Query, Shape
@@ -32,7 +32,7 @@ def ads(spark: SparkSession) -> tuple[DataFrame, DataFrame]:
 
 def test_a_row_holds_both_sides_and_its_version_tells_a_match(spark: SparkSession) -> None:
     shown, clicks = ads(spark)
-    found = joined(shown=shown, click=clicks, on="ad", within="1 minute", how="full")
+    found = interval_join(shown=shown, click=clicks, key="ad", within="1 minute", how="full")
     assert found.columns == ["ad", "shown", "click", "event_time", "origin", "seen"]
     told = ("ad", "shown.banner", "click.page", "seen.count", "origin.sender", "(seen.newest - 1700000000000000) / 1e6")
     assert rows(found, *told) == [
@@ -51,25 +51,25 @@ def test_the_bounds_of_the_time_belong_to_it(spark: SparkSession) -> None:
     shown, clicks = ads(spark)
 
     def pages(within: str | tuple[str, str]) -> list[tuple[Any, ...]]:
-        return rows(joined(shown=shown, click=clicks, on=["ad"], within=within), "click.page")
+        return rows(interval_join(shown=shown, click=clicks, key=["ad"], within=within), "click.page")
 
     assert pages("29 seconds") == [("p1",), ("p2",)]
     assert pages("28.999 seconds") == [("p1",)]
     assert pages("1 hour") == [("p1",), ("p2",), ("p3",)]
-    turned = joined(click=clicks, shown=shown, on="ad", within=("1 hour", "0 seconds"))
+    turned = interval_join(click=clicks, shown=shown, key="ad", within=("1 hour", "0 seconds"))
     assert rows(turned, "click.page") == [("p1",), ("p2",), ("p3",)]
 
 
 def test_a_semi_join_keeps_the_first_side_as_it_is(spark: SparkSession) -> None:
     shown, clicks = ads(spark)
-    found = joined(shown=shown, click=clicks, on="ad", within="2 hours", how="semi")
+    found = interval_join(shown=shown, click=clicks, key="ad", within="2 hours", how="semi")
     assert found.columns == shown.columns
     assert rows(found, "ad", "origin.seq") == [("a", 1), ("b", 2)]
 
 
 def test_a_stream_is_joined_with_itself(spark: SparkSession) -> None:
     shown, _ = ads(spark)
-    found = joined(one=shown, other=shown, on="ad", within="1 second", how="left")
+    found = interval_join(one=shown, other=shown, key="ad", within="1 second", how="left")
     assert rows(found, "one.banner", "other.banner", "seen.count") == [(0, 0, 2), (1, 1, 2), (2, 2, 2)]
 
 
@@ -87,12 +87,12 @@ def test_what_cannot_be_joined_is_told_with_the_fix(spark: SparkSession, tmp_pat
     ]
     for options, said in wrong:
         with pytest.raises(Misconfigured, match=said):
-            joined(**{"on": "ad", "within": "1 minute", **options})
+            interval_join(**{"key": "ad", "within": "1 minute", **options})
     shapes = {"shown": Shape("shown", SHOWN), "clicks": Shape("clicks", CLICKED)}
     engine = Engine(spark, SparkSettings(), KafkaConnector("127.0.0.1:1"), str(tmp_path), shapes)
 
     def clicked(shown: DataFrame, clicks: DataFrame) -> DataFrame:
-        return joined(shown=shown, click=clicks, on="ad", within="1 minute")
+        return interval_join(shown=shown, click=clicks, key="ad", within="1 minute")
 
     query = Query("clicked", ("shown", "clicks"), "clicked", ("ad",), clicked)
     with pytest.raises(Misconfigured, match=r'nothing says how late its records may be.*watermark="10 minutes"'):

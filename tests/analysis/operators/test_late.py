@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from tests.analysis.operators import oracles
 from tests.analysis.operators.oracles import DDL, EVENT_TIME, generate
 
-from penstock import Pipeline, by_count, seen
+from penstock import Pipeline, count_window, seen
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
@@ -53,7 +53,7 @@ def anyhow(events: DataFrame) -> DataFrame:
 
 
 def fours(events: DataFrame) -> DataFrame:
-    return by_count(events, 4)
+    return count_window(events, 4)
 
 
 @pytest.mark.parametrize(

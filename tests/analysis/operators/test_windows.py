@@ -11,7 +11,7 @@ from pyspark.sql import functions as F
 from tests.analysis.killed.queries import sessions, tumbling
 from tests.analysis.operators.oracles import DDL, EVENT_TIME
 
-from penstock import average, by_count, seen, total
+from penstock import average, count_window, seen, total
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.operators.windows import Kept, open_from, windows
@@ -24,7 +24,7 @@ Build = Callable[[DataFrame], DataFrame]
 
 
 def fours(frame: DataFrame) -> DataFrame:
-    return by_count(frame, 4, per="name")
+    return count_window(frame, 4, key="name")
 
 
 SECONDS = timedelta(seconds=1)
@@ -46,7 +46,7 @@ def test_why_windows_do_not_run_in_real_time_is_told(spark: SparkSession, tmp_pa
 def test_windows_by_count_span_records_of_their_key(spark: SparkSession) -> None:
     names = ["a", "b", None]
     events = frame(spark, "name STRING, n BIGINT", *({"name": names[n % 3], "n": n} for n in range(13)))
-    windows_of = by_count(events, 2, per=["name"])
+    windows_of = count_window(events, 2, key=["name"])
     assert windows_of.columns == ["name", "window", "rows", "seen"]
     spans = ("name", "window.number", "window.first", "window.last", "rows.n", "seen.count")
     assert rows(windows_of, *spans) == [
@@ -64,7 +64,7 @@ def test_windows_by_count_keep_every_column_as_it_is(spark: SparkSession) -> Non
     ddl = "name STRING, m MAP<STRING, BIGINT>, t TIMESTAMP, d DECIMAL(9, 2), s STRUCT<a: ARRAY<INT>>, nothing INT"
     values = {"m": {"x": 1}, "t": "2024-01-02T03:04:05.678901Z", "d": 1.25, "s": {"a": [1, None]}}
     events = frame(spark, ddl, {"name": None, **values}, {"name": "b"})
-    (window,) = by_count(events, 2).collect()
+    (window,) = count_window(events, 2).collect()
     assert window["rows"] == events.drop("origin").collect()
     assert window["seen"] == events.agg(seen()).collect()[0]["seen"]
 
@@ -78,7 +78,7 @@ def test_records_of_several_partitions_are_merged_by_event_time(spark: SparkSess
     moved = events.withColumn("event_time", F.timestamp_millis("at")).withColumn(
         "origin", F.col("origin").withField("partition", F.col("place"))
     )
-    assert rows(by_count(moved, 4, partial=True), "rows.n") == [([2, 1, 3, 4],), ([5],)]
+    assert rows(count_window(moved, 4, partial=True), "rows.n") == [([2, 1, 3, 4],), ([5],)]
 
 
 def test_no_more_is_kept_than_open_windows_need() -> None:
@@ -115,17 +115,17 @@ def test_sums_and_means_of_arrays_leave_nulls_out(spark: SparkSession) -> None:
         ({"size": 0}, "its windows are to hold 0 records"),
         ({"size": 2, "slide": 3}, "let slide be from 1 to 2"),
         ({"size": 2, "slide": 0}, "let slide be from 1 to 2"),
-        ({"size": 2, "per": "nam"}, "per= names nam; name columns of its frame: name, event_time"),
+        ({"size": 2, "key": "nam"}, "key= names nam; name columns of its frame: name, event_time"),
     ],
 )
 def test_windows_by_count_that_cannot_be_are_refused(spark: SparkSession, arguments: dict[str, Any], said: str) -> None:
     events = frame(spark, "name STRING")
     with pytest.raises(Misconfigured, match=said):
-        by_count(events, **arguments)
+        count_window(events, **arguments)
 
 
 def test_windows_by_count_need_to_know_the_place_of_records(spark: SparkSession) -> None:
     with pytest.raises(Misconfigured, match="its frame lacks origin and event_time; give it the frame of a channel"):
-        by_count(frame(spark, "name STRING").select("name"), 2)
+        count_window(frame(spark, "name STRING").select("name"), 2)
     with pytest.raises(Misconfigured, match=r"its frame is a table, .* may have no time; .* tables\.latest"):
-        by_count(frame(spark, "name STRING").withColumn("_deleted", F.lit(False)), 2)
+        count_window(frame(spark, "name STRING").withColumn("_deleted", F.lit(False)), 2)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame
 
-from penstock import Keyed, List, Map, Value
+from penstock import Keyed, ListState, MapState, ValueState
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.core.contracts import Channels
 from penstock.core.record import Origin, Record
@@ -21,12 +21,12 @@ TEN_MINUTES = timedelta(minutes=10)
 class Approve(Keyed):
     """Declines a card that is used in another city within ten minutes."""
 
-    last = Value("city STRING, at TIMESTAMP")
-    recent = List("amount DOUBLE")
-    cities = Map("city STRING", "times INT")
-    gives = "card STRING, n BIGINT, verdict STRING, total DOUBLE, times INT"
+    last = ValueState("city STRING, at TIMESTAMP")
+    recent = ListState("amount DOUBLE")
+    cities = MapState("city STRING", "times INT")
+    schema = "card STRING, n BIGINT, verdict STRING, total DOUBLE, times INT"
 
-    def row(self, key: str, row: Any) -> Iterator[dict[str, Any]]:
+    def process(self, key: str, row: Any) -> Iterator[dict[str, Any]]:
         before = self.last.get()
         self.last.set(city=row.city, at=row.event_time)
         self.recent.append(row.amount)
@@ -82,7 +82,7 @@ def shape(channel: str) -> Shape:
 
 
 def approved(uses: DataFrame) -> DataFrame:
-    return Approve.over(uses, by="card")
+    return Approve.over(uses, key="card")
 
 
 def query(channel: str, into: str) -> Query:

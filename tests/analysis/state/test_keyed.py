@@ -15,7 +15,7 @@ from pyspark.sql import functions as F
 from tests.analysis.state import cards
 from tests.analysis.state.cards import Approve
 
-from penstock import Keyed, List, Value
+from penstock import Keyed, ListState, ValueState
 from penstock.analysis.accounting import QueryAccounting
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
@@ -45,14 +45,14 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-u
 class Patient(Approve):
     """Tells of a card when it was not used for an hour, by event time."""
 
-    def row(self, key: str, row: Any) -> Iterator[dict[str, Any]]:
+    def process(self, key: str, row: Any) -> Iterator[dict[str, Any]]:
         if row.amount == 1_000:
             raise LookupError(f"nobody has {row.amount}")
         yield from super().row(key, row)
-        self.sleep()
-        self.wake(row.event_time + timedelta(hours=1))
+        self.delete_timer()
+        self.set_timer(row.event_time + timedelta(hours=1))
 
-    def timer(self, key: str, at: datetime) -> Iterator[dict[str, Any]]:
+    def on_timer(self, key: str, at: datetime) -> Iterator[dict[str, Any]]:
         yield {"n": -1, "verdict": f"unused since {at - timedelta(hours=1):%H:%M}", "total": float(len(self.recent))}
 
 
@@ -77,7 +77,7 @@ def test_as_a_batch_it_gives_what_a_loop_over_the_records_gives(spark: SparkSess
     names = ("n", "card", "city", "amount", "at")
     # However they are shuffled on their way, each card's records come in the order of their channel.
     made = frame(spark, cards.shape("uses"), *(dict(zip(names, use, strict=True)) for use in uses)).repartition(5)
-    given = Approve.over(made, by="card").where("origin.seq = n")
+    given = Approve.over(made, key="card").where("origin.seq = n")
     assert {n: tuple(rest) for n, *rest in rows(given, "n", "card", "verdict", "total", "times")} == cards.verdicts(
         uses
     )
@@ -85,10 +85,10 @@ def test_as_a_batch_it_gives_what_a_loop_over_the_records_gives(spark: SparkSess
 
 def test_only_the_first_row_of_a_record_keeps_its_origin(spark: SparkSession) -> None:
     class Twice(Keyed):
-        at = Value("at TIMESTAMP, nested STRUCT<at: TIMESTAMP>")
-        gives = "name STRING, at TIMESTAMP, nested STRUCT<at: TIMESTAMP>"
+        at = ValueState("at TIMESTAMP, nested STRUCT<at: TIMESTAMP>")
+        schema = "name STRING, at TIMESTAMP, nested STRUCT<at: TIMESTAMP>"
 
-        def row(self, key: str, row: Any) -> Iterator[Any]:
+        def process(self, key: str, row: Any) -> Iterator[Any]:
             self.at.set(at=row.event_time, nested={"at": row.event_time})
             kept = self.at.get()
             assert kept.at == kept.nested["at"] == row.event_time
@@ -103,10 +103,10 @@ def test_only_the_first_row_of_a_record_keeps_its_origin(spark: SparkSession) ->
 
 def test_what_is_made_of_one_record_has_no_number_that_would_stand_for_several(spark: SparkSession) -> None:
     class Items(Keyed):
-        seen_of = Value("counts MAP<STRING, INT>")
-        gives = "item STRING, n INT"
+        seen_of = ValueState("counts MAP<STRING, INT>")
+        schema = "item STRING, n INT"
 
-        def row(self, key: str, row: Any) -> Any:
+        def process(self, key: str, row: Any) -> Any:
             self.seen_of.set({**self.seen_of.get({}), **row.counts})
             return {"n": sum(self.seen_of.get().values())}
 
@@ -130,10 +130,10 @@ def test_what_is_made_of_one_record_has_no_number_that_would_stand_for_several(s
 
 def test_what_cannot_work_is_told_before_it_starts(spark: SparkSession) -> None:
     class Wrong(Approve):
-        typed = List("amount DUBLE")
+        typed = ListState("amount DUBLE")
 
     class Both(Patient):
-        last = Value("city STRING, at TIMESTAMP", ttl="1 hour")
+        last = ValueState("city STRING, at TIMESTAMP", ttl="1 hour")
 
     made = frame(spark, cards.shape("uses"))
     stream = spark.readStream.format("rate").load().selectExpr("'a' AS card", "timestamp AS event_time", "1 AS origin")

@@ -4,7 +4,7 @@ import pytest
 from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, DoubleType, IntegerType, MapType, StringType, StructType
 
-from penstock import Keyed, List, Map, Value
+from penstock import Keyed, ListState, MapState, ValueState
 from penstock.analysis.state.variables import Columns, Maps, names
 from penstock.testing.keyed import keyed
 
@@ -14,14 +14,14 @@ KNOWN = StructType().add("city", StringType()).add("times", IntegerType()).add("
 class Kept(Keyed):
     """Gives what its functions say of its state, one after the other."""
 
-    pair = Value("city STRING, times INT")
-    single = Value("STRING")
-    some = List("n INT")
-    by_city = Map("city STRING", "times INT")
-    by_both = Map("city STRING, year INT", "times INT, share DOUBLE")
-    gives = "said STRING"
+    pair = ValueState("city STRING, times INT")
+    single = ValueState("STRING")
+    some = ListState("n INT")
+    by_city = MapState("city STRING", "times INT")
+    by_both = MapState("city STRING, year INT", "times INT, share DOUBLE")
+    schema = "said STRING"
 
-    def row(self, key: Any, row: Any) -> Any:
+    def process(self, key: Any, row: Any) -> Any:
         return [(row.do(self),)]
 
 

@@ -1,8 +1,7 @@
-"""What a query's checkpoint tells: the batches that Spark has finished, how far each has read, its watermark.
+"""The contents of a query's checkpoint: finished batches with their offsets and watermarks, abandoned batches, and
+excluded records.
 
-Also the batches that were given up, and the records that are excluded.
-
-Read beside Spark, without it. A checkpoint on a shared file system cannot be looked into from here.
+The files are read directly, without Spark. Remote file systems cannot be read.
 """
 
 import json
@@ -19,38 +18,38 @@ from penstock.core.errors import Misconfigured
 class Batch:
     number: int
     watermark: int
-    """In milliseconds since 1970; 0 when there is none yet."""
+    """In milliseconds since 1970; 0 when there is none."""
     ends: Mapping[str, Offsets]
-    """Per channel, up to where it has read."""
+    """Per channel, the end offsets."""
 
 
 def on_disk(folder: str) -> Path | None:
-    """The folder, if this machine can look into it."""
+    """The local path of a folder; None when it is on a remote file system."""
     return None if "://" in folder and not folder.startswith("file://") else Path(folder.removeprefix("file://"))
 
 
 def numbers(log: Path) -> list[int]:
-    """The batches of which a folder holds a file each, in order."""
+    """The numbers of the batches that have a file in a folder, in order."""
     return sorted(int(file.name) for file in log.glob("[0-9]*") if file.name.isdigit())
 
 
 def told(positions: Offsets) -> str:
-    """Positions in words."""
+    """Format offsets for people."""
     return ", ".join(f"{partition}={offset}" for partition, offset in sorted(positions.items()))
 
 
 def unfinished(folder: str) -> int | None:
-    """The batch that was begun and has not ended; None when there is none, or this machine cannot look there."""
+    """The batch that was started and not committed; None when there is none, or the checkpoint is remote."""
     path = on_disk(folder)
     if path is None or not (begun := numbers(path / "offsets")):
         return None
-    # Looked up after those that were begun: one that ends meanwhile has ended.
+    # Read after the offsets: a batch that ends in between counts as ended.
     finished = numbers(path / "commits")
     return begun[-1] if not finished or finished[-1] < begun[-1] else None
 
 
 def covered(folder: str) -> Mapping[str, Offsets] | None:
-    """Per channel, the offsets up to which the last finished batch has read; None when there is none to be found."""
+    """Per channel, the end offsets of the last committed batch; None when there is none."""
     path = on_disk(folder)
     if path is None or not (finished := numbers(path / "commits")):
         return None
@@ -62,9 +61,9 @@ def covered(folder: str) -> Mapping[str, Offsets] | None:
 
 
 def batches(folder: str, begun: bool = False) -> list[Batch]:
-    """The finished batches that the checkpoint still remembers, in order; none when it cannot be looked into.
+    """The committed batches that the checkpoint still holds, in order; none when it is remote.
 
-    With `begun`, one that is not finished comes last.
+    With `begun`, also the batch that is not committed.
     """
     if (path := on_disk(folder)) is None:
         return []
@@ -73,17 +72,17 @@ def batches(folder: str, begun: bool = False) -> list[Batch]:
         try:
             found.append(_batch(path, number))
         except (OSError, ValueError, AttributeError):
-            found.clear()  # Spark removes old ones while we look; what lies before a hole is of no use.
+            found.clear()  # Spark removes old batches concurrently: batches before a gap are useless.
     return found
 
 
 def ends_of(folder: str, number: int, channel: str) -> Offsets:
-    """Up to where a batch reads a channel, from when it has begun."""
+    """The end offsets of a started batch in a channel."""
     return _batch(Path(folder), number).ends[channel]
 
 
 def _batch(path: Path, number: int) -> Batch:
-    """By its note of offsets: a version, what Spark notes for itself, then a line for each source."""
+    """Read a batch's offsets file: a version, Spark's metadata, then a line for each source."""
     _, metadata, *sources = (path / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
     ends: dict[str, dict[int, int]] = {}
     for line in sources:
@@ -91,7 +90,7 @@ def _batch(path: Path, number: int) -> Batch:
         for channel, offsets in told.items():
             known = ends.setdefault(channel, {})
             for partition, offset in offsets.items():
-                # A query may read a channel twice; what both have read is covered.
+                # A query may read a channel twice: what both have read is covered.
                 known[int(partition)] = min(int(offset), known.get(int(partition), int(offset)))
     return Batch(number, int(json.loads(metadata).get("batchWatermarkMs", 0)), ends)
 
@@ -101,16 +100,16 @@ _FIRST_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 
 
 def give_up(folder: str) -> int | None:
-    """Give the unfinished batch of a checkpoint up, if there is one: its number. Only for a query without state.
+    """Abandon the unfinished batch of a checkpoint; return its number. Only for a query without state.
 
-    Spark notes what a batch will read before it reads it, and afterwards that it has finished. A batch with the first
-    note alone may have written some of its rows. To give it up is to write the second note: nothing is written twice.
+    Spark writes the offsets of a batch before the batch, and a commit after it. A batch without a commit may have
+    written some of its rows. To abandon it, its commit is written: no row is written twice.
     """
     path, left = on_disk(folder), unfinished(folder)
     if path is None or left is None:
         return None
     (path / _GIVEN_UP).mkdir(exist_ok=True)
-    # First that it is given up, then that it is over: otherwise a crash in between would pass for a batch well done.
+    # In this order: otherwise, after a crash in between, the batch would look complete.
     (path / _GIVEN_UP / str(left)).touch()
     finished = numbers(path / "commits")
     note = (path / "commits" / str(finished[-1])).read_text(encoding="utf-8") if finished else _FIRST_COMMIT
@@ -122,7 +121,7 @@ def give_up(folder: str) -> int | None:
 
 
 def take_up(folder: str) -> None:
-    """A batch that was to be given up, and is still unfinished, will be done again: it is not given up."""
+    """Undo the abandonment of a batch that is still unfinished: it will be repeated."""
     if (path := on_disk(folder)) is not None:
         finished = numbers(path / "commits")
         for number in given_up(folder):
@@ -131,7 +130,7 @@ def take_up(folder: str) -> None:
 
 
 def given_up(folder: str) -> frozenset[int]:
-    """The batches of a checkpoint that were given up."""
+    """The abandoned batches of a checkpoint."""
     path = on_disk(folder)
     return frozenset() if path is None else frozenset(numbers(path / _GIVEN_UP))
 
@@ -142,7 +141,7 @@ _EXCLUDED_FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Excluded:
-    """One record, and the error that the query fails with."""
+    """A record that makes the query fail, and the error."""
 
     channel: str
     partition: int
@@ -151,7 +150,7 @@ class Excluded:
 
 
 def excluded(folder: str) -> list[Excluded]:
-    """The records that the query of a checkpoint leaves out; Misconfigured when the file cannot be read."""
+    """The records that the query of a checkpoint skips; Misconfigured when the file cannot be read."""
     path = on_disk(folder)
     if path is None or not (path / EXCLUDED_FILE).exists():
         return []
@@ -170,7 +169,7 @@ def excluded(folder: str) -> list[Excluded]:
 
 
 def exclude(folder: str, records: Iterable[Excluded]) -> None:
-    """Add records to those that are left out; on disk when this returns."""
+    """Add records to the excluded ones; they are on disk when this returns."""
     path = on_disk(folder)
     if path is None:
         raise Misconfigured(f"checkpoint {folder}", "records cannot be excluded there", "keep it in a local folder")

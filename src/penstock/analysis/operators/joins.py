@@ -16,15 +16,15 @@ _HOWS = ("inner", "left", "right", "full", _SEMI)
 _RESERVED = ("event_time", "origin", "seen")
 
 
-def joined(
-    *, on: str | Sequence[str], within: str | tuple[str, str], how: str = "inner", **sides: DataFrame
+def interval_join(
+    *, key: str | Sequence[str], within: str | tuple[str, str], how: str = "inner", **sides: DataFrame
 ) -> DataFrame:
-    """Two streams by equal columns within a time: `joined(impression=…, click=…, on="ad_id", within="1 hour")`.
+    """Two streams by equal columns within a time: `interval_join(impression=…, click=…, key="ad_id", within="1 hour")`.
 
-    A record of the second belongs to one of the first when the columns `on` are equal and its event time lies no more
+    A record of the second belongs to one of the first when the columns `key` are equal and its event time lies no more
     than `within` after that of the first; with a pair (before, after), no more than `before` ahead of it either.
 
-    The result has the columns `on`; for each side a struct of its other columns and its `event_time`, under the name
+    The result has the columns `key`; for each side a struct of its other columns and its `event_time`, under the name
     that the side was given, null where there is no match; `event_time` and `origin` of the first side, or of the
     second where the first is absent; and `seen`: the count is 2 for a match and 1 for a record without one, so that a
     match is the newer version. With how="semi" it is the first side's own frame: the records that have a match.
@@ -32,8 +32,8 @@ def joined(
     A record without a match comes when none can follow any more, by the watermark of the query. Misconfigured in a
     stream without one: Spark would have to remember every record for ever.
     """
-    keys = (on,) if isinstance(on, str) else tuple(on)
-    place = f"joined({', '.join(f'{name}=…' for name in sides)})"
+    keys = (key,) if isinstance(key, str) else tuple(key)
+    place = f"interval_join({', '.join(f'{name}=…' for name in sides)})"
     _check(place, keys, how, sides)
     (first, left), (second, right) = sides.items()
     bounds = _bounds(place, within)
@@ -107,12 +107,12 @@ def _interval(span: timedelta) -> Column:
 
 def _check(place: str, keys: Sequence[str], how: str, sides: dict[str, DataFrame]) -> None:
     if len(sides) != 2:
-        fix = "give each of two a name: joined(impression=impressions, click=clicks, …)"
+        fix = "give each of two a name: interval_join(impression=impressions, click=clicks, …)"
         raise Misconfigured(place, f"it joins {len(sides)} streams", fix)
     if how not in _HOWS:
         raise Misconfigured(place, f'how is "{how}"', f"the choices are {', '.join(_HOWS)}")
     if not keys:
-        raise Misconfigured(place, "on names no column", "name those that are equal on both sides")
+        raise Misconfigured(place, "key names no column", "name those that are equal on both sides")
     for name, frame in sides.items():
         if name in (*keys, *_RESERVED):
             raise Misconfigured(place, f'"{name}" is a column of the result already', "name this side otherwise")
@@ -125,7 +125,7 @@ def _check(place: str, keys: Sequence[str], how: str, sides: dict[str, DataFrame
             raise Misconfigured(
                 place,
                 f"{name} is a table, whose rows change and may have no time",
-                "join tables by tables.join or tables.foreign, a stream with one by tables.lookup",
+                "join tables by tables.join or tables.foreign_key_join, a stream with one by tables.lookup",
             )
         if frame.isStreaming and not watermarked(frame.schema["event_time"]):
             raise Misconfigured(

@@ -173,7 +173,7 @@ def _related(name: str, left: _Held, right: _Held, deleted: bool) -> Row:
     """A row of the result. Its version grows with each change of the left row, and between two with the right one's."""
     if max(left.changes, right.changes) >= CHANGES:
         problem = f"the row {name}, or the one that it names, has changed {CHANGES} times: its versions are used up"
-        raise Misconfigured("tables.foreign", problem, "let its query begin anew: --new-checkpoint QUERY")
+        raise Misconfigured("tables.foreign_key_join", problem, "let its query begin anew: --new-checkpoint QUERY")
     seen = {
         "count": left.changes * CHANGES + right.changes,
         "newest": _later(left.newest, right.newest),
@@ -219,19 +219,23 @@ def join(how: Literal["inner", "left", "outer"] = "inner", **tables: DataFrame) 
     return folded.select("key", *rows, _seen(~whole))
 
 
-def foreign(left: DataFrame, right: DataFrame, *, on: str, how: Literal["inner", "left"] = "inner") -> DataFrame:
-    """Each row of a table with the row of another whose key its column `on` names: `key`, `left`, `right`, `seen`.
+def foreign_key_join(
+    left: DataFrame, right: DataFrame, *, key: str, how: Literal["inner", "left"] = "inner"
+) -> DataFrame:
+    """Each row of a table with the row of another whose key its column `key` names: `key`, `left`, `right`, `seen`.
 
     The key is that of the left table. A change on either side changes all rows that it concerns. The count in `seen` is
     a version only: it does not tell a number of records.
     """
-    _chosen("foreign", how, ("inner", "left"))
-    kept, known = _payload("foreign", left), _payload("foreign", right)
-    if on not in left.columns:
-        raise Misconfigured("tables.foreign", f'the left table has no column "{on}"', f"it has {', '.join(kept)}")
+    _chosen("foreign_key_join", how, ("inner", "left"))
+    kept, known = _payload("foreign_key_join", left), _payload("foreign_key_join", right)
+    if key not in left.columns:
+        raise Misconfigured(
+            "tables.foreign_key_join", f'the left table has no column "{key}"', f"it has {', '.join(kept)}"
+        )
     changes = left.select(
         F.col(KEY).alias("key"),
-        F.col(f"`{on}`").cast("string").alias("names"),
+        F.col(f"`{key}`").cast("string").alias("names"),
         _text(left, kept).alias("row"),
         F.col(DELETED).alias("gone"),
         *_told(),
@@ -253,19 +257,19 @@ def foreign(left: DataFrame, right: DataFrame, *, on: str, how: Literal["inner",
     )
 
 
-def lookup(stream: DataFrame, table: DataFrame, *, on: str, how: Literal["inner", "left"] = "inner") -> DataFrame:
+def lookup(stream: DataFrame, table: DataFrame, *, key: str, how: Literal["inner", "left"] = "inner") -> DataFrame:
     """Each record of a stream with the row that a table has when it comes: its own columns, and `found`.
 
-    `on` is the column of the stream that names the key of the row. What a table learns later changes nothing. Of what
+    `key` is the column of the stream that names the key of the row. What a table learns later changes nothing. Of what
     comes in one batch, the table's records are taken first.
     """
     _chosen("lookup", how, ("inner", "left"))
     known = _payload("lookup", table)
-    if absent := [name for name in (on, "origin") if name not in stream.columns]:
+    if absent := [name for name in (key, "origin") if name not in stream.columns]:
         raise Misconfigured("tables.lookup", f'the stream has no column "{absent[0]}"', "keep it in the frame")
     if FOUND in stream.columns:
         raise Misconfigured("tables.lookup", f'the stream has a column "{FOUND}" of its own', "rename it before")
-    place = F.col(f"`{on}`").cast("string")
+    place = F.col(f"`{key}`").cast("string")
     records = stream.select(
         F.when(place.isNotNull(), F.concat(F.lit("="), place)).otherwise("-").alias("place"),
         F.lit(False).alias("known"),
@@ -293,7 +297,7 @@ def where(result: DataFrame, condition: str | Column) -> DataFrame:
     A plain `where()` would leave a row as it was when it last fulfilled the condition.
     """
     if "seen" not in result.columns or "deleted" not in _fields(result, "seen"):
-        raise Misconfigured("tables.where", "this is not the result of latest, join or foreign", "begin with one")
+        raise Misconfigured("tables.where", "its frame is no result of latest, join or foreign_key_join", "use one")
     holds = F.expr(condition) if isinstance(condition, str) else condition
     gone = F.col("seen.deleted") | ~F.coalesce(holds, F.lit(False))
     return result.withColumn("seen", F.col("seen").withField("deleted", gone))

@@ -25,13 +25,13 @@ _GIVEN = (
 _ALL, _RECORD = "_all", "_record"
 
 
-def by_count(
-    frame: DataFrame, size: int, slide: int | None = None, per: str | Sequence[str] = (), partial: bool = False
+def count_window(
+    frame: DataFrame, size: int, slide: int | None = None, key: str | Sequence[str] = (), partial: bool = False
 ) -> DataFrame:
-    """Windows of `size` records: one after the other, or one every `slide` records; of each key `per`, or of all.
+    """Windows of `size` records: one after the other, or one every `slide` records; of each `key`, or of all.
 
-    A row for each window, once it is full: the columns `per`; `window` with its number and the first and last record
-    that it spans, counted from 1 within the key; `rows`, its records in order, with all columns but `origin` and `per`;
+    A row for each window, once it is full: the columns `key`; `window` with its number and the first and last record
+    that it spans, counted from 1 within the key; `rows`, its records in order, with all columns but `origin` and `key`;
     and `seen`. With `partial`, windows that are still open are written with each batch that adds to them.
 
     Records of a partition are counted in their order, so a key that lies in one partition gets the same windows however
@@ -39,7 +39,7 @@ def by_count(
     they fall into depends on the batches, and a recomputation may give others. What is kept of a key is its number of
     records and those of its open windows.
     """
-    keys = [per] if isinstance(per, str) else list(per)
+    keys = [key] if isinstance(key, str) else list(key)
     step = size if slide is None else slide
     _check(frame, size, step, keys)
     kept = [name for name in frame.columns if name != "origin" and name not in keys]
@@ -172,8 +172,8 @@ def _told(window: Window) -> tuple[Row, str, Row]:
     return span, f"[{','.join(one.row for one in records)}]", seen
 
 
-def _check(frame: DataFrame, size: int, slide: int, per: Sequence[str]) -> None:
-    place = "by_count()"
+def _check(frame: DataFrame, size: int, slide: int, keys: Sequence[str]) -> None:
+    place = "count_window()"
     if size < 1:
         raise Misconfigured(place, f"its windows are to hold {size} records", "let them hold one or more")
     if not 1 <= slide <= size:
@@ -184,10 +184,10 @@ def _check(frame: DataFrame, size: int, slide: int, per: Sequence[str]) -> None:
         fix = "give it the frame of a channel, or keep these columns in what you select"
         raise Misconfigured(place, f"its frame lacks {' and '.join(lacking)}", fix)
     if DELETED in columns:
-        fix = "ask for what it holds by tables.latest, join or foreign"
+        fix = "ask for what it holds by tables.latest, join or foreign_key_join"
         raise Misconfigured(place, "its frame is a table, whose rows change and may have no time", fix)
-    if unknown := [name for name in per if name not in columns or name == "origin"]:
+    if unknown := [name for name in keys if name not in columns or name == "origin"]:
         others = ", ".join(name for name in columns if name != "origin")
-        raise Misconfigured(place, f"per= names {' and '.join(unknown)}", f"name columns of its frame: {others}")
-    if taken := [name for name in per if name in ("window", "rows", "seen")]:
-        raise Misconfigured(place, f"{taken[0]} is a column that it gives", "rename the one in per=")
+        raise Misconfigured(place, f"key= names {' and '.join(unknown)}", f"name columns of its frame: {others}")
+    if taken := [name for name in keys if name in ("window", "rows", "seen")]:
+        raise Misconfigured(place, f"{taken[0]} is a column that it gives", "rename the one in key=")

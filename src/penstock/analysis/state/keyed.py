@@ -1,10 +1,10 @@
 """State of the user's own, per key, in plain Python; Spark keeps it, restores it and calls.
 
 class Approve(Keyed):
-    last = Value("city STRING, at TIMESTAMP", ttl="1 hour")
-    gives = "card STRING, verdict STRING"
+    last = ValueState("city STRING, at TIMESTAMP", ttl="1 hour")
+    schema = "card STRING, verdict STRING"
 
-    def row(self, key, row):
+    def process(self, key, row):
         before = self.last.get()
         self.last.set(city=row.city, at=row.event_time)
         yield {"verdict": "declined" if before and before.city != row.city else "approved"}
@@ -44,15 +44,15 @@ _TIMED, _UNNUMBERED = "penstock_timers", "penstock_unnumbered"
 class Keyed:
     """What is done with each record of a key, and what is remembered between them.
 
-    Variables are declared in the class: `Value`, `List`, `Map`. They hold what belongs to the key that is handled now;
-    any other attribute may be gone with the next record. `gives` are the columns of its rows, as DDL.
+    Its state is declared in the class: `ValueState`, `ListState`, `MapState`. It belongs to the key that is handled
+    now. Any other attribute may be lost before the next record. `schema`: the columns of the rows it yields, as DDL.
     """
 
-    gives: ClassVar[str] = ""
+    schema: ClassVar[str] = ""
     clock: ClassVar[bool] = False
     """Timers go by the clock, even where the query has a watermark; without one they always do."""
 
-    def row(self, key: Any, row: Any) -> Any:
+    def process(self, key: Any, row: Any) -> Any:
         """Called with each record, in the order of a key's records in their channel; yields rows, or returns one.
 
         A row is a mapping, or a tuple of all columns. The columns of the key need not be said. The first row of a
@@ -60,8 +60,8 @@ class Keyed:
         tuple of them. A class has to have it.
         """
 
-    def timer(self, key: Any, at: datetime) -> Any:
-        """Called when a timer is due, once, with the time that it was set to; yields rows as `row` does.
+    def on_timer(self, key: Any, at: datetime) -> Any:
+        """Called when a timer is due, once, with the time that it was set to; yields rows as `process` does.
 
         Only a class that has it may set timers.
         """
@@ -71,23 +71,23 @@ class Keyed:
         """The time by which timers go, as of this batch: the watermark, or the clock."""
         return _timestamp(_timers(self).now)
 
-    def wake(self, at: datetime) -> None:
-        """Have `timer` called for this key at this time, or as soon after it as there is a batch."""
+    def set_timer(self, at: datetime) -> None:
+        """Have `on_timer` called for this key at this time, or as soon after it as there is a batch."""
         _timers(self).handle.registerTimer(_milliseconds(at))
 
-    def sleep(self, at: datetime | None = None) -> None:
+    def delete_timer(self, at: datetime | None = None) -> None:
         """Remove a timer of this key, or all of them."""
         handle = _timers(self).handle
         for one in [_milliseconds(at)] if at is not None else list(handle.listTimers()):
             handle.deleteTimer(one)
 
     @classmethod
-    def over(cls, frame: DataFrame, by: str | Sequence[str]) -> DataFrame:
-        """The rows that the records of a frame give, key by key: the columns of `gives`, and `origin`.
+    def over(cls, frame: DataFrame, key: str | Sequence[str]) -> DataFrame:
+        """The rows that the records of a frame give, key by key: the columns of `schema`, and `origin`.
 
         Misconfigured when the class, or the frame, is not as it has to be.
         """
-        names = (by,) if isinstance(by, str) else tuple(by)
+        names = (key,) if isinstance(key, str) else tuple(key)
         for name in (*names, _ORIGIN):
             if name not in frame.columns:
                 problem = f'the frame has no column "{name}", only {", ".join(frame.columns)}'
@@ -106,8 +106,8 @@ class Keyed:
             )
         numbered = not multiplied(frame)
         processor = Processor(cls, names, mode, _read, Maps(frame.schema), numbered)
-        assert isinstance(processor.gives, StructType)
-        schema = StructType([*processor.gives.fields, frame.schema[_ORIGIN]])
+        assert isinstance(processor.schema, StructType)
+        schema = StructType([*processor.schema.fields, frame.schema[_ORIGIN]])
         result = frame.groupBy(*names).transformWithState(processor, schema, "update", mode)
         result = result if numbered else result.alias(_UNNUMBERED)
         return result.alias(_TIMED) if has_timers(cls) else result
@@ -122,7 +122,7 @@ def declared(kind: type[Keyed]) -> dict[str, Variable]:
 
 
 def has_timers(kind: type[Keyed]) -> bool:
-    return kind.timer is not Keyed.timer
+    return kind.on_timer is not Keyed.on_timer
 
 
 def keeps_state(frame: DataFrame) -> bool:
@@ -153,7 +153,7 @@ def _time(kind: type[Keyed], watermark: bool) -> str:
                 f"{kind.__name__}.{mortal[0]}",
                 "its time to live goes by the clock, and the timers by event time, because the query has a watermark; "
                 "Spark has one time for both",
-                "leave ttl= out and clear it in timer(); or say clock = True in the class, for timers by the clock",
+                "leave ttl= out and clear it in on_timer(); or say clock = True in the class, for timers by the clock",
             )
         return EVENT_TIME
     return CLOCK if mortal or has_timers(kind) else NO_TIME
@@ -169,7 +169,7 @@ class Processor(StatefulProcessor):
     def __init__(
         self,
         kind: type[Keyed],
-        by: Sequence[str],
+        key: Sequence[str],
         time: str,
         read: Read,
         maps: Maps | None = None,
@@ -179,10 +179,10 @@ class Processor(StatefulProcessor):
 
         `maps` makes dicts of those in its records. `numbered`: each record comes once, and its origin may be given.
         """
-        self._kind, self._by, self._time = kind, tuple(by), time
+        self._kind, self._key, self._time = kind, tuple(key), time
         self._maps, self._numbered = maps or Maps(StructType()), numbered
-        if kind.row is Keyed.row:
-            raise Misconfigured(kind.__name__, "it does nothing with a record", "write def row(self, key, row)")
+        if kind.process is Keyed.process:
+            raise Misconfigured(kind.__name__, "it does nothing with a record", "write def process(self, key, row)")
         self._schemas = {}
         for name, variable in declared(kind).items():
             if name.startswith("_"):
@@ -190,26 +190,26 @@ class Processor(StatefulProcessor):
             if name in _OWN:
                 raise Misconfigured(f"{kind.__name__}.{name}", "Keyed has this name for itself", "choose another")
             self._schemas[name] = tuple(column.schema for column in variable.read(kind.__name__, read))
-        if not kind.gives:
-            raise Misconfigured(kind.__name__, "it does not say what it gives", 'write gives = "card STRING, …"')
+        if not kind.schema:
+            raise Misconfigured(kind.__name__, "it does not say what it gives", 'write schema = "card STRING, …"')
         try:
-            given = Columns(kind.__name__, read(kind.gives))
+            given = Columns(kind.__name__, read(kind.schema))
         except ValueError as error:
-            raise Misconfigured(f"{kind.__name__}.gives", str(error)) from error
+            raise Misconfigured(f"{kind.__name__}.schema", str(error)) from error
         for name in given.names:
             if name.lower() == _ORIGIN:
-                raise Misconfigured(f"{kind.__name__}.gives", "origin is added by itself", "leave it out")
+                raise Misconfigured(f"{kind.__name__}.schema", "origin is added by itself", "leave it out")
             if name.lower() == _VERSION:
-                raise Misconfigured(f"{kind.__name__}.gives", "seen is what seen() counts", "choose another name")
-        self.gives = given.schema
+                raise Misconfigured(f"{kind.__name__}.schema", "seen is what seen() counts", "choose another name")
+        self.schema = given.schema
 
     def init(self, handle: Any) -> None:
         self._user = self._kind()
-        self._columns = Columns(f"{self._kind.__name__}.gives", self.gives)
+        self._columns = Columns(f"{self._kind.__name__}.schema", self.schema)
         self._row = Row(*self._columns.names, _ORIGIN)
         # As everywhere in Spark, the case of a name is of no matter.
         named = {name.lower(): name for name in self._columns.names}
-        self._filled_in = [named.get(name.lower()) for name in self._by]
+        self._filled_in = [named.get(name.lower()) for name in self._key]
         self._timers = _Timers(handle) if has_timers(self._kind) else None
         self._user.__dict__["_timers"] = self._timers
         for name, variable in declared(self._kind).items():
@@ -222,14 +222,14 @@ class Processor(StatefulProcessor):
         # All of a key in this batch are held at once: only their places tell which came first.
         for record in self._in_order(key, rows):
             origin = record[_ORIGIN] if self._numbered else None
-            for made in self._called("row", key, self._maps.read(record)):
+            for made in self._called("process", key, self._maps.read(record)):
                 yield self._made(key, made, origin)
                 origin = None
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Any]:
         self._set_time(timerValues)
         key = tuple(map(plain, key))
-        for made in self._called("timer", key, _timestamp(expiredTimerInfo.getExpiryTimeInMs())):
+        for made in self._called("on_timer", key, _timestamp(expiredTimerInfo.getExpiryTimeInMs())):
             yield self._made(key, made, None)
 
     def close(self) -> None:
@@ -261,7 +261,7 @@ class Processor(StatefulProcessor):
                 return self._row(*self._columns.named({**self._of_key(key), **made}), origin)
             return self._row(*self._columns.taken(made), origin)
         except (TypeError, ValueError) as error:
-            raise self._wrong("gives", key, error) from error
+            raise self._wrong("schema", key, error) from error
 
     def _of_key(self, key: Any) -> dict[str, Any]:
         return {name: value for name, value in zip(self._filled_in, key, strict=True) if name is not None}
@@ -285,7 +285,7 @@ class _Timers:
 def _timers(keyed: Keyed) -> _Timers:
     found: _Timers | None = keyed.__dict__.get("_timers")
     if found is None:
-        raise AttributeError(f"{type(keyed).__name__} has no timers: write def timer(self, key, at)")
+        raise AttributeError(f"{type(keyed).__name__} has no timers: write def on_timer(self, key, at)")
     return found
 
 

@@ -71,12 +71,12 @@ class Variable(ABC):
         """What an instance has under this name."""
 
 
-class Value(Variable):
+class ValueState(Variable):
     """One row per key, or one value."""
 
-    def __init__(self, columns: str, *, ttl: str | None = None) -> None:
-        """`columns` as DDL; `ttl`: forgotten so long after it was last set, by the clock."""
-        super().__init__(columns, ttl=ttl)
+    def __init__(self, schema: str, *, ttl: str | None = None) -> None:
+        """`schema` as DDL; `ttl`: forgotten so long after it was last set, by the clock."""
+        super().__init__(schema, ttl=ttl)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -90,12 +90,12 @@ class Value(Variable):
         return KeptValue(handle.getValueState(self.name, columns.schema, self.milliseconds()), columns)
 
 
-class List(Variable):
+class ListState(Variable):
     """Any number of rows per key, or of values, in the order in which they were added."""
 
-    def __init__(self, columns: str, *, ttl: str | None = None) -> None:
-        """`columns` as DDL; `ttl`: each is forgotten so long after it was added, by the clock."""
-        super().__init__(columns, ttl=ttl)
+    def __init__(self, schema: str, *, ttl: str | None = None) -> None:
+        """`schema` as DDL; `ttl`: each is forgotten so long after it was added, by the clock."""
+        super().__init__(schema, ttl=ttl)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -109,12 +109,12 @@ class List(Variable):
         return KeptList(handle.getListState(self.name, columns.schema, self.milliseconds()), columns)
 
 
-class Map(Variable):
+class MapState(Variable):
     """Rows, or values, under keys of their own."""
 
-    def __init__(self, keys: str, columns: str, *, ttl: str | None = None) -> None:
-        """`keys` and `columns` as DDL; `ttl`: each is forgotten so long after it was last set, by the clock."""
-        super().__init__(keys, columns, ttl=ttl)
+    def __init__(self, key: str, schema: str, *, ttl: str | None = None) -> None:
+        """`key` and `schema` as DDL; `ttl`: each is forgotten so long after it was last set, by the clock."""
+        super().__init__(key, schema, ttl=ttl)
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
@@ -129,7 +129,7 @@ class Map(Variable):
 
 
 class KeptValue:
-    """What a `Value` holds for the key that is handled now. It is true when there is something."""
+    """What a `ValueState` holds for the key that is handled now. It is true when there is something."""
 
     def __init__(self, state: Any, columns: "Columns") -> None:
         self._state, self._columns = state, columns
@@ -151,7 +151,7 @@ class KeptValue:
 
 
 class KeptList:
-    """What a `List` holds for the key that is handled now. It is true when there is something."""
+    """What a `ListState` holds for the key that is handled now. It is true when there is something."""
 
     def __init__(self, state: Any, columns: "Columns") -> None:
         self._state, self._columns = state, columns
@@ -186,7 +186,7 @@ class KeptList:
 
 
 class KeptMap:
-    """What a `Map` holds for the key that is handled now: used as a dict. It is true when there is something."""
+    """What a `MapState` holds for the key that is handled now: used as a dict. It is true when there is something."""
 
     def __init__(self, state: Any, keys: "Columns", columns: "Columns") -> None:
         self._state, self._keys, self._columns = state, keys, columns
