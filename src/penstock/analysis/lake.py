@@ -1,8 +1,8 @@
-"""A lake filled by Spark: each record of a channel is validated once; it becomes a row of the table or a dead letter.
+"""Fill a lake with Spark: each record of a channel becomes a row of the table or a dead letter.
 
-The table says where it stands, so the query needs no checkpoint of its own: it begins at the table's offsets. A batch
-writes its rows as Parquet files, then its dead letters, and then the table commits the files together with the offsets
-and the totals. A batch that a crash cut short is repeated from the offsets of the last commit.
+The table stores its offsets, so the query needs no checkpoint: it starts at these offsets. A batch writes Parquet
+files, then dead letters. Then the table commits the files, the offsets and the totals together. An interrupted batch is
+repeated from the offsets of the last commit.
 """
 
 import shutil
@@ -32,21 +32,21 @@ from penstock.core.errors import Misconfigured
 NUMBERED = (
     "_sender STRING, _epoch BIGINT, _seq BIGINT, _time TIMESTAMP, _partition INT NOT NULL, _offset BIGINT NOT NULL"
 )
-"""The columns that stand beside those of the payload: the record's origin, and where it lies in the channel."""
+"""The columns beside the payload: the record's origin, partition and offset."""
 KEYED = "_key STRING, _deleted BOOLEAN NOT NULL, _version BIGINT"
-"""Of a table and a result these as well: the row's key, whether the record deletes it, and its version."""
+"""Further columns for a table or a result: the row's key, whether it is deleted, and its version."""
 _INCOMING = "_incoming"
-"""Where Spark's tasks write, inside the table's folder. Readers leave out what begins with an underscore."""
+"""The folder in the table where Spark's tasks write. Readers ignore names with an underscore."""
 _FITS = "_fits"
 
 
 Frame = DataFrame
 Batch = Callable[[DataFrame, Offsets], None]
-"""Takes the records of a batch, and the offsets up to which it reads the channel."""
+"""Handles the records of a batch, given its end offsets."""
 
 
 class Table(Protocol):
-    """The lake's table, as far as it is filled from here."""
+    """The part of the lake's table that is used here."""
 
     @property
     def path(self) -> str: ...
@@ -59,23 +59,23 @@ class Table(Protocol):
 
 
 def columns(shape: Shape, keyed: bool) -> StructType:
-    """The table's columns; Misconfigured when a name of the schema is one of the lake's own."""
+    """The table's columns; Misconfigured when the schema has a reserved column."""
     payload = columns_of("value BINARY") if shape.ddl is None else schema_of(shape)
     added = columns_of(f"{NUMBERED}, {KEYED}" if keyed else NUMBERED)
     names = {name.lower() for name in added.names}
     for name in payload.names:
         if name.lower() in names:
             raise Misconfigured(
-                f"the schema of {shape.channel}", f'the lake has a column "{name}" of its own', "name it otherwise"
+                f"the schema of {shape.channel}", f'"{name}" is a column of the lake', "rename the column"
             )
         names.add(name.lower())
-    # A row that is deleted has none of them.
+    # A deleted row has no payload.
     fields = [StructField(one.name, validation.optional(one.dataType), one.nullable or keyed) for one in payload]
     return StructType([*fields, *added])
 
 
 def records(raw: DataFrame, shape: Shape, keyed: bool, judged: bool) -> DataFrame:
-    """All records of a channel as rows of its lake, and whether each fits; all do if they are not `judged`."""
+    """All records of a channel as rows of its lake, with a column for whether each fits."""
     frame = parsed(raw, shape)
     own = [F.col("value")] if shape.ddl is None else [
         validation.declared(F.col(f"doc.`{one.name}`"), one.dataType).alias(one.name) for one in schema_of(shape)
@@ -112,19 +112,19 @@ class Filling:
         chosen: Callable[[DataFrame], DataFrame] = lambda raw: raw,
         left_out: Column | None = None,
     ) -> None:
-        """`letters` gets what does not fit; without them, all fits. `chosen` leaves out what is not to be loaded.
+        """`letters` gets records that do not fit; None: all fit. `chosen` filters the records to load.
 
-        `left_out` are records that the query fails with: they have their dead letters, and are counted as refused.
+        `left_out` are excluded records: they have dead letters, and are counted as refused.
         """
         self._table, self._shape, self._keyed, self._letters = table, shape, keyed, letters
         self._chosen, self._left_out = chosen, F.lit(False) if left_out is None else left_out
         self._first = True
         self.rows = self.taken = self.refused = 0
         self.newest: Micros | None = None
-        """When the newest record of the last batch was sent."""
+        """The time at the sender of the newest record in the last batch."""
 
     def __call__(self, batch: DataFrame, reached: Offsets) -> None:
-        """Take a batch; `reached` is up to where it reads the channel."""
+        """Write a batch; `reached` are its end offsets."""
         raw = self._chosen(batch)
         if self._first and (stands := self._table.positions()):
             raw = raw.where(F.col("offset") >= by_partition(stands))
@@ -142,7 +142,7 @@ class Filling:
         taken, refused = observed.get["taken"], observed.get["refused"]
         self.newest = observed.get["newest"]
         if refused and self._letters is not None:
-            # Before the commit that counts them.
+            # Before the commit that counts these records.
             letters = dead_letters(raw.where(~self._left_out), self._shape)
             self._letters.write(row.asDict() for row in letters.toLocalIterator())
         new = self._table.append(arrow, reached, refused) if files is None else self._table.add(files, reached, refused)
@@ -150,7 +150,7 @@ class Filling:
         self.rows, self.taken, self.refused = self.rows + new, self.taken + taken, self.refused + refused
 
     def _written(self, rows: DataFrame) -> list[Path]:
-        """Let Spark's tasks write the rows; the files lie in the table's folder, and in no version of it."""
+        """Write the rows by Spark's tasks into the table's folder, not yet in any version of the table."""
         root = Path(self._table.path)
         incoming = root / _INCOMING
         rows.write.mode("overwrite").parquet(str(incoming), compression="snappy")
@@ -161,10 +161,10 @@ class Filling:
 
 
 def fill(engine: Engine, name: str, channel: str, start: Offsets, batch: Batch) -> StreamingQuery:
-    """Start the query that hands the records of a channel to `batch`, from these offsets on.
+    """Start the query that passes the records of a channel to `batch`, from these offsets.
 
-    Its checkpoint is begun anew each time: the table says what is to be read next. The records that it leaves out stay
-    noted there.
+    It starts with a new checkpoint each time, because the table stores the offsets. Only the list of excluded
+    records is kept.
     """
     folder = on_disk(engine.checkpoint(name)) or Path(mkdtemp(prefix="penstock-"))
     for old in folder.iterdir() if folder.is_dir() else ():

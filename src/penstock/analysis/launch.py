@@ -1,4 +1,4 @@
-"""The start of queries: each where its checkpoint stands, in the best mode that Spark accepts."""
+"""Start queries at their checkpoints, in the best mode that Spark accepts."""
 
 import logging
 import re
@@ -44,10 +44,10 @@ _OPERATORS = {
 
 
 def objection_to_state(spark: SparkSession, result: DataFrame, output: str, path: Path, found: Written) -> str | None:
-    """What Spark's planner has against going on from this checkpoint; None when it accepts.
+    """The objection of Spark's planner to this checkpoint; None when it accepts.
 
-    The next batch is planned as at a start of the query, over copies of the files in which Spark notes its operators
-    and their schemas. No source is asked, no state is loaded, and the checkpoint stays as it is.
+    The next batch is planned as at a start of the query, with copies of the files that hold the operators and their
+    schemas. No source is read, no state is loaded, and the checkpoint does not change.
     """
     folder = Path(tempfile.mkdtemp(prefix="penstock-doctor-"))
     try:
@@ -66,7 +66,7 @@ def _copy(path: Path, folder: Path, found: Written) -> None:
             (folder / log).mkdir()
             shutil.copy(path / log / str(number), folder / log)
     if found.begun == found.finished:
-        # Spark notes what a batch will read before it plans it.
+        # Spark writes the offsets of a batch before it plans the batch.
         shutil.copy(path / "offsets" / str(found.begun), folder / "offsets" / str(found.begun + 1))
     for noted in path.glob("state/**/_metadata"):
         shutil.copytree(noted, folder / noted.relative_to(path))
@@ -100,18 +100,18 @@ def _plan(spark: SparkSession, result: DataFrame, output: str, folder: Path, fou
 
 
 def explained(error: Exception) -> str:
-    """Spark's objection_to_state, with its facts in words."""
+    """Spark's objection to a state, as a sentence."""
     text = str(error.java_exception.getMessage()) if isinstance(error, Py4JJavaError) else str(error)
     if schemas := re.search(r"Existing (key|value)_schema=(.*?) and new \w+_schema=(.*?)\.\s", text, re.DOTALL):
-        return f"its state has the {schemas[1]}s {_columns(schemas[2])}, and would have {_columns(schemas[3])}"
+        return f"its state has {schemas[1]} columns {_columns(schemas[2])}, and would have {_columns(schemas[3])}"
     if operators := re.search(r"in the metadata: \[(.*?)\]; .* in current batch: \[(.*?)\]", text, re.DOTALL):
         had, has = (re.findall(r"OperatorName: (\w+)", operators[number]) for number in (1, 2))
-        return f"its state is that of {_named(had)}, and would be that of {_named(has)}"
+        return f"its state is of {_named(had)}, and would be of {_named(has)}"
     return f"Spark objects: {description(error)}"
 
 
 def _named(operators: list[str]) -> str:
-    return ", ".join(_OPERATORS.get(one, one) for one in operators) or "nothing"
+    return ", ".join(_OPERATORS.get(one, one) for one in operators) or "no operator"
 
 
 def _columns(schema: str) -> str:
@@ -123,11 +123,11 @@ log = logging.getLogger(__name__)
 
 _WITHOUT_DATA = "spark.sql.streaming.noDataMicroBatches.enabled"
 _STARTING = threading.Lock()
-"""A setting of the session is read when a query starts: no other may start between the two."""
+"""Spark reads a session setting when a query starts: no other query may start in between."""
 
 
 def examined(engine: Engine, query: Query, known: Known | None = None, result: DataFrame | None = None) -> Diagnosis:
-    """Whether a query, and its result over streams, fits the checkpoint that it has; Spark is asked as well."""
+    """Compare a query with its checkpoint, also by Spark's planner."""
     over = engine.frame(query, engine.stream) if result is None else result
     output = "update" if query.emit is Emit.CHANGE and accepts_update(over) else "append"
 
@@ -156,17 +156,17 @@ def _setting(engine: Engine, name: str) -> str | None:
 def launch(
     engine: Engine, query: Query, places: int, topics: Mapping[str, str], turn: int = 0, known: Known | None = None
 ) -> tuple[StreamingQuery, Verdict]:
-    """Start a query where its checkpoint stands, in the best mode that Spark accepts.
+    """Start a query at its checkpoint, in the best mode that Spark accepts.
 
-    What `fitting` refuses is refused. Beyond that nothing is rehearsed here: real time is tried, and an objection comes
-    before the first record is read. Queries with different turns do not all run at once.
+    Misconfigured as in `fitting`. Real time is tried by a start: Spark refuses it before it reads a record. Queries
+    with different turns start their batches at different times.
     """
     return begin(engine, query, fitting(engine, query, topics, known), places, turn)
 
 
 @dataclass(frozen=True)
 class Fitting:
-    """A query that may start: its result over streams, what its checkpoint says to it, what is against real time."""
+    """A query that may start: its result over streams, its checkpoint's note, and the objection to real time."""
 
     result: DataFrame
     before: Note
@@ -175,9 +175,9 @@ class Fitting:
 
 
 def fitting(engine: Engine, query: Query, topics: Mapping[str, str], known: Known | None = None) -> Fitting:
-    """Misconfigured when a query cannot run, or not where its checkpoint stands. Nothing is changed by asking.
+    """Misconfigured when a query cannot run, or does not fit its checkpoint. Changes nothing.
 
-    `topics` are the ids of the topics that the query touches.
+    `topics` are the ids of the query's topics.
     """
     engine.require_told(query)
     before = readable(query.name, engine.checkpoint(query.name))
@@ -194,8 +194,8 @@ def fitting(engine: Engine, query: Query, topics: Mapping[str, str], known: Know
 def _over_streams(engine: Engine, query: Query, since: Mapping[str, Offsets]) -> DataFrame:
     """The result of a query over its channels.
 
-    Spark hands all records that a key has in a batch to Python at once, and the first batch is the whole log. So what
-    keeps state there takes a limited number with each.
+    Spark passes all records of a key in a batch to Python at once, and the first batch is the whole log. So queries
+    with state in Python read a limited number of records with each batch.
     """
     result = engine.frame(query, lambda name: engine.stream(name, since.get(name)))
     if not keeps_state(result):
@@ -203,7 +203,7 @@ def _over_streams(engine: Engine, query: Query, since: Mapping[str, Offsets]) ->
     limited = engine.connector.limited(engine.settings.state_batch)
     whole = {name for name in query.inputs if engine.shapes[name].table}
     if whole and not by_arrival(engine.over_nothing(query)):
-        # Only what a stream finds in a table depends on how much of that was read before it.
+        # Only a lookup depends on how much of the table was read before.
         whole = set()
 
     def stream(name: str) -> DataFrame:
@@ -213,7 +213,7 @@ def _over_streams(engine: Engine, query: Query, since: Mapping[str, Offsets]) ->
 
 
 def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 0) -> tuple[StreamingQuery, Verdict]:
-    """Start a query that was found to fit, see `launch`."""
+    """Start a query that fits its checkpoint, see `launch`."""
     folder, result, diagnosis = engine.checkpoint(query.name), fits.result, fits.diagnosis
     note = diagnosis.require()
     if not note.writer or note.generation > fits.before.generation:
@@ -221,12 +221,12 @@ def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 
     for remark in diagnosis.remarks:
         log.info("query %s: %s", query.name, remark)
     if note.generation > fits.before.generation:
-        # Spark would hold the query to what it planned as it was.
+        # Spark would compare the query with its previous plan.
         _forget_if_unused(folder)
     if not engine.gives_up(query):
         take_up(folder)
     elif (number := give_up(folder)) is not None:
-        log.warning("query %s: its batch %d was left unfinished, and is given up", query.name, number)
+        log.warning("query %s: its unfinished batch %d is abandoned", query.name, number)
     against = fits.against
     verdict = decide(query, against, places)
     tried = verdict.mode is Mode.REAL_TIME
@@ -242,7 +242,7 @@ def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 
     if verdict.mode is Mode.REAL_TIME:
         raise _not_in_real_time(query, str(against), diagnosis)
     if tried or diagnosis.fit is Fit.NEW:
-        # Real time plans a state before it notes a batch, now or in a run that was stopped in its first one.
+        # In real time, Spark writes state metadata before it writes the offsets of the first batch.
         _forget_if_unused(folder)
     return _start(engine, query, result, verdict.mode, note, turn), verdict
 
@@ -256,14 +256,14 @@ def _start(engine: Engine, query: Query, result: DataFrame, mode: Mode, note: No
     update = mode is Mode.REAL_TIME or (query.emit is Emit.CHANGE and accepts_update(result))
     at_once = mode is Mode.REAL_TIME
     writer = _into(engine, encoded(result, query, note.generation, note.writer), query.into, query.name, note, at_once)
-    # Before its first row: whoever finds the token in a row can look up whose it is.
+    # Before the first row: readers look up the token of a row.
     engine.announce(query, note)
     writer = writer.outputMode("update" if update else "append")
     if mode is Mode.REAL_TIME:
         length = _length(engine.settings.real_time_batch, turn)
         # PySpark's own overloads do not know this trigger yet.
         return writer.trigger(realTime=length).start()  # type: ignore[call-overload,no-any-return]
-    # A row may become final without another record: by what the last batch has done to the watermark. Timers, too.
+    # Without new records, the watermark of the last batch may finalize rows, and timers may fire.
     without_data = str(not update or waits(result)).lower()
     writer = writer.trigger(processingTime=_every(query.every or engine.settings.every, turn))
     with _STARTING:
@@ -272,7 +272,7 @@ def _start(engine: Engine, query: Query, result: DataFrame, mode: Mode, note: No
 
 
 def sift(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str], turn: int = 0) -> StreamingQuery:
-    """Bring what does not fit a channel's schema to its dead letters."""
+    """Start the query that writes records that do not fit to the dead letters of their channel."""
     name, note = f"{shape.channel}.dead", require_sifting(engine, shape, into, topics)
     raw = engine.stream(shape.channel, (note.since or {}).get(shape.channel))
     if (out := engine.left_out(name, shape.channel)) is not None:
@@ -283,7 +283,7 @@ def sift(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str], tur
 
 
 def require_sifting(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str]) -> Note:
-    """The note for the checkpoint of `sift`; Misconfigured when this does not fit. Nothing is changed by asking."""
+    """The note for the checkpoint of `validate`; Misconfigured when it does not fit. Changes nothing."""
     name, now = f"{shape.channel}.dead", Fingerprint((shape.channel,), into, "append")
     return examine(name, engine.checkpoint(name), now, _knowing(engine, Known(topics))).require()
 
@@ -298,17 +298,17 @@ def _into(
 
 
 def _length(batch: timedelta, turn: int) -> str:
-    """Between two batches nothing flows: lengths that differ keep the pauses of two queries from falling together."""
+    """Queries pause between batches. Different lengths keep the pauses of two queries apart."""
     return f"{int(batch.total_seconds() * (1000 + 70 * turn))} milliseconds"
 
 
 def _every(interval: timedelta, turn: int) -> str:
-    """Spark begins batches at multiples of their interval; slightly different ones keep queries out of step."""
+    """Spark starts batches at multiples of the interval. Different intervals keep queries apart."""
     return f"{int(interval.total_seconds() * 1000) + 130 * turn} milliseconds"
 
 
 def failed(queries: Iterable[StreamingQuery]) -> Unavailable | None:
-    """The first query that ended, with its reason."""
+    """Why the first ended query has ended."""
     for query in queries:
         if not query.isActive:
             error: StreamingQueryException | None = query.exception()
@@ -317,7 +317,7 @@ def failed(queries: Iterable[StreamingQuery]) -> Unavailable | None:
 
 
 def _forget_if_unused(folder: str) -> None:
-    """Remove what an attempt left behind that Spark refused; a checkpoint that holds a batch is kept, and each note."""
+    """Remove a checkpoint without commits after a refused start, except the files of Penstock."""
     path = on_disk(folder)
     if path is not None and path.is_dir() and not any(path.glob("commits/[0-9]*")):
         for left in path.iterdir():
@@ -334,15 +334,14 @@ WARM_UP_PAUSE = 0.5
 def warm_up(
     engine: Engine, query: Query, stop: threading.Event, times: int = WARM_UPS, pause: float = WARM_UP_PAUSE
 ) -> int:
-    """Plan a query over nothing again and again, until `times` or `stop`; how often it was planned.
+    """Plan a query over an empty frame repeatedly, until `times` or `stop`; return how often.
 
-    Spark plans a query anew for each batch, and in real time nothing flows meanwhile. A JVM takes three times as long
-    for what it has not done often, and a batch a minute is not often.
+    Spark plans a query for each batch, and a real-time query pauses meanwhile. A cold JVM takes three times as long.
     """
     rows = encoded(engine.over_nothing(query), query)
     for done in range(times):
         if stop.wait(pause):
             return done
-        # A frame keeps the plan that it got; this is another one.
+        # A frame caches its plan: a new frame is planned again.
         rows.select("*")._jdf.queryExecution().executedPlan()
     return times

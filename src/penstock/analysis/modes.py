@@ -1,4 +1,4 @@
-"""The mode of a query: Spark's own planner is asked, by a rehearsal without a broker. The slots that queries need."""
+"""The mode of a query, by a trial with Spark's planner without a broker; and the slots that queries need."""
 
 import re
 import shutil
@@ -23,35 +23,33 @@ _PATIENCE = 60.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """The mode of a query, and why, in words for `penstock plan`."""
+    """The mode of a query, and the reason for `penstock plan`."""
 
     mode: Mode
     why: str
 
 
 def decide(query: Query, objection: str | None, places: int) -> Verdict:
-    """The mode of a query, from Spark's objection to real time and the places that are left for it."""
+    """The mode of a query, by Spark's objection to real time and the free real-time slots."""
     if query.mode is Mode.MICRO_BATCH:
-        return Verdict(Mode.MICRO_BATCH, "asked for by mode=")
+        return Verdict(Mode.MICRO_BATCH, "set by mode=")
     if query.mode is Mode.REAL_TIME:
-        return Verdict(
-            Mode.REAL_TIME, "asked for by mode=" + (f", though Spark objects: {objection}" if objection else "")
-        )
+        return Verdict(Mode.REAL_TIME, "set by mode=" + (f", although Spark refuses: {objection}" if objection else ""))
     if query.every is not None:
-        return Verdict(Mode.MICRO_BATCH, "its rows are to come every so often, by every=")
+        return Verdict(Mode.MICRO_BATCH, "set by every=")
     if objection:
-        return Verdict(Mode.MICRO_BATCH, f"no real time here: {objection}")
+        return Verdict(Mode.MICRO_BATCH, f"no real time: {objection}")
     if places < 1:
-        why = "Spark would allow real time, but the places for it are taken ([spark] real_time_queries)"
+        why = "Spark allows real time, but other queries use the slots ([spark] real_time_queries)"
         return Verdict(Mode.MICRO_BATCH, why)
-    return Verdict(Mode.REAL_TIME, "Spark allows it, and no earlier query has taken the place")
+    return Verdict(Mode.REAL_TIME, "Spark allows it, and a real-time slot is free")
 
 
 def objection(build: Callable[[], DataFrame]) -> str | None:
-    """What Spark says against running this in real time; None if it accepts.
+    """Spark's objection to real time; None if it accepts.
 
-    What `build` makes is made of `empty_stream`, Spark's own in-memory source of real-time streams: so the planner goes
-    through everything that it would do for Kafka.
+    `build` uses `empty_stream`, Spark's in-memory source of real-time streams: so the planner does the same as for
+    Kafka.
     """
     folder = tempfile.mkdtemp(prefix="penstock-rehearsal-")
     try:
@@ -70,23 +68,23 @@ def objection(build: Callable[[], DataFrame]) -> str | None:
 
 
 def refusal(spark: SparkSession, query: StreamingQuery) -> str | None:
-    """Wait until a query in real time is planned; what Spark has against it, or None when its job runs."""
+    """Wait until a real-time query is planned; return Spark's objection, or None when its job runs."""
     until = time.monotonic() + _PATIENCE
     jobs = spark.sparkContext.statusTracker()
     while not (planned := jobs.getJobIdsForGroup(str(query.runId))) and query.isActive and time.monotonic() < until:
         time.sleep(0.02)
     error = query.exception()
-    # What fails once its job runs is no objection to the mode; nor is what may be gone at the next attempt.
+    # Neither a failure of the running job nor a transient error is an objection to the mode.
     return plainly(error) if error and not planned and not is_transient(error) else None
 
 
 def accepts_update(frame: DataFrame) -> bool:
-    """Whether the result may be updated row by row; otherwise rows come once, when they are final."""
+    """Whether the result can be written on each change; otherwise rows are written once, when they are final."""
     return refused(frame, "Update") is None
 
 
 def refused(frame: DataFrame, output: str) -> str | None:
-    """What Spark has against writing a result in this way, which it calls Update, Append or Complete."""
+    """Spark's objection to an output mode (Update, Append or Complete); None if it accepts."""
     jvm = frame.sparkSession._jvm
     assert jvm is not None
     checker = getattr(jvm, "org.apache.spark.sql.catalyst.analysis.UnsupportedOperationChecker$")
@@ -119,7 +117,7 @@ _OPERATORS = {
     "SortMergeJoin": "a join with a table that is too large to be sent to every task",
     "ShuffledHashJoin": "a join with a table that is too large to be sent to every task",
 }
-"""What users call the operators that Spark refuses in real time."""
+"""Operators that Spark refuses in real time, as users know them."""
 _SENTENCES = {
     "session window streaming aggregations": "sessions are written when they are final",
     "stateful operators .* before a union": "what is aggregated before a union runs in micro-batches only",
@@ -132,11 +130,11 @@ _SENTENCES = {
     "Limits are not supported": "some rows of a stream cannot be kept up to date; leave LIMIT out",
     "Window function is not supported": "a function over a window of rows needs all rows; group by window() instead",
 }
-"""What Spark says, by a part of it, in fewer words."""
+"""Short texts for errors of Spark, by a part of their text."""
 
 
 def plainly(error: Exception) -> str:
-    """Spark's objection in the words of who writes queries; as Spark says it, where these are not known."""
+    """Spark's objection as a sentence for users; Spark's text when it is unknown."""
     said = description(error)
     if listed := re.search(r"\(s\): (.+?) (?:is|are) not in the \w+ allowlist", said):
         names = dict.fromkeys(_OPERATORS[name] for name in listed[1].split(", ") if name in _OPERATORS)
@@ -145,7 +143,7 @@ def plainly(error: Exception) -> str:
 
 
 def empty_stream(spark: SparkSession) -> DataFrame:
-    """No records, of the shape that Kafka's have, as a stream that may run in real time."""
+    """An empty stream with the columns of raw records, which may run in real time."""
     jvm = spark._jvm
     assert jvm is not None
     encoder = jvm.org.apache.spark.sql.Encoders.row(jvm.org.apache.spark.sql.types.StructType.fromDDL(RAW))
@@ -154,17 +152,17 @@ def empty_stream(spark: SparkSession) -> DataFrame:
 
 
 _SHUFFLES = 3
-"""More than nearly all queries have; Spark's plan tells how many it really are."""
+"""An upper bound for nearly all queries; the plan gives the exact number."""
 
 
 @dataclass(frozen=True)
 class Need:
-    """The tasks of a real-time query never end, and each holds its slot; those of the others can wait in a queue."""
+    """The slots of all queries. Tasks of a real-time query keep their slots; other tasks can wait."""
 
     standing: int
-    """Slots that real-time queries hold for as long as they run."""
+    """Slots that real-time queries keep."""
     waiting: int
-    """Tasks of the others, if all of them take their turn at the same moment."""
+    """Tasks of the other queries, if all run at the same time."""
 
     @property
     def least(self) -> int:
@@ -175,12 +173,12 @@ class Need:
         return self.standing + self.waiting
 
     def check(self, there: int, master: str) -> str | None:
-        """Misconfigured when there are too few slots; a remark when those in micro-batches have to share."""
+        """Misconfigured when there are too few slots; a remark when micro-batches must share slots."""
         if there < self.least:
             raise Misconfigured(
                 "penstock.toml, [spark]",
                 f"the queries need {self.least} slots at once, and {master} has {there}",
-                "give it more, let fewer queries run in real time (real_time_queries, mode=), "
+                "use more slots, run fewer queries in real time (real_time_queries, mode=), "
                 "or declare fewer partitions for the channels that these read",
             )
         if there < self.most:
@@ -196,16 +194,16 @@ def need(
     shuffle: int,
     spread: Mapping[str, int] | None = None,
 ) -> Need:
-    """What all queries need together. `real_time`: those that run so, and how often they shuffle.
+    """The slots that all queries need. `real_time`: the real-time queries, and how often they shuffle.
 
-    `spread`: over how many partitions those have their state that keep some already; the others will by `shuffle`.
+    `spread`: the state partitions of queries with a checkpoint; others use `shuffle`.
     """
     standing = waiting = 0
     for query in queries:
         reading = sum(partitions[name] for name in query.inputs)
         state = (spread or {}).get(query.name, shuffle)
         if query.name in real_time:
-            # Spark starts the tasks of all its stages together.
+            # Spark starts the tasks of all stages at once.
             standing += reading + state * real_time[query.name]
         else:
             waiting += max(reading, state)
@@ -213,7 +211,7 @@ def need(
 
 
 def guessed(queries: Sequence[Query], places: int, partitions: Mapping[str, int]) -> dict[str, int]:
-    """Which queries may run in real time, at worst, and how often they may shuffle, before Spark is asked."""
+    """The queries that may run in real time, and how often they may shuffle: the worst case, without Spark."""
     forced = [query for query in queries if query.mode is Mode.REAL_TIME]
     able = [query for query in queries if query.mode is Mode.AUTO and not query.every and query.emit is Emit.CHANGE]
     able.sort(key=lambda query: -sum(partitions[name] for name in query.inputs))

@@ -1,4 +1,4 @@
-"""Records that make a query fail: searched for in its failed batch, and excluded from the query.
+"""Find the records that make a query fail, and exclude them from the query.
 
 The search has two steps. First, parts of the batch are run alone, with fresh state: the query's function, the encoding
 of its rows, and the size that their channel accepts. A record that fails alone is an offender. If there is none, the
@@ -44,12 +44,12 @@ from penstock.core.errors import Unavailable
 from penstock.core.scan import scan
 
 Raw = Callable[[str], DataFrame]
-"""The raw records of a channel."""
+"""Returns the raw records of a channel."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """What a query does with its records, as a batch."""
+    """The work of a query on its records, as a batch."""
 
     name: str
     inputs: tuple[str, ...]
@@ -72,14 +72,14 @@ def work_of(query: Query) -> Work:
 
 
 def validation_of(shape: Shape, dead: str, name: str = "") -> Work:
-    """What brings the records that do not fit a channel to its dead letters, by a query of this name."""
+    """The work of the query that writes records which do not fit to the dead letters."""
     return Work(
         name or f"{shape.channel}.dead", (shape.channel,), dead, lambda _, raw: dead_letters(raw(shape.channel), shape)
     )
 
 
 class Probe:
-    """Runs the work of a query over records, again and again. `folder` is one that Spark's tasks can read."""
+    """Runs the work of a query over some records. Spark's tasks must be able to read `folder`."""
 
     def __init__(self, engine: Engine, work: Work, limit: int | None, folder: Path) -> None:
         """`limit` is how many bytes a row of the result may have."""
@@ -94,18 +94,18 @@ class Probe:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def __call__(self, records: Mapping[str, Sequence[Entry]]) -> str | None:
-        """What the query fails with over these records of its channels; None when it does not fail."""
+        """The error of the query over these records; None when it succeeds."""
         for channel in self._work.inputs:
             table = raw_table(records.get(channel, ()))
             with pa.ipc.new_file(str(self._file(channel)), table.schema) as file:
                 file.write_batch(table)
         if self._largest is None:
             self._largest = _largest(self._work.rows(self._engine, self._records))
-        # As a new query: the same one would take over what it has shuffled before.
+        # A new frame: the same one would reuse its shuffle files.
         return self._error(self._largest.select("*"))
 
     def over(self, raw: Raw) -> str | None:
-        """What it fails with over other records than those in memory."""
+        """The error of the query over raw frames; None when it succeeds."""
         return self._error(_largest(self._work.rows(self._engine, raw)))
 
     def _error(self, largest: DataFrame) -> str | None:
@@ -120,7 +120,7 @@ class Probe:
         return None
 
     def _records(self, channel: str) -> DataFrame:
-        # One task: to start a Python worker takes longer than to read some thousand records.
+        # One task: starting a Python worker takes longer than reading thousands of records.
         once = self._engine.spark.range(0, 1, 1, 1)
         return once.mapInArrow(partial(_read, str(self._file(channel))), RAW)
 
@@ -129,7 +129,7 @@ class Probe:
 
 
 class Replay:
-    """Runs the first part of a failed batch from a copy of the query's checkpoint, with the state that it had."""
+    """Runs the first part of a failed batch from a copy of the query's checkpoint, with its state."""
 
     def __init__(self, engine: Engine, work: Work, limit: int | None, folder: Path) -> None:
         """`folder` gets the copy. `limit` is how many bytes a row of the result may have."""
@@ -141,16 +141,16 @@ class Replay:
         found = written(self._checkpoint)
         self._batch = 0 if found is None else found.begun + (found.begun == found.finished)
         self.excluded: list[Excluded] = []
-        """Records that are left out beside those that the query leaves out already."""
+        """Records to skip beside those that the query already skips."""
 
     @property
     def possible(self) -> bool:
-        """Whether the checkpoint tells how to run the batch. In real time, the first batch leaves no note."""
+        """Whether the checkpoint has offsets to start from. A first real-time batch leaves none."""
         offsets = self._checkpoint / "offsets"
         return any((offsets / str(number)).exists() for number in (self._batch, self._batch - 1))
 
     def __call__(self, ends: Mapping[tuple[str, int], int]) -> str | None:
-        """What the query fails with when the batch reads each partition up to these offsets; None if it succeeds."""
+        """The error when the batch reads each partition up to these offsets; None when it succeeds."""
         folder = self._folder / "replay" / self._work.name
         try:
             self._copy(folder)
@@ -161,22 +161,22 @@ class Replay:
             shutil.rmtree(folder.parent, ignore_errors=True)
 
     def _copy(self, folder: Path) -> None:
-        """Copy the checkpoint by hard links: Spark never changes a file of it."""
+        """Copy the checkpoint by hard links: Spark never changes a file."""
         shutil.rmtree(folder, ignore_errors=True)
         skipped = shutil.ignore_patterns(self._folder.name, "metadata", ".metadata.crc")
         shutil.copytree(self._checkpoint, folder, ignore=_at_top(self._checkpoint, skipped), copy_function=os.link)
-        # Spark runs a query once. The copy is another query.
+        # The copy is another query: Spark runs a query only once.
         (folder / "metadata").write_text(json.dumps({"id": str(uuid4())}), encoding="utf-8")
 
     def _limit_batch(self, folder: Path, ends: Mapping[tuple[str, int], int]) -> None:
-        """Write the offsets of the batch: up to where it reads each channel."""
+        """Write the offsets of the batch, with limited ends."""
         offsets = folder / "offsets"
         begun = (offsets / str(self._batch)).exists()
         version, metadata, *sources = (
             (offsets / str(self._batch if begun else self._batch - 1)).read_text(encoding="utf-8").splitlines()
         )
         if not begun:
-            # In real time, Spark notes the offsets of a batch when it has ended.
+            # In real time, Spark writes the offsets of a batch at its end.
             _, commit, *_ = (folder / "commits" / str(self._batch - 1)).read_text(encoding="utf-8").splitlines()
             watermark = json.loads(commit).get("nextBatchWatermarkMs", 0)
             told = {"batchWatermarkMs": watermark, "batchTimestampMs": int(time.time() * 1_000)}
@@ -189,7 +189,7 @@ class Replay:
     def _run(self, engine: Engine, folder: Path) -> str | None:
         since = note_of(str(folder)).since or {}
         rows = self._work.rows(engine, lambda name: engine.stream(name, since.get(name)))
-        # The batch runs at once, the next one not within this time.
+        # The batch runs at once, and the next one never.
         writer = self._checked(rows).writeStream.format("noop").outputMode(self._output)
         running = (
             writer.option("checkpointLocation", str(folder))
@@ -220,12 +220,12 @@ class Replay:
 
 
 def _at_top(folder: Path, skipped: Callable[[str, list[str]], set[str]]) -> Callable[[str, list[str]], set[str]]:
-    """Names to be left out of a copy, in the folder itself alone."""
+    """Apply an ignore function of copytree to the top folder only."""
     return lambda path, names: skipped(path, names) if Path(path) == folder else set()
 
 
 def _limited(source: Mapping[str, Mapping[str, int]], ends: Mapping[tuple[str, int], int]) -> str:
-    """A line of a batch's offsets, with other ends."""
+    """A line of an offsets file, with other ends."""
     return json.dumps(
         {
             channel: {at: ends.get((channel, int(at)), offset) for at, offset in offsets.items()}
@@ -245,11 +245,11 @@ def _largest(rows: DataFrame) -> DataFrame:
 
 
 _BATCH, _RECORD = 61, 4
-"""What Kafka adds to a batch, and to a record in it beside the lengths of its parts."""
+"""Bytes that Kafka adds to a batch, and to a record without the lengths of its parts."""
 
 
 def row_size() -> Column:
-    """Of how many bytes a row is, alone in a batch of Kafka's."""
+    """The size of a row in bytes, alone in a Kafka batch."""
     headers = F.aggregate("headers", F.lit(0), lambda total, one: total + _part(one["key"]) + _part(one["value"]))
     body = F.lit(_RECORD) + _part(F.col("key")) + _part(F.col("value")) + headers
     return F.lit(_BATCH) + _varint(body) + body
@@ -261,7 +261,7 @@ def _part(value: Column) -> Column:
 
 
 def _varint(length: Column) -> Column:
-    """How many bytes a length takes."""
+    """The size of a length in bytes."""
     steps = F.lit(1)
     for bits in (6, 13, 20, 27):
         steps = steps + (length >= (1 << bits)).cast("int")
@@ -273,24 +273,24 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _HELD = 20_000
-"""So many records of a failed batch are kept in memory while they are searched."""
+"""How many records of a failed batch are searched in memory."""
 _FEW = 2
 _LONGEST = 500
-"""So much of an error is written with a dead letter."""
+"""The maximal length of an error in a dead letter."""
 _NEVER = "365 days"
 _LOOK_EVERY = 0.05
 
 
 @runtime_checkable
 class Limited(Protocol):
-    """Channels that say how large a record may be."""
+    """Channels with a limit for the size of a record."""
 
     def limit(self, channel: str) -> int | None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Offsets of one partition: from the first up to, and without, the end."""
+    """Offsets of one partition: from `first` up to `end`, exclusive."""
 
     channel: str
     partition: int
@@ -304,27 +304,25 @@ Others = Mapping[str, Sequence[Entry]]
 
 
 class Isolation:
-    """Finds the records that make one query fail. Called with the error when the query has failed again."""
+    """Finds the records that make a query fail. It is called with the error when the query has failed again."""
 
     def __init__(self, engine: Callable[[], Engine], work: Work, channels: Channels, most: int) -> None:
-        """`engine` is the one that the query runs with now; `most` records may be excluded in all."""
+        """`engine` returns the current engine of the query. At most `most` records may be excluded."""
         self._engine, self._work, self._channels, self._most = engine, work, channels, most
 
     def __call__(self, error: str) -> int:
-        """How many records were found and are excluded from now on. TooMany when there are more than allowed."""
+        """Find and exclude records; return how many. TooMany when there are more than allowed."""
         engine = self._engine()
         folder = engine.checkpoint(self._work.name)
         if (path := on_disk(folder)) is None:
-            log.warning(
-                "query %s: its checkpoint is not on this machine, so no record can be excluded", self._work.name
-            )
+            log.warning("query %s: its checkpoint is remote: no record can be excluded", self._work.name)
             return 0
         began, whole = time.monotonic(), self._failed_batch(folder)
         left = self._most - len(excluded(folder))
         search = _Search(engine, self._work, self._channels, left)
         found = search(whole, partial(self._before, folder, whole), path)
         if len(found) > left:
-            raise TooMany(f"more than {self._most} records make it fail ([spark] poison_limit)")
+            raise TooMany(f"more than {self._most} records make the query fail ([spark] poison_limit)")
         for entry, why in found:
             reason = f"{EXCLUDED}query {self._work.name} fails with it: {why}"
             letters = LateRecords(self._work.name, self._channels, 0, {"reason": reason, "error": why})
@@ -332,17 +330,17 @@ class Isolation:
         exclude(folder, [Excluded(one.channel, one.partition, one.offset, why) for one, why in found])
         places = ", ".join(f"{one.channel}:{one.partition}:{one.offset}" for one, _ in found) or "none"
         what = f"{search.runs} runs over {_size(whole):,} offsets took {time.monotonic() - began:.1f} s"
-        log.warning("query %s fails with these records, and leaves them out: %s (%s)", self._work.name, places, what)
+        log.warning("query %s: excluded records that make it fail: %s (%s)", self._work.name, places, what)
         return len(found)
 
     def _failed_batch(self, folder: str) -> Ranges:
-        """What the batch that has failed was to read."""
+        """The offsets of the failed batch."""
         starts: Mapping[str, Offsets] = covered(folder) or beginning(folder, self._work.inputs, self._channels.bounds)
         begun = batches(folder, begun=True) if unfinished(folder) is not None else []
         found: list[Range] = []
         for channel in self._work.inputs:
             bounds = self._channels.bounds(channel)
-            # In real time, Spark does not note what a batch will read.
+            # In real time, the offsets of a running batch are not written.
             ends = begun[-1].ends.get(channel, {}) if begun else {at: end for at, (_, end) in bounds.items()}
             for partition, end in sorted(ends.items()):
                 first = max(starts.get(channel, {}).get(partition, 0), bounds[partition][0])
@@ -351,7 +349,7 @@ class Isolation:
         return tuple(found)
 
     def _before(self, folder: str, whole: Ranges) -> Ranges:
-        """The failed batch with what its channels hold before it, as far as that is not too much to be joined."""
+        """The failed batch and the records before it, up to a limit."""
         begin = beginning(folder, self._work.inputs, self._channels.bounds)
         ends = {(one.channel, one.partition): one.end for one in whole}
         found: list[Range] = []
@@ -369,33 +367,33 @@ class _Search:
 
     def __init__(self, engine: Engine, work: Work, channels: Channels, most: int) -> None:
         self._engine, self._work, self._channels, self._most = engine, work, channels, most
-        # Other channels than Kafka's take rows of any size that fits into memory.
+        # Only Kafka limits the size of a row.
         self._limit = channels.limit(work.into) if isinstance(channels, Limited) else None
         self._found: list[tuple[Entry, str]] = []
         self.runs = 0
 
     def __call__(self, whole: Ranges, before: Callable[[], Ranges], folder: Path) -> list[tuple[Entry, str]]:
-        """The records that fail, each with its error, or a few more than `most` of them.
+        """The records that fail, each with its error; a few more than `most` at most.
 
-        `before` tells what they may have to be joined with.
+        `before` returns the records that they may be joined with.
         """
         with Probe(self._engine, self._work, self._limit, folder / "probe") as probe:
             for channel in self._work.inputs:
                 self._look(probe, channel, self._windows(probe, _of(channel, whole)), {})
             if not self._found and len(self._work.inputs) > 1:
-                # A record may fail only where it is joined with others, which may have come long before it.
+                # A record may fail only in a join with older records.
                 self._look_joined(probe, whole, before())
             if not self._found and self._work.output is not None and whole:
                 self._look_in_order(probe, whole, folder / "probe")
         return self._found
 
     def _look_in_order(self, probe: Probe, whole: Ranges, folder: Path) -> None:
-        """Find records by the shortest first part of the batch that fails, with the state of earlier batches."""
+        """Find the last record of the shortest first part that fails, with the state of earlier batches."""
         replay = Replay(self._engine, self._work, self._limit, folder)
 
         def error(count: int) -> str | None:
             if not replay.possible:
-                # No batch was noted: the state is empty, and a batch over the log does the same.
+                # Before the first batch the state is empty: a batch over the log does the same.
                 return self._over(probe, _first(whole, count), replay.excluded)
             self.runs += 1
             starts = {(one.channel, one.partition): one.first for one in whole}
@@ -417,7 +415,7 @@ class _Search:
                 self._look(probe, channel, _pieces(_of(channel, whole)), others)
 
     def _look(self, probe: Probe, channel: str, windows: Iterator[Ranges], others: Others) -> None:
-        """Find the records of a channel that fail, each together with all of the others."""
+        """Find the records of a channel that fail together with the records of other channels."""
         for window in windows:
             error = partial(self._error_with, probe, channel, others)
             for one, why in offenders(self._entries(window), error, self._most - len(self._found)):
@@ -426,7 +424,7 @@ class _Search:
                 return
 
     def _windows(self, probe: Probe, ranges: Ranges) -> Iterator[Ranges]:
-        """The parts of a channel's ranges that fit into memory; of many, only those that fail."""
+        """The parts of a channel's ranges that fit into memory; of large ranges, only parts that fail."""
         if _size(ranges) <= _HELD:
             yield ranges
         elif self._fails(probe, ranges):
@@ -474,14 +472,14 @@ class _Search:
 
 
 def offenders(records: Sequence[T], error: Callable[[Sequence[T]], str | None], most: int) -> Iterator[tuple[T, str]]:
-    """The records that fail alone, in order, with the error of each; a few more than `most` at most.
+    """The records that fail alone, in order, with their errors; a few more than `most` at most.
 
-    `error` tells what some of the records fail with, None when they do not.
+    `error` returns the error of some records; None when they succeed.
     """
     left, found = records, 0
     while left and found <= most and (why := error(left)) is not None:
         if found == _FEW and len(left) > most:
-            # Where each of some that lie far apart fails, the limit is reached: not all need to be shown one by one.
+            # If records far apart all fail, the limit is reached: not each one is tried.
             apart = [error([one]) for one in (left[0], left[len(left) // 2], left[-1])]
             if None not in apart:
                 yield from ((one, why) for one in left)
@@ -490,7 +488,7 @@ def offenders(records: Sequence[T], error: Callable[[Sequence[T]], str | None], 
         while end - first > 1:
             middle = (first + end) // 2
             half = error(left[first:middle])
-            # What fails, and not with its first half, fails with the second one; or only with both.
+            # If the first half succeeds, the second half fails, or only both together.
             known = half is not None
             first, end, why = (first, middle, half) if half is not None else (middle, end, why)
         alone = why if known else error(left[first:end])
@@ -502,10 +500,10 @@ def offenders(records: Sequence[T], error: Callable[[Sequence[T]], str | None], 
 
 
 def last_needed(size: int, error: Callable[[int], str | None]) -> tuple[int, str] | None:
-    """How many records, from the first, are the fewest that fail, and with what; None if all of them succeed.
+    """The size of the shortest first part that fails, and its error; None when the whole succeeds.
 
-    `error` tells what so many records fail with. A part fails if a shorter one does. None also when nothing fails
-    because of the records: when no record fails, too.
+    `error` returns the error of the first records, given their number. A part fails if a shorter one fails. None also
+    when the empty part fails: then no record is the cause.
     """
     if (why := error(size)) is None:
         return None
@@ -520,12 +518,12 @@ def last_needed(size: int, error: Callable[[int], str | None]) -> tuple[int, str
 
 
 def _first(ranges: Ranges, count: int) -> Ranges:
-    """So many offsets, from the first."""
+    """The first `count` offsets."""
     return _split(ranges, count)[0]
 
 
 def _after(ranges: Ranges, count: int) -> Ranges:
-    """What follows so many offsets."""
+    """The offsets after the first `count`."""
     return _split(ranges, count)[1]
 
 
@@ -538,7 +536,7 @@ def _size(ranges: Ranges) -> int:
 
 
 def _pieces(ranges: Ranges) -> Iterator[Ranges]:
-    """Parts that fit into memory."""
+    """Split ranges into parts that fit into memory."""
     if _size(ranges) <= _HELD:
         yield ranges
     else:
@@ -551,7 +549,7 @@ def _halves(ranges: Ranges) -> tuple[Ranges, Ranges]:
 
 
 def _split(ranges: Ranges, left: int) -> tuple[Ranges, Ranges]:
-    """The first so many offsets, and the rest."""
+    """The first `left` offsets, and the rest."""
     first: list[Range] = []
     second: list[Range] = []
     for one in ranges:

@@ -1,7 +1,7 @@
-"""How a running query is doing, in the words that every part of a pipeline uses for its figures.
+"""The figures of a running query.
 
-Times are milliseconds, moments microseconds since 1970. Spark tells them when a batch has ended; in real time that is
-once a minute, so they come with the moment of which they are true.
+Durations are in milliseconds, timestamps in microseconds since 1970. Spark reports figures at the end of a batch; in
+real time that is once a minute, so they include the timestamp of the report.
 """
 
 import json
@@ -23,7 +23,7 @@ _RESTORED = ("rocksdbNumLoadedFromDfs", "rocksdbNumReplayChangelogFiles")
 
 
 class Telling(Protocol):
-    """What is asked of a query."""
+    """The part of a streaming query that is read here."""
 
     @property
     def runId(self) -> str: ...
@@ -39,7 +39,7 @@ class Telling(Protocol):
 
 
 class Progress:
-    """What a query has told so far: the figures of its last batch, and those that a later batch does not repeat."""
+    """The figures of a query's last batch, and those that later batches do not repeat."""
 
     def __init__(self) -> None:
         self._run = ""
@@ -53,18 +53,18 @@ class Progress:
         found = progress(query)
         if "store" in found:
             if self._restored is None:
-                # State is brought back with the first batch, which may have ended before anybody looked.
+                # The first batch restores the state. It may have ended before the first look.
                 self._restored = _restored(query.recentProgress[0])
             found["store"]["restored"] = self._restored
         if "newest" in found:
-            # A batch without records tells of none.
+            # A batch without records has no newest record.
             self._newest = max(found["newest"] or 0, self._newest or 0) or None
             found |= _compared(self._newest, found["watermark"], found["at"])
         return found
 
 
 def progress(query: Telling) -> dict[str, Any]:
-    """The figures of a query's last batch; what is not known is None, and what it has not is left out."""
+    """The figures of a query's last batch. Unknown figures are None; figures that do not apply are left out."""
     last = query.lastProgress
     said: dict[str, Any] = {"state": "running" if query.isActive else "ended", "count": None, "rate": None, "lag": None}
     return said if last is None else {**said, **told(last)}
@@ -76,7 +76,7 @@ def ended(last: StreamingQueryProgress) -> int:
 
 
 def told(last: StreamingQueryProgress) -> dict[str, Any]:
-    """The figures in what Spark tells of a batch."""
+    """The figures of Spark's report of a batch."""
     took, at = last.durationMs, ended(last)
     found: dict[str, Any] = {
         "batch": last.batchId,
@@ -97,7 +97,7 @@ def told(last: StreamingQueryProgress) -> dict[str, Any]:
         found["watermark"] = (_timestamp(watermark) if watermark else 0) or None
         found |= _compared(found["newest"], found["watermark"], at)
     elif (event := newest_event(last.observedMetrics)) is not None:
-        # Without a watermark, Spark looks at no times.
+        # Without a watermark, Spark reports no event times.
         found |= {"watermark": None, **_compared(event, None, at)}
     if last.stateOperators:
         found["store"] = _store(last.stateOperators)
@@ -105,7 +105,7 @@ def told(last: StreamingQueryProgress) -> dict[str, Any]:
 
 
 def _compared(newest: int | None, watermark: int | None, at: int) -> dict[str, Any]:
-    """How far the watermark is behind the newest event, and how old that was when the batch ended."""
+    """How far the watermark is behind the newest event, and its age at the end of the batch."""
     return {
         "newest": newest,
         "behind": None if newest is None or watermark is None else (newest - watermark) // 1_000,
@@ -114,7 +114,7 @@ def _compared(newest: int | None, watermark: int | None, at: int) -> dict[str, A
 
 
 def _store(operators: Sequence[Any]) -> dict[str, Any]:
-    """What its state takes: rows if Spark counts them, bytes in memory and on disk; and how it is read."""
+    """The figures of its state: rows if Spark counts them, bytes in memory and on disk, and cache hits."""
     custom = [operator.customMetrics for operator in operators]
     return {
         "rows": sum(operator.numRowsTotal for operator in operators) or None,
@@ -128,9 +128,9 @@ def _store(operators: Sequence[Any]) -> dict[str, Any]:
 
 
 def _restored(first: StreamingQueryProgress) -> int | None:
-    """How long the first batch of a run took to bring state back from the checkpoint.
+    """How long the first batch of a run took to restore the state from the checkpoint.
 
-    Nobody knows it of an aggregation: it opens its state twice, and Spark tells of the second time only.
+    Unknown for an aggregation: it opens its state twice, and Spark reports only the second time.
     """
     custom = [operator.customMetrics for operator in first.stateOperators]
     return _store(first.stateOperators)["load"] if any(_sum(custom, name) for name in _RESTORED) else None
@@ -141,7 +141,7 @@ def _sum(metrics: Sequence[Mapping[str, int]], name: str) -> int:
 
 
 def _behind(sources: Sequence[Any]) -> int | None:
-    """How many records the last batch left unread, of all that its channels held when it began."""
+    """How many records the last batch left unread."""
     left = [_left(source) for source in sources]
     known = [one for one in left if one is not None]
     return sum(known) if known else None
@@ -156,7 +156,7 @@ def _left(source: Any) -> int | None:
 
 
 def _offsets(text: str | None) -> dict[tuple[str, str], int] | None:
-    """Offsets by channel and partition, in the words of checkpoints; None when they are in others."""
+    """Offsets by channel and partition, from the JSON form of checkpoints; None when it is another form."""
     try:
         spelt = json.loads(text or "")
         return {(channel, part): int(offset) for channel, parts in spelt.items() for part, offset in parts.items()}

@@ -1,4 +1,4 @@
-"""What a query is, before Spark comes into it: names, a key, and a pure function of frames."""
+"""The description of a query, without Spark: names, a key, and a pure function of frames."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 
 Json = Literal["strict", "lenient"]
-"""How the payloads of a channel are read: as RFC 8259 says, or as Spark reads JSON by default."""
+"""How the payloads of a channel are parsed: by RFC 8259, or as Spark parses JSON by default."""
 
 NUMBER, PAYLOAD = "number", "payload"
-"""By what a record is told from its duplicate, beside the columns of its payload."""
+"""Values of `unique` beside the columns of the payload."""
 
 
 TABLES = (".csv", ".jsonl", ".ndjson", ".json", ".parquet")
-"""How the names of files end that a static table can be read from."""
+"""The file extensions of static tables."""
 
 
 class Mode(StrEnum):
@@ -29,27 +29,27 @@ class Mode(StrEnum):
 
 
 class Emit(StrEnum):
-    """When a query writes the rows of its result."""
+    """When a query writes rows."""
 
     CHANGE = "change"
-    """Whenever they change."""
+    """On each change."""
     FINAL = "final"
-    """Once, when no record can change them any more: when the watermark has passed them."""
+    """Once, when the watermark has passed them and they cannot change."""
 
 
 class Late(StrEnum):
-    """What becomes of records that come after the watermark has passed them. They are counted in any case."""
+    """What happens to records behind the watermark. They are always counted."""
 
     DROP = "drop"
     DEAD = "dead letters"
-    """They lie in the dead letters of their channel, and can be redriven."""
+    """They are written to the dead letters of their channel, and can be redriven."""
     UPDATE = "update"
-    """They still change their row, for as long as `lateness` says."""
+    """They still change their row, within `lateness`."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What the records of a channel look like to a query."""
+    """The shape of a channel's records for a query."""
 
     channel: str
     ddl: str | None = None
@@ -57,25 +57,25 @@ class Shape:
     event_time: str | None = None
     """A SQL expression over the columns; None: the time at the sender."""
     ahead: timedelta = timedelta(hours=1)
-    """A record whose event time lies further in the future than this is refused: it would make all others late."""
+    """A record with an event time further in the future is refused: it would make all others late."""
     unique: str | None = None
-    """What tells a record from its duplicate: its number, its payload, or a column of it; None: nothing does."""
+    """The deduplication key of a record: its number, its payload, or a column; None: no deduplication."""
     table: bool = False
-    """The channel is a table: its last record of a key is the row of that key, and one without a value deletes it."""
+    """Whether the channel is a table: the last record of a key is its row, and a record without a value deletes it."""
     json: Json = "strict"
 
 
 @dataclass(frozen=True)
 class Static:
-    """A small table that does not flow: read whole, and again every so often if that is said."""
+    """A small table that is read completely, and again every `refresh`."""
 
     name: str
     rows: "str | Sequence[Mapping[str, Any]] | Callable[[], Iterable[Mapping[str, Any]]]"
-    """The path of a file, the rows themselves, or a function that gives them."""
+    """The path of a file, the rows, or a function that returns them."""
     ddl: str
     refresh: timedelta | None = None
     folder: Path = Path()
-    """Where a relative path begins."""
+    """The base of a relative path."""
 
 
 @dataclass(frozen=True)
@@ -90,20 +90,20 @@ class Query:
     watermark: timedelta | None = None
     every: timedelta | None = None
     where: "str | Callable[[DataFrame], Column] | None" = None
-    """Which records it wants; the others are counted as filtered."""
+    """A condition on its input records; others are counted as filtered."""
     doc: str = field(default="", compare=False)
     emit: Emit = Emit.CHANGE
     late: Late = Late.DROP
     lateness: timedelta | None = None
     """How long after the watermark a record may still change its row."""
     file: str | None = field(default=None, compare=False)
-    """Where its SQL was read from, for people."""
+    """The file of its SQL, for error texts."""
     statics: tuple[str, ...] = ()
-    """The static tables that it names beside its inputs."""
+    """The static tables that it reads."""
     once: bool = False
-    """No row may be written twice: what cannot be told from its copy is rather not written."""
+    """No row may be written twice: a row that could be a copy is not written."""
 
     @property
     def patience(self) -> timedelta | None:
-        """How much later than the newest a record may be, before its row is given up."""
+        """How much older than the newest record a record may be: watermark plus lateness."""
         return None if self.watermark is None else self.watermark + (self.lateness or timedelta(0))

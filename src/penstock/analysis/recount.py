@@ -1,4 +1,4 @@
-"""A stretch of the log, counted again: what became of it in a query, and which of its records came late."""
+"""Count a range of the log again: the outcomes of its records in a query, and the late ones."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,14 +19,14 @@ from penstock.core.clock import Micros
 from penstock.core.contracts import Offsets
 
 NAMED = 100
-"""So many late records are named."""
+"""How many late records are named."""
 _TURN = "_turn"
 Number = tuple[str, int, int]
-"""Sender, epoch, number."""
+"""Sender, epoch, and number."""
 
 
 class Log(Protocol):
-    """What is asked of a binder."""
+    """The part of a binder that is used here."""
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]: ...
 
@@ -39,12 +39,12 @@ class Stretch:
     start: Offsets
     end: Offsets
     watermark: int
-    """That by which Spark judged it, in milliseconds; 0 when there was none."""
+    """The watermark that Spark used for it, in milliseconds; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Late:
-    """How many records came too late; None when that is not known. The first by number and offset, and all of them."""
+    """The number of late records (None: unknown), the first of them by number and offset, and a frame of all."""
 
     count: int | None
     numbers: list[Number] = field(default_factory=list)
@@ -69,17 +69,14 @@ class Recount:
     def outcomes(
         self, stretches: Sequence[Stretch], begin: Offsets
     ) -> tuple[dict[Outcome, int], list[tuple[Stretch, Late]]]:
-        """What became of the records of stretches that follow each other, in a log that begins there.
-
-        With it, which of them came late, for each stretch that has some.
-        """
+        """The outcomes of consecutive ranges, in a log that starts at `begin`; and the late records of each range."""
         first, last = stretches[0], stretches[-1]
         frame = self._frame(Stretch(first.channel, first.start, last.end, 0)).withColumn(_TURN, _turn(stretches))
         old = F.lit(False)
         for turn, stretch in enumerate(stretches):
             if stretch.watermark and (self._gated or self._judges):
                 old = F.when(F.col(_TURN) == turn, F.col("event_time") <= _timestamp(stretch.watermark)).otherwise(old)
-        # One job for all of them: each would take a second, while queries wait for the same cores.
+        # One job for all ranges: a job takes a second, and queries use the same cores.
         rows = frame.groupBy(_TURN).agg(*taken(), F.count_if(fits_and_wanted() & old).alias("old")).collect()
         told = {name: sum(row[name] for row in rows) for name in ("taken", "refused", "filtered")}
         late = [(stretches[row[_TURN]], self.late(stretches[row[_TURN]])) for row in rows if row["old"]]
@@ -100,12 +97,11 @@ class Recount:
         }, late
 
     def late(self, stretch: Stretch) -> Late:
-        """What Spark has dropped of a stretch as late, by the rule that it goes by.
+        """The records of a range that Spark has dropped as late, by Spark's own rules.
 
-        A gate drops each record that is not after the watermark; so do a join of streams, and state in Python with
-        timers by event time. A query of windows drops rows of those that were closed: the query itself, over the
-        records in question, says which rows those are. Where windows overlap, a record is late when all of its own
-        were closed.
+        Deduplication, a join of streams, and state in Python with event time drop each record that is not after the
+        watermark. A query with windows drops rows of closed windows: the query is run over the old records to find
+        these rows. With overlapping windows, a record is late when all its windows were closed.
         """
         if not stretch.watermark or not (self._gated or self._judges):
             return Late(0)
@@ -121,7 +117,7 @@ class Recount:
         if of_sessions(result):
             return self._late_for_sessions(old, stretch, result)
         if not {"window", "seen"} <= set(result.columns):
-            # Which of these were dropped, only Spark knows.
+            # Only Spark knows which records were dropped.
             return Late(None)
         if not by_time(result):
             return Late(0)
@@ -130,22 +126,22 @@ class Recount:
         closed = [row for row in rows if row["end"] <= stretch.watermark * 1_000]
         still_open = [row for row in rows if row["end"] > stretch.watermark * 1_000]
         dropped = old.where(within(closed) & ~within(still_open))
-        # What the function itself leaves out of its rows was not dropped.
+        # Records that the query's function skips were not dropped.
         most = sum(row["count"] for row in closed)
         return Late.of(min(dropped.count(), most), dropped)
 
     def _late_for_sessions(self, old: DataFrame, stretch: Stretch, result: DataFrame) -> Late:
-        """Spark drops a record whose own session, from its time to a gap later, is over; it merges the others then."""
+        """Spark drops a record whose own session (from its time to a gap later) is over, and merges the others."""
         if (gap := gap_of(result)) is None or "seen" not in result.columns:
             return Late(None)
         dropped = old.where(F.expr(f"event_time + INTERVAL '{gap}'") <= _timestamp(stretch.watermark))
         counted = self.engine.built(self.query, [dropped.select(*names_of(self.engine.shapes[stretch.channel]))])
-        # What the function itself leaves out of its rows was not dropped.
+        # Records that the query's function skips were not dropped.
         most = counted.agg(F.coalesce(F.sum("seen.count"), F.lit(0))).head()
         return Late.of(min(dropped.count(), most[0] if most else 0), dropped)
 
     def raw(self, stretch: Stretch, late: Late) -> Iterator[Row]:
-        """Late records of a stretch as they lie in their channel."""
+        """The late records of a range, raw."""
         if late.records is None:
             return iter(())
         records = self.engine.batch(stretch.channel, stretch.end, stretch.start)
@@ -159,13 +155,13 @@ class Recount:
 
     @cached_property
     def _judges(self) -> list[bool]:
-        # Over streams: in a batch no time passes, and nothing goes by it.
+        # Over streams: in a batch there is no watermark.
         return judges(self.engine.frame(self.query, lambda _: empty_stream(self.engine.spark)))
 
     def _frame(self, stretch: Stretch) -> DataFrame:
         start = {at: stretch.start.get(at, 0) for at in stretch.end}
         if any(at not in stretch.start for at in stretch.end):
-            # A partition that the channel got later is read from its beginning.
+            # A new partition is read from its beginning.
             start = {at: max(begin, self.log.bounds(stretch.channel)[at][0]) for at, begin in start.items()}
         raw = self.engine.admitted(
             self.query.name, stretch.channel, self.engine.batch(stretch.channel, stretch.end, start)
@@ -173,7 +169,7 @@ class Recount:
         return judged(raw, self.engine.shapes[stretch.channel], self.query)
 
     def _remembered(self, stretch: Stretch, begin: Offsets) -> Offsets:
-        """From where on the records lie whose copies Spark would know: those that the watermark had not passed."""
+        """The first offsets of the records that Spark still keeps for deduplication."""
         if not stretch.watermark:
             return begin
         ahead = self.engine.shapes[stretch.channel].ahead // timedelta(microseconds=1)
@@ -182,7 +178,7 @@ class Recount:
 
 
 def _turn(stretches: Sequence[Stretch]) -> Column:
-    """To which of the stretches a record belongs: the first that ends behind it."""
+    """The index of a record's range: the first range that ends after it."""
     turn = F.lit(len(stretches) - 1)
     for number in reversed(range(len(stretches) - 1)):
         within = F.lit(False)
@@ -197,7 +193,7 @@ def _timestamp(milliseconds: int) -> Column:
 
 
 def within(windows: Iterable[Row]) -> Column:
-    """Whether the event time lies in one of these windows; those that touch are asked for together."""
+    """Whether the event time is in one of these windows. Adjacent windows are merged."""
     spans: list[tuple[int, int]] = []
     for start, end in sorted({(row["start"], row["end"]) for row in windows}):
         if spans and start <= spans[-1][1]:
@@ -206,7 +202,7 @@ def within(windows: Iterable[Row]) -> Column:
             spans.append((start, end))
     if not spans:
         return F.lit(False)
-    # One array, and not a condition for each: there may be more than Spark can nest.
+    # One array instead of nested conditions, whose depth Spark limits.
     known = ", ".join(f"struct({start}L AS begin, {end}L AS until)" for start, end in spans)
     at = "unix_micros(event_time)"
     return F.expr(f"exists(array({known}), span -> {at} >= span.begin AND {at} < span.until)")

@@ -1,4 +1,4 @@
-"""A query as a batch over the log, and the comparison of its rows with those of a copy, row by row."""
+"""Run a query as a batch over the log, and compare its rows with those of a copy."""
 
 import math
 from collections import Counter
@@ -25,21 +25,21 @@ from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import generation_and_count
 
 _TOLERANCE = 1e-9
-"""Sums of fractions depend on the order of addition, and a batch adds in another order than a stream."""
+"""Sums of floats depend on the order of addition, which differs between a batch and a stream."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A result row as it lies in a channel; without a value it is deleted."""
+    """A result row in a channel; without a value it is deleted."""
 
     value: bytes | None
     version: int | None = None
     mark: int | None = None
-    """What tells which records are folded into it: the exclusive or over their hashes."""
+    """The checksum of its records: the exclusive or of their hashes."""
     time: Micros | None = None
-    """When the newest record in it lay in its channel, or was sent."""
+    """When its newest record was appended, or sent."""
     rivals: tuple[bytes | None, ...] = ()
-    """Other rows of the same key, where nothing tells which of them comes last."""
+    """Other rows of the same key, when their order is unknown."""
 
     @classmethod
     def of(cls, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> "Row":
@@ -52,7 +52,7 @@ Table = Mapping[bytes, Row]
 
 
 def bare(table: Table) -> dict[bytes, Row]:
-    """The rows without what they say of the records in them: all that a log can tell that was compacted."""
+    """The rows without version, checksum and `seen`, which a compacted log cannot reproduce."""
     return {key: Row(_without_seen(row.value), time=row.time) for key, row in table.items()}
 
 
@@ -64,7 +64,7 @@ def _without_seen(value: bytes | None) -> bytes | None:
 
 
 def key_of(text: bytes) -> bytes:
-    """One spelling for each key."""
+    """The canonical spelling of a key."""
     try:
         return orjson.dumps(orjson.loads(text))
     except orjson.JSONDecodeError:
@@ -72,7 +72,7 @@ def key_of(text: bytes) -> bytes:
 
 
 def put(table: dict[bytes, Row], key: bytes, row: Row) -> None:
-    """Add a row that a batch gave: of two versions the higher one stays, without versions both are right."""
+    """Add a row of a batch: the higher version wins; without versions, both are valid."""
     held = table.get(key)
     if held is None or (row.version is not None and held.version is not None and row.version > held.version):
         table[key] = row
@@ -81,25 +81,25 @@ def put(table: dict[bytes, Row], key: bytes, row: Row) -> None:
 
 
 class Verdict(StrEnum):
-    """What a comparison says about a row."""
+    """The verdict of a comparison for a row."""
 
     EXACT = "exact"
-    """It is equal to the row of the batch."""
+    """It equals the row of the batch."""
     BOUNDED = "bounded"
-    """It lies between the rows of two batches: it holds some records that no commit covers yet."""
+    """It is between the rows of two batches: it contains records that are not committed yet."""
     PERISHED = "perished"
-    """It is gone, and was to be kept for a while only."""
+    """It is gone, after its retention."""
     WAITING = "waiting"
-    """It is due, and on its way."""
+    """It is expected soon."""
     EARLIER = "earlier"
-    """It was written in an earlier life of its query, and nothing has touched it in this one."""
+    """It was written by an earlier generation of its query, and has not changed since."""
     UNTOLD = "untold"
-    """It may hold records from a part of the log that is gone."""
+    """It may contain records from a removed part of the log."""
     DIFFERENT = "different"
 
 
 class How(StrEnum):
-    """In what way a row is different."""
+    """How a row differs."""
 
     MISSING = "is missing"
     UNEXPECTED = "is not due"
@@ -116,20 +116,20 @@ class Difference:
     held: Row | None
     recomputed: Row | None
     columns: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
-    """Per column that differs: what is held, and what was recomputed."""
+    """For each column that differs: the held and the recomputed value."""
 
     @property
     def short(self) -> int:
-        """How many records the held row lacks, as far as versions tell."""
+        """How many records are missing in the held row, by the versions."""
         if self.how is How.OTHERS:
             return 1
         due, held = ((row and row.version) or 0 for row in (self.recomputed, self.held))
-        # Of an earlier life, a row holds nothing of what is due in this one.
+        # A row of an earlier generation contains no record of this one.
         return max(0, min(due - held, generation_and_count(due)[1]))
 
     @property
     def mark(self) -> int | None:
-        """The hash of the one record by which the two rows differ; None when it is not one, or cannot be told."""
+        """The hash of the single record by which the rows differ; None when it is unknown, or not a single one."""
         held, due = self.held, self.recomputed
         if due is None or due.version is None or due.mark is None:
             return None
@@ -142,16 +142,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Expected:
-    """What the rows have to be: `least` from the records that are covered, `most` from all that the log holds."""
+    """The expected rows: `least` from the committed records, `most` from all records of the log."""
 
     least: Table
     most: Table
     truncated: bool = False
-    """The beginning of the log is gone: rows may rightly hold more than a batch can find."""
+    """The beginning of the log was removed: rows may correctly contain more records."""
 
 
 Excuse = Callable[[bytes, Row | None, Row | None], Verdict | None]
-"""From a key, the held and the recomputed row: why they need not be equal; None when they have to be."""
+"""Given a key, the held and the recomputed row: why they may differ; None when they must be equal."""
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ class Comparison:
 
 
 def compare(held: Table, expected: Expected, excuse: Excuse = lambda *_: None) -> Comparison:
-    """Every row that is held or due, judged. One that is rightly deleted is no row, and does not count."""
+    """Compare each held or expected row. A correctly deleted row does not count."""
     counts: Counter[Verdict] = Counter()
     differences: list[Difference] = []
     for key in sorted(held.keys() | expected.least.keys()):
@@ -180,7 +180,7 @@ def compare(held: Table, expected: Expected, excuse: Excuse = lambda *_: None) -
 
 def _verdict(held: Row | None, least: Row | None, most: Row | None, truncated: bool) -> Verdict:
     if held is None:
-        # A deletion leaves nothing behind, and in time not even its version.
+        # A deletion leaves nothing, later not even its version.
         if not _there(least):
             return Verdict.EXACT
         return Verdict.BOUNDED if most is not None and most.value is None else Verdict.DIFFERENT
@@ -205,7 +205,7 @@ def _there(row: Row | None) -> bool:
 
 
 def _nearest(held: Row | None, least: Row | None, most: Row | None) -> Row | None:
-    """The batch's row that a held one is measured by."""
+    """The batch's row that a held row is compared with."""
     if least is None or (most and held and (held.version or 0) >= (most.version or 0)):
         return most
     return least
@@ -220,7 +220,7 @@ def _equal(held: Row, due: Row) -> bool:
 
 
 def alike(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal; numbers with a fraction, nearly."""
+    """Whether two JSON values are equal; floats approximately."""
     if isinstance(one, dict) and isinstance(other, dict):
         return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
@@ -259,7 +259,7 @@ def _columns(value: bytes | None) -> dict[str, Any]:
 
 
 def read(text: bytes | None) -> Any:
-    """A key or a row for the eyes of others; what is no JSON as it is, what is deleted as nothing."""
+    """Parse a key or a row for people: text when it is not JSON, None when it is deleted."""
     if text is None:
         return None
     try:
@@ -276,11 +276,11 @@ def _whole(value: bytes | None) -> int | None:
 
 
 Until = Mapping[str, Offsets]
-"""Per channel, the offsets up to which it is read."""
+"""Per channel, the end offsets."""
 
 
 class Found(NamedTuple):
-    """A record that the log holds, and how often."""
+    """A record in the log, and its number of copies."""
 
     sender: str
     epoch: int
@@ -295,9 +295,9 @@ def recomputed(
     since: Until | None = None,
     without: Mapping[str, OffsetRanges] | None = None,
 ) -> dict[bytes, Row]:
-    """The rows that the live result has to be equal to, once it has covered these offsets from those on.
+    """The rows that the live result must equal after it has read the offsets from `since` to `until`.
 
-    `without`: the offsets of what it has dropped as late.
+    `without`: the offsets of records that it has dropped as late.
     """
     table: dict[bytes, Row] = {}
     with _explained():
@@ -310,33 +310,33 @@ def recomputed(
 
 
 def require_repeatable(engine: Engine, query: Query) -> None:
-    """Refuse a query whose rows a batch cannot find again."""
+    """Raise Misconfigured for a query whose rows a batch cannot reproduce."""
     result = engine.over_nothing(query)
     if by_arrival(result):
         raise Misconfigured(
             f"query {query.name}",
-            "it looks up what a table held when each record came, which the log does not tell",
-            "recompute the queries that make the table and the stream",
+            "it uses lookup(): the log does not hold when the records of the table arrived",
+            "recompute the queries whose results it reads",
         )
     if waits(result):
-        problem = "its timers give rows, and there are no timers in a batch over the log"
-        raise Misconfigured(f"query {query.name}", problem, "test what they do: penstock.testing.keyed")
+        problem = "it has timers, which do not run in a batch over the log"
+        raise Misconfigured(f"query {query.name}", problem, "test them with penstock.testing.keyed")
 
 
 def comes_when_final(engine: Engine, query: Query) -> bool:
-    """Whether a row is written once, when nothing can change it any more: until then it is rightly absent."""
+    """Whether a row is written once, when it is final: before, it is correctly absent."""
     with _explained():
         return not engine.updates(query)
 
 
 def kept(engine: Engine, channel: str, until: Offsets, since: Offsets | None = None) -> int:
-    """How many records the log still holds up to these offsets, from those on."""
+    """How many records the log still holds from `since` up to `until`."""
     with _explained():
         return engine.batch(channel, until, since).count()
 
 
 def named(engine: Engine, query: Query, marks: Collection[int], until: Until) -> dict[int, Found]:
-    """The records that these marks stand for, of those that the log holds."""
+    """The records of the log with these hashes."""
     found: dict[int, Found] = {}
     if not marks:
         return found

@@ -1,8 +1,8 @@
-"""The Spark session, on a JVM that we start ourselves.
+"""The Spark session, on a JVM that Penstock starts.
 
-Spark's own launcher would take the Java on the PATH and ask it for modules that a trimmed runtime lacks. Started here,
-the JVM runs on the Java that was found, comes up while Kafka does, and ends with this process: it reads our end of a
-pipe, and Linux ends it when we are killed.
+Spark's launcher would use the Java on the PATH, and modules that a trimmed runtime does not have. Started here, the JVM
+uses the Java that was found, starts while Kafka does, and ends with this process: it reads a pipe from this process,
+and Linux kills it when this process is killed.
 """
 
 import ctypes
@@ -33,7 +33,7 @@ from penstock.core.errors import Unavailable
 
 
 def classpath(jars: Sequence[Path]) -> list[Path]:
-    """Our jars and Spark's, one by one: a class-data archive knows no wildcards."""
+    """All jars, one by one: a class-data archive does not support wildcards."""
     return [*jars, *sorted((spark_home() / "jars").glob("*.jar"))]
 
 
@@ -46,7 +46,7 @@ def spark_home() -> Path:
 
 log = logging.getLogger(__name__)
 
-# What Spark needs of the module system; the list is that of its own launcher.
+# The module options that Spark needs; the list is from Spark's launcher.
 _OPENED = {
     "java.base": (
         "java.lang java.lang.invoke java.lang.reflect java.io java.net java.nio java.util java.util.concurrent "
@@ -57,7 +57,7 @@ _OPENED = {
 _JVM = (
     "-XX:+IgnoreUnrecognizedVMOptions",
     "-XX:MaxMetaspaceFreeRatio=40",
-    # Spark makes one method of a whole query; where the payload has many fields, the JVM would leave it interpreted.
+    # Spark generates one method for a query. If it is huge, the JVM would interpret it.
     "-XX:-DontCompileHugeMethods",
     "-Dio.netty.tryReflectionSetAccessible=true",
     "-Dio.netty.allocator.type=pooled",
@@ -66,31 +66,31 @@ _JVM = (
 )
 
 _GC = {
-    # The other one stops everything for 200 ms whenever its heap is full. A small nursery keeps the whole below 1 GiB.
+    # The parallel collector pauses for 200 ms when the heap is full. A small nursery keeps the process below 1 GiB.
     "latency": ("-XX:+UseG1GC", "-XX:MaxNewSize=160m"),
     "throughput": ("-XX:+UseParallelGC",),
 }
 
-# With the quick compiler alone, a JVM reserves too little for its code: Spark filled it within a minute.
+# With only the quick compiler, the default code cache is too small: Spark filled it within a minute.
 _QUICK = ("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m")
 
-# PySpark logs each error of an analysis as a line of JSON; we say it as a sentence. By level: who sets up logging
-# enables all that was disabled. Not made by PySpark, whose loggers turn the handlers of others (pytest's, say) to JSON.
+# PySpark logs each analysis error as JSON; Penstock reports it as a sentence. The level is set, because logging setup
+# enables disabled loggers. The loggers are not created by PySpark, which would switch other handlers to JSON.
 for name in ("SQLQueryContextLogger", "DataFrameQueryContextLogger"):
     logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
-# Those of Hadoop fork chmod for each file, of which a batch has a dozen. The rename of this manager is not exclusive;
-# the state folder's lock keeps a second driver away.
+# Hadoop's defaults fork chmod for each of a batch's dozen files. Renames of this manager are not exclusive; the lock of
+# the state folder prevents a second driver.
 _FILES = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
     "spark.hadoop.fs.file.impl": "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem",
-    # Hadoop sets permissions by itself, whatever the process has as its umask.
+    # Hadoop ignores the umask of the process.
     "spark.hadoop.fs.permissions.umask-mode": "077",
 }
-# Without them Spark listens on all addresses, and takes whatever connects. In local mode Spark makes the secret by
-# itself, anew for each session. On a cluster the executors have to reach the driver: there the user's settings decide.
+# By default Spark listens on all addresses, without authentication. In local mode Spark makes a new secret for each
+# session. On a cluster the executors must reach the driver: the user's settings apply.
 _LOOPBACK = "127.0.0.1"
 _CLOSED = {
     "spark.driver.host": _LOOPBACK,
@@ -101,14 +101,14 @@ _ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProv
 
 
 def conf(settings: SparkSettings, slots: int) -> dict[str, str]:
-    """The settings of Spark that make both modes fast; the user's own come last."""
+    """Spark settings that make both modes fast; the user's settings override them."""
     local = _is_local(settings.master)
     return {
         "spark.master": f"local[{slots}]" if settings.master == "local" else settings.master,
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.session.timeZone": "UTC",
-        # The files of lakes: with times that all readers know, and without markers that nobody reads.
+        # Lake files: timestamps that all readers support, and no marker files.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
         "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
@@ -117,7 +117,7 @@ def conf(settings: SparkSettings, slots: int) -> dict[str, str]:
         "spark.sql.streaming.stateStore.providerClass": _ROCKSDB,
         "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
         "spark.sql.streaming.stateStore.rocksdb.trackTotalNumberOfRows": "false",
-        # Real time takes no other; a checkpoint keeps the one that it was begun with. So a query may change its mode.
+        # Required by real time. A checkpoint keeps its format, so a query can change its mode.
         "spark.sql.streaming.stateStore.checkpointFormatVersion": "2",
         "spark.sql.streaming.minBatchesToRetain": "20",
         "spark.sql.streaming.numRecentProgressUpdates": "10",
@@ -125,14 +125,14 @@ def conf(settings: SparkSettings, slots: int) -> dict[str, str]:
         "spark.sql.streaming.noDataMicroBatches.enabled": "false",
         "spark.sql.adaptive.streaming.stateless.enabled": "false",
         "spark.shuffle.streaming.networkBufferMaxWaitTimeMs": "1",
-        # A static table takes one at least, with each batch; by Spark's own reckoning it has 32 MiB.
+        # A static table uses at least one page with each batch; Spark's default is 32 MiB.
         "spark.buffer.pageSize": "1m",
-        # Spark would end a real-time query when a batch of it begins while tasks of others wait for slots. Whether
-        # there are enough is found out before queries start, see slots.py; then these only wait for each other.
+        # Spark would fail a real-time query when its batch starts while tasks of others wait for slots. The number of
+        # slots is checked before queries start, see modes.need; then tasks only wait for each other.
         "spark.scheduler.pipelinedGroup.slotCheck.enabled": "false",
-        # State gives times to Python without a zone: in one that turns its clocks back, an hour would be there twice.
+        # State passes timestamps to Python without a time zone: with DST, an hour would be ambiguous.
         "spark.executorEnv.TZ": "UTC",
-        # Functions in Python get their records in columns; pickled one by one they cost several times as much.
+        # Python functions get records in columns. Pickled rows cost several times as much.
         ARROW_SETTING: "true",
         **settings.conf,
     }
@@ -140,7 +140,7 @@ def conf(settings: SparkSettings, slots: int) -> dict[str, str]:
 
 @dataclass
 class Gateway:
-    """A JVM that waits for PySpark."""
+    """A JVM with a gateway for PySpark."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -159,7 +159,7 @@ class Gateway:
         local = _is_local(conf.get("spark.master", "local"))
         folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         told = folder / "gateway"
-        # Everybody can read a command line; the folder is private. A setting may be a secret.
+        # A setting may be a secret: command lines are public, the folder is private.
         properties = folder / "spark.properties"
         properties.write_text("".join(f"{escaped(name)}={escaped(value)}\n" for name, value in conf.items()), "ascii")
         options = ["--properties-file", str(properties), "--load-spark-defaults"]
@@ -179,12 +179,12 @@ class Gateway:
         env = {
             **os.environ,
             "SPARK_HOME": str(home),
-            # Workers find what the driver has imported, such as a module beside the pipeline.
+            # Workers need the driver's modules, such as one beside the pipeline.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told),
-            # RocksDB allocates outside the heap; an arena for each thread would keep what others need.
+            # RocksDB allocates outside the heap; an arena for each thread would waste memory.
             "MALLOC_ARENA_MAX": "2",
             **({"SPARK_LOCAL_IP": _LOOPBACK} if local else {}),
         }
@@ -224,9 +224,9 @@ def session(
     jvm: Sequence[str] = (),
     patience: float = 5.0,
 ) -> Iterator[SparkSession]:
-    """A Spark session of our own, ended with everything that belongs to it, after `patience` by force.
+    """A Spark session with its own JVM, which is stopped at the end, after `timeout` seconds by force.
 
-    What its JVM says goes to the log, or nowhere; `jvm` are further flags of it.
+    The output of the JVM goes to `log`, if given; `jvm` are further flags.
     """
     flags = [f"-Xmx{settings.memory}", *_GC[settings.profile], *(_QUICK if settings.jit == "quick" else ()), *jvm]
     gateway = Gateway.start(java, jars, flags, {"spark.app.name": name, **conf(settings, slots)}, log)
@@ -239,28 +239,28 @@ def session(
         if _is_local(str(spark.sparkContext.master)):
             _listen_here(spark)
         if threading.current_thread() is threading.main_thread():
-            # PySpark takes Ctrl-C for itself; it is for whoever started us to say what that means.
+            # PySpark installs a handler for Ctrl-C; the caller's handler is restored.
             signal.signal(signal.SIGINT, interrupted)
         yield spark
         for query in spark.streams.active:
             query.stop()
     finally:
-        # What is collected from now on reports itself to a JVM that is gone, and py4j would log a trace for each.
+        # Garbage-collected objects report to the stopped JVM, and py4j would log a trace for each.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
         logging.getLogger().addFilter(_not_of_the_gone)
         if (context := SparkContext._active_spark_context) is not None:
-            # Its server of accumulators would print a trace as soon as the JVM hangs up.
+            # The accumulator server would print a trace when the JVM disconnects.
             context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
         gateway.stop(patience)
         del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
-        # PySpark remembers its JVM for the life of the process; the next session has another one.
+        # PySpark keeps its JVM for the whole process; the next session needs another one.
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
         SparkSession._instantiatedSession = None
 
 
 def wait_for_slots(spark: SparkSession, needed: int, patience: float = 60.0) -> int:
-    """Wait until the executors of a cluster have that many slots, for a while; how many there are."""
-    # On this machine there will never be more.
+    """Wait for a while until the executors of a cluster have `needed` slots; return how many they have."""
+    # In local mode the number is fixed.
     until = time.monotonic() + (0 if str(spark.sparkContext.master).startswith("local[") else patience)
     while (there := spark.sparkContext.defaultParallelism) < needed and time.monotonic() < until:
         time.sleep(0.2)
@@ -268,10 +268,10 @@ def wait_for_slots(spark: SparkSession, needed: int, patience: float = 60.0) -> 
 
 
 def _listen_here(spark: SparkSession) -> None:
-    """Let the JVM listen on this machine alone, also where it is told no address.
+    """Make the JVM listen on the loopback address only.
 
-    The shuffle of real-time queries listens on all addresses, without the secret of the session, and has no setting
-    for it. So what this JVM takes for "all addresses" becomes the loopback address.
+    The shuffle of real-time queries listens on all addresses, without authentication, and has no setting for it. So the
+    wildcard address of this JVM is replaced by the loopback address.
     """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
@@ -279,13 +279,13 @@ def _listen_here(spark: SparkSession) -> None:
         held = jvm.java.lang.Class.forName("java.net.InetAddress").getDeclaredField("impl")
         held.setAccessible(True)
         impl = held.get(None)
-        # Asked first: it is found once, and kept.
+        # Called first: the JVM caches the result.
         impl.anyLocalAddress()
         every = impl.getClass().getDeclaredField("anyLocalAddress")
         every.setAccessible(True)
         every.set(impl, jvm.java.net.InetAddress.getByName(_LOOPBACK))
     except Py4JError as error:
-        log.warning("this Java does not tell where it keeps its addresses: real-time queries listen on all (%s)", error)
+        log.warning("this Java keeps its wildcard address: real-time queries listen on all addresses (%s)", error)
 
 
 def _is_local(master: str) -> bool:
@@ -293,14 +293,14 @@ def _is_local(master: str) -> bool:
 
 
 def escaped(text: str) -> str:
-    """A name or a value in a properties file of Java."""
+    """Escape a name or a value for a Java properties file."""
     units = text.encode("utf-16-be", "surrogatepass")
     numbers = (int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2))
     return "".join(chr(one) if chr(one).isascii() and chr(one).isalnum() else f"\\u{one:04x}" for one in numbers)
 
 
 def is_alive(spark: SparkSession) -> bool:
-    """Whether the session still runs queries: its JVM answers, and its context was not stopped."""
+    """Whether the JVM answers, and the Spark context is not stopped."""
     try:
         jsc = spark.sparkContext._jsc
         return jsc is not None and not jsc.sc().isStopped()
@@ -309,7 +309,7 @@ def is_alive(spark: SparkSession) -> bool:
 
 
 def _not_of_the_gone(record: logging.LogRecord) -> bool:
-    """Some traces py4j logs under no name of its own."""
+    """Filter out py4j's traces, which it logs with the root logger."""
     return "py4j" not in record.pathname
 
 
@@ -319,7 +319,7 @@ def _logging() -> list[str]:
 
 def _end_with_parent() -> None:
     os.umask(0o077)
-    # Ctrl-C is for the driver, which ends the JVM in order.
+    # Ctrl-C is for the driver, which stops the JVM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if sys.platform == "linux":
         pr_set_pdeathsig = 1

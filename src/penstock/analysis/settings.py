@@ -9,7 +9,7 @@ from penstock.core.clock import Duration
 from penstock.core.settings import Section
 
 _PROFILES = {"throughput": {"jit": "thorough", "memory": "2g"}}
-"""What a profile sets where nothing else is said; those of latency are the defaults."""
+"""The defaults of a profile; those of latency are the defaults of the fields."""
 
 
 class SparkSettings(Section):

@@ -1,4 +1,4 @@
-"""SQL as a user writes it and as Spark runs it: `seen()` is spelled out, and what Spark objects to has its place."""
+"""SQL of a user, with `seen()` expanded for Spark, and positions in errors mapped back."""
 
 import re
 from collections.abc import Callable
@@ -14,16 +14,16 @@ _POSITION = re.compile(r"\bline (\d+),? pos (\d+)")
 
 @dataclass(frozen=True)
 class Spelled:
-    """A text for Spark, and how to find in the user's own what Spark says of it."""
+    """The expanded SQL, and the mapping of its positions to the user's SQL."""
 
     own: str
     text: str
     put: tuple[tuple[slice, slice], ...] = ()
-    """What was put in: its place in Spark's text, and the place of what it stands for in the user's."""
+    """The expansions: the slice in Spark's text, and the slice in the user's text."""
 
     @classmethod
     def out(cls, own: str, counted: Callable[[tuple[str, ...]], str]) -> "Spelled":
-        """`counted` says what stands for `seen(…)` of these names."""
+        """`counted` returns the expansion of `seen(…)` for its arguments."""
         text, done, put = "", 0, []
         for match in _SEEN.finditer(own):
             if match["skip"]:
@@ -35,7 +35,7 @@ class Spelled:
         return cls(own, text + own[done:], tuple(put))
 
     def place(self, said: str) -> tuple[int, int] | None:
-        """The line and column in the user's text, both from 1, of what Spark says; None when it says no position."""
+        """The line and column in the user's text, from 1, of an error of Spark; None without a position."""
         if (found := _POSITION.search(said)) is None:
             return None
         line, column = int(found[1]), int(found[2])
@@ -44,7 +44,7 @@ class Spelled:
         return before.count("\n") + 1, len(before) - before.rfind("\n")
 
     def _own(self, index: int) -> int:
-        """Where in the user's text this place of Spark's is."""
+        """The index in the user's text of an index in Spark's text."""
         for there, here in reversed(self.put):
             if index >= there.stop:
                 return int(index - there.stop + here.stop)

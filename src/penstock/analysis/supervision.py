@@ -1,8 +1,7 @@
-"""The supervision of one streaming query: when it fails, it is started again, alone and from its checkpoint.
+"""Supervise a streaming query: restart it alone from its checkpoint when it fails.
 
-A failure that comes from outside (a broker that is away, a Python worker that did not connect in time) is retried for
-as long as it lasts. One that comes again at the same offsets may be caused by a record: then `isolate` is asked to find
-the record and to exclude it.
+An external failure (an unavailable broker, a Python worker that did not connect in time) is retried without limit. A
+failure that repeats at the same offsets may be caused by a record: then `isolate` finds and excludes the record.
 """
 
 import logging
@@ -22,9 +21,9 @@ T = TypeVar("T")
 
 LOOK_EVERY = 0.25
 TRIES = 2
-"""After so many failures at the same offsets, the record that causes them is searched for."""
+"""The number of failures at the same offsets before the search for a record."""
 SETTLED = 10.0
-"""A query that was restarted counts as running again after so many seconds, or once it has finished a batch."""
+"""Seconds after which a restarted query counts as running, unless it commits a batch earlier."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 _TRANSIENT = re.compile(
     r"Python worker failed to connect back|[Pp]ython daemon|Connection refused|ConnectException|"
@@ -33,10 +32,10 @@ _TRANSIENT = re.compile(
     r"KafkaStorage|NotController|BrokerIdNotRegistered|OutOfOrderSequence\w*|UnknownProducerId)Exception|"
     r"Failed to get .*offset|No space left on device|is unavailable: "
 )
-"""What Spark and its Kafka client say when the cause lies outside of the records."""
+"""Errors of Spark and its Kafka client with an external cause."""
 
 _DAMAGED = re.compile(r"CorruptRecordException|is corrupt|seek past the record|Checksum(?:Exception| error)")
-"""What they say when files are not what was written: of Kafka's log, or of a checkpoint."""
+"""Errors about damaged files of Kafka's log or of a checkpoint."""
 
 
 class Streaming(Protocol):
@@ -54,11 +53,11 @@ class State(StrEnum):
     STARTING = "starting"
     RUNNING = "running"
     RESTARTING = "restarting"
-    """It has failed, and is started again after a pause."""
+    """It has failed, and will be restarted after a pause."""
     ISOLATING = "isolating"
-    """It has failed again at the same offsets: the record that causes it is searched for."""
+    """It has failed again at the same offsets: the search for the record runs."""
     STOPPED = "stopped"
-    """It is not started again: too many of its records make it fail."""
+    """It is not restarted: too many records make it fail."""
 
 
 class TooMany(Exception):
@@ -66,16 +65,16 @@ class TooMany(Exception):
 
 
 Isolate = Callable[[str], int]
-"""Given the error, finds the records that cause it and excludes them; how many. TooMany ends the query."""
+"""Given the error, finds and excludes the records that cause it; returns how many. TooMany stops the query."""
 
 
 class Supervised:
-    """A query that is started again when it fails. `look` is called again and again, by one thread."""
+    """A query that is restarted when it fails. One thread calls `look` repeatedly."""
 
     def __init__(
         self, name: str, start: Callable[[], Streaming], checkpoint: str, isolate: Isolate | None = None
     ) -> None:
-        """`start` starts the query where its checkpoint stands, and may raise anything."""
+        """`start` starts the query from its checkpoint, and may raise any error."""
         self.name = name
         self._start, self._checkpoint, self._isolate = start, checkpoint, isolate
         self._lock = threading.RLock()
@@ -89,44 +88,44 @@ class Supervised:
 
     @property
     def running(self) -> Streaming | None:
-        """The query as it was started last."""
+        """The current run of the query."""
         return self._query
 
     def figures(self) -> dict[str, Any]:
-        """What the status tells of it: its state, how often it was started again, and its last failure."""
+        """The figures for the status: its state, restarts, and last error."""
         if self._state is State.RESTARTING and self._settled():
             self._state = State.RUNNING
         return {"state": str(self._state), "restarts": self._restarts, "error": self._error}
 
     def adopt(self, query: Streaming) -> None:
-        """Supervise a query that somebody else has started."""
+        """Supervise a query that is already started."""
         with self._lock:
             self._query, self._due, self._since = query, None, time.monotonic()
             if self._state is State.STARTING:
                 self._state = State.RUNNING
 
     def again(self, start: Callable[[], Streaming] | None = None) -> None:
-        """Start it again at once, after it was stopped on purpose. A failure to start is one as any other."""
+        """Restart it at once, after a deliberate stop. A failed start is handled as any failure."""
         with self._lock:
             self._begin(start or self._start)
 
     def run(self, stop: threading.Event) -> None:
-        """Look after it until `stop`."""
+        """Supervise it until `stop`."""
         while not stop.wait(LOOK_EVERY):
             try:
                 self.look()
             except Exception:
-                # Such as a JVM that is gone, which whoever looks after the session will notice.
+                # For example a dead JVM, which the owner of the session detects.
                 log.exception("query %s cannot be looked after", self.name)
 
     def look(self) -> None:
-        """Notice a failure; start the query again when its pause is over."""
+        """Handle a failure; restart the query after its pause."""
         with self._lock:
             query = self._query
             if self._ended or self._state is State.STOPPED:
                 return
             if self._due is None and query is not None and not query.isActive:
-                # Without an error it was stopped on purpose; whoever did it will start it again.
+                # Without an error, it was stopped deliberately, and will be restarted by the caller.
                 if (error := query.exception()) is None:
                     return
                 self._failed(error)
@@ -136,13 +135,13 @@ class Supervised:
         if isolate is not None and not self._isolated(isolate, query):
             return
         with self._lock:
-            # Meanwhile it may have been started by somebody else, or ended.
+            # It may have been restarted or stopped in the meantime.
             if self._query is query and not self._ended:
                 self._restarts += 1
                 self._begin(self._start)
 
     def stop(self) -> None:
-        """Stop the query, and start it no more."""
+        """Stop the query for good."""
         with self._lock:
             self._ended = True
             if self._query is not None:
@@ -151,7 +150,7 @@ class Supervised:
     def _begin(self, start: Callable[[], Streaming]) -> None:
         try:
             self._query = start()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is tried again
+        except Exception as error:  # noqa: BLE001 - any error is retried
             self._failed(error)
         else:
             self._due, self._since = None, time.monotonic()
@@ -165,10 +164,10 @@ class Supervised:
         self._state, self._error = State.RESTARTING, telling(error)
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (self._failures - 1))
         self._due = time.monotonic() + pause
-        log.warning("query %s has failed, and is started again in %g s: %s", self.name, pause, self._error)
+        log.warning("query %s failed, restarting in %g s: %s", self.name, pause, self._error)
 
     def _isolated(self, isolate: Isolate, failed: Streaming | None) -> bool:
-        """Whether the query may be started again after the search for records that make it fail."""
+        """Search for records that make the query fail; return whether it may be restarted."""
         self._state = State.ISOLATING
         try:
             found = isolate(self._error)
@@ -176,8 +175,8 @@ class Supervised:
             self._state, self._error = State.STOPPED, f"{many}; the last failure was: {self._error}"
             log.error("query %s is stopped: %s", self.name, self._error)
             return False
-        except Exception as error:  # noqa: BLE001 - the search is for what may fail in any way
-            log.warning("query %s: the search for what makes it fail has failed: %s", self.name, telling(error))
+        except Exception as error:  # noqa: BLE001 - the search may fail in any way
+            log.warning("query %s: the search for failing records has failed: %s", self.name, telling(error))
             found = 0
         with self._lock:
             self._state = State.RESTARTING
@@ -193,7 +192,7 @@ class Supervised:
 
 
 def retrying(start: Callable[[], T], tries: int = 5) -> T:
-    """Do something now that may fail for a while for reasons outside of it; give up after some attempts."""
+    """Retry a call on transient errors, at most `tries` times."""
     for done in range(1, tries):
         try:
             return start()
@@ -206,22 +205,22 @@ def retrying(start: Callable[[], T], tries: int = 5) -> T:
 
 
 def last_commit(checkpoint: str) -> int | None:
-    """The number of the last batch that was committed; None when there is none, or this machine cannot look there."""
+    """The number of the last committed batch; None when there is none, or the checkpoint is remote."""
     path = on_disk(checkpoint)
     finished = numbers(path / "commits") if path is not None else []
     return finished[-1] if finished else None
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether a failure comes from outside, so that it may be gone at the next attempt."""
-    # Damaged files are no matter of a record either: what cannot be read cannot be written to the dead letters.
+    """Whether a failure is external, so that a retry may succeed."""
+    # Damaged files are not the fault of a record: an unreadable record cannot become a dead letter.
     text = _without_plan(error)
     outside = any(pattern.search(text) for pattern in (_TRANSIENT, _DAMAGED))
     return isinstance(error, Unavailable) or outside
 
 
 def telling(error: Exception) -> str:
-    """The line of an error that tells most: the end of a Python function's trace, otherwise the innermost cause."""
+    """The most useful line of an error: the end of a Python traceback, otherwise the innermost cause."""
     if isinstance(error, Misconfigured | Unavailable):
         return str(error)
     if damaged := [line.strip() for line in _without_plan(error).splitlines() if _DAMAGED.search(line)]:
@@ -231,7 +230,7 @@ def telling(error: Exception) -> str:
 
 
 def _without_plan(error: Exception) -> str:
-    """What an error says, without the plan that Spark adds: that holds the words of the query, not of the failure."""
+    """The text of an error, without the query's plan."""
     return re.sub(r"=== Streaming Query ===.*?(?=\nJVM stacktrace|\Z)", "", str(error), flags=re.DOTALL)
 
 

@@ -1,4 +1,4 @@
-"""The accounts of stages: told on the channel of bookmarks, and found there again by the next life of a stage."""
+"""Publish the accounts of stages on the bookmarks channel, and read the last ones."""
 
 import asyncio
 import logging
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 def accounting(
     channels: Poster, bookmarks: str, accounts: Callable[[], Iterable[Account]], every: float = EVERY
 ) -> Iterator[None]:
-    """Tell the accounts while the body runs, and once more after it; those that say nothing new are not told again."""
+    """Publish changed accounts while the body runs, and a last time after it."""
     told: dict[str, Account] = {}
 
     def tell(post: Callable[[str, bytes, bytes], None]) -> None:
@@ -36,10 +36,10 @@ def accounting(
                     post(bookmarks, account.key, account.dumps())
                     told[account.stage] = account
         except PenstockError as error:
-            # It is kept where the stage keeps its positions, and told again.
-            log.warning("an account cannot be told: %s", error)
+            # The stage keeps its account, and it is published later.
+            log.warning("an account cannot be published: %s", error)
         except Exception:
-            # The pipeline does not end because of its accounts; the audit sees that they stand still.
+            # The pipeline continues; the audit notices accounts that do not change.
             log.exception("an account cannot be made")
 
     def keep(stop: threading.Event) -> None:
@@ -69,7 +69,7 @@ def last_accounts(channels: Channels, bookmarks: str) -> dict[str, Account]:
 def announce(channels: Channels, bookmarks: str, query: str, into: str, token: str, generation: int) -> None:
     """Announce a query as the writer of its result, and return once the announcement is acknowledged.
 
-    Of a token that was announced before, the first announcement stays: it tells where its rows begin.
+    A token is announced once: the first announcement holds the offsets where its rows begin.
     """
     writers = Writers(channels, [bookmarks])
     writers.refresh()

@@ -46,10 +46,10 @@ _ALL_OF_THEM = 20.0
 
 
 def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
-    """Run the queries until `stop`, each restarted alone when it fails; Unavailable when Spark itself has ended."""
+    """Run the queries until `stop`. A failed query is restarted alone; Unavailable when Spark has ended."""
     for query in description.queries:
         if recover(f"{config.checkpoints}/{query.name}"):
-            log.warning("query %s: its rescaling was cut short; its state is as it was before", query.name)
+            log.warning("query %s: its rescaling was interrupted; the old state was restored", query.name)
     try:
         _run(description, config, stop, ready, None)
     except _Short as short:
@@ -63,7 +63,7 @@ def _run(description: Description, config: Config, stop: threading.Event, ready:
     started = threading.Event()
     threading.Thread(target=_leave_at_once, args=(stop, started), daemon=True).start()
     with engine(description, config, sys.stderr.buffer, slots) as spark:
-        # Spark comes up while the broker does.
+        # Spark and the broker start at the same time.
         log.info("Spark is up")
         there = wait_for_slots(spark.spark, slots_needed(description, config, {}).least)
         _arrived(channels)
@@ -77,7 +77,7 @@ def _run(description: Description, config: Config, stop: threading.Event, ready:
         spark = replace(spark, announce=announced, writers=result_writers(channels, description, spark))
         partitions = {name: len(channels.bounds(name)) for name in description.channels}
         _require_slots(description, config, partitions, spark, there)
-        # An address that is taken ends all this before a query has begun.
+        # Fails before a query starts if the address is in use.
         with serve_state(SparkStateReader(spark, description), config.spark.answers) as address:
             queries = Queries(spark, description, channels, ids)
             lakes = Lakes(spark, description, config, channels, ids)
@@ -85,7 +85,7 @@ def _run(description: Description, config: Config, stop: threading.Event, ready:
             refreshing = Refreshing(watch, spark, description.queries, queries, SystemClock())
             with (
                 report_status(channels, description.status, Tier.ANALYSE, lambda: _figures(queries, lakes, address)),
-                # From before the first query starts: an account is published as soon as it is complete.
+                # Started before the queries: an account is published as soon as it is complete.
                 accounting(channels, description.bookmarks, lambda: [*queries.accounts(), *lakes.accounts()]),
             ):
                 lakes.require()
@@ -93,7 +93,7 @@ def _run(description: Description, config: Config, stop: threading.Event, ready:
                 lakes.start(queries)
                 ready()
                 _look_after(queries, refreshing, watch, stop)
-                # Before the accounts are published for the last time.
+                # Before the last accounts are published.
                 queries.stop()
 
 
@@ -117,15 +117,15 @@ def _look_after(queries: Queries, refreshing: Refreshing, watch: Watch, stop: th
 def engine(
     description: Description, config: Config, log: IO[bytes] | None, slots: int | None = None
 ) -> Iterator[Engine]:
-    """Spark, ready for the queries of a pipeline; what its JVM says goes to the log, or nowhere.
+    """Start Spark for the queries of a pipeline; the output of its JVM goes to `log`, if given.
 
-    On this machine it has as many slots as the queries need by what is declared, or as many as are told.
+    In local mode it has `slots` slots, by default as many as the declared queries need.
     """
     java = find_java()
     jars = ensure_jars(java)
     flags = spark_archive(java, jars).use_flags()
     needed = slots or slots_needed(description, config, {}).most
-    # Who asks for the state of a query takes none of the slots that the queries need.
+    # State requests have slots of their own.
     with session(description.name, config.spark, java.path, jars.spark, needed + SLOTS, log, flags) as spark:
         shapes = {name: channel.shape for name, channel in description.channels.items()}
         own = Engine(spark, config.spark, connector(config), config.checkpoints, shapes)
@@ -134,15 +134,15 @@ def engine(
 
 
 def _require_letters(description: Description) -> None:
-    """Refuse a query whose late records would have nowhere to lie."""
+    """Raise Misconfigured for dead letters of a result, which has none."""
     for query in description.queries:
         if query.late is Late.DEAD and any(description.channels[name].result_of for name in query.inputs):
-            problem = "its late records are to lie in dead letters, and it reads a result, which has none"
-            raise Misconfigured(f"query {query.name}", problem, "leave late= out, or read what the result is made of")
+            problem = "its late records need dead letters, and it reads a result, which has none"
+            raise Misconfigured(f"query {query.name}", problem, "leave late= out, or read another channel")
 
 
 class _Short(Exception):
-    """Our own Spark has fewer slots than are needed: channels have more partitions than anybody declared."""
+    """The local Spark has too few slots, because channels have more partitions than declared."""
 
     def __init__(self, needed: int) -> None:
         super().__init__(needed)
@@ -152,10 +152,10 @@ class _Short(Exception):
 def _require_slots(
     description: Description, config: Config, partitions: Mapping[str, int], spark: Engine, there: int
 ) -> None:
-    """Refuse to start queries of which some tasks would never get a slot, and nobody would notice."""
+    """Check the slots: without one, a task of a real-time query would wait forever."""
     if slots_needed(description, config, partitions).most <= there:
         return
-    # What was guessed does not fit; Spark knows which of them really run in real time.
+    # The estimate may be too high: Spark decides which queries run in real time.
     needed = slots_needed(description, config, partitions, real_time_queries(description, spark))
     if needed.least > there and config.spark.master == LOCAL:
         raise _Short(needed.most)
@@ -164,7 +164,7 @@ def _require_slots(
 
 
 def connector(config: Config) -> SparkConnector:
-    """Spark's own way where it has one, the binder's otherwise."""
+    """Spark's Kafka connector for Kafka, otherwise the binder's."""
     channels, skip_lost = config.bind(), config.channels.lost == "skip"
     if isinstance(channels, Kafka):
         return KafkaConnector(
@@ -174,19 +174,19 @@ def connector(config: Config) -> SparkConnector:
 
 
 def spark_words(conf: Mapping[str, str]) -> dict[str, str]:
-    """What the two Kafka clients call by the same name; the rest is for librdkafka alone."""
+    """The settings with the same name in both Kafka clients; others are for librdkafka only."""
     return {name: value for name, value in conf.items() if name.startswith(("security.", "sasl.", "ssl."))}
 
 
 def _leave_at_once(stop: threading.Event, started: threading.Event) -> None:
-    """While Spark comes up, this process waits for its JVM and hears nothing; there is nothing to end in order yet."""
+    """Exit at once on `stop` while Spark starts: this process waits for its JVM, and has nothing to clean up."""
     stop.wait()
     if not started.is_set():
         os._exit(0)
 
 
 def _arrived(channels: Channels) -> None:
-    """Wait until the middleware answers; for a while until all brokers do, because topics get their replicas there."""
+    """Wait until the middleware answers, and for a while for all brokers, which get replicas of new topics."""
     began = time.monotonic()
     while True:
         waited = time.monotonic() - began

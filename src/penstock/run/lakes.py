@@ -45,15 +45,15 @@ class Lake:
         self.stage = store_node(spec.url, spec.channel)
         self.name = f"{spec.channel}.lake"
         self.work = validation_of(self._shape, self._channel.dead, self.name) if self._judged else None
-        """What may fail because of a record."""
+        """The work that may fail because of a record."""
 
     def require(self) -> None:
-        """Misconfigured when the table cannot be filled from this channel. A table that is away is waited for later."""
+        """Misconfigured when the table cannot be filled from this channel. An unavailable table is retried later."""
         with suppress(Unavailable):
             self._open()
 
     def start(self) -> Streaming:
-        """Start the query where the table stands."""
+        """Start the query at the table's offsets."""
         try:
             table = self._open()
             start = self._begins(table.positions())
@@ -70,13 +70,13 @@ class Lake:
         return query
 
     def figures(self) -> dict[str, object]:
-        """What a loader tells of itself, too."""
+        """The same figures as of a loader."""
         with suppress(Unavailable):
             self._figures.set_lag(self._lag())
         return self._figures.to_json()
 
     def account(self) -> Account | None:
-        """What the table has taken, as its last commit says; None until it was opened."""
+        """The account of the table's last commit; None before it was opened."""
         found = self._accounting.account(self.stage)
         return found and replace(found, latency=self._figures.to_json()["latency"])
 
@@ -88,7 +88,7 @@ class Lake:
         try:
             filling(batch, reached)
         except Exception as error:
-            # The query ends, and is started again after a pause.
+            # The query fails, and is restarted after a pause.
             self._figures.set_state("waiting", telling(error))
             raise
         taken, rows, refused = (now - then for now, then in zip(
@@ -99,23 +99,23 @@ class Lake:
         self._accounting.look(table)
 
     def _begins(self, stands: Offsets) -> Offsets:
-        """Where to read on, of each partition."""
+        """The start offsets of each partition."""
         bounds = self._channels.bounds(self._channel.name)
         for partition, (_, end) in bounds.items():
             if (at := stands.get(partition, 0)) > end:
                 raise Misconfigured(
                     f"the channel {self._channel.name}, partition {partition}",
-                    f"it ends at {end}, but the lake was filled up to {at}: this is another channel of the same name",
-                    "move the table away, or bring back the channel that it belongs to",
+                    f"it ends at {end}, but the lake was filled up to {at}: the channel was recreated",
+                    "move the table away, or restore its channel",
                 )
         start = {partition: stands.get(partition, low) for partition, (low, _) in bounds.items()}
         return from_what_is_kept(start, bounds) if self._engine.connector.skip_lost else start
 
     def chosen(self, raw: Frame) -> Frame:
-        """The records without the rows of a result that none of its writers has written."""
+        """The records without forged rows of a result."""
         if self._writers is None:
             return raw
-        # A writer announces itself before its first row: all whose rows are in this batch are known after this.
+        # A writer is announced before its first row: all writers in this batch are known now.
         self._writers.refresh()
         name, known = self._channel.name, self._writers.known
         if not (tokens := known.tokens(name)):
@@ -142,7 +142,7 @@ class Lakes:
             lake.require()
 
     def start(self, queries: Queries) -> None:
-        """Start all, each supervised for itself: one that cannot write waits alone."""
+        """Start all, each supervised alone."""
         for lake in self._lakes:
             queries.supervise(lake.name, lake.start, None if lake.work is None else queries.isolation(lake.work))
 

@@ -1,4 +1,4 @@
-"""A new checkpoint for a query: the old one is set aside, and the query begins where it is told, in another life."""
+"""Give a query a new checkpoint: the old one is renamed, and the query starts a new generation at given offsets."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,18 +17,15 @@ OPTION = "--from"
 
 @dataclass(frozen=True)
 class Begin:
-    """Where queries begin anew: what their channels hold since a moment, or from these offsets on.
-
-    Partitions without one are read from their beginning, and so is all when nothing is said.
-    """
+    """The start of new generations: a timestamp, or offsets. The default is the beginning."""
 
     timestamp: Micros | None = None
     offsets: Mapping[str, Offsets] = field(default_factory=dict)
     end: bool = False
-    """Behind all that is there."""
+    """Start at the end of the channels."""
 
     def positions(self, channels: Channels, channel: str) -> Offsets:
-        """The offsets of a channel; Misconfigured when it does not have these."""
+        """The start offsets of a channel; Misconfigured when they do not exist."""
         bounds = channels.bounds(channel)
         if self.timestamp is not None:
             return channels.since(channel, self.timestamp)
@@ -39,35 +36,35 @@ class Begin:
                 raise Misconfigured(OPTION, f"{channel} has no partition {partition}", f"it has {has}")
             low, end = bounds[partition]
             if not low <= offset <= end:
-                problem = f"{channel}, partition {partition} does not hold {offset}"
-                raise Misconfigured(OPTION, problem, f"it holds {low} to {end}, the next one")
+                problem = f"{channel}, partition {partition} has no offset {offset}"
+                raise Misconfigured(OPTION, problem, f"use {low} to {end}")
             found[partition] = offset
         return found
 
 
 @dataclass(frozen=True)
 class Renewal:
-    """What is to get a new checkpoint: queries, or CHANNEL.dead for what brings the dead letters of a channel."""
+    """The queries that get a new checkpoint. CHANNEL.dead is the query for the dead letters of a channel."""
 
     names: tuple[str, ...]
     begin: Begin
 
     def require(self, description: Description) -> None:
-        """Misconfigured when there is no such query, or it does not read a channel that is named."""
+        """Misconfigured for an unknown query, or a channel that no query reads."""
         read = {channel for name in self.names for channel in _chosen(description, name)[1]}
         if strangers := sorted(self.begin.offsets.keys() - read):
             problem = f"{strangers[0]} is read by none of {', '.join(self.names)}"
             raise Misconfigured(OPTION, problem, f"they read {', '.join(sorted(read))}")
 
     def apply(self, description: Description, checkpoints: str, channels: Channels) -> Iterator[str]:
-        """Set the checkpoints aside and note where to begin; a sentence for each that is done.
+        """Rename the checkpoints and write the start offsets; yields a message for each query.
 
-        Nothing is touched until all is known to work. For a pipeline that does not run.
+        Nothing is changed before all checks succeed. The pipeline must not run.
         """
         accounts = last_accounts(channels, description.bookmarks)
         notes: dict[str, Note] = {}
         for name, inputs in (_chosen(description, one) for one in self.names):
-            # What a rescaling has left half done would be put back over the new checkpoint.
+            # An interrupted rescaling would replace the new checkpoint.
             recover(f"{checkpoints}/{name}")
             account = accounts.get(f"query:{name}")
             generation = next_life(name, max(last_life(f"{checkpoints}/{name}"), account.number if account else 0))
@@ -80,17 +77,17 @@ class Renewal:
 def _begun(name: str, folder: str, note: Note) -> str:
     path = on_disk(folder)
     if path is None:
-        problem = f"its checkpoint {folder} cannot be set aside from here"
-        raise Misconfigured(f"query {name}", problem, "move it by hand; without it, the query begins at the beginning")
+        problem = f"its checkpoint {folder} is on a remote file system"
+        raise Misconfigured(f"query {name}", problem, "move it by hand; then the query starts at the beginning")
     aside = set_aside(path)
     note.write(folder)
     since = "; ".join(f"{channel} at {told(positions)}" for channel, positions in (note.since or {}).items())
     old = f"; its checkpoint is kept as {aside}" if aside else ""
-    return f"query {name} begins anew: {since}{old}"
+    return f"query {name} starts a new generation: {since}{old}"
 
 
 def _chosen(description: Description, name: str) -> tuple[str, Sequence[str]]:
-    """Its own name, and the channels that it reads."""
+    """The query's name and its input channels."""
     sifted = {channel.dead: channel.name for channel in description.validated}
     if name in sifted:
         return name, (sifted[name],)

@@ -1,4 +1,4 @@
-"""The queries of a pipeline as they run: started, supervised, accounted for, measured and stopped, each alone."""
+"""Run the queries of a pipeline: start, supervise, account for, measure and stop each one."""
 
 import logging
 import threading
@@ -38,20 +38,20 @@ _FIRST = 20.0
 _SOURCES = 60.0
 _TICK = 0.01
 _LAST_BATCH = 2.0
-"""How long a batch is waited for that would be given up; who stops a pipeline does not wait much longer."""
+"""How long a stop waits for a batch that would be abandoned."""
 _LAST_LOOK = 5.0
 _ACCOUNT_EVERY = 1.0
 _LONG = timedelta(hours=1)
 
 
 class Queries:
-    """What runs in the analysis tier: a query for each that is declared, and one for the dead letters of a channel.
+    """All queries of the analysis tier: the declared ones, and one for the dead letters of each channel.
 
-    Each is supervised and accounted for by threads of its own: none waits for another.
+    Each is supervised and accounted for by its own threads.
     """
 
     def __init__(self, engine: Engine, description: Description, channels: Channels, ids: Mapping[str, str]) -> None:
-        """`ids` are those of the topics that the queries touch."""
+        """`ids` are the ids of the queries' topics."""
         self._engine = engine
         self._description = description
         self._channels = channels
@@ -68,7 +68,7 @@ class Queries:
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
-        """Start all; Misconfigured, before the first one starts, when a checkpoint does not fit or one cannot run."""
+        """Start all queries. Misconfigured before any start when a checkpoint does not fit or a query cannot run."""
         queries, channels = self._description.queries, self._channels
         before = last_accounts(channels, self._description.bookmarks)
         fits = {query.name: retrying(partial(self._fitting, query, before.get(_node(query)))) for query in queries}
@@ -83,7 +83,7 @@ class Queries:
             self._open(query, running, before.get(_node(query)))
             places -= verdict.mode is Mode.REAL_TIME
             log.info("query %s runs, %s: %s", query.name, verdict.mode, verdict.why)
-            # One after the other: all at once would keep the one that people watch from its first rows.
+            # One after the other: otherwise all would be slow to write their first rows.
             _first_rows(running, partial(_grown, channels, query.into, sizes[query.name]), until)
         for turn, channel in enumerate(self._description.validated, start=len(queries)):
             ids = self._ids_of(channel.name)
@@ -92,23 +92,23 @@ class Queries:
             self.supervise(f"{channel.name}.dead", validate, isolate)
 
     def supervise(self, name: str, start: Callable[[], Streaming], isolate: Isolate | None = None) -> None:
-        """Start a query that is none of the declared ones, and start it again whenever it fails."""
+        """Start and supervise a query that is not declared."""
         supervised = Supervised(name, start, self._engine.checkpoint(name), isolate)
         self._validating.append(supervised)
         try:
             supervised.adopt(retrying(start))
         except Unavailable:
-            # Such as a store that is away: it is tried again for as long as that lasts.
+            # For example an unavailable store: the start is retried.
             supervised.again()
         self._beside(f"supervision of {name}", supervised.run, self._ending)
 
     def again(self, engine: Engine, query: Query) -> None:
-        """Start one again that was stopped, from its checkpoint and in its mode."""
+        """Restart a stopped query from its checkpoint, in its mode."""
         self._engines[query.name] = engine
         self._supervised[query.name].again()
 
     def finish(self, engine: Engine, query: Query) -> None:
-        """Start one again that was stopped in a batch: this one is done at once, and there is no other for long."""
+        """Restart a query that was stopped in a batch: it runs this batch only."""
         self._engines[query.name] = engine
         rarely = replace(query, mode=Mode.MICRO_BATCH, every=_LONG)
         self._supervised[query.name].again(lambda: self._launched(rarely)[0])
@@ -119,35 +119,35 @@ class Queries:
         return running
 
     def failed(self) -> Unavailable | None:
-        """Why all of them have to begin again together: Spark itself has ended. One that fails is started alone."""
+        """The error when Spark has ended. A failed query is restarted alone."""
         return None if is_alive(self._engine.spark) else Unavailable("Spark", "its session has ended")
 
     def warm_up(self, stop: threading.Event) -> None:
-        """Make the pauses of those in real time shorter, see there."""
+        """Shorten the pauses of real-time queries, see `launch.warm_up`."""
         for query in self._description.queries:
             if self._verdicts[query.name].mode is Mode.REAL_TIME:
                 warm_up(self._engine, query, stop)
 
     def stop(self) -> None:
-        """Stop all; those that would give their batches up when these have ended, if they do soon."""
+        """Stop all queries; those that would abandon a batch, if possible between two batches."""
         self._ending.set()
         stop_between({name: self.running(name) for name in self._giving_up if name in self._books}, _LAST_BATCH)
         for supervised in (*self._supervised.values(), *self._validating):
             supervised.stop()
-        # The last batches are accounted for.
+        # Account for the last batches.
         self._stopped.set()
         until = time.monotonic() + _LAST_LOOK
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
     def accounts(self) -> list[Account]:
-        """The account of each query that has a complete one."""
+        """The complete accounts."""
         for books in list(self._books.values()):
             books.remember()
         return [books.account for books in list(self._books.values()) if books.complete]
 
     def figures(self) -> Figures:
-        """What each measures, by the names that the page and the status have for them."""
+        """The figures of each query for the status and the page."""
         return {"nodes": {_node(query): self._told(query) for query in self._description.queries}}
 
     def _told(self, query: Query) -> dict[str, object]:
@@ -155,7 +155,7 @@ class Queries:
         supervised = self._supervised[name].figures()
         if books is None:
             return supervised
-        # Spark tells the rate of a batch when it has ended, which in real time is a minute later.
+        # Spark reports the rate at the end of a batch, which in real time is a minute later.
         rate.set_total(_size(self._channels, query.into))
         return {
             **self._progress[name].look(self.running(name)),
@@ -172,7 +172,7 @@ class Queries:
         return Supervised(query.name, lambda: self._relaunched(query), self._engine.checkpoint(query.name), isolate)
 
     def isolation(self, work: Work) -> Isolation:
-        """What finds the records that some work fails with."""
+        """The search for records that make this work fail."""
         limit = self._engine.settings.poison_limit
         return Isolation(lambda: self._engines.get(work.name, self._engine), work, self._channels, limit)
 
@@ -189,10 +189,10 @@ class Queries:
         return running, verdict
 
     def _open(self, query: Query, running: StreamingQuery, before: Account | None) -> None:
-        """Supervise a query that has started, and keep its account, each in a thread."""
+        """Supervise a started query and keep its account, each in a thread."""
         late_records = None
         if query.late is Late.DEAD:
-            # A query that begins anew finds the same records late: what an earlier life has written is looked through.
+            # A new generation finds the same records late: dead letters of earlier generations are read.
             at = before.at if before is not None and before.generation == str(running.id) else 0
             late_records = LateRecords(query.name, self._channels, at)
         books = QueryAccounting(self._engine, query, running, before, self._channels, SystemClock(), late_records)
@@ -237,15 +237,15 @@ def result_writers(channels: Channels, description: Description, engine: Engine)
 
 
 def _keep(name: str, books: QueryAccounting, stop: threading.Event) -> None:
-    """Keep an account until `stop`, and look once more after it."""
+    """Keep an account until `stop`, and update it a last time."""
     failure = ""
     while True:
         ended = stop.is_set()
         try:
             books.look()
             failure = ""
-        except Exception as error:  # noqa: BLE001 - it is tried again, and shown in the status
-            # What is said once need not be said every second.
+        except Exception as error:  # noqa: BLE001 - it is retried, and shown in the status
+            # Log each failure once.
             if failure != books.accounting:
                 log.warning("the account of query %s cannot be kept: %s", name, error)
             failure = books.accounting
@@ -255,14 +255,14 @@ def _keep(name: str, books: QueryAccounting, stop: threading.Event) -> None:
 
 
 def stop_between(running: Mapping[str, Telling], within: float) -> None:
-    """Stop queries when they have no batch under way; after so many seconds in any case."""
+    """Stop queries between batches; after `within` seconds in any case."""
     left, until = dict(running), time.monotonic() + within
     while left and time.monotonic() < until:
         for name in [name for name, query in left.items() if not query.status["isTriggerActive"]]:
             left.pop(name).stop()
         time.sleep(_TICK)
     for name, query in left.items():
-        log.warning("query %s: its batch lasts too long to be waited for; it is stopped, and will be given up", name)
+        log.warning("query %s: its batch takes too long; the query is stopped, and the batch will be abandoned", name)
         query.stop()
 
 
@@ -271,15 +271,15 @@ def _node(query: Query) -> str:
 
 
 def _counted(account: Account) -> dict[str, int]:
-    """The records that a query has taken since its account began, and how many of them came too late."""
+    """The number of records in a query's account, and of late ones."""
     shares = account.shares.values()
     late = sum(share.outcomes.get(Outcome.LATE, 0) for share in shares)
     return {"count": sum(share.taken for share in shares), "late": late}
 
 
 def _first_rows(query: StreamingQuery, written: Callable[[], bool], until: float) -> None:
-    """Wait until a query has its sources, and for a while until it has written its first rows: there may be none."""
-    # A source in Python is a process; a machine that starts many at once may keep each of them from being in time.
+    """Wait until a query has its sources, and for a while for its first rows."""
+    # A Python source is a process: starting many at once may exceed Spark's timeout.
     latest = time.monotonic() + _SOURCES
     while query.isActive and query.status["message"] == "Initializing sources" and time.monotonic() < latest:
         time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""Queries over static tables: when one of those has changed, they go on from their checkpoints with its new rows."""
+"""Restart queries when their static tables change: they continue from their checkpoints with the new rows."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -15,11 +15,11 @@ from penstock.core.clock import Clock, Micros
 log = logging.getLogger(__name__)
 
 _PAUSE = 100_000
-"""When a batch in real time has ended, nothing flows for longer than this."""
+"""The minimal pause after a real-time batch, in microseconds."""
 
 
 class Telling(Protocol):
-    """What is asked of a query."""
+    """The part of a query that is used here."""
 
     @property
     def status(self) -> Mapping[str, Any]: ...
@@ -31,29 +31,29 @@ class Telling(Protocol):
 
 
 class Launched(Protocol):
-    """What is asked of those who run the queries."""
+    """The part of `Queries` that is used here."""
 
     def running(self, name: str) -> Telling:
-        """The query of a name as it runs now."""
+        """The current run of a query."""
 
     def again(self, engine: Engine, query: Query) -> None:
-        """Start one again that was stopped."""
+        """Restart a stopped query."""
 
     def finish(self, engine: Engine, query: Query) -> None:
-        """Start one again that was stopped in a batch: this one is done, and there is no other for long."""
+        """Restart a query that was stopped in a batch, for this batch only."""
 
 
 @dataclass(frozen=True)
 class _Waiting:
     engine: Engine
-    """With which the query runs."""
+    """The current engine of the query."""
     gives_up: bool
 
 
 class Refreshing:
-    """A query is stopped between two of its batches, so that none is begun with old rows and done again with new ones.
+    """Stops a query between two batches, so that no batch is repeated with other rows.
 
-    In real time a batch lasts long, and new rows wait for its end.
+    A real-time batch is long: new rows wait for its end.
     """
 
     def __init__(
@@ -68,11 +68,11 @@ class Refreshing:
 
     @property
     def waits(self) -> bool:
-        """Whether a query is to be stopped as soon as its batch has ended: look often."""
+        """Whether a query waits for the end of its batch: then call `look` often."""
         return bool(self._waiting)
 
     def look(self) -> None:
-        """Take what has changed, and launch those again that have come to the end of a batch."""
+        """Read changed tables, and restart the queries that have ended a batch."""
         if changed := self._watch.changed():
             for query in self._queries:
                 if query.name not in self._waiting and not changed.keys().isdisjoint(query.statics):
@@ -87,24 +87,24 @@ class Refreshing:
             return
         running.stop()
         if unfinished(folder) is not None and not waiting.gives_up:
-            # The next batch had begun, and may have written rows already.
+            # The next batch has started, and may have written rows.
             self._launched.finish(waiting.engine, query)
             return
         self._launched.again(self._engine, query)
         del self._waiting[query.name]
-        log.info("query %s goes on with the new rows of %s", query.name, ", ".join(query.statics))
+        log.info("query %s restarted with new rows of %s", query.name, ", ".join(query.statics))
 
 
 def between(running: Telling, folder: str, gives_up: bool, now: Micros) -> bool:
-    """Whether a query with this checkpoint has no batch under way, or has just ended one.
+    """Whether a query is between two batches, or has just ended one.
 
-    In the latter case the next one may have begun, which a query that gives it up must not lose.
+    In the second case the next batch may have started: a query that abandons batches must not lose it.
     """
     if not running.status["isTriggerActive"]:
-        # Before its first batch, a query may have one to do that an earlier life has left.
+        # Before its first batch, a query may have to repeat an unfinished one.
         return gives_up or unfinished(folder) is None
     last = running.lastProgress
     if gives_up or last is None or now - ended(last) >= _PAUSE:
         return False
-    # In real time a batch is told before its end is noted.
+    # A real-time batch is reported before it is committed.
     return unfinished(folder) != int(last.batchId)

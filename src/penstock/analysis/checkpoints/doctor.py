@@ -1,8 +1,7 @@
-"""The checkpoint doctor: before each start, a query as it is now against what its checkpoint holds.
+"""Compare a query with its checkpoint before each start.
 
-What may change between two starts is for Spark to say; what Spark does not look at is for us: other topics, an older
-checkpoint, a sum that would go on as the sum of something else. What fits goes on. What does not is refused with a way
-out, before a record is read.
+Spark's planner checks the schemas of the state. This module checks the rest: recreated topics, an older checkpoint, a
+sum that would continue as the sum of another column. A query that does not fit is refused before it reads a record.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,33 +20,33 @@ from penstock.core.errors import Misconfigured
 _SHUFFLE = "spark.sql.shuffle.partitions"
 
 Planned = Callable[[Path, Written], str | None]
-"""What Spark's own planner has against going on there."""
+"""Returns the objection of Spark's planner."""
 Fault = tuple[str, str]
-"""What is wrong, and the ways out."""
+"""The problem, and the fix."""
 
 
 class Fit(StrEnum):
     NEW = "new"
     FITS = "fits"
     UNSEEN = "not seen from here"
-    """It lies where this machine cannot look: Spark decides alone."""
+    """It is on a remote file system: only Spark checks it."""
     REFUSED = "does not fit"
 
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of a query beside its checkpoint: as much of it as could be asked for."""
+    """Facts about a query from outside of its checkpoint, as far as they are available."""
 
     topics: Mapping[str, str] = field(default_factory=dict)
-    """The ids of the topics that it touches."""
+    """The ids of its topics."""
     bounds: Mapping[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
-    """What the channels hold that it reads: per partition, from which offset up to which."""
+    """The first and end offsets of its input channels, per partition."""
     account: Account | None = None
-    """What it last said of itself."""
+    """Its last account."""
     setting: Callable[[str], str | None] = lambda _: None
-    """What the session has set, by its name in Spark; None when it does not say."""
+    """Returns a setting of the Spark session; None when it is not set."""
     skip_lost: bool = False
-    """What was removed unread is to be passed over."""
+    """Skip records that were removed unread."""
 
 
 @dataclass(frozen=True)
@@ -59,23 +58,23 @@ class Diagnosis:
     fix: str = ""
     remarks: tuple[str, ...] = ()
     in_batches_only: str | None = None
-    """Why the query cannot go on in real time."""
+    """Why the query cannot continue in real time."""
 
     def __str__(self) -> str:
-        """As `penstock plan` shows it."""
+        """The text for `penstock plan`."""
         if self.fit is Fit.REFUSED:
             return f"{self.fit}: {self.problem}; {self.fix}"
         return "; ".join([str(self.fit), *self.remarks])
 
     def require(self) -> Note:
-        """The note to be left with the checkpoint when the query starts; Misconfigured when it must not."""
+        """The note to write when the query starts; Misconfigured when it must not start."""
         if self.fit is Fit.REFUSED:
             raise Misconfigured(self.place, self.problem, self.fix)
         return self.note
 
 
 def examine(name: str, folder: str, now: Fingerprint, known: Known, planned: Planned = lambda *_: None) -> Diagnosis:
-    """Look at a checkpoint before its query starts. Nothing is changed by it."""
+    """Compare a checkpoint with its query. Changes nothing."""
     place, path = f"query {name}, checkpoint {folder}", on_disk(folder)
     if path is None:
         return Diagnosis(Fit.UNSEEN, place, Note())
@@ -94,8 +93,8 @@ def examine(name: str, folder: str, now: Fingerprint, known: Known, planned: Pla
             kept = replace(kept, began=lows)
         if note.query in (None, now):
             return Diagnosis(Fit.NEW, place, kept)
-        # In real time, rows are written before the first batch has ended: those of the query as it was are there.
-        remark = "it has changed before it had finished a batch: its rows begin another life"
+        # In real time, rows are written before the first batch ends: rows of the previous version may exist.
+        remark = "it changed before its first commit: it starts a new generation"
         try:
             return Diagnosis(
                 Fit.NEW, place, replace(kept, generation=next_life(name, note.generation)), remarks=(remark,)
@@ -108,7 +107,7 @@ def examine(name: str, folder: str, now: Fingerprint, known: Known, planned: Pla
 
 
 def readable(name: str, folder: str) -> Note:
-    """The note of a query's checkpoint; Misconfigured with the ways out when it cannot be read."""
+    """The note of a query's checkpoint; Misconfigured with a fix when it cannot be read."""
     try:
         return note_of(folder)
     except Misconfigured as damaged:
@@ -117,7 +116,7 @@ def readable(name: str, folder: str) -> Note:
 
 
 def begin_anew(name: str) -> str:
-    """The way out that there always is."""
+    """The fix that is always possible."""
     places = "beginning|MOMENT|CHANNEL:PARTITION=OFFSET,…"
     return f"begin anew: penstock run FILE --new-checkpoint {name} --from {places}"
 
@@ -135,21 +134,21 @@ class _Case:
 
     @cached_property
     def ends(self) -> Mapping[str, Offsets]:
-        """How far the last committed batch has read."""
+        """The end offsets of the last committed batch."""
         return covered(self.folder) or {}
 
     def at_its_beginning(self) -> Iterator[Fault]:
-        """What speaks against a start where no batch was begun yet."""
+        """The faults of a checkpoint without batches."""
         yield from self._of_topics()
         yield from self._of_lives(None)
 
     def faults(self, found: Written, now: Fingerprint, planned: Callable[[], str | None]) -> Iterator[Fault]:
-        """What speaks against going on, the plainest first."""
-        changed = f"keep it as it was and give what is new another name, or {begin_anew(self.name)}"
+        """The faults of a checkpoint with batches, the clearest first."""
+        changed = f"keep the query unchanged and give the new one another name, or {begin_anew(self.name)}"
         before = self.note.query
         yield from self._of_topics()
         if before is not None and before.into != now.into:
-            problem = f"it wrote into {before.into}; {now.into} would hold only what changes from now on"
+            problem = f"it wrote into {before.into}; {now.into} would hold only rows that change from now on"
             yield problem, changed
         yield from ((problem, changed) for problem in _of_sources(found, before, now))
         yield from self._of_lives(found)
@@ -160,73 +159,73 @@ class _Case:
             yield objection, changed
 
     def _of_lives(self, found: Written | None) -> Iterator[Fault]:
-        """Whether this is the checkpoint that the query has last told of, and whether it is as far."""
+        """Compare the checkpoint with the last account: the same generation, and not older."""
         account = self.known.account
         if account is None or self.note.generation > account.number:
             return
         ways = _back_or_anew(self.name, "the one that it had")
         if self.note.generation < account.number:
-            # In real time, rows of that one are there before it has told of a batch.
-            what = "its checkpoint is gone" if found is None else "the query has had another one since"
-            yield f"{what}: its rows would pass for older than those of life {account.number}, for ever", ways
+            # In real time, rows of that generation exist before its first account.
+            what = "its checkpoint is missing" if found is None else "the query has had a newer one"
+            yield f"{what}: its rows would always count as older than those of generation {account.number}", ways
         elif not account.step:
             return
         elif found is None:
-            yield f"its checkpoint is gone, and it has covered {_told(account)}: all would be counted again", ways
+            yield f"its checkpoint is missing, and it has read {_told(account)}: all would be counted again", ways
         elif found.id == account.generation:
             for channel, share in account.shares.items():
                 stands = self.ends.get(channel, {})
                 if behind := [at for at, until in share.until.items() if stands.get(at, 0) < until]:
-                    covers = f"it stands at {told(stands)}" if stands else "nothing of it is committed"
-                    problem = f"it is an older one: {covers} in {channel}, and the query has covered {_told(account)}"
+                    covers = f"it is at {told(stands)}" if stands else "it has no commit"
+                    problem = f"it is an older one: {covers} in {channel}, and the query has read {_told(account)}"
                     yield f"{problem} (partition {_list(map(str, behind))})", ways
         elif self.note.query is not None:
-            yield f"the query has had another one since, and has covered {_told(account)} with that", ways
+            yield f"the query has had a newer one, and has read {_told(account)} with it", ways
 
     def _of_topics(self) -> Iterator[Fault]:
         for topic, known in self.note.topics.items():
             if self.known.topics.get(topic, known) != known:
-                problem = f"it belongs to another topic {topic} than the one that is there now"
+                problem = f"the topic {topic} was recreated after this checkpoint"
                 yield problem, begin_anew(self.name)
 
     def _of_places(self) -> Iterator[Fault]:
-        """Whether the channels still have the places where it stands."""
+        """Check that the channels still have the offsets of the checkpoint."""
         anew = begin_anew(self.name)
         for channel, positions in self.ends.items():
             bounds = self.known.bounds.get(channel)
             if bounds is None:
                 continue
             if gone := sorted(positions.keys() - bounds.keys()):
-                yield f"it has read partition {_list(map(str, gone))} of {channel}, which has {len(bounds)} now", anew
+                yield f"it has read partition {_list(map(str, gone))} of {channel}, which now has {len(bounds)}", anew
             for partition in sorted(positions.keys() & bounds.keys()):
                 stands, (first, end) = positions[partition], bounds[partition]
                 where = f"{channel}, partition {partition}"
                 if stands > end:
-                    problem = f"it stands at {stands} of {where}, which ends at {end}"
-                    yield f"{problem}: this is another channel of that name, or it has lost its end", anew
+                    problem = f"it is at offset {stands} of {where}, which ends at {end}"
+                    yield f"{problem}: the channel was recreated, or has lost its last records", anew
                 if stands < first and not self.known.skip_lost:
                     problem = f"the offsets {stands}–{first - 1} of {where} were removed before it read them"
-                    yield problem, f'pass them over by [channels] lost = "skip", or {anew}'
+                    yield problem, f'skip them with [channels] lost = "skip", or {anew}'
 
 
 def _of_sources(found: Written, before: Fingerprint | None, now: Fingerprint) -> Iterator[str]:
-    """Spark knows its sources by their place in the plan."""
+    """Spark identifies sources by their order in the plan."""
     was = list(found.sources)
     if before is not None and len(before.sources) == len(was):
         was = [told or known for told, known in zip(was, before.sources, strict=True)]
-    change = f"it has read {_list(one or '?' for one in was)}, and is to read {_list(now.sources)} now"
+    change = f"it read {_list(one or '?' for one in was)}, and now reads {_list(now.sources)}"
     if len(was) != len(now.sources):
         yield f"{change}: the number of its sources may not change"
     elif any(one not in (None, other) for one, other in zip(was, now.sources, strict=True)):
         same = None not in was and sorted(map(str, was)) == sorted(now.sources)
-        yield f"{change}: {'their order' if same else 'what they are'} may not change"
+        yield f"{change}: {'the order of sources' if same else 'its sources'} may not change"
 
 
 def _of_state(before: tuple[Operator, ...], now: tuple[Operator, ...]) -> Iterator[str]:
-    """What state there is, and what it means, has to stay."""
+    """The operators with state must stay the same."""
     had, has = ([one.kind for one in some] for some in (before, now))
     if had != has:
-        yield f"its state is that of {_list(had) or 'nothing'}, and would be that of {_list(has) or 'nothing'}"
+        yield f"its state is of {_list(had) or 'no operator'}, and would be of {_list(has) or 'no operator'}"
         return
     for one, other in zip(before, now, strict=True):
         if one.keys != other.keys:
@@ -247,18 +246,18 @@ def _otherwise(had: tuple[str, ...], has: tuple[str, ...]) -> str:
 def _remarks(
     before: Fingerprint | None, now: Fingerprint, found: Written, setting: Callable[[str], str | None]
 ) -> Iterator[str]:
-    """What is another now, and goes on all the same."""
+    """Changes that do not prevent the start."""
     for name, kept in sorted((found.metadata.get("conf") or {}).items()):
         if (asked := setting(name)) not in (None, kept):
-            other = "penstock state rescale changes it" if name == _SHUFFLE else "that takes a new checkpoint"
-            yield f"it goes on with {name} = {kept} of its checkpoint, not with {asked}: {other}"
+            other = "penstock state rescale changes it" if name == _SHUFFLE else "a change needs a new checkpoint"
+            yield f"it uses {name} = {kept} of its checkpoint, not {asked}: {other}"
     if before is None:
         return
     if before.output != now.output:
         when = "whenever they change" if now.output == "update" else "once, when they are final"
         yield f"from now on its rows are written {when}"
     if before.plan != now.plan:
-        yield "it has changed, but not its state: what comes from now on is affected, what it has counted is not"
+        yield "it has changed, but not its state: the change applies to new records only"
 
 
 def _told(account: Account) -> str:

@@ -1,4 +1,4 @@
-"""Whether the files of a checkpoint are whole: what Spark needs to go on, and what it would pass over in silence."""
+"""Check that the files of a checkpoint are complete, including damage that Spark would ignore."""
 
 import json
 import re
@@ -18,36 +18,36 @@ _STEPS = ("changelog", "delta")
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What a checkpoint holds that has begun at least one batch."""
+    """The contents of a checkpoint with at least one started batch."""
 
     id: str
-    """That of the query, in Spark's words."""
+    """Spark's id of the query."""
     begun: int
-    """The last batch of which the offsets are noted."""
+    """The last started batch."""
     finished: int | None
-    """The last batch that is committed."""
+    """The last committed batch."""
     metadata: dict[str, Any]
-    """What Spark noted with the offsets for itself: the watermark, and the settings that hold for this checkpoint."""
+    """Spark's metadata of that batch: the watermark, and the settings of the checkpoint."""
     sources: tuple[str | None, ...]
-    """The channel of each source, in Spark's order; None where nothing was read yet."""
+    """The channel of each source, in Spark's order; None before its first read."""
     numbered: bool = False
-    """Its state is of the first format, whose files are known by their number alone: real time takes no such."""
+    """Its state has format 1, whose files have only numbers. Real time needs format 2."""
 
 
 def written(path: Path) -> Written | None:
-    """What lies there; None when no batch was begun; Misconfigured when something is missing or broken."""
+    """Read a checkpoint; None when no batch was started; Misconfigured when something is missing or damaged."""
     begun, finished = numbers(path / "offsets"), numbers(path / "commits")
     if not begun and not finished:
         return None
     identity = _identity(path)
     if not begun or (finished and begun[-1] < finished[-1]):
         last = finished[-1]
-        raise _damaged(path, f"batch {last} is committed, and its offsets (offsets/{last}) are gone")
+        raise _damaged(path, f"batch {last} is committed, and its offsets (offsets/{last}) are missing")
     last = begun[-1]
     if last and last - 1 not in begun:
-        raise _damaged(path, f"offsets/{last - 1} is gone, which Spark needs to go on")
+        raise _damaged(path, f"offsets/{last - 1} is missing, which Spark needs to continue")
     if last and (not finished or finished[-1] < last - 1):
-        raise _damaged(path, f"batch {last} was begun, and the one before it is not committed: commits has a hole")
+        raise _damaged(path, f"batch {last} was started, and the previous one is not committed")
     for number in begun[-2:]:
         metadata, sources = offsets(path, number)
     known: set[str] = set()
@@ -59,7 +59,7 @@ def written(path: Path) -> Written | None:
 
 
 def offsets(path: Path, number: int) -> tuple[dict[str, Any], tuple[str | None, ...]]:
-    """What Spark noted when it began a batch: for itself, and the channel of each source."""
+    """Spark's metadata of a started batch, and the channel of each source."""
     file = path / "offsets" / str(number)
     _checked(path, file)
     try:
@@ -68,7 +68,7 @@ def offsets(path: Path, number: int) -> tuple[dict[str, Any], tuple[str | None, 
             raise ValueError(f"it begins with {version[:20]!r}")
         noted = json.loads(metadata)
         if not isinstance(noted, dict):
-            raise ValueError("it tells nothing of its settings")
+            raise ValueError("it has no settings")
         return noted, tuple(_channel(line) for line in sources)
     except (OSError, ValueError, AttributeError) as error:
         raise _damaged(path, f"offsets/{number} cannot be read: {error}") from error
@@ -84,13 +84,13 @@ def _identity(path: Path) -> str:
     try:
         return str(json.loads((path / "metadata").read_text(encoding="utf-8"))["id"])
     except FileNotFoundError:
-        raise _damaged(path, "its file metadata is gone, which tells whose checkpoint it is") from None
+        raise _damaged(path, "its file metadata, with the id of the query, is missing") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _damaged(path, f"its file metadata cannot be read: {error!r}") from error
 
 
 def _committed(path: Path, number: int) -> set[str]:
-    """The ids of the files of state that belong to the batch; none when files are known by their number alone."""
+    """The ids of the state files of a batch; none in format 1."""
     _checked(path, path / "commits" / str(number))
     try:
         version, told, *_ = (path / "commits" / str(number)).read_text(encoding="utf-8").splitlines()
@@ -103,10 +103,10 @@ def _committed(path: Path, number: int) -> set[str]:
 
 
 def _state(path: Path, version: int, known: set[str]) -> None:
-    """Spark loads a version from the last snapshot before it, and each step from there."""
+    """Check the files from which Spark loads a version: the last snapshot before it, and each later change."""
     for store in _stores(path):
         there = [match for file in store.iterdir() if (match := _STATE.fullmatch(file.name))]
-        # What is left of a batch that was broken off has another id.
+        # Files of an interrupted batch have another id.
         mine = [match for match in there if int(match[1]) != version or not known or match[2] in known]
         files = {(match[3], int(match[1])): store / match[0] for match in mine}
         if not there:
@@ -117,7 +117,7 @@ def _state(path: Path, version: int, known: set[str]) -> None:
         due = [number for number in range(snapshot + 1, version + 1) if number not in steps]
         where = store.relative_to(path)
         if due:
-            raise _damaged(path, f"{where} lacks the step to version {due[0]} of the state")
+            raise _damaged(path, f"{where} has no changelog of version {due[0]} of the state")
         needed = [steps[number] for number in range(snapshot + 1, version + 1)]
         needed += [file for (kind, number), file in files.items() if kind not in _STEPS and number == snapshot]
         if empty := [file.name for file in needed if not file.stat().st_size]:
@@ -127,16 +127,16 @@ def _state(path: Path, version: int, known: set[str]) -> None:
 
 
 def _stores(path: Path) -> Iterator[Path]:
-    """The folders of state: one for each operator and partition, and within it one for each store that has a name."""
+    """The state folders: one for each operator and partition, and in it one for each named store."""
     for partition in sorted(path.glob("state/[0-9]*/[0-9]*")):
         yield partition
         yield from (named for named in sorted(partition.iterdir()) if named.is_dir() and named.name[0].isalpha())
 
 
 def _checked(path: Path, file: Path) -> None:
-    """Compare a file with the checksums that Hadoop keeps beside it, where it does: `.NAME.crc`.
+    """Compare a file with Hadoop's checksums in `.NAME.crc`, if there are any.
 
-    These are four bytes that name them, the size of a chunk, and the CRC-32 of each chunk.
+    The format: four magic bytes, the chunk size, and the CRC-32 of each chunk.
     """
     try:
         told, data = file.with_name(f".{file.name}.crc").read_bytes(), file.read_bytes()
@@ -144,10 +144,10 @@ def _checked(path: Path, file: Path) -> None:
         return
     size = int.from_bytes(told[4:8])
     if told[:4] != _CHECKSUMS or size <= 0:
-        raise _damaged(path, f"the checksums of {file.relative_to(path)} are none: .{file.name}.crc")
+        raise _damaged(path, f"the checksum file of {file.relative_to(path)} is invalid: .{file.name}.crc")
     found = b"".join(crc32(data[at : at + size]).to_bytes(4) for at in range(0, len(data), size))
     if found != told[8:]:
-        raise _damaged(path, f"{file.relative_to(path)} is not what was written: its checksum is another")
+        raise _damaged(path, f"the checksum of {file.relative_to(path)} does not match")
 
 
 def _damaged(path: Path, problem: str) -> Misconfigured:

@@ -1,9 +1,7 @@
-"""The note beside a checkpoint, penstock.json: what Spark does not remember of the query that it belongs to.
+"""The note beside a checkpoint, penstock.json: facts about the query that Spark does not store.
 
-The fingerprint in it says what of the query the checkpoint depends on: where it reads and writes, what its state means.
-
-Spark compares the types of a state alone. A sum of one column may be followed by the sum of another, and the two would
-be added up. So what is kept here are the expressions themselves, as they were written.
+Its fingerprint holds what the checkpoint depends on: the inputs, the output, and the expressions of the state. Spark
+compares only types: without the expressions, a sum of one column could continue as the sum of another.
 """
 
 import hashlib
@@ -25,21 +23,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _TAKEN = " taken"
-"""How Spark's plan names the place where the records of a channel enter a query."""
+"""The suffix of the observation in Spark's plan where the records of a channel enter a query."""
 _STATEFUL = re.compile(r"Aggregate|Distinct|Deduplicate|WithState|Limit")
 _LAMBDA = re.compile(r"\b(lambda \w+?)_\d+(?=#\d)")
 _NUMBERED = re.compile(
-    # Behind the name of a column, which may be that of an expression. A text that begins so is a literal.
+    # After the name of a column or an expression. A literal may begin with the same characters.
     r"(?<=[^\s(\[,])#\d+L?\b(-T\d+ms)?|(?<=\w)@[0-9a-f]+\b"
     r"|\b0x[0-9a-f]+|\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b"
 )
 _MOST = 10_000
-"""Of so many fields a line of the plan tells."""
+"""How many fields a line of the plan shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """One that keeps state: its kind, what tells its rows apart, and what it keeps for each."""
+    """An operator with state: its kind, the keys of its rows, and the values."""
 
     kind: str
     keys: tuple[str, ...] = ()
@@ -49,13 +47,13 @@ class Operator:
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
     sources: tuple[str, ...]
-    """The channels in the order in which Spark reads them."""
+    """The channels, in Spark's order."""
     into: str
     output: str
     """Whether rows are written when they change (update) or once (append)."""
     operators: tuple[Operator, ...] = ()
     plan: str = ""
-    """A hash over all that is done with a record."""
+    """A hash of the whole plan."""
 
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Self:
@@ -65,7 +63,7 @@ class Fingerprint:
 
 
 def fingerprint(result: "DataFrame", into: str, output: str) -> Fingerprint:
-    """That of a result over streams."""
+    """The fingerprint of a result over streams."""
     sources, operators, lines = list[str](), list[Operator](), list[str]()
     for node in nodes(analyzed(result)):
         kind = kind_of(node)
@@ -75,14 +73,14 @@ def fingerprint(result: "DataFrame", into: str, output: str) -> Fingerprint:
             name = str(node.name())
             sources += [name.removesuffix(_TAKEN)] if name.endswith(_TAKEN) else []
         elif node.children().size():
-            # A source tells addresses that may change, and what observes the records changes nothing.
+            # Sources contain addresses, which may change. Observations change nothing.
             lines.append(plain(str(node.simpleString(_MOST))))
     whole = hashlib.sha256("\n".join(lines).encode()).hexdigest()
     return Fingerprint(tuple(sources), into, output, tuple(operators), whole[:16])
 
 
 def plain(expression: str) -> str:
-    """An expression without the numbers that Spark gives anew each time."""
+    """An expression without ids that differ between plans."""
     return _NUMBERED.sub("", _LAMBDA.sub(r"\1", expression))
 
 
@@ -96,7 +94,7 @@ def _operator(node: Any, kind: str) -> Operator:
     if kind == "Aggregate":
         keys = tuple(_text(bare(one)) for one in each(node.groupingExpressions()))
         found = (one for named in each(node.aggregateExpressions()) for one in _aggregated(named))
-        # The same function twice is kept once.
+        # Spark stores equal functions once.
         return Operator(kind, keys, tuple(dict.fromkeys(map(_text, found))))
     if kind.startswith("Deduplicate"):
         return Operator(kind, tuple(sorted(_text(one) for one in each(node.keys()))))
@@ -110,7 +108,7 @@ def _operator(node: Any, kind: str) -> Operator:
 
 
 def _aggregated(expression: Any) -> Iterator[Any]:
-    """The functions that fold records, wherever they stand in an expression."""
+    """The aggregate functions inside an expression."""
     return filter(_folds, nodes(expression, until=_folds))
 
 
@@ -126,39 +124,39 @@ NAME = "penstock.json"
 FORMAT = 2
 _CHECKSUM = "checksum"
 LAST = 2**9 - 1
-"""The last life that a version can tell: stores compare versions as numbers of 53 bits."""
+"""The highest generation that fits into a version: stores compare versions as numbers of 53 bits."""
 
 
 @dataclass(frozen=True)
 class Note:
     topics: Mapping[str, str] = field(default_factory=dict)
-    """The ids of the topics that the query touches."""
+    """The ids of the query's topics."""
     generation: int = 0
-    """How many checkpoints it had before this one."""
+    """How many checkpoints the query had before this one."""
     since: Mapping[str, Offsets] | None = None
-    """Per channel, where this life began; None: where the channels began."""
+    """Per channel, the first offsets of this generation; None: the beginning of the channels."""
     query: Fingerprint | None = None
-    """The query as it was when it last started; None in notes that are older than this."""
+    """The query at its last start; None in old notes."""
     writer: str = ""
-    """The token that its rows carry; empty before it has started with one."""
+    """The writer token of its rows; empty before the first start."""
     began: Mapping[str, Offsets] | None = None
-    """Per channel, the first offsets that it held when this life began; None in notes that are older than this."""
+    """Per channel, its first offsets when this generation started; None in old notes."""
 
     @classmethod
     def read(cls, folder: str) -> Self | None:
-        """None when there is none, or it cannot be looked for; Misconfigured when it cannot be read."""
+        """Read a note; None when it is missing or remote; Misconfigured when it is invalid."""
         path = on_disk(folder)
         if path is None or not (path / NAME).exists():
             return None
         try:
             told = json.loads((path / NAME).read_text(encoding="utf-8"))
             if not isinstance(told.get("format"), int):
-                # The first of their kind held nothing but the topics.
+                # The first format held only the topics.
                 return cls(_topics(told))
             if told.pop(_CHECKSUM, None) not in (None, _checksum(told)):
-                raise ValueError("it is not what was written: its checksum is another")
+                raise ValueError("its checksum does not match")
             if told["format"] > FORMAT:
-                raise ValueError(f"a later Penstock has written it, in format {told['format']}")
+                raise ValueError(f"a later version of Penstock wrote it, in format {told['format']}")
             return cls(
                 _topics(told["topics"]),
                 # Notes of earlier versions call it "life".
@@ -173,18 +171,18 @@ class Note:
             raise Misconfigured(f"checkpoint {folder}", problem, "bring it back from a copy") from error
 
     def write(self, folder: str) -> None:
-        """Nothing is written where this machine cannot look."""
+        """Write the note; nothing is written to a remote file system."""
         if (path := on_disk(folder)) is None:
             return
         path.mkdir(parents=True, exist_ok=True)
         written = (path / NAME).with_suffix(".new")
-        # As it will be read: numbers of partitions are texts then.
+        # As it will be read: JSON keys are strings.
         told = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
         written.write_text(json.dumps({**told, _CHECKSUM: _checksum(told)}), encoding="utf-8")
         written.replace(path / NAME)
 
     def touching(self, topics: Mapping[str, str], query: Fingerprint) -> Self:
-        """The same life, of the query as it is now."""
+        """The note with the current topics and query."""
         return replace(self, topics={**self.topics, **topics}, query=query)
 
 
@@ -193,12 +191,12 @@ def _checksum(told: Mapping[str, Any]) -> int:
 
 
 def note_of(folder: str) -> Note:
-    """The note of a checkpoint; that of a first life where there is none yet."""
+    """The note of a checkpoint; an empty note when there is none."""
     return Note.read(folder) or Note()
 
 
 def last_life(folder: str) -> int:
-    """The highest life that a checkpoint, or one that was set aside for it, tells of; 0 when none does."""
+    """The highest generation of a checkpoint and those that were set aside; 0 when there is none."""
     path, generations = on_disk(folder), [0]
     for one in [] if path is None else [path, *_aside(path).values()]:
         with suppress(Misconfigured):
@@ -207,15 +205,15 @@ def last_life(folder: str) -> int:
 
 
 def next_life(name: str, generation: int) -> int:
-    """The life of a query after this one; Misconfigured when there is none."""
+    """The next generation of a query; Misconfigured after the last one."""
     if generation >= LAST:
-        problem = f"it has had {LAST} lives, and versions tell no more"
+        problem = f"it has had {LAST} generations, and versions cannot count more"
         raise Misconfigured(f"query {name}", problem, "give it another name, and its result another channel")
     return generation + 1
 
 
 def set_aside(path: Path) -> Path | None:
-    """Give a checkpoint another name, with a number that no other has; None when there is nothing to set aside."""
+    """Rename a checkpoint with the next free number; None when there is none."""
     if not path.exists():
         return None
     aside = path.with_name(f"{path.name}.{1 + max(_aside(path), default=0)}")
@@ -224,7 +222,7 @@ def set_aside(path: Path) -> Path | None:
 
 
 def _aside(path: Path) -> dict[int, Path]:
-    """Those that were set aside, by their numbers."""
+    """The checkpoints that were set aside, by number."""
     pattern = re.compile(re.escape(path.name) + r"\.(\d+)")
     others = path.parent.iterdir() if path.parent.is_dir() else ()
     return {int(match[1]): other for other in others if (match := pattern.fullmatch(other.name))}

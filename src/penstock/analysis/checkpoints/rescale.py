@@ -1,7 +1,7 @@
-"""The state of a query, spread over another number of partitions: by Spark, on a checkpoint that nobody uses.
+"""Change the number of partitions of a query's state, on a checkpoint that is not in use.
 
-A copy is kept beside the checkpoint until all is well. It is whole once it has its name; whoever finds one knows that
-the work was cut short, and puts it back.
+A copy of the checkpoint is kept until the change is complete. The copy gets its final name when it is complete. A copy
+that is found later shows that a change was interrupted, and is restored.
 """
 
 import json
@@ -37,7 +37,7 @@ _REFUSALS = {
 
 @dataclass(frozen=True, slots=True)
 class Rescaled:
-    """What was done: the number of partitions before and after, the rows of the state, and the seconds it took."""
+    """The result: the number of partitions before and after, the rows of the state, and the seconds."""
 
     query: str
     before: int
@@ -45,13 +45,13 @@ class Rescaled:
     rows: int
     seconds: float
     unfinished: bool
-    """Its last batch was not finished: it is read again, and what it has written is written again."""
+    """Its last batch was not committed: it is repeated, and writes its rows again."""
 
 
 def spread(folder: str) -> int | None:
-    """Over how many partitions the state of a checkpoint is spread; None when that is not settled, or unknown."""
+    """The number of state partitions of a checkpoint; None when it is not fixed yet, or unknown."""
     path = on_disk(folder)
-    # Of a batch that never finished, the number counts as well: Spark goes on with that batch.
+    # An uncommitted batch counts as well: Spark repeats it.
     if path is None or not (begun := numbers(path / "offsets")):
         return None
     try:
@@ -62,9 +62,9 @@ def spread(folder: str) -> int | None:
 
 
 def recover(folder: str) -> bool:
-    """Put a checkpoint back as it was before a rescaling that was cut short; whether there was one.
+    """Restore a checkpoint after an interrupted rescaling; return whether there was one.
 
-    Only while nobody uses the checkpoint.
+    The checkpoint must not be in use.
     """
     if (path := on_disk(folder)) is None:
         return False
@@ -78,9 +78,9 @@ def recover(folder: str) -> bool:
 
 
 def rescale(spark: SparkSession, query: str, folder: str, partitions: int, say: Say = lambda _: None) -> Rescaled:
-    """Spread the state of a query over so many partitions. The query must not run.
+    """Change the number of partitions of a query's state. The query must not run.
 
-    Misconfigured when it cannot be done; then, and whenever this raises, the checkpoint is as it was.
+    Misconfigured when it is impossible. Whenever this raises, the checkpoint is unchanged.
     """
     path, before = ready(query, folder, partitions, say)
     unfinished = numbers(path / "offsets")[-1] != numbers(path / "commits")[-1]
@@ -91,11 +91,11 @@ def rescale(spark: SparkSession, query: str, folder: str, partitions: int, say: 
         with _explained(query):
             rows = _rows(spark, folder)
             if not rows:
-                raise Misconfigured(f"query {query}", "it keeps no state", "there is nothing to be spread")
+                raise Misconfigured(f"query {query}", "it has no state", "there is nothing to rescale")
             say(f"spreading {sum(rows.values()):,} rows from {before} over {partitions} partitions")
-            # Our sinks may get rows twice at any time, and readers know them: a batch may be begun again.
+            # Readers of a result ignore repeated rows: a batch may be repeated.
             spark._streamingCheckpointManager.repartition(folder, partitions, enforce_exactly_once_sink=False)
-            say("comparing what is there now with what was")
+            say("comparing the state before and after")
             found = _rows(spark, folder)
         if found != rows or spread(folder) != partitions:
             raise Unaccounted(f"query {query}", (), f"its state had {_told(rows)}, and now {_told(found)}")
@@ -104,23 +104,23 @@ def rescale(spark: SparkSession, query: str, folder: str, partitions: int, say: 
 
 
 def ready(query: str, folder: str, partitions: int, say: Say = lambda _: None) -> tuple[Path, int]:
-    """The checkpoint, and over how many partitions its state is spread now; Misconfigured when nothing can be done.
+    """The checkpoint and its number of state partitions; Misconfigured when it cannot be rescaled.
 
-    What an earlier attempt has left half done is undone first.
+    An interrupted attempt is undone first.
     """
     if partitions < 1:
-        raise Misconfigured(f"query {query}", f"{partitions} partitions are asked for", "ask for one or more")
+        raise Misconfigured(f"query {query}", f"the number of partitions is {partitions}", "use 1 or more")
     if (path := on_disk(folder)) is None:
-        problem = f"its checkpoint lies at {folder}, where no copy of it can be kept"
-        raise Misconfigured(f"query {query}", problem, "bring it to a local folder ([spark] checkpoints), and back")
+        problem = f"its checkpoint at {folder} is not on a local file system"
+        raise Misconfigured(f"query {query}", problem, "copy it to a local folder ([spark] checkpoints), and back")
     if not path.exists() and not _beside(path, _BEFORE).exists():
         problem = f"it has no checkpoint at {folder}"
         raise Misconfigured(f"query {query}", problem, "set [spark] shuffle_partitions before its first run")
     if recover(folder):
-        say("an earlier attempt was cut short; the checkpoint was put back as it was")
+        say("an earlier attempt was interrupted; the checkpoint was restored")
     before = spread(folder)
     if before is None or not numbers(path / "commits"):
-        problem = "it has not finished a batch yet"
+        problem = "it has no committed batch"
         raise Misconfigured(f"query {query}", problem, "run it for a while; or set [spark] shuffle_partitions")
     if before == partitions:
         raise Misconfigured(f"query {query}", f"its state has {partitions} partitions already")
@@ -129,14 +129,14 @@ def ready(query: str, folder: str, partitions: int, say: Say = lambda _: None) -
 
 @contextmanager
 def _kept(query: str, path: Path, size: int) -> Iterator[None]:
-    """A copy of the folder while the body works on it; put back if that fails."""
+    """Keep a copy of the folder while the body changes it; restore it if that fails."""
     copying, copy = _beside(path, _COPYING), _beside(path, _BEFORE)
     try:
         shutil.copytree(path, copying)
         copying.rename(copy)
     except OSError as error:
         shutil.rmtree(copying, ignore_errors=True)
-        # Of the files that could not be copied, each with its reason.
+        # The first file that could not be copied.
         why = error.args[0][0][2] if isinstance(error, shutil.Error) else error
         fix = f"it takes {size / 2**20:,.1f} MiB beside {path}"
         raise Misconfigured(f"query {query}", f"no copy of its checkpoint can be kept: {why}", fix) from error
@@ -145,13 +145,13 @@ def _kept(query: str, path: Path, size: int) -> Iterator[None]:
     except BaseException:
         recover(str(path))
         raise
-    # Renamed first: what is half removed must not pass for a copy.
+    # Renamed first: a partly removed copy must not be restored.
     copy.rename(copying)
     shutil.rmtree(copying)
 
 
 def _remove_beyond(path: Path, partitions: int) -> None:
-    """Remove the folders of partitions that are no more: Spark leaves them, and they would pass for damaged ones."""
+    """Remove the folders of removed partitions: Spark keeps them, and they would count as damaged."""
     for folder in path.glob("state/[0-9]*/[0-9]*"):
         if folder.name.isdigit() and int(folder.name) >= partitions:
             shutil.rmtree(folder)
@@ -171,7 +171,7 @@ def _rows(spark: SparkSession, folder: str) -> dict[str, int]:
 
 
 def _reading(variable: str) -> dict[str, str]:
-    """How Spark is asked for a variable of an operator, for its timers, or for an operator that has no variables."""
+    """The reader options for a variable of an operator, for its timers, or for an operator without variables."""
     if variable.startswith("$"):
         return {"readRegisteredTimers": "true"}
     return {"stateVarName": variable} if variable else {}

@@ -1,4 +1,4 @@
-"""Streams joined: the records of one with those of another that are equal in some columns and near in time."""
+"""Join two streams by equal columns and near event times."""
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -19,18 +19,18 @@ _RESERVED = ("event_time", "origin", "seen")
 def interval_join(
     *, key: str | Sequence[str], within: str | tuple[str, str], how: str = "inner", **sides: DataFrame
 ) -> DataFrame:
-    """Two streams by equal columns within a time: `interval_join(impression=…, click=…, key="ad_id", within="1 hour")`.
+    """Join two streams: `interval_join(impression=…, click=…, key="ad_id", within="1 hour")`.
 
-    A record of the second belongs to one of the first when the columns `key` are equal and its event time lies no more
-    than `within` after that of the first; with a pair (before, after), no more than `before` ahead of it either.
+    A record of the second stream matches one of the first if the columns `key` are equal and its event time is at most
+    `within` after that of the first. With a pair (before, after), it may also be at most `before` earlier.
 
-    The result has the columns `key`; for each side a struct of its other columns and its `event_time`, under the name
-    that the side was given, null where there is no match; `event_time` and `origin` of the first side, or of the
-    second where the first is absent; and `seen`: the count is 2 for a match and 1 for a record without one, so that a
-    match is the newer version. With how="semi" it is the first side's own frame: the records that have a match.
+    The result has the columns `key`; for each side, under its name, a struct of its other columns and `event_time`, or
+    null without a match; `event_time` and `origin` of the first side, or of the second if the first is null; and
+    `seen`, whose count is 2 for a match and 1 without, so that a match is the newer version. how="semi" returns the
+    records of the first stream that have a match.
 
-    A record without a match comes when none can follow any more, by the watermark of the query. Misconfigured in a
-    stream without one: Spark would have to remember every record for ever.
+    A record without a match is written when the watermark excludes a match. Misconfigured without a watermark: Spark
+    would have to keep every record forever.
     """
     keys = (key,) if isinstance(key, str) else tuple(key)
     place = f"interval_join({', '.join(f'{name}=…' for name in sides)})"
@@ -53,7 +53,7 @@ def interval_join(
 
 
 def _side(frame: DataFrame, name: str, keys: Sequence[str]) -> DataFrame:
-    """What the join needs of a side, under names that are its own."""
+    """The columns of a side for the join, with unique names."""
     row = [F.col(f"`{column}`") for column in frame.columns if column not in (*keys, *_RESERVED)]
     return frame.select(
         *(F.col(f"`{key}`").alias(f"{name}_{key}") for key in keys),
@@ -65,7 +65,7 @@ def _side(frame: DataFrame, name: str, keys: Sequence[str]) -> DataFrame:
 
 
 def _near(time: str, keys: Mapping[str, str], bounds: tuple[Column, Column]) -> Column:
-    """Whether a record of the right belongs to one of the left, whose time and keys have these names."""
+    """The join condition. `time` and `keys` are the column names of the left side."""
     before, after = bounds
     near = (F.col("_right_time") >= F.col(time) - before) & (F.col("_right_time") <= F.col(time) + after)
     for key, own in keys.items():
@@ -74,7 +74,7 @@ def _near(time: str, keys: Mapping[str, str], bounds: tuple[Column, Column]) -> 
 
 
 def _either(left: str, right: str, how: str) -> Column:
-    """The column of the side that is always there; a plain one, which keeps its watermark; only "full" has none."""
+    """The column of the side that is always present, which keeps its watermark; with "full", of either side."""
     if how == "full":
         return F.coalesce(F.col(f"`{left}`"), F.col(f"`{right}`"))
     return F.col(f"`{right if how == 'right' else left}`")
@@ -101,7 +101,7 @@ def _bounds(place: str, within: str | tuple[str, str]) -> tuple[Column, Column]:
 
 
 def _interval(span: timedelta) -> Column:
-    # A literal: from it, Spark finds out for how long a record has to be remembered.
+    # A literal: Spark derives from it how long it keeps a record.
     return F.expr(f"INTERVAL '{span.total_seconds():.6f}' SECOND")
 
 
@@ -115,7 +115,7 @@ def _check(place: str, keys: Sequence[str], how: str, sides: dict[str, DataFrame
         raise Misconfigured(place, "key names no column", "name those that are equal on both sides")
     for name, frame in sides.items():
         if name in (*keys, *_RESERVED):
-            raise Misconfigured(place, f'"{name}" is a column of the result already', "name this side otherwise")
+            raise Misconfigured(place, f'"{name}" is a column of the result already', "rename this side")
         if absent := [column for column in (*keys, "event_time", "origin") if column not in frame.columns]:
             has = ", ".join(frame.columns)
             raise Misconfigured(
@@ -130,6 +130,6 @@ def _check(place: str, keys: Sequence[str], how: str, sides: dict[str, DataFrame
         if frame.isStreaming and not watermarked(frame.schema["event_time"]):
             raise Misconfigured(
                 place,
-                "nothing says how late its records may be, so that all of them would have to be remembered for ever",
-                'say it at the query: watermark="10 minutes"',
+                "it has no watermark, so all its records would have to be kept forever",
+                'add to the query: watermark="10 minutes"',
             )

@@ -1,7 +1,7 @@
-"""Static tables: small ones that do not flow, read whole from a file, a list or a function, and read again.
+"""Static tables: small tables that are read completely from a file, a list or a function, and refreshed.
 
-They are read here and not by Spark: a job of Spark's would need a free slot, and a bad row has to be told with its
-line. To Spark they are a local relation, which is part of the plan and costs a batch nothing.
+They are read here and not by Spark: a Spark job would need a free slot, and an error must name the line of a bad row.
+For Spark they are a local relation, which is part of the plan and costs nothing in a batch.
 """
 
 import base64
@@ -47,21 +47,21 @@ _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _BROKEN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
 Told = tuple[str, Any]
-"""A row as it was found, and its place."""
+"""The place of a row, and the row."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows of a static table as they were read. Two are equal when they hold the same rows."""
+    """The rows of a static table. Two tables are equal when they hold the same rows."""
 
     rows: tuple[bytes, ...]
     frame: DataFrame = field(compare=False, repr=False)
 
 
 def table(spark: SparkSession, static: Static, before: Table | None = None) -> Table:
-    """Read a static table; Misconfigured with the place of what does not fit.
+    """Read a static table; Misconfigured with the place of a row that does not fit.
 
-    It is the one `before` if that holds the same rows: then Spark need not be asked.
+    Returns `before` if it holds the same rows.
     """
     columns = _columns(static)
     found = [(place, _dumped(static, columns, place, row)) for place, row in _read(static, columns)]
@@ -72,7 +72,7 @@ def table(spark: SparkSession, static: Static, before: Table | None = None) -> T
 
 
 class Watch:
-    """Reads tables again, each as often as it wants it; in a thread of its own, because a function may take long."""
+    """Refreshes tables, each at its interval, in a thread: a function may take long."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Watch:
         read: Callable[[Static, Table], Table],
         clock: Clock,
     ) -> None:
-        """`tables` are those that were read at the start, by their names; `read` gets one as it was read last."""
+        """`tables`: the tables at the start, by name. `read` gets a table as last read."""
         self._every = [(one, one.refresh.total_seconds()) for one in statics if one.refresh is not None]
         self._tables = dict(tables)
         self._read = read
@@ -96,18 +96,18 @@ class Watch:
             self.look()
 
     def look(self) -> None:
-        """Read those that are due. One that cannot be read stays as it was, and that is said."""
+        """Read the tables that are due. A table that cannot be read stays unchanged, with a warning."""
         for static, every in self._every:
             if self._clock.elapsed() < self._due[static.name]:
                 continue
             try:
                 self._found(static.name, self._read(static, self._tables[static.name]))
-            except Exception as error:  # noqa: BLE001 - whatever it is, the other tables are still to be read
+            except Exception as error:  # noqa: BLE001 - the other tables must still be read
                 said = (
                     str(error) if isinstance(error, Misconfigured) else f"{type(error).__name__}: {description(error)}"
                 )
                 if said != self._said.get(static.name):
-                    log.warning("the table %s stays as it was: %s", static.name, said)
+                    log.warning("the table %s is not refreshed: %s", static.name, said)
                 self._said[static.name] = said
             self._due[static.name] = self._clock.elapsed() + every
 
@@ -120,7 +120,7 @@ class Watch:
                 self._changed[name] = read
 
     def changed(self) -> dict[str, Table]:
-        """Those that have changed since this was asked last."""
+        """The tables that have changed since the last call."""
         with self._lock:
             changed, self._changed = self._changed, {}
         return changed
@@ -132,14 +132,12 @@ def _columns(static: Static) -> StructType:
     except PySparkException as error:
         raise Misconfigured(f"table {static.name}", f"its schema cannot be read: {description(error)}") from None
     if validation.CORRUPT in columns.names:
-        raise Misconfigured(
-            f"table {static.name}", f'"{validation.CORRUPT}" is a name of our own', "name the column otherwise"
-        )
+        raise Misconfigured(f"table {static.name}", f'"{validation.CORRUPT}" is reserved', "rename the column")
     return columns
 
 
 def _frame(spark: SparkSession, static: Static, columns: StructType, found: Sequence[tuple[str, bytes]]) -> DataFrame:
-    """The rows as a local relation, typed as the payloads of channels are; Misconfigured when one does not fit."""
+    """The rows as a local relation, parsed as payloads are; Misconfigured when a row does not fit."""
     told = [{"place": place, "value": text.decode()} for place, text in found]
     texts = spark.createDataFrame(pa.Table.from_pylist(told, _TEXTS))
     parsed = _evaluated(texts.select("place", "value", validation.parsed(columns, "strict").alias("doc")))
@@ -150,7 +148,7 @@ def _frame(spark: SparkSession, static: Static, columns: StructType, found: Sequ
         if not column.nullable:
             absent = F.col(f"doc.`{column.name}`").isNull()
             wrong = F.coalesce(wrong, F.when(absent, F.lit(f'the field "{column.name}" is missing or null')))
-    # On a local relation this takes no job.
+    # A local relation needs no job.
     for row in _evaluated(parsed.select("place", wrong.alias("wrong")).where("wrong IS NOT NULL")).take(1):
         raise Misconfigured(row["place"], row["wrong"], f"its columns are {static.ddl}")
     return _evaluated(
@@ -161,7 +159,7 @@ def _frame(spark: SparkSession, static: Static, columns: StructType, found: Sequ
 
 
 def _evaluated(frame: DataFrame) -> DataFrame:
-    """The same rows, computed now: Spark's optimizer does it, for what is local; otherwise it would with each batch."""
+    """Evaluate a local frame once by Spark's optimizer, instead of with each batch."""
     spark = frame.sparkSession
     jvm = spark._jvm
     assert jvm is not None
@@ -170,21 +168,21 @@ def _evaluated(frame: DataFrame) -> DataFrame:
 
 
 def _dumped(static: Static, columns: StructType, place: str, row: Any) -> bytes:
-    """What of a row the table has columns for, as JSON."""
+    """The columns of a row as JSON."""
     if not isinstance(row, Mapping):
-        raise Misconfigured(place, f"it is a {type(row).__name__}", "a row is a dict: the names of columns and values")
+        raise Misconfigured(place, f"it is a {type(row).__name__}", "a row must be a dict of column names and values")
     known = {name: row.get(name) for name in columns.names}
     try:
         if wild := [name for name, value in known.items() if not _finite(value)]:
-            # JSON has no words for them: they would be null.
-            raise Misconfigured(place, f'"{wild[0]}" holds NaN or an infinite number', "leave it null, or out")
+            # JSON cannot represent them.
+            raise Misconfigured(place, f'"{wild[0]}" holds NaN or an infinite number', "use null, or leave it out")
         return orjson.dumps(known, default=_plain, option=orjson.OPT_SORT_KEYS)
     except (TypeError, RecursionError) as error:
         raise Misconfigured(place, f"it cannot be written as JSON: {error}", f"its columns are {static.ddl}") from None
 
 
 def _finite(value: Any) -> bool:
-    """Whether every number in a value is one."""
+    """Whether every number in a value is finite."""
     if isinstance(value, float):
         return math.isfinite(value)
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
@@ -204,7 +202,7 @@ def _read(static: Static, columns: StructType) -> Iterator[Told]:
 
 
 def _called(static: Static, function: Callable[[], Any]) -> list[Any]:
-    """What a user's own function gives; what goes wrong in it is told with its line."""
+    """Call the user's function; errors become Misconfigured with file and line."""
     try:
         return list(function())
     except Exception as error:
@@ -233,7 +231,7 @@ def _csv(path: Path, columns: StructType) -> Iterator[Told]:
             raise Misconfigured(
                 f"{path.name}:1",
                 f"it has no column {' and '.join(absent)}",
-                f"its first line has to name them; it says {has}",
+                f"add it to the header line, which has {has}",
             )
         for row in rows:
             place = f"{path.name}:{rows.line_num}"
@@ -245,7 +243,7 @@ def _csv(path: Path, columns: StructType) -> Iterator[Told]:
 
 
 def _cell(place: str, column: StructField, text: str) -> Any:
-    """The value of a field of a CSV file: an empty one is null, and what is no text is spelled as in JSON."""
+    """Parse a field of a CSV file: an empty field is null; types other than text are written as in JSON."""
     if text == "":
         return None
     kind: DataType = column.dataType
@@ -261,12 +259,12 @@ def _cell(place: str, column: StructField, text: str) -> Any:
             return json.loads(text)
     except (ValueError, KeyError, RecursionError):
         said = f'"{column.name}" is {text[:60]!r}, and not {kind.simpleString()[:60]}'
-        raise Misconfigured(place, said, "put it right, or leave the field empty") from None
+        raise Misconfigured(place, said, "correct it, or leave the field empty") from None
     return text
 
 
 def _spelled(number: re.Pattern[str], text: str) -> str:
-    """A number as others spell it, too; Python would take 1_000 and nan as well."""
+    """A number in the common spelling: Python also accepts 1_000 and nan."""
     if number.fullmatch(bare := text.strip()) is None:
         raise ValueError(text)
     return bare

@@ -1,7 +1,7 @@
-"""Tables: channels of which the last record of a key is the row of that key, and one without a value deletes it.
+"""Tables: the last record of a key in a channel is its row, and a record without a value deletes it.
 
-What is made of tables here is a table again: a result with the columns `key` and `seen`, whose rows are deleted when
-they are not whole any more. Within a table, order is by offset: a key lies in one partition.
+Operators on tables return tables: results with the columns `key` and `seen`, whose rows are deleted when an inner join
+loses a side. The order within a table is by offset: a key is in one partition.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ from penstock.analysis.plans import AS_IT_CAME
 from penstock.core.errors import Misconfigured
 
 FOUND = "found"
-"""The column of what a stream finds in a table."""
+"""The column with the row that a lookup finds."""
 
 _TOLD = "offset BIGINT, newest BIGINT, appended BIGINT, mark BIGINT"
 MOVED = f"place STRING, key STRING, row STRING, gone BOOLEAN, told BOOLEAN, changes BIGINT, {_TOLD}"
@@ -29,11 +29,11 @@ RELATED = (
 LOOKED_UP = f"row STRING, {FOUND} STRING"
 
 CHANGES = 2**22
-"""A row may change so often, and the row that it names as well, until versions are used up."""
+"""How often a row, and the row that it references, may change before versions run out."""
 
 
 class _Held(NamedTuple):
-    """A row of a table: its text, whether it is gone, how often it has changed, and its last record."""
+    """A row of a table: its text, whether it is deleted, how often it has changed, and its last record."""
 
     row: str | None = None
     gone: bool = True
@@ -44,7 +44,7 @@ class _Held(NamedTuple):
     mark: int = 0
 
     def then(self, row: Row) -> "_Held":
-        """The same after one more record. A row that is gone keeps its text."""
+        """The row after one more record. A deleted row keeps its text."""
         changes = self.changes + 1
         if row.offset < self.offset:
             return self._replace(changes=changes)
@@ -56,10 +56,10 @@ _HELD = f"row STRING, gone BOOLEAN, changes BIGINT, {_TOLD}"
 
 
 class Moves(StatefulProcessor):
-    """Left rows, by their own key: where each belongs now, and that it left the place where it was.
+    """Left rows by their key: sends each to its current place, and a removal to its previous place.
 
-    A place is the row that it names, `=KEY`; of one that names none, a place of its own, `-KEY`. Only the place where a
-    row is now tells of it: so the last record of a key in the result is true, whatever the order of places.
+    A place is the referenced row, `=KEY`, or without a reference, the row's own place, `-KEY`. Only the current place
+    of a row writes its result. So the last record of a key in the result is correct in any order of places.
     """
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -73,7 +73,7 @@ class Moves(StatefulProcessor):
                 names = row.names
             held = held.then(row)
         if held.offset == offset:
-            # All are older than what was taken before: their key came to another partition.
+            # All are older than the stored row: the key was moved to another partition.
             self._at.update((before, held.changes, offset))
             return
         own = f"-{key[0]}"
@@ -87,14 +87,14 @@ class Moves(StatefulProcessor):
         yield Row(**told, place=place, told=True)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to release."""
 
 
 class Relation(StatefulProcessor):
-    """A right row and the left rows that name it: each with it, whenever one of the two changes."""
+    """A right row and the left rows that reference it: writes each pair when one of the two changes."""
 
     def __init__(self, without: bool) -> None:
-        """`without`: a left row is there without a right one, too."""
+        """`without`: whether a left row is written without a right row."""
         self._without = without
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -111,7 +111,7 @@ class Relation(StatefulProcessor):
                 lefts[row.key] = row
         if right != before:
             self._right.update(right)
-        # One that names none is not held: nothing but its own change can concern it.
+        # A row without a reference is not stored: only its own changes matter.
         alone = key[0].startswith("-")
         for name, row in lefts.items():
             known = None if alone else self._lefts.getValue((name,))
@@ -138,14 +138,14 @@ class Relation(StatefulProcessor):
         return _related(name, left, right, right.gone)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to release."""
 
 
 class Lookup(StatefulProcessor):
-    """A row of a table and the records of a stream that name it: each with the row as it is when it comes."""
+    """A row of a table and the records of a stream that reference it: writes each record with the current row."""
 
     def __init__(self, without: bool) -> None:
-        """`without`: a record that finds nothing is there, too."""
+        """`without`: whether a record is written that finds no row."""
         self._without = without
 
     def init(self, handle: StatefulProcessorHandle) -> None:
@@ -166,14 +166,14 @@ class Lookup(StatefulProcessor):
                 yield Row(row=row.row, found=found)
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Nothing to release."""
 
 
 def _related(name: str, left: _Held, right: _Held, deleted: bool) -> Row:
-    """A row of the result. Its version grows with each change of the left row, and between two with the right one's."""
+    """A row of the result. Its version grows with each change of the left row, and between these of the right row."""
     if max(left.changes, right.changes) >= CHANGES:
-        problem = f"the row {name}, or the one that it names, has changed {CHANGES} times: its versions are used up"
-        raise Misconfigured("tables.foreign_key_join", problem, "let its query begin anew: --new-checkpoint QUERY")
+        problem = f"the row {name}, or its right row, has changed {CHANGES} times: no version is left"
+        raise Misconfigured("tables.foreign_key_join", problem, "start a new generation: --new-checkpoint QUERY")
     seen = {
         "count": left.changes * CHANGES + right.changes,
         "newest": _later(left.newest, right.newest),
@@ -202,16 +202,16 @@ def latest(table: DataFrame) -> DataFrame:
 
 
 def join(how: Literal["inner", "left", "outer"] = "inner", **tables: DataFrame) -> DataFrame:
-    """Tables joined by their keys: `key`, a struct for each table under its given name, `seen`.
+    """Join tables by their keys: `key`, a struct for each table under its name, `seen`.
 
-    A row is there while all tables have one ("inner"), while the first has ("left"), or while any has ("outer"). Where
-    a table has none, its struct is null. Of a row that is deleted, each struct keeps its last value.
+    A row exists while all tables have the key ("inner"), the first has it ("left"), or any has it ("outer"). Without a
+    row in a table, its struct is null. In a deleted row, each struct keeps its last value.
     """
     _chosen("join", how, ("inner", "left", "outer"))
     if len(tables) < 2:
-        raise Misconfigured("tables.join", "it joins two tables or more", "name them: join(one=…, another=…)")
+        raise Misconfigured("tables.join", "it needs two tables or more", "name them: join(one=…, another=…)")
     if taken := [name for name in tables if name in _OWN]:
-        raise Misconfigured("tables.join", f"{taken[0]} is a column that it adds", "name the table otherwise")
+        raise Misconfigured("tables.join", f"{taken[0]} is a column that it adds", "rename the table")
     folded = _folded(list(tables.items()))
     there = [_there(index) for index in range(len(tables))]
     whole = {"inner": reduce(Column.__and__, there), "left": there[0], "outer": reduce(Column.__or__, there)}[how]
@@ -222,10 +222,12 @@ def join(how: Literal["inner", "left", "outer"] = "inner", **tables: DataFrame) 
 def foreign_key_join(
     left: DataFrame, right: DataFrame, *, key: str, how: Literal["inner", "left"] = "inner"
 ) -> DataFrame:
-    """Each row of a table with the row of another whose key its column `key` names: `key`, `left`, `right`, `seen`.
+    """Join each row of a table with the row of another one that its column `key` references.
 
-    The key is that of the left table. A change on either side changes all rows that it concerns. The count in `seen` is
-    a version only: it does not tell a number of records.
+    The columns are `key`, `left`, `right` and `seen`.
+
+    The result has the keys of the left table. A change on either side changes all affected rows. The count in `seen` is
+    only a version, not a number of records.
     """
     _chosen("foreign_key_join", how, ("inner", "left"))
     kept, known = _payload("foreign_key_join", left), _payload("foreign_key_join", right)
@@ -258,10 +260,10 @@ def foreign_key_join(
 
 
 def lookup(stream: DataFrame, table: DataFrame, *, key: str, how: Literal["inner", "left"] = "inner") -> DataFrame:
-    """Each record of a stream with the row that a table has when it comes: its own columns, and `found`.
+    """Join each record of a stream with the current row of a table: its own columns, and `found`.
 
-    `key` is the column of the stream that names the key of the row. What a table learns later changes nothing. Of what
-    comes in one batch, the table's records are taken first.
+    `key` is the column of the stream that references the row. Later changes of the table do not change results. In a
+    batch, records of the table come first.
     """
     _chosen("lookup", how, ("inner", "left"))
     known = _payload("lookup", table)
@@ -292,19 +294,19 @@ def lookup(stream: DataFrame, table: DataFrame, *, key: str, how: Literal["inner
 
 
 def where(result: DataFrame, condition: str | Column) -> DataFrame:
-    """The rows of a result for which a condition holds; the others are deleted from it.
+    """Keep the rows of a result that meet a condition, and delete the others.
 
-    A plain `where()` would leave a row as it was when it last fulfilled the condition.
+    A plain `where()` would keep the last version of a row that met the condition.
     """
     if "seen" not in result.columns or "deleted" not in _fields(result, "seen"):
-        raise Misconfigured("tables.where", "its frame is no result of latest, join or foreign_key_join", "use one")
+        raise Misconfigured("tables.where", "its frame is not a result of latest, join or foreign_key_join", "use one")
     holds = F.expr(condition) if isinstance(condition, str) else condition
     gone = F.col("seen.deleted") | ~F.coalesce(holds, F.lit(False))
     return result.withColumn("seen", F.col("seen").withField("deleted", gone))
 
 
 def _folded(tables: Sequence[tuple[str, DataFrame]]) -> DataFrame:
-    """Per key: of each table the last row that had a value, its offset, that of the last deletion; and what is seen."""
+    """Per key: the last row of each table with its offset, the offset of the last deletion, and `seen`."""
     tagged = [
         frame.select(
             F.col(KEY).alias("key"),
@@ -337,7 +339,7 @@ def _folded(tables: Sequence[tuple[str, DataFrame]]) -> DataFrame:
 
 
 def _row(name: str, frame: DataFrame, own: bool) -> Column:
-    """A table's struct: of its own records the payload, of those of other tables null."""
+    """A table's struct: the payload of its own records, null for records of other tables."""
     payload = _payload(name, frame)
     if own:
         return F.struct(*(F.col(f"`{column}`") for column in payload)).alias(name)
@@ -354,7 +356,7 @@ def _seen(deleted: Column) -> Column:
 
 
 def _payload(place: str, table: DataFrame) -> list[str]:
-    """The columns of a table's payload. Of a result, what it says of itself is left out: that is said anew."""
+    """The columns of a table's payload, without `key` and `seen` of a result, which are computed again."""
     columns = table.columns
     if not {KEY, DELETED, "origin"} <= set(columns):
         problem = f"one of its frames has no {KEY}, {DELETED} and origin"
@@ -369,7 +371,7 @@ def _fields(frame: DataFrame, column: str) -> list[str]:
 
 
 def _shape(frame: DataFrame, columns: Sequence[str]) -> StructType:
-    """The columns as a type, all of which may be null."""
+    """The columns as a struct type of nullable fields."""
     shape = StructType()
     for name in columns:
         shape = shape.add(name, frame.schema[name].dataType)
@@ -377,7 +379,7 @@ def _shape(frame: DataFrame, columns: Sequence[str]) -> StructType:
 
 
 def _text(frame: DataFrame, columns: Sequence[str]) -> Column:
-    """A row on its way through Python, which need not know what is in it."""
+    """A row as JSON, to pass it through Python."""
     return F.to_json(F.struct(*(F.col(f"`{name}`") for name in columns)), EXACT)
 
 

@@ -1,6 +1,6 @@
-"""Windows by count: so many records each, in the order in which they lie in their channel.
+"""Windows by count: a fixed number of records each, in the order of their channel.
 
-Windows by time are Spark's own: `F.window` and `F.session_window` over `event_time`.
+For windows by time, use Spark's `F.window` and `F.session_window` over `event_time`.
 """
 
 import heapq
@@ -28,22 +28,21 @@ _ALL, _RECORD = "_all", "_record"
 def count_window(
     frame: DataFrame, size: int, slide: int | None = None, key: str | Sequence[str] = (), partial: bool = False
 ) -> DataFrame:
-    """Windows of `size` records: one after the other, or one every `slide` records; of each `key`, or of all.
+    """Windows of `size` records: one after the other, or one every `slide` records; for each `key`, or for all records.
 
-    A row for each window, once it is full: the columns `key`; `window` with its number and the first and last record
-    that it spans, counted from 1 within the key; `rows`, its records in order, with all columns but `origin` and `key`;
-    and `seen`. With `partial`, windows that are still open are written with each batch that adds to them.
+    A row for each full window: the columns `key`; `window` with its number, first and last record, counted from 1 in
+    the key; `rows`, its records in order, without `origin` and `key`; and `seen`. With `partial`, open windows are
+    written with each batch that adds to them.
 
-    Records of a partition are counted in their order, so a key that lies in one partition gets the same windows however
-    batches fall. Those of several partitions are merged by event time, as far as they came in one batch: which windows
-    they fall into depends on the batches, and a recomputation may give others. What is kept of a key is its number of
-    records and those of its open windows.
+    Records of a partition are counted in order, so a key in one partition always gets the same windows. Records of
+    several partitions are merged by event time within a batch: their windows depend on the batches, and a recomputation
+    may differ. The state of a key is its number of records, and the records of its open windows.
     """
     keys = [key] if isinstance(key, str) else list(key)
     step = size if slide is None else slide
     _check(frame, size, step, keys)
     kept = [name for name in frame.columns if name != "origin" and name not in keys]
-    # Records travel and are kept as JSON: Spark loses maps in the state of a Python function.
+    # Records are passed and stored as JSON: Spark loses maps in the state of a Python function.
     record = F.struct(
         F.to_json(F.struct(*(F.col(f"`{name}`") for name in kept)), EXACT).alias("row"),
         F.unix_micros("event_time").alias("at"),
@@ -61,26 +60,26 @@ def count_window(
         _Counting(size, step, partial, given.names), given, "update", "none"
     )
     shape = ArrayType(StructType([StructField(name, frame.schema[name].dataType) for name in kept]), False)
-    # A generator keeps the optimizer from parsing anew in every expression over the rows.
+    # explode keeps the optimizer from parsing in every expression over the rows.
     parsed = F.explode(F.array(F.from_json("rows", shape, EXACT)))
     return made.select(*(f"`{name}`" for name in keys), "window", parsed.alias("rows"), "seen")
 
 
 def total(values: str | Column, kind: str = "double") -> Column:
-    """The sum of an array, such as `"rows.amount"`, as this type; null when it holds nothing."""
+    """The sum of an array, such as `"rows.amount"`, as type `kind`; null when it is empty."""
     there = F.filter(F.col(values) if isinstance(values, str) else values, lambda value: value.isNotNull())
     zero = F.lit(0).cast(kind)
     return F.when(F.size(there) > 0, F.aggregate(there, zero, lambda sum_, value: (sum_ + value).cast(kind)))
 
 
 def average(values: str | Column) -> Column:
-    """The mean of an array, such as `"rows.amount"`; null when it holds nothing."""
+    """The mean of an array, such as `"rows.amount"`; null when it is empty."""
     there = F.filter(F.col(values) if isinstance(values, str) else values, lambda value: value.isNotNull())
     return total(there) / F.size(there)
 
 
 class Kept(NamedTuple):
-    """What a window needs of a record."""
+    """The fields of a record in a window."""
 
     row: str
     newest: int | None
@@ -96,19 +95,19 @@ class Window(NamedTuple):
     number: int
     first: int
     last: int
-    """The last record that it will span, and not only the last so far: it belongs to the key of the row."""
+    """The last record of the full window, also while it is open: it is part of the row's key."""
     records: Sequence[Kept]
 
 
 def open_from(count: int, size: int, slide: int) -> int:
-    """The first record, counted from 1, of the first window that is not full after so many."""
+    """The first record, counted from 1, of the first window that is not full after `count` records."""
     return max(0, (count - size) // slide + 1) * slide + 1
 
 
 def windows(count: int, fresh: int, records: Sequence[Kept], size: int, slide: int, partial: bool) -> Iterator[Window]:
-    """The windows that are full by the last of `fresh` records, and with `partial` those that it leaves open.
+    """The windows that `fresh` new records fill, and with `partial` also those that remain open.
 
-    `records` are all from the first window on that was open after `count`.
+    `records` are all records from the first window that was open after `count` records.
     """
     begin, until = open_from(count, size, slide), count + fresh
     for first in range(begin, until + 1, slide):
@@ -119,7 +118,7 @@ def windows(count: int, fresh: int, records: Sequence[Kept], size: int, slide: i
 
 
 def in_order(rows: Iterable[Row]) -> list[Kept]:
-    """Records of a batch: those of a partition in their order, several partitions merged by event time."""
+    """The records of a batch in order: by offset in a partition, partitions merged by event time."""
     placed = sorted((row[_RECORD] for row in rows), key=lambda one: (one["partition"], one["offset"]))
     partitions = [list(some) for _, some in groupby(placed, key=lambda one: one["partition"])]
     merged = heapq.merge(*partitions, key=lambda one: (one["at"], one["partition"]))
@@ -127,7 +126,7 @@ def in_order(rows: Iterable[Row]) -> list[Kept]:
 
 
 class _Counting(StatefulProcessor):
-    """What Spark calls with the records of each key."""
+    """The stateful processor of each key."""
 
     def __init__(self, size: int, slide: int, partial: bool, names: Sequence[str]) -> None:
         self._size, self._slide, self._partial = size, slide, partial
@@ -175,19 +174,19 @@ def _told(window: Window) -> tuple[Row, str, Row]:
 def _check(frame: DataFrame, size: int, slide: int, keys: Sequence[str]) -> None:
     place = "count_window()"
     if size < 1:
-        raise Misconfigured(place, f"its windows are to hold {size} records", "let them hold one or more")
+        raise Misconfigured(place, f"size is {size}", "use 1 or more")
     if not 1 <= slide <= size:
-        problem = f"there is to be a window of {size} records every {slide}"
-        raise Misconfigured(place, problem, f"let slide be from 1 to {size}, so that each record is in a window")
+        problem = f"slide is {slide}, with windows of {size} records"
+        raise Misconfigured(place, problem, f"use a slide from 1 to {size}, so that each record is in a window")
     columns = frame.columns
     if lacking := [name for name in ADDED if name not in columns]:
-        fix = "give it the frame of a channel, or keep these columns in what you select"
-        raise Misconfigured(place, f"its frame lacks {' and '.join(lacking)}", fix)
+        fix = "pass the frame of a channel, or keep these columns in select()"
+        raise Misconfigured(place, f"its frame has no column {' and '.join(lacking)}", fix)
     if DELETED in columns:
-        fix = "ask for what it holds by tables.latest, join or foreign_key_join"
+        fix = "use tables.latest, join or foreign_key_join"
         raise Misconfigured(place, "its frame is a table, whose rows change and may have no time", fix)
     if unknown := [name for name in keys if name not in columns or name == "origin"]:
         others = ", ".join(name for name in columns if name != "origin")
         raise Misconfigured(place, f"key= names {' and '.join(unknown)}", f"name columns of its frame: {others}")
     if taken := [name for name in keys if name in ("window", "rows", "seen")]:
-        raise Misconfigured(place, f"{taken[0]} is a column that it gives", "rename the one in key=")
+        raise Misconfigured(place, f"{taken[0]} is a column of the result", "rename the one in key=")

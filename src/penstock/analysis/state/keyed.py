@@ -1,4 +1,4 @@
-"""State of the user's own, per key, in plain Python; Spark keeps it, restores it and calls.
+"""User-defined state per key in plain Python, stored by Spark.
 
 class Approve(Keyed):
     last = ValueState("city STRING, at TIMESTAMP", ttl="1 hour")
@@ -42,7 +42,7 @@ _TIMED, _UNNUMBERED = "penstock_timers", "penstock_unnumbered"
 
 
 class Keyed:
-    """What is done with each record of a key, and what is remembered between them.
+    """A stateful processor: called for each record of a key, with the state of that key.
 
     Its state is declared in the class: `ValueState`, `ListState`, `MapState`. It belongs to the key that is handled
     now. Any other attribute may be lost before the next record. `schema`: the columns of the rows it yields, as DDL.
@@ -50,29 +50,29 @@ class Keyed:
 
     schema: ClassVar[str] = ""
     clock: ClassVar[bool] = False
-    """Timers go by the clock, even where the query has a watermark; without one they always do."""
+    """Timers use the clock even if the query has a watermark; without a watermark they always do."""
 
     def process(self, key: Any, row: Any) -> Any:
-        """Called with each record, in the order of a key's records in their channel; yields rows, or returns one.
+        """Called with each record, in the order of the key's records in their channel; yields rows, or returns one.
 
-        A row is a mapping, or a tuple of all columns. The columns of the key need not be said. The first row of a
-        record keeps its `origin`, if the frame holds each record once. `key` is the value of the key's column, or a
-        tuple of them. A class has to have it.
+        A row is a mapping, or a tuple of all columns. Columns of the key may be left out. The first row of a record
+        keeps its `origin`, if the frame holds each record once. `key` is the value of the key's column, or a tuple.
+        Every class must define it.
         """
 
     def on_timer(self, key: Any, at: datetime) -> Any:
-        """Called when a timer is due, once, with the time that it was set to; yields rows as `process` does.
+        """Called once when a timer is due, with its time; yields rows as `process` does.
 
-        Only a class that has it may set timers.
+        Only a class that defines it may set timers.
         """
 
     @property
     def now(self) -> datetime:
-        """The time by which timers go, as of this batch: the watermark, or the clock."""
+        """The current time of timers in this batch: the watermark, or the clock."""
         return _timestamp(_timers(self).now)
 
     def set_timer(self, at: datetime) -> None:
-        """Have `on_timer` called for this key at this time, or as soon after it as there is a batch."""
+        """Call `on_timer` for this key in the first batch at or after this time."""
         _timers(self).handle.registerTimer(_milliseconds(at))
 
     def delete_timer(self, at: datetime | None = None) -> None:
@@ -83,26 +83,26 @@ class Keyed:
 
     @classmethod
     def over(cls, frame: DataFrame, key: str | Sequence[str]) -> DataFrame:
-        """The rows that the records of a frame give, key by key: the columns of `schema`, and `origin`.
+        """Apply the class to a frame, by key: the columns of `schema`, and `origin`.
 
-        Misconfigured when the class, or the frame, is not as it has to be.
+        Misconfigured when the class or the frame is invalid.
         """
         names = (key,) if isinstance(key, str) else tuple(key)
         for name in (*names, _ORIGIN):
             if name not in frame.columns:
                 problem = f'the frame has no column "{name}", only {", ".join(frame.columns)}'
-                fix = "keep origin: it tells the order of records" if name == _ORIGIN else "group by columns of it"
+                fix = "keep origin, which holds the order of records" if name == _ORIGIN else "group by columns of it"
                 raise Misconfigured(cls.__name__, problem, fix)
-        # Of all that keeps state in Python, a class alone gives origins.
+        # Of all operators with state in Python, only Keyed returns origins.
         if _ORIGIN in from_state(frame):
-            problem = "its frame has rows from another Keyed, and nothing tells the order of those without a record"
-            fix = "do both in one class; or, if each row is that of a record, let a query read the result of the first"
+            problem = "its frame has rows from another Keyed: the order of rows without a record is unknown"
+            fix = "do both in one class; or read the result of the first in another query"
             raise Misconfigured(cls.__name__, problem, fix)
         mode = _time(cls, any(map(watermarked, frame.schema.fields)))
         if has_timers(cls) and not cls.clock and mode != EVENT_TIME and "EventTimeWatermark" in text(frame):
-            problem = "its timers go by event time, because the query has a watermark, and the frame has lost it"
+            problem = "its timers use event time, because the query has a watermark, but the frame has lost event_time"
             raise Misconfigured(
-                cls.__name__, problem, "keep event_time; or say clock = True in the class, for timers by the clock"
+                cls.__name__, problem, "keep event_time; or set clock = True in the class, for timers by the clock"
             )
         numbered = not multiplied(frame)
         processor = Processor(cls, names, mode, _read, Maps(frame.schema), numbered)
@@ -114,7 +114,7 @@ class Keyed:
 
 
 def declared(kind: type[Keyed]) -> dict[str, Variable]:
-    """The variables of a class, and of those that it is made from."""
+    """The variables of a class and its base classes."""
     found: dict[str, Variable] = {}
     for one in reversed(kind.__mro__):
         found |= {name: variable for name, variable in vars(one).items() if isinstance(variable, Variable)}
@@ -126,45 +126,45 @@ def has_timers(kind: type[Keyed]) -> bool:
 
 
 def keeps_state(frame: DataFrame) -> bool:
-    """Whether a result comes from state in Python: then what its records are taken for matters, each once."""
+    """Whether a result uses state in Python."""
     return STATE_IN_PYTHON in text(frame)
 
 
 def waits(frame: DataFrame) -> bool:
-    """Whether timers may give rows without any record: then batches have to go on without."""
+    """Whether timers may write rows without records: then Spark must run batches without data."""
     return f"SubqueryAlias {_TIMED}" in text(frame)
 
 
 def unnumbered(frame: DataFrame) -> str | None:
-    """Why rows from state in Python carry no origin; None when the first row of each record does."""
+    """Why rows from state in Python have no origin; None when the first row of each record has."""
     if waits(frame):
-        return "no record numbers the rows of its timers"
+        return "rows of timers have no record, so no number"
     if f"SubqueryAlias {_UNNUMBERED}" in text(frame):
-        return "several rows of one record come to its state, so that no number tells what they give apart"
+        return "its frame has several rows of one record, so their results have no distinct number"
     return None
 
 
 def _time(kind: type[Keyed], watermark: bool) -> str:
-    """By which time Spark calls timers and forgets values. It keeps one for both."""
+    """The time mode of timers and TTLs. Spark supports only one for both."""
     mortal = [name for name, variable in declared(kind).items() if variable.ttl is not None]
     if has_timers(kind) and watermark and not kind.clock:
         if mortal:
             raise Misconfigured(
                 f"{kind.__name__}.{mortal[0]}",
-                "its time to live goes by the clock, and the timers by event time, because the query has a watermark; "
-                "Spark has one time for both",
-                "leave ttl= out and clear it in on_timer(); or say clock = True in the class, for timers by the clock",
+                "its ttl uses the clock, and the timers use event time, because the query has a watermark; "
+                "Spark supports only one",
+                "leave ttl= out and clear it in on_timer(); or set clock = True in the class, for timers by the clock",
             )
         return EVENT_TIME
     return CLOCK if mortal or has_timers(kind) else NO_TIME
 
 
 _OWN = {name for name in vars(Keyed) if not name.startswith("_")} | {"timers"}
-"""Names that a variable may not have."""
+"""Reserved names."""
 
 
 class Processor(StatefulProcessor):
-    """A class of the user's in the shape that Spark calls; a test calls it, too."""
+    """Adapts a user's class to Spark's StatefulProcessor. Also used in tests."""
 
     def __init__(
         self,
@@ -175,39 +175,39 @@ class Processor(StatefulProcessor):
         maps: Maps | None = None,
         numbered: bool = True,
     ) -> None:
-        """`read` makes a schema of a DDL; Misconfigured, with the place, when the class is not as it has to be.
+        """`read` parses a DDL. Misconfigured when the class is invalid.
 
-        `maps` makes dicts of those in its records. `numbered`: each record comes once, and its origin may be given.
+        `maps` converts maps in records to dicts. `numbered`: each record comes once, so its first row gets its origin.
         """
         self._kind, self._key, self._time = kind, tuple(key), time
         self._maps, self._numbered = maps or Maps(StructType()), numbered
         if kind.process is Keyed.process:
-            raise Misconfigured(kind.__name__, "it does nothing with a record", "write def process(self, key, row)")
+            raise Misconfigured(kind.__name__, "it has no process()", "write def process(self, key, row)")
         self._schemas = {}
         for name, variable in declared(kind).items():
             if name.startswith("_"):
-                raise Misconfigured(f"{kind.__name__}.{name}", "Spark keeps no state under this name", "drop the _")
+                raise Misconfigured(f"{kind.__name__}.{name}", "Spark does not support this name", "remove the _")
             if name in _OWN:
-                raise Misconfigured(f"{kind.__name__}.{name}", "Keyed has this name for itself", "choose another")
+                raise Misconfigured(f"{kind.__name__}.{name}", "this name is reserved", "choose another")
             self._schemas[name] = tuple(column.schema for column in variable.read(kind.__name__, read))
         if not kind.schema:
-            raise Misconfigured(kind.__name__, "it does not say what it gives", 'write schema = "card STRING, …"')
+            raise Misconfigured(kind.__name__, "it has no schema", 'write schema = "card STRING, …"')
         try:
             given = Columns(kind.__name__, read(kind.schema))
         except ValueError as error:
             raise Misconfigured(f"{kind.__name__}.schema", str(error)) from error
         for name in given.names:
             if name.lower() == _ORIGIN:
-                raise Misconfigured(f"{kind.__name__}.schema", "origin is added by itself", "leave it out")
+                raise Misconfigured(f"{kind.__name__}.schema", "origin is added automatically", "leave it out")
             if name.lower() == _VERSION:
-                raise Misconfigured(f"{kind.__name__}.schema", "seen is what seen() counts", "choose another name")
+                raise Misconfigured(f"{kind.__name__}.schema", "seen is reserved for seen()", "choose another name")
         self.schema = given.schema
 
     def init(self, handle: Any) -> None:
         self._user = self._kind()
         self._columns = Columns(f"{self._kind.__name__}.schema", self.schema)
         self._row = Row(*self._columns.names, _ORIGIN)
-        # As everywhere in Spark, the case of a name is of no matter.
+        # As everywhere in Spark, names are case-insensitive.
         named = {name.lower(): name for name in self._columns.names}
         self._filled_in = [named.get(name.lower()) for name in self._key]
         self._timers = _Timers(handle) if has_timers(self._kind) else None
@@ -219,7 +219,7 @@ class Processor(StatefulProcessor):
     def handleInputRows(self, key: Any, rows: Iterable[Any], timerValues: Any) -> Iterator[Any]:
         self._set_time(timerValues)
         key = tuple(map(plain, key))
-        # All of a key in this batch are held at once: only their places tell which came first.
+        # All records of a key in a batch are in memory: they are sorted by offset.
         for record in self._in_order(key, rows):
             origin = record[_ORIGIN] if self._numbered else None
             for made in self._called("process", key, self._maps.read(record)):
@@ -239,8 +239,8 @@ class Processor(StatefulProcessor):
         records = list(rows)
         if any(record[_ORIGIN] is None for record in records):
             place = f"{self._kind.__name__} for the key {_shown(key)}"
-            problem = "a row has no origin, so that nothing tells its place among the others"
-            raise Misconfigured(place, problem, "let each row of the frame have that of a record")
+            problem = "a row has no origin, so its order is unknown"
+            raise Misconfigured(place, problem, "keep the origin of a record in each row of the frame")
         return sorted(records, key=_place)
 
     def _set_time(self, told: Any) -> None:
@@ -249,7 +249,7 @@ class Processor(StatefulProcessor):
             self._timers.now = told.getCurrentWatermarkInMs() if by_event else told.getCurrentProcessingTimeInMs()
 
     def _called(self, method: str, key: Any, argument: Any) -> Iterator[Any]:
-        """The rows that the user's own code gives; what goes wrong in it is told with its place and its key."""
+        """Call the user's code; errors become Misconfigured with file, line and key."""
         try:
             yield from _each(getattr(self._user, method)(key[0] if len(key) == 1 else tuple(key), argument))
         except Exception as error:
@@ -290,11 +290,11 @@ def _timers(keyed: Keyed) -> _Timers:
 
 
 def _each(given: Any) -> Iterable[Any]:
-    """The rows of what a method has given: nothing, one row, or several."""
+    """The rows that a method returned: none, one row, or several."""
     if given is None:
         return ()
     if isinstance(given, str | bytes):
-        raise TypeError(f"{given!r} is no row: give a mapping, or a tuple of all columns")
+        raise TypeError(f"{given!r} is not a row: return a mapping, or a tuple of all columns")
     return (given,) if isinstance(given, Mapping | tuple) else given
 
 
@@ -308,9 +308,9 @@ def _timestamp(milliseconds: int) -> datetime:
 
 
 def _milliseconds(at: datetime) -> int:
-    """Not before that time: Spark counts in whole ones."""
+    """Milliseconds since 1970, rounded up."""
     if at.tzinfo is None:
-        raise ValueError(f"{at} has no time zone; the times of rows have one, and datetime.now(UTC)")
+        raise ValueError(f"{at} has no time zone; use one, as in datetime.now(UTC)")
     return math.ceil((at - datetime.fromtimestamp(0, UTC)) / timedelta(milliseconds=1))
 
 

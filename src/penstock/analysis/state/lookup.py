@@ -1,7 +1,6 @@
-"""What a query remembers: its state as of the last batch that it has finished, read from its checkpoint by Spark.
+"""Read the state of a query from its checkpoint, as of its last committed batch.
 
-Committed files alone are read, so it can be asked while the query runs. All of the state is gone through, by a single
-task at a time: a question takes one slot, however large the state is.
+Only committed files are read, so the query may run. The whole state is scanned by one task: a request uses one slot.
 """
 
 import json
@@ -27,41 +26,41 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import Refused, Unavailable
 
 _AGGREGATIONS = ("stateStoreSave", "StatefulStreamlineAggregate")
-"""In micro-batches, and in real time."""
+"""Operator names in micro-batches, and in real time."""
 _SESSIONS, _OWN = "sessionWindowStateStoreSaveExec", "transformWithState"
 _UNASKED = {
-    "dedupe": "what it has seen, to know it when it comes again",
-    "dedupeWithinWatermark": "what it has seen, to know it when it comes again",
-    "symmetricHashJoin": "the records of both sides that may still find their partners",
+    "dedupe": "known records, to find duplicates",
+    "dedupeWithinWatermark": "known records, to find duplicates",
+    "symmetricHashJoin": "unmatched records of both sides",
 }
 _EXPIRES = ["value", "ttlExpirationMs"]
 _TIMER, _TIMERS = "expiration_timestamp_ms", "timers"
 
 Columns = Sequence[tuple[str, Column, DataType]]
-"""The columns by which entries are kept: the name, the value, the type."""
+"""The key columns of entries: name, value, type."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A stateful operator that can be asked, or one of its variables: a frame with a row for each entry."""
+    """A readable stateful operator, or one of its variables: a frame with a row for each entry."""
 
     frame: DataFrame
     key: Columns
     value: Column
     variable: str | None = None
     of: Column | None = None
-    """Of a map, the key of an entry within it."""
+    """The key of an entry in a map."""
     several: bool = False
-    """A key has any number of entries."""
+    """Whether a key has several entries."""
 
 
 def opened(engine: Engine, query: Query, clock: Clock) -> tuple[dict[str, Any], list[Part]]:
-    """The query, the position and what is to be said of it; and the parts of its state that can be asked."""
+    """The query with its offsets and a note; and the readable parts of its state."""
     folder = engine.checkpoint(query.name)
     told: dict[str, Any] = {"query": query.name, "into": query.into, "position": None, "note": None}
     known = batches(folder)
     if not known and on_disk(folder) is not None:
-        return {**told, "note": "it has not finished a batch yet"}, []
+        return {**told, "note": "it has no committed batch"}, []
     with told_by_spark(query):
         operators = _operators(engine, folder)
         number = known[-1].number if known else max((one["maxBatchId"] for one in operators), default=None)
@@ -72,7 +71,7 @@ def opened(engine: Engine, query: Query, clock: Clock) -> tuple[dict[str, Any], 
             options = {"batchId": str(number), "operatorId": str(operator["operatorId"])}
             name = operator["operatorName"]
             if name in _UNASKED:
-                notes[f"it keeps {_UNASKED[name]}: that cannot be asked for by the keys of its rows"] = None
+                notes[f"it keeps {_UNASKED[name]}: which cannot be read by the keys of its rows"] = None
             elif name.startswith(_OWN):
                 parts += _variables(engine, folder, options, operator["operatorProperties"], clock)
             elif name == _SESSIONS:
@@ -80,14 +79,14 @@ def opened(engine: Engine, query: Query, clock: Clock) -> tuple[dict[str, Any], 
             elif name in _AGGREGATIONS:
                 parts.append(_aggregation(engine, query, _read(engine, folder, options)))
             else:
-                notes[f"it keeps the state of {name}, which cannot be asked for"] = None
+                notes[f"it keeps the state of {name}, which cannot be read"] = None
     if not operators:
-        notes["it keeps no state: each of its rows stems from what came with it"] = None
+        notes["it has no state"] = None
     return {**told, "note": None if parts else "; ".join(notes)}, parts
 
 
 def _operators(engine: Engine, folder: str) -> list[Any]:
-    """Each stateful operator once: some have several stores."""
+    """The stateful operators, each once: some have several stores."""
     path = on_disk(folder)
     if path is not None and not (path / "state").exists():
         return []
@@ -96,7 +95,7 @@ def _operators(engine: Engine, folder: str) -> list[Any]:
 
 
 def _position(folder: str, batch: Batch | None, number: int | None) -> dict[str, Any]:
-    """Up to where the state reflects the channels: all that is known, where the checkpoint cannot be looked into."""
+    """The offsets of the state; only the batch number when the checkpoint is remote."""
     if batch is None:
         return {"batch": number, "at": None, "watermark": None, "reads": None}
     at = None
@@ -108,7 +107,7 @@ def _position(folder: str, batch: Batch | None, number: int | None) -> dict[str,
 
 
 def _read(engine: Engine, folder: str, options: Mapping[str, str]) -> DataFrame:
-    """By a single task: the queries of the session keep their slots."""
+    """Read by one task: the queries of the session keep their slots."""
     return engine.spark.read.format("statestore").options(**options).load(folder).coalesce(1)
 
 
@@ -124,7 +123,7 @@ def _aggregation(engine: Engine, query: Query, frame: DataFrame) -> Part:
 
 
 def _sessions(frame: DataFrame) -> Part:
-    """Sessions are kept by their beginning, and hold their own window and keys beside what they fold."""
+    """Sessions are keyed by their start. Their value holds the window, the keys and the aggregates."""
     value = _struct(frame, "value")
     kept = [field.name for field in _struct(frame, "key")][:-1]
     window = next(field.name for field in value if getattr(field.dataType, "names", None) == ["start", "end"])
@@ -136,9 +135,9 @@ def _sessions(frame: DataFrame) -> Part:
 def _variables(
     engine: Engine, folder: str, options: Mapping[str, str], properties: str, clock: Clock
 ) -> Iterator[Part]:
-    """The user's own state: a part for each variable."""
+    """The user's state: a part for each variable."""
     names = [variable["stateName"] for variable in json.loads(properties)["stateVariables"]]
-    # What begins so is Spark's own: how it keeps timers.
+    # Names with $ are Spark's timers.
     own = [name for name in names if not name.startswith("$")]
     for name in own if own == names else [*own, _TIMERS]:
         which = {"stateVarName": name} if name in own else {"readRegisteredTimers": "true"}
@@ -150,7 +149,7 @@ def _variables(
         if held == _TIMER:
             value = F.timestamp_millis(held)
         elif _struct(frame, held).names == _EXPIRES:
-            # Spark removes what has expired when it comes by; until then it is as good as gone.
+            # Spark removes expired entries later; they are ignored here.
             frame = frame.where(F.col(f"{held}.{_EXPIRES[1]}") > clock.now() // 1_000)
             value = F.col(f"{held}.{_EXPIRES[0]}")
         yield Part(frame, key, value, name, of, several=held != "value")
@@ -163,7 +162,7 @@ def _struct(frame: DataFrame, column: str) -> StructType:
 
 
 def _renamed(column: str, struct: StructType, names: Sequence[str]) -> Column:
-    """A struct under other names: Spark may give the same one to several of its fields."""
+    """A struct with other field names: Spark may use a name for several fields."""
     fields = [StructField(name, field.dataType) for name, field in zip(names, struct, strict=True)]
     return F.col(column).cast(StructType(fields))
 
@@ -178,9 +177,9 @@ def _told_apart(names: Sequence[str]) -> list[str]:
 
 
 def _grouped_by(engine: Engine, query: Query, columns: int) -> list[str] | None:
-    """The names that the result gives to what it groups by, in that order; None when its plan does not tell.
+    """The names of the grouping columns in the result, in order; None when they are unknown.
 
-    State knows an expression, such as `upper(name) AS name`, by no name.
+    The state has no name for an expression such as `upper(name) AS name`.
     """
     plan = analyzed(engine.over_nothing(query))
     aggregates = [node for node in nodes(plan) if kind_of(node) == "Aggregate"]
@@ -192,7 +191,7 @@ def _grouped_by(engine: Engine, query: Query, columns: int) -> list[str] | None:
 
 @contextmanager
 def told_by_spark(query: Query) -> Iterator[None]:
-    """What Spark cannot read is told as a sentence."""
+    """Convert errors of Spark to Unavailable."""
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
@@ -200,43 +199,43 @@ def told_by_spark(query: Query) -> Iterator[None]:
 
 
 MOST = 10_000
-"""So many entries are told of in one answer."""
+"""The maximal number of entries in a response."""
 LONGEST = 8_192
-"""So many characters a key may have."""
+"""The maximal length of a key."""
 _EXAMPLES = 5
 
 _ALL = {"ignoreNullFields": "false"}
 
 
 def get(engine: Engine, query: Query, key: str, clock: Clock | None = None, most: int = MOST) -> dict[str, Any]:
-    """What a query remembers of a key, and the position that this reflects; where there is nothing, some other keys.
+    """The state of a key, with its offsets; without an entry, some other keys.
 
-    `key` is the JSON array of the values of its columns, as in the key of the result; of a single column, also the bare
-    value. Of a list or a map, `most` entries are told. Raises Refused when it cannot be one, Unavailable when the state
+    `key` is a JSON array of column values, as in the key of the result; for a single column, also the plain value. At
+    most `most` entries of a list or a map are returned. Raises Refused for an invalid key, Unavailable when the state
     cannot be read.
     """
     if len(key) > LONGEST:
-        raise Refused("the key", f"it has {len(key):,} characters, and {LONGEST:,} are the most")
+        raise Refused("the key", f"it has {len(key):,} characters, the limit is {LONGEST:,}")
     told, parts = opened(engine, query, clock or SystemClock())
     found: dict[str, Any] = {"key": given(key, len(query.key)), "state": None, "keys": []}
     if not parts and found["key"] is None:
-        raise Refused("the key", f"its rows are told apart by {' and '.join(query.key)}: {_written_as(len(query.key))}")
+        raise Refused("the key", f"its rows are identified by {' and '.join(query.key)}: {_written_as(len(query.key))}")
     with told_by_spark(query):
         for part in parts:
             columns = _ordered(part.key, query.key)
             values = given(key, len(columns))
             others = len(columns) != len(query.key)
             if others and found["key"] is not None and (values is None or _array(key, len(query.key)) is not None):
-                found["note"] = f"its state is kept by {_names(columns)}, not by the key of its rows"
+                found["note"] = f"its state has the key {_names(columns)}, not the key of its rows"
                 continue
             found["key"], wanted = _asked(engine, columns, values)
             entries = _taken(part, columns, _equal(columns, wanted), most + 1 if part.several else 1)
             if len(entries) > most:
-                found["note"] = f"{part.variable} has more entries than the {most:,} that are told of"
+                found["note"] = f"{part.variable} has more than {most:,} entries"
             if entries:
                 found["state"] = {**(found["state"] or {}), **_gathered(part, entries[:most])}
         if parts and found["state"] is None:
-            # Of lists and maps, all entries may be of one key.
+            # All entries of a list or a map may have one key.
             first = min(parts, key=lambda part: part.several)
             some = _taken(first, _ordered(first.key, query.key), F.lit(True), _EXAMPLES)
             found["keys"] = list({json.dumps(entry["key"]): entry["key"] for entry in some}.values())
@@ -244,9 +243,9 @@ def get(engine: Engine, query: Query, key: str, clock: Clock | None = None, most
 
 
 def scan(engine: Engine, query: Query, prefix: str, limit: int, clock: Clock | None = None) -> dict[str, Any]:
-    """What a query remembers, entry by entry, of keys whose first column begins with a text; no more than the limit."""
+    """The entries of a query's state whose first key column starts with a prefix, up to a limit."""
     if not 1 <= limit <= MOST:
-        raise Refused("the limit", f"it is {limit}, and has to lie between 1 and {MOST:,}")
+        raise Refused("the limit", f"it is {limit}, and must be from 1 to {MOST:,}")
     told, parts = opened(engine, query, clock or SystemClock())
     entries: list[dict[str, Any]] = []
     with told_by_spark(query):
@@ -260,10 +259,7 @@ def scan(engine: Engine, query: Query, prefix: str, limit: int, clock: Clock | N
 
 
 def given(key: str, columns: int) -> list[Any] | None:
-    """A key as a person writes it: a JSON array of as many values; of a single column, anything else is its value.
-
-    None when it is neither.
-    """
+    """Parse a key: a JSON array of as many values; for a single column, any other text is its value. Otherwise None."""
     values = _array(key, columns)
     return [key] if values is None and columns == 1 else values
 
@@ -280,9 +276,9 @@ def _array(key: str, columns: int) -> list[Any] | None:
 
 
 def _ordered(kept: Columns, wanted: Sequence[str]) -> Columns:
-    """The columns of a state in the order of the result's key, as far as they are the same ones.
+    """The columns of a state in the order of the result's key.
 
-    What has another name there is taken in its turn; a state that is kept by more columns, or fewer, has its own order.
+    Columns with other names fill the gaps in order. With another number of columns, the order does not change.
     """
     if len(kept) != len(wanted):
         return kept
@@ -305,23 +301,23 @@ def _written_as(columns: int) -> str:
 
 
 def _asked(engine: Engine, columns: Columns, values: Sequence[Any] | None) -> tuple[list[Any], Column]:
-    """The values as Spark reads them by the types of the columns; and a struct of them, under their numbers."""
+    """The values as Spark parses them by the types of the columns, and a struct of them."""
     if values is None:
-        raise Refused("the key", f"the state is kept by {_names(columns)}: {_written_as(len(columns))}")
+        raise Refused("the key", f"the state has the key {_names(columns)}: {_written_as(len(columns))}")
     asked = {str(at): _spelt(value, columns[at][2]) for at, value in enumerate(values)}
     schema = StructType([StructField(str(at), kind) for at, (_, _, kind) in enumerate(columns)])
     row = engine.spark.sql("SELECT * FROM VALUES (:asked) AS v(asked)", {"asked": json.dumps(asked)})
     read: dict[str, Any] = exactly(row.select(F.to_json(F.from_json("asked", schema), _ALL)).collect()[0][0])
     for at, (name, _, kind) in enumerate(columns):
         if read[str(at)] is None and asked[str(at)] is not None:
-            problem = f"{json.dumps(asked[str(at)], ensure_ascii=False)[:80]} is no {kind.simpleString()}"
+            problem = f"{json.dumps(asked[str(at)], ensure_ascii=False)[:80]} is not a {kind.simpleString()}"
             raise Refused("the key", f"its {name} cannot be read: {problem}")
     return list(read.values()), F.from_json(F.lit(json.dumps(asked)), schema)
 
 
 def _spelt(value: Any, kind: DataType) -> Any:
-    """A bare value is text; what is no text by its type may be the JSON of it."""
-    # Decimals Spark reads from a text as well, to the last digit.
+    """Parse a plain value as JSON, unless its type is text."""
+    # Spark parses decimals from text without rounding.
     if isinstance(value, str) and not isinstance(kind, StringType | DecimalType):
         with suppress(orjson.JSONDecodeError):
             return orjson.loads(value)
@@ -334,7 +330,7 @@ def _equal(columns: Columns, wanted: Column) -> Column:
         value = wanted.getField(str(at))
         same = column.eqNullSafe(value)
         if "timestamp" in kind.simpleString():
-            # The key of a result tells milliseconds; state knows microseconds.
+            # Keys of results have milliseconds, the state has microseconds.
             same = _written(column) == _written(value)
         which = which & same
     return which
@@ -371,7 +367,7 @@ def _taken(part: Part, columns: Columns, which: Column, most: int) -> list[dict[
 
 
 def _gathered(part: Part, entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What a part holds under one key: of the user's own state, a variable."""
+    """The entries of a part for one key; of the user's state, by variable."""
     if part.variable is None:
         return dict(entries[0]["value"])
     if part.of is not None:

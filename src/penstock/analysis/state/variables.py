@@ -1,6 +1,6 @@
-"""What a query remembers for a key: a value, a list, a map. Declared as DDL, handled as plain Python.
+"""State variables of a key: a value, a list, a map. Declared by DDL, used as plain Python.
 
-Columns that stand alone are plain values; several are rows, with the columns as attributes. Times are aware, in UTC.
+A single column is a plain value; several columns are a row with attributes. Timestamps are aware, in UTC.
 """
 
 import re
@@ -16,11 +16,11 @@ from penstock.core.clock import duration
 from penstock.core.errors import Misconfigured
 
 Schema = StructType | str
-"""The columns, as Spark has read them; or their DDL, where there is no Spark to read it."""
+"""The columns as parsed by Spark; or their DDL, without Spark."""
 
 
 class Handle(Protocol):
-    """Who keeps state for the key that is handled now: Spark, or a test."""
+    """Access to the state of the current key: by Spark, or a test."""
 
     def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> Any: ...
 
@@ -32,11 +32,11 @@ class Handle(Protocol):
 
 
 Read = Callable[[str], Schema]
-"""What makes a schema of a DDL; raises ValueError when it is none."""
+"""Parses a DDL; raises ValueError when it is invalid."""
 
 
 class Variable(ABC):
-    """What is declared in a class that keeps state; in an instance, what is kept under this name for its key."""
+    """A declaration of state in a class; in an instance, the state of the current key."""
 
     def __init__(self, *ddls: str, ttl: str | None) -> None:
         self.name = ""
@@ -47,16 +47,16 @@ class Variable(ABC):
         self.name = name
 
     def __set__(self, instance: object, value: object) -> None:
-        raise AttributeError(f"{self.name} is kept for each key; change what it holds, as with {self.name}.clear()")
+        raise AttributeError(f"{self.name} cannot be assigned; change its value, as with {self.name}.set(…)")
 
     def _kept(self, instance: Any) -> Any:
         try:
             return instance.__dict__[f"_{self.name}"]
         except KeyError:
-            raise AttributeError(f"{self.name} is there only while a row or a timer is handled") from None
+            raise AttributeError(f"{self.name} is available only in process() and on_timer()") from None
 
     def read(self, place: str, read: Read) -> tuple["Columns", ...]:
-        """Its columns; Misconfigured when they are none, or its time to live is no time."""
+        """Parse its columns; Misconfigured when its DDL or its ttl is invalid."""
         try:
             self.milliseconds()
             return tuple(Columns(f"{place}.{self.name}", read(ddl)) for ddl in self.ddls)
@@ -68,14 +68,14 @@ class Variable(ABC):
 
     @abstractmethod
     def open(self, handle: Handle, read: "tuple[Columns, ...]") -> Any:
-        """What an instance has under this name."""
+        """The state of the current key, for an instance."""
 
 
 class ValueState(Variable):
-    """One row per key, or one value."""
+    """One row or one value per key."""
 
     def __init__(self, schema: str, *, ttl: str | None = None) -> None:
-        """`schema` as DDL; `ttl`: forgotten so long after it was last set, by the clock."""
+        """`schema` as DDL; `ttl`: it expires so long after it was last set, by the clock."""
         super().__init__(schema, ttl=ttl)
 
     @overload
@@ -91,10 +91,10 @@ class ValueState(Variable):
 
 
 class ListState(Variable):
-    """Any number of rows per key, or of values, in the order in which they were added."""
+    """A list of rows or values per key, in insertion order."""
 
     def __init__(self, schema: str, *, ttl: str | None = None) -> None:
-        """`schema` as DDL; `ttl`: each is forgotten so long after it was added, by the clock."""
+        """`schema` as DDL; `ttl`: an item expires so long after it was added, by the clock."""
         super().__init__(schema, ttl=ttl)
 
     @overload
@@ -110,10 +110,10 @@ class ListState(Variable):
 
 
 class MapState(Variable):
-    """Rows, or values, under keys of their own."""
+    """A map of rows or values per key."""
 
     def __init__(self, key: str, schema: str, *, ttl: str | None = None) -> None:
-        """`key` and `schema` as DDL; `ttl`: each is forgotten so long after it was last set, by the clock."""
+        """`key` and `schema` as DDL; `ttl`: an entry expires so long after it was last set, by the clock."""
         super().__init__(key, schema, ttl=ttl)
 
     @overload
@@ -129,7 +129,7 @@ class MapState(Variable):
 
 
 class KeptValue:
-    """What a `ValueState` holds for the key that is handled now. It is true when there is something."""
+    """The value of a `ValueState` for the current key. It is true when there is a value."""
 
     def __init__(self, state: Any, columns: "Columns") -> None:
         self._state, self._columns = state, columns
@@ -138,12 +138,12 @@ class KeptValue:
         return bool(self._state.exists())
 
     def get(self, default: Any = None) -> Any:
-        """The value, or the row; the default when there is none."""
+        """The value or row; `default` when there is none."""
         kept = self._state.get()
         return default if kept is None else self._columns.given(kept)
 
     def set(self, value: Any = None, /, **columns: Any) -> None:
-        """Keep a value; of several columns a tuple or a mapping, or each by its name."""
+        """Store a value; for several columns a tuple, a mapping, or keyword arguments."""
         self._state.update(self._columns.named(columns) if columns else self._columns.taken(value))
 
     def clear(self) -> None:
@@ -151,7 +151,7 @@ class KeptValue:
 
 
 class KeptList:
-    """What a `ListState` holds for the key that is handled now. It is true when there is something."""
+    """The items of a `ListState` for the current key. It is true when there are items."""
 
     def __init__(self, state: Any, columns: "Columns") -> None:
         self._state, self._columns = state, columns
@@ -160,14 +160,14 @@ class KeptList:
         return bool(self._state.exists())
 
     def __iter__(self) -> Iterator[Any]:
-        # All at once: what is changed meanwhile does not change what is gone through.
+        # A copy: changes during the iteration have no effect on it.
         return iter([self._columns.given(kept) for kept in self._state.get()])
 
     def __len__(self) -> int:
         return sum(1 for _ in self._state.get())
 
     def append(self, value: Any = None, /, **columns: Any) -> None:
-        """Add a value; of several columns a tuple or a mapping, or each by its name."""
+        """Add a value; for several columns a tuple, a mapping, or keyword arguments."""
         self._state.appendValue(self._columns.named(columns) if columns else self._columns.taken(value))
 
     def extend(self, values: Iterable[Any]) -> None:
@@ -175,7 +175,7 @@ class KeptList:
             self._state.appendList(taken)
 
     def set(self, values: Iterable[Any]) -> None:
-        """Keep these, and nothing of what was there."""
+        """Replace all items."""
         if taken := [self._columns.taken(value) for value in values]:
             self._state.put(taken)
         else:
@@ -186,7 +186,7 @@ class KeptList:
 
 
 class KeptMap:
-    """What a `MapState` holds for the key that is handled now: used as a dict. It is true when there is something."""
+    """The entries of a `MapState` for the current key, used as a dict. It is true when there are entries."""
 
     def __init__(self, state: Any, keys: "Columns", columns: "Columns") -> None:
         self._state, self._keys, self._columns = state, keys, columns
@@ -235,7 +235,7 @@ class KeptMap:
 
 
 class Columns:
-    """The columns of what is kept or given, and the way from Python's values to Spark's and back."""
+    """Columns of state or results: converts between Python's values and Spark's."""
 
     def __init__(self, place: str, schema: Schema) -> None:
         self.place = place
@@ -244,7 +244,7 @@ class Columns:
         self._fractions: list[bool] = []
         if isinstance(schema, StructType):
             self.names = tuple(schema.names)
-            # Spark takes a value of another type for null, without a word; even a whole number for a fraction.
+            # Spark silently turns values of another type into null, even an int for a double.
             self._verify = _make_type_verifier(schema)
             self._fractions = [isinstance(field.dataType, DoubleType | FloatType) for field in schema.fields]
         else:
@@ -252,21 +252,21 @@ class Columns:
         self._row = Row(*self.names)
 
     def taken(self, value: Any) -> tuple[Any, ...]:
-        """A value or a row as Spark takes it; ValueError with the place when it does not fit."""
+        """Convert a value or a row for Spark; ValueError with the place when it does not fit."""
         alone = len(self.names) == 1
-        # A mapping may be the value itself, of a map or a struct that stands alone.
+        # A mapping may be the value itself, for a single map or struct.
         if isinstance(value, Mapping) and (not alone or tuple(value) == self.names):
             return self.named(value)
         return self._fitting((value,) if alone and not isinstance(value, tuple) else self._by_place(value))
 
     def named(self, value: Mapping[str, Any]) -> tuple[Any, ...]:
-        """A row by the names of its columns as Spark takes it; ValueError with the place when it does not fit."""
+        """Convert a row by column names for Spark; ValueError with the place when it does not fit."""
         if strange := [name for name in value if name not in self.names]:
             raise ValueError(f'{self.place} has no column "{strange[0]}"; it has {", ".join(self.names)}')
         return self._fitting(tuple(value.get(name) for name in self.names))
 
     def given(self, kept: Any) -> Any:
-        """What Spark has kept, as people have it."""
+        """Convert a stored value from Spark."""
         values = [plain(value) for value in kept]
         return values[0] if len(values) == 1 else self._row(*values)
 
@@ -289,7 +289,7 @@ class Columns:
 
 
 def plain(value: Any) -> Any:
-    """A value from Spark's state as the rows of a frame have it: times aware, structs as dicts."""
+    """Convert a value from Spark's state: timestamps become aware, structs become dicts."""
     if isinstance(value, datetime):
         return value.astimezone(UTC)
     if isinstance(value, Row):
@@ -302,7 +302,7 @@ def plain(value: Any) -> Any:
 
 
 class Maps:
-    """The maps in the records of a frame: Spark hands them over as lists of pairs, and people have dicts."""
+    """Converts maps in records to dicts: Spark passes them as lists of pairs."""
 
     def __init__(self, schema: StructType) -> None:
         self._kinds = {field.name: field.dataType for field in schema if _holds_map(field.dataType)}
@@ -338,7 +338,7 @@ def _with_dicts(value: Any, kind: DataType | None) -> Any:
 
 
 def names(ddl: str) -> tuple[str, ...]:
-    """The names of the columns of a DDL, read without Spark; a type that stands alone is called `value`."""
+    """The column names of a DDL, without Spark; a single type has the column `value`."""
     parts: list[str] = [""]
     depth = 0
     for mark in re.findall(r"`(?:[^`]|``)*`|'[^']*'|.", ddl, re.DOTALL):
@@ -351,10 +351,10 @@ def names(ddl: str) -> tuple[str, ...]:
     if len(parts) == 1 and not found[0] and re.fullmatch(r"\s*\w+\s*([<(].*)?", ddl, re.DOTALL):
         return ("value",)
     if not all(found):
-        raise ValueError(f'"{ddl}" names no columns; write names and types, such as "city STRING, at TIMESTAMP"')
+        raise ValueError(f'"{ddl}" has no columns; write names and types, such as "city STRING, at TIMESTAMP"')
     return tuple((one[1] or one[2]).replace("``", "`") for one in found if one)
 
 
 def _said(error: Exception) -> str:
-    """What the verifier says, without the name of its error."""
+    """The verifier's message, without the error class."""
     return re.sub(r"^\[\w+\]\s*", "", str(error)).strip().rstrip(".")
