@@ -16,7 +16,7 @@ from penstock.analysis.binder import BinderConnector, ChannelStream, up_to
 from penstock.analysis.checkpoints.batches import batches, covered
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import seen
-from penstock.analysis.launch import failed, launch, sift
+from penstock.analysis.launch import failed, launch, validate
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.supervision import Supervised
@@ -128,7 +128,7 @@ def test_a_query_runs_over_history_goes_on_live_and_from_its_checkpoint(
     for last in (500, 1_000):
         running, verdict = launch(engine, query, 1, ids)
         # Supervised, as it always is: on a busy machine, the Python worker of a stream may not start in time.
-        start = partial(sift, engine, shape, "things.dead", ids)
+        start = partial(validate, engine, shape, "things.dead", ids)
         sifting = Supervised("things.dead", start, engine.checkpoint("things.dead"))
         sifting.again()
         assert verdict.mode is Mode.MICRO_BATCH

@@ -15,7 +15,7 @@ from tests.running import exposed
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine, in_order
 from penstock.analysis.frames import seen
-from penstock.analysis.launch import failed, launch, sift
+from penstock.analysis.launch import failed, launch, validate
 from penstock.analysis.progress import progress
 from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
@@ -81,7 +81,7 @@ def test_a_query_goes_on_where_its_checkpoint_stands(
     send(kafka, things, 1, 500)
     for last in (500, 1_000):
         running, verdict = launch(engine, query, 1, ids)
-        sifting = sift(engine, shape, f"{things}.dead", ids)
+        sifting = validate(engine, shape, f"{things}.dead", ids)
         assert verdict.mode is mode
         send(kafka, things, last + 1, last + 500)
         eventually(lambda last=last: newest(kafka, into) == expected(last + 500))

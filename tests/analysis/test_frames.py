@@ -13,7 +13,7 @@ from pyspark.sql.types import StringType
 
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import MARK, RAW, built, dead_letters, encoded, schema_of, seen, sorted_out, typed
+from penstock.analysis.frames import MARK, RAW, built, dead_letters, encoded, query_input, schema_of, seen, typed
 from penstock.analysis.modes import empty_stream
 from penstock.analysis.plans import operators
 from penstock.analysis.query import Query, Shape
@@ -268,7 +268,7 @@ def test_an_event_time_that_cannot_be_computed_is_told_with_the_columns(spark: S
 
 def seen_by(spark: SparkSession, query: Query, shape: Shape, *values: bytes | None) -> list[tuple[Any, ...]]:
     """The ids that a gated query sees of these values, in order."""
-    frame = sorted_out(raw(spark, *values), shape, query, gated=True)
+    frame = query_input(raw(spark, *values), shape, query, gated=True)
     return sorted((row["id"], row["name"]) for row in frame.collect())
 
 
@@ -298,8 +298,8 @@ def test_a_duplicate_is_what_the_channel_says(unique: str | None, left: int, spa
 
 def test_a_number_that_comes_twice_is_seen_once(spark: SparkSession) -> None:
     twice, shape = raw(spark, thing(id=1)).union(raw(spark, thing(id=1))), replace(SHAPE, unique="number")
-    assert sorted_out(twice, shape, COUNTED, gated=True).count() == 1
-    assert sorted_out(twice, shape, COUNTED, gated=False).count() == 2
+    assert query_input(twice, shape, COUNTED, gated=True).count() == 1
+    assert query_input(twice, shape, COUNTED, gated=False).count() == 2
 
 
 TABLE = Shape("things", "id BIGINT NOT NULL, name STRING", table=True)
@@ -332,7 +332,7 @@ def test_a_key_is_a_text_whatever_it_holds(spark: SparkSession, key: bytes, text
 def test_rows_of_a_table_are_not_remembered_by_their_time(spark: SparkSession) -> None:
     query = Query("q", ("things",), "o", ("name",), "", watermark=timedelta(seconds=1))
     with pytest.raises(Misconfigured, match=r"rows of the table things may have no time, .* leave out its watermark="):
-        sorted_out(keyed(spark, b"1", None), replace(TABLE, unique="number"), query, gated=True)
+        query_input(keyed(spark, b"1", None), replace(TABLE, unique="number"), query, gated=True)
 
 
 @pytest.mark.parametrize("value", [b'{"id": 1}', None])

@@ -4,7 +4,7 @@ from typing import Any
 
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 
-from penstock.analysis.progress import Progress, told
+from penstock.analysis.progress import Progress, batch_figures
 
 ROCKSDB = {
     "rocksdbSstFileSize": 1_000,
@@ -59,18 +59,18 @@ STARTED = 1_794_772_800_000_000
 
 
 def test_a_batch_is_told_with_the_moment_of_which_it_is_true() -> None:
-    figures = told(batch())
+    figures = batch_figures(batch())
     assert figures["at"] == STARTED + 2_000_000
     assert figures["times"] == {"all": 2_000, "planning": 100, "work": 1_500, "commit": 50}
     assert figures["rate_in"] == 300.0
 
 
 def test_event_time_is_compared_with_the_watermark_and_with_the_clock() -> None:
-    figures = told(batch())
+    figures = batch_figures(batch())
     assert figures["watermark"] == STARTED - 32_000_000
     assert figures["behind"] == 30_000
     assert figures["skew"] == 4_000
-    assert "watermark" not in told(batch(eventTime={}))
+    assert "watermark" not in batch_figures(batch(eventTime={}))
 
 
 def test_without_a_watermark_the_newest_event_is_that_of_what_was_read() -> None:
@@ -79,18 +79,18 @@ def test_without_a_watermark_the_newest_event_is_that_of_what_was_read() -> None
         "others taken": {"taken": 0, "refused": 0, "filtered": 0, "newest": None},
         "things passed": {"passed": 2},
     }
-    figures = told(batch(eventTime={}, observedMetrics=observed))
+    figures = batch_figures(batch(eventTime={}, observedMetrics=observed))
     assert (figures["newest"], figures["skew"], figures["behind"]) == (STARTED - 1_000_000, 3_000, None)
 
 
 def test_what_a_batch_left_unread_is_counted_over_all_partitions() -> None:
-    assert told(batch())["lag"] == 5
+    assert batch_figures(batch())["lag"] == 5
 
 
 def test_state_is_told_with_what_it_takes_and_how_it_is_read() -> None:
     expected = {"rows": None, "memory": 500, "disk": 1_000, "load": 40, "commit": 7, "hits": 30, "misses": 10}
-    assert told(batch())["store"] == expected
-    assert "store" not in told(batch(stateOperators=[]))
+    assert batch_figures(batch())["store"] == expected
+    assert "store" not in batch_figures(batch(stateOperators=[]))
 
 
 class Ran:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from penstock.analysis.frames import RAW, dead_letters, judged, taken, typed
+from penstock.analysis.frames import RAW, dead_letters, outcome_counts, typed, validated
 from penstock.analysis.query import Query, Shape
 from penstock.testing.documents import DOCUMENTS
 
@@ -30,7 +30,7 @@ def split(spark: SparkSession, shape: Shape, *values: bytes | None) -> tuple[set
         told = {header["key"]: bytes(header["value"]).decode() for header in row["headers"]}
         dead[int(told["place"].split(":")[2])] = told["reason"]
     query = Query("q", ("things",), "into", ("k",), "SELECT 1")
-    (counted,) = judged(frame, shape, query).agg(*taken()).collect()
+    (counted,) = validated(frame, shape, query).agg(*outcome_counts()).collect()
     assert (counted["taken"], counted["refused"]) == (len(values), len(dead))
     assert seen | dead.keys() == set(range(len(values)))
     assert not seen & dead.keys()

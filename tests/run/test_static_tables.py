@@ -51,7 +51,7 @@ class Running:
 class Careful(Engine):
     """One whose queries all give up what they have not finished."""
 
-    def gives_up(self, query: Query) -> bool:
+    def abandons(self, query: Query) -> bool:
         return True
 
 

@@ -19,7 +19,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.analysis.checkpoints.batches import Batch, batches, given_up, on_disk
+from penstock.analysis.checkpoints.batches import Batch, abandoned_batches, batches, on_disk
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
@@ -179,7 +179,7 @@ class QueryAccounting:
             if not self._committed(progress.batchId):
                 # A real-time batch is reported before it is committed. After a crash in between, the batch differs.
                 return
-            if self._told(progress):
+            if self._has_counts(progress):
                 self._take(progress)
         self._looked = last.timestamp
 
@@ -230,25 +230,25 @@ class QueryAccounting:
             for number in covered[:-2]:
                 del self._batches[number]
 
-    def _told(self, progress: Any) -> bool:
+    def _has_counts(self, progress: Any) -> bool:
         return any(counts(progress.observedMetrics, channel) for channel in self._query.inputs)
 
     def _take(self, progress: Any) -> None:
         starts, ends = _offsets(progress.sources, "startOffset"), _offsets(progress.sources, "endOffset")
         shares = dict(self._account.shares)
         for channel in self._query.inputs:
-            told, share = counts(progress.observedMetrics, channel), shares[channel]
+            reported, share = counts(progress.observedMetrics, channel), shares[channel]
             start, end = starts.get(channel, share.since), ends.get(channel, {})
-            if told is None or _ahead(share.until, end):
+            if reported is None or _ahead(share.until, end):
                 continue
             if start != share.until and not _ahead(share.until, start):
                 share = self._made_up(channel, share, start)
-            shares[channel] = _added(share, self._outcomes(channel, told, progress, share.until, end), end)
+            shares[channel] = _added(share, self._outcomes(channel, reported, progress, share.until, end), end)
         if shares != self._account.shares:
             self._publish(shares, progress.batchId)
 
     def _outcomes(
-        self, channel: str, told: Mapping[str, int], progress: Any, since: Offsets, until: Offsets
+        self, channel: str, reported: Mapping[str, int], progress: Any, since: Offsets, until: Offsets
     ) -> dict[Outcome, int]:
         """The outcomes of a batch.
 
@@ -257,7 +257,7 @@ class QueryAccounting:
         """
         before = self._watermark_before(progress)
         stretch = Stretch(channel, since, until, before)
-        dropped = told["taken"] - told["refused"] - told["filtered"] - told["passed"]
+        dropped = reported["taken"] - reported["refused"] - reported["filtered"] - reported["passed"]
         doubled = late = 0
         if self._gated:
             # A query may drop duplicates of its own, behind ours.
@@ -266,14 +266,14 @@ class QueryAccounting:
         if late or any(one.numRowsDroppedByWatermark for one in progress.stateOperators):
             late = self._late_in(stretch, late)
         return {
-            Outcome.PASSED: told["passed"] - (0 if self._gated else late),
-            Outcome.REFUSED: told["refused"],
-            Outcome.FILTERED: told["filtered"],
+            Outcome.PASSED: reported["passed"] - (0 if self._gated else late),
+            Outcome.REFUSED: reported["refused"],
+            Outcome.FILTERED: reported["filtered"],
             Outcome.DUPLICATE: doubled,
             Outcome.LATE: late,
         }
 
-    def _late_in(self, stretch: Stretch, told: int) -> int:
+    def _late_in(self, stretch: Stretch, reported: int) -> int:
         """How many records of a batch were late: as Spark reported if it counts records, otherwise from the log."""
         try:
             found = self._recount.late(stretch)
@@ -285,7 +285,7 @@ class QueryAccounting:
             found = Late(None)
         self._remember(stretch, found)
         if self._gated:
-            return told
+            return reported
         self._guessed = self._guessed or found.count is None
         return found.count or 0
 
@@ -297,7 +297,7 @@ class QueryAccounting:
     def _made_up(self, channel: str, share: Share, until: Offsets) -> Share:
         """Count the committed batches up to these offsets that were not reported."""
         log.info("query %s: its account is counted from the log, from %s to %s", self._query.name, share.until, until)
-        known, lost = self._known(), given_up(self._checkpoint)
+        known, lost = self._known(), abandoned_batches(self._checkpoint)
         stretches: list[Stretch] = []
         stands = share.until
         for before, batch in zip([None, *known], known, strict=False):

@@ -84,8 +84,8 @@ class SparkAuditReader:
         result, belated = F.col("topic").isin(results), F.col("topic").isin(dead) & F.expr(_IN_CHANNEL)
         forged = F.expr(_forged(results, writers))
         judged = entries.select("*", result.alias("result"), belated.alias("belated"), forged.alias("forged"))
-        told = judged.selectExpr(*_HEADERS)
-        ordered = told.selectExpr(*_IDENTITY).selectExpr("*", _BEFORE, *_BUCKETS)
+        fields = judged.selectExpr(*_HEADERS)
+        ordered = fields.selectExpr(*_IDENTITY).selectExpr("*", _BEFORE, *_BUCKETS)
         ordered.createOrReplaceTempView(_VIEW)
         return self._session.sql(_GROUPED)
 
@@ -186,13 +186,13 @@ _HEADERS = (
 _WHOLE = "once AND is_valid_utf8(sender) AND epoch IS NOT NULL AND seq IS NOT NULL AND time IS NOT NULL"
 
 
-def _between(told: str) -> str:
+def _between(fields: str) -> str:
     """The duration from a timestamp to the arrival, limited to 64 bits."""
-    return f"at - greatest(least({told}, at + {_LIMIT}), at - {_LIMIT})"
+    return f"at - greatest(least({fields}, at + {_LIMIT}), at - {_LIMIT})"
 
 
-def _if_told(told: str, name: str) -> str:
-    return f"CASE WHEN {told} IS NOT NULL THEN {_between(told)} END AS {name}"
+def _since(fields: str, name: str) -> str:
+    return f"CASE WHEN {fields} IS NOT NULL THEN {_between(fields)} END AS {name}"
 
 
 _IDENTITY = (
@@ -208,8 +208,8 @@ _IDENTITY = (
     "CASE WHEN version IS NOT NULL OR forged THEN key END AS key",
     *(f"CASE WHEN {_WHOLE} THEN {name} END AS {name}" for name in ("sender", "epoch", "seq")),
     f"{_WHOLE} AND redriven AS redriven",
-    _if_told("time", "delay"),
-    _if_told("appended", "step"),
+    _since("time", "delay"),
+    _since("appended", "step"),
 )
 
 _BEFORE = (

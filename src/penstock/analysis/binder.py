@@ -20,7 +20,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.analysis.connectors import told
+from penstock.analysis.connectors import offsets_json
 from penstock.analysis.frames import RAW
 from penstock.audit.retention import from_what_is_kept
 from penstock.core.contracts import Channels, Entry, Offsets
@@ -54,7 +54,7 @@ class BinderConnector:
         return replace(self, most=most)
 
     def stream(self, spark: SparkSession, channel: str, since: Offsets | None = None) -> DataFrame:
-        begin = "" if since is None else json.dumps(told(channel, since))
+        begin = "" if since is None else json.dumps(offsets_json(channel, since))
         if (of := (channel, begin, self.most)) not in self._streams:
             _register(spark)
             reader = spark.readStream.format(FORMAT).options(**self._options(channel))
@@ -72,7 +72,7 @@ class BinderConnector:
         reader = spark.read.format(FORMAT).options(**self._options(channel))
         for name, offsets in (("since", since), ("until", until)):
             if offsets is not None:
-                reader = reader.option(name, json.dumps(told(channel, offsets)))
+                reader = reader.option(name, json.dumps(offsets_json(channel, offsets)))
         return reader.load()
 
     def into(self, records: DataFrame, channel: str, at_once: bool = False) -> DataStreamWriter:
@@ -191,7 +191,7 @@ class ChannelStream(DataSourceStreamReader):
 
     def initialOffset(self) -> dict[str, dict[str, int]]:
         bounds = self._channels.bounds(self._channel)
-        return told(self._channel, {partition: low for partition, (low, _) in bounds.items()} | self._since)
+        return offsets_json(self._channel, {partition: low for partition, (low, _) in bounds.items()} | self._since)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         return ReadAllAvailable() if self._most is None else ReadMaxRows(self._most)
@@ -201,11 +201,11 @@ class ChannelStream(DataSourceStreamReader):
         if not isinstance(limit, ReadMaxRows):
             return latest
         starts, ends = self._span(start, latest)
-        return told(self._channel, up_to(starts, ends, limit.max_rows))
+        return offsets_json(self._channel, up_to(starts, ends, limit.max_rows))
 
     def reportLatestOffset(self) -> dict[str, dict[str, int]]:
         bounds = self._channels.bounds(self._channel)
-        return told(self._channel, {partition: end for partition, (_, end) in bounds.items()})
+        return offsets_json(self._channel, {partition: end for partition, (_, end) in bounds.items()})
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         return _stretches(*self._span(start, end))

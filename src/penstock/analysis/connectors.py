@@ -38,7 +38,7 @@ class SparkConnector(Protocol):
         """A writer of a stream into a channel, at least once; `at_once`: without waiting for larger requests."""
 
 
-def told(channel: str, offsets: Mapping[int, int]) -> dict[str, dict[str, int]]:
+def offsets_json(channel: str, offsets: Mapping[int, int]) -> dict[str, dict[str, int]]:
     """Offsets in the JSON form of checkpoints."""
     return {channel: {str(partition): offset for partition, offset in offsets.items()}}
 
@@ -80,7 +80,7 @@ class KafkaConnector:
     def stream(self, spark: SparkSession, channel: str, since: Offsets | None = None) -> DataFrame:
         reader = spark.readStream.format("kafka").options(**self._source(channel))
         if since is not None:
-            reader = reader.option("startingOffsets", json.dumps(told(channel, since)))
+            reader = reader.option("startingOffsets", json.dumps(offsets_json(channel, since)))
         if self.ahead:
             reader = reader.options(**_LARGE_READS)
         if self.most is not None:
@@ -94,7 +94,7 @@ class KafkaConnector:
         reader = spark.read.format("kafka").options(**self._source(channel))
         for name, offsets in (("startingOffsets", since), ("endingOffsets", until)):
             if offsets is not None:
-                reader = reader.option(name, json.dumps(told(channel, offsets)))
+                reader = reader.option(name, json.dumps(offsets_json(channel, offsets)))
         return reader.load()
 
     def into(self, records: DataFrame, channel: str, at_once: bool = False) -> DataStreamWriter:

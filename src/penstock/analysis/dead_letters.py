@@ -37,8 +37,8 @@ class DeadLetters:
         Raises Unavailable when they cannot be written.
         """
         there = self._read() if self._there is None else self._there
-        letters = ((_place(row), _letter(row)) for row in refused)
-        fresh = ((place, one) for place, one in letters if there.get(place) != fingerprint(one.key, one.value))
+        dead_letters = ((_place(row), _record(row)) for row in refused)
+        fresh = ((place, one) for place, one in dead_letters if there.get(place) != fingerprint(one.key, one.value))
         asyncio.run(self._send(fresh))
         # Only the first batch can be a repeated one.
         self._there = {}
@@ -47,14 +47,14 @@ class DeadLetters:
         start = self._channels.since(self._dead, max(0, self._since() - SKEW))
         found: dict[str, int] = {}
         for entry in scan(self._channels, self._dead, start):
-            told = dict(entry.headers)
-            if "place" in told and "query" not in told:
-                found[told["place"].decode()] = fingerprint(entry.key, entry.value)
+            headers = dict(entry.headers)
+            if "place" in headers and "query" not in headers:
+                found[headers["place"].decode()] = fingerprint(entry.key, entry.value)
         return found
 
-    async def _send(self, letters: Iterator[tuple[str, Record]]) -> None:
+    async def _send(self, dead_letters: Iterator[tuple[str, Record]]) -> None:
         async with self._channels.sender() as sender:
-            while some := list(islice(letters, AT_ONCE)):
+            while some := list(islice(dead_letters, AT_ONCE)):
                 await send(sender, self._dead, some)
 
 
@@ -76,7 +76,7 @@ def fingerprint(key: bytes | None, value: bytes | None) -> int:
     return hash((key, value))
 
 
-def _letter(row: Mapping[str, Any]) -> Record:
+def _record(row: Mapping[str, Any]) -> Record:
     key, value = (None if row[part] is None else bytes(row[part]) for part in ("key", "value"))
     return Record(value, key=key, extra=tuple((one["key"], bytes(one["value"] or b"")) for one in row["headers"]))
 
@@ -105,8 +105,8 @@ class LateRecords:
 
     def write(self, channel: str, records: Iterable[Any]) -> None:
         """Return once each of these raw records has a dead letter; raises Unavailable when they cannot be written."""
-        lying = self._letters(f"{channel}.dead")
-        letters = ((_place_of_raw(one), self._letter(one)) for one in records)
+        lying = self._existing(f"{channel}.dead")
+        letters = ((_place_of_raw(one), self._record(one)) for one in records)
         fresh = (
             (place, letter) for place, letter in letters if lying.get(place) != fingerprint(letter.key, letter.value)
         )
@@ -120,29 +120,29 @@ class LateRecords:
             if int(offset) < until.get(int(partition), 0):
                 del lying[place]
 
-    def _letters(self, dead: str) -> dict[str, int]:
+    def _existing(self, dead: str) -> dict[str, int]:
         """Hashes of the dead letters whose records may be in no account yet, by place."""
         if self._lying is None:
             start = self._channels.since(dead, max(0, self._accounted - SKEW))
             self._lying = {}
             for entry in scan(self._channels, dead, start):
-                told = dict(entry.headers)
-                if told.get("query") == self._query.encode() and "place" in told:
-                    self._lying[told["place"].decode()] = fingerprint(entry.key, entry.value)
+                headers = dict(entry.headers)
+                if headers.get("query") == self._query.encode() and "place" in headers:
+                    self._lying[headers["place"].decode()] = fingerprint(entry.key, entry.value)
         return self._lying
 
-    async def _send(self, dead: str, letters: Iterator[tuple[str, Record]], lying: dict[str, int]) -> None:
+    async def _send(self, dead: str, dead_letters: Iterator[tuple[str, Record]], lying: dict[str, int]) -> None:
         async with self._channels.sender() as sender:
-            while some := list(islice(letters, AT_ONCE)):
+            while some := list(islice(dead_letters, AT_ONCE)):
                 await send(sender, dead, some)
                 lying.update({place: fingerprint(letter.key, letter.value) for place, letter in some})
 
-    def _letter(self, raw: Any) -> Record:
+    def _record(self, raw: Any) -> Record:
         """The original record with the reason, its place, and the query as headers."""
         headers = [(one["key"], bytes(one["value"] or b"")) for one in raw["headers"] or ()]
-        told = {**self._why, "place": _place_of_raw(raw), "query": self._query}
+        added = {**self._why, "place": _place_of_raw(raw), "query": self._query}
         key, value = (None if raw[part] is None else bytes(raw[part]) for part in ("key", "value"))
-        extra = (*headers, *((name, text.encode()) for name, text in told.items()))
+        extra = (*headers, *((name, text.encode()) for name, text in added.items()))
         return Record(value, key=key, extra=extra)
 
 

@@ -21,13 +21,13 @@ from penstock.analysis.frames import (
     built,
     encoded,
     genuine,
-    sorted_out,
-    told_of_seen,
+    query_input,
+    seen_payload,
     typed,
 )
 from penstock.analysis.modes import Verdict, accepts_update, decide, empty_stream, objection, refused
 from penstock.analysis.operators.statics import Table
-from penstock.analysis.plans import Cost, against, cost, of_sessions, shuffles, stateless, untold
+from penstock.analysis.plans import Cost, against, cost, of_sessions, shuffles, stateless, why_late_unknown
 from penstock.analysis.query import Emit, Late, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.state.keyed import keeps_state
@@ -81,7 +81,9 @@ class Engine:
         """The result of a query over raw frames of its inputs."""
         gated = self.gated(query)
         admitted = {name: self.admitted(query.name, name, raw(name)) for name in query.inputs}
-        return self.built(query, [sorted_out(admitted[name], self.shapes[name], query, gated) for name in query.inputs])
+        return self.built(
+            query, [query_input(admitted[name], self.shapes[name], query, gated) for name in query.inputs]
+        )
 
     def left_out(self, query: str, channel: str) -> Column | None:
         """Whether a raw record is excluded because the query fails with it; None when none is."""
@@ -129,7 +131,7 @@ class Engine:
         """Whether rows are written on each change; otherwise once, when they are final."""
         return query.emit is Emit.CHANGE and accepts_update(self._over_empty(query))
 
-    def gives_up(self, query: Query) -> bool:
+    def abandons(self, query: Query) -> bool:
         """Whether an unfinished batch is abandoned after a crash, because its rows could be written twice, unnoticed.
 
         A query with state repeats the batch: its state needs it.
@@ -175,7 +177,7 @@ class Engine:
         """The columns of a query's result; Misconfigured when it cannot work."""
         result = self.over_nothing(query)
         encoded(result, query)
-        self.require_told(query)
+        self.require_identifiable_late(query)
         return result.columns
 
     def result(self, query: Query) -> Shape:
@@ -184,7 +186,7 @@ class Engine:
         table = False
         if "seen" in rows.columns:
             table = "deleted" in getattr(rows.schema["seen"].dataType, "names", ())
-            rows = rows.withColumn("seen", told_of_seen())
+            rows = rows.withColumn("seen", seen_payload())
         # Spark wrote the rows: it can read its own NaN.
         return Shape(query.into, rows.schema.toDDL(), table=table, json="lenient")
 
@@ -217,12 +219,12 @@ class Engine:
             fix = 'say how late a record may be: watermark="…"' if "without watermark" in why else ""
             raise Misconfigured(f"query {query.name}", f"Spark cannot run it over streams: {why}", fix)
 
-    def require_told(self, query: Query) -> None:
+    def require_identifiable_late(self, query: Query) -> None:
         """Raise Misconfigured for a query with late="dead letters" whose late records cannot be identified."""
         if query.late is not Late.DEAD or self.gated(query):
             return
         result = self.over_nothing(query)
-        if why := untold(query, result, against(result, boundaries(query, False))):
+        if why := why_late_unknown(query, result, against(result, boundaries(query, False))):
             raise Misconfigured(
                 f"query {query.name}",
                 f"its late records cannot be identified for the dead letters: {why}",
@@ -270,7 +272,7 @@ class Engine:
             return "sessions are written when they are final"
         if keeps_state(result):
             return "it keeps state in Python"
-        if self.gives_up(query):
+        if self.abandons(query):
             return "a batch in real time leaves no note by which it could be given up"
         return self.connector.objection
 

@@ -88,7 +88,7 @@ EXACT = {
     "ignoreNullFields": "false",
 }
 """JSON options that keep microseconds and nulls."""
-_TOLD, _ORIGIN = "_told", ("sender", "epoch", "seq", "time")
+_ORIGIN_HEADERS, _ORIGIN = "_told", ("sender", "epoch", "seq", "time")
 
 
 def seen() -> Column:
@@ -100,7 +100,7 @@ def seen() -> Column:
     return F.expr(_SEEN).alias("seen")
 
 
-def told_of_seen() -> Column:
+def seen_payload() -> Column:
     """The fields of `seen` that are in a row's payload; the others are in its headers."""
     return F.struct("seen.count", "seen.newest")
 
@@ -127,7 +127,7 @@ def typed(raw: DataFrame, shape: Shape) -> DataFrame:
     return parsed(raw, shape).where(fits(shape)).select(*_seen_of(shape))
 
 
-def judged(raw: DataFrame, shape: Shape, query: Query) -> DataFrame:
+def validated(raw: DataFrame, shape: Shape, query: Query) -> DataFrame:
     """All records of a channel, with columns for whether each fits and matches where=, and for deduplication."""
     if shape.table and query.where is not None:
         problem = f"its where= would hide changes and deletions of rows of the table {shape.channel}"
@@ -162,7 +162,7 @@ def _condition(frame: DataFrame, query: Query) -> Column:
     return made
 
 
-def taken() -> list[Column]:
+def outcome_counts() -> list[Column]:
     """The counts of validated records."""
     fits, wanted = F.col(_FITS), F.col(_WANTED)
     return [
@@ -183,7 +183,7 @@ def newest_event(observed: Mapping[str, Any]) -> int | None:
     return max((newest for newest in found if newest is not None), default=None)
 
 
-def welcome(frame: DataFrame) -> DataFrame:
+def accepted(frame: DataFrame) -> DataFrame:
     """The validated records that the query reads."""
     return frame.where(fits_and_wanted())
 
@@ -193,12 +193,12 @@ def fits_and_wanted() -> Column:
     return F.col(_FITS) & F.col(_WANTED)
 
 
-def sorted_out(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> DataFrame:
+def query_input(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> DataFrame:
     """The records of a channel that a query reads: those that fit, match where=, and are neither late nor duplicates.
 
     Spark reports the counts with each batch, see `counts`.
     """
-    frame = welcome(judged(raw, shape, query).observe(f"{shape.channel} {_TAKEN}", *taken(), _newest()))
+    frame = accepted(validated(raw, shape, query).observe(f"{shape.channel} {_TAKEN}", *outcome_counts(), _newest()))
     if query.patience is not None:
         frame = frame.withWatermark("event_time", f"{query.patience.total_seconds()} seconds")
     if gated:
@@ -226,9 +226,9 @@ def counts(observed: Mapping[str, Any], channel: str) -> dict[str, int] | None:
     before, after = observed.get(f"{channel} {_TAKEN}"), observed.get(f"{channel} {_PASSED}")
     if before is None:
         return None
-    told = {name: value for name, value in before.asDict().items() if name != _NEWEST}
-    passed = told["taken"] - told["refused"] - told["filtered"] if after is None else after["passed"]
-    return {**told, "passed": passed}
+    counted = {name: value for name, value in before.asDict().items() if name != _NEWEST}
+    passed = counted["taken"] - counted["refused"] - counted["filtered"] if after is None else after["passed"]
+    return {**counted, "passed": passed}
 
 
 @dataclass(frozen=True)
@@ -330,7 +330,7 @@ def parsed(raw: DataFrame, shape: Shape) -> DataFrame:
         doc = validation.parsed(schema, shape.json)
     # The optimizer takes this expression for nondeterministic and computes it once. Otherwise it would copy the parsing
     # into every expression that uses its result.
-    frame = raw.withColumn(_TOLD, _told()).withColumn("origin", _origin()).drop(_TOLD)
+    frame = raw.withColumn(_ORIGIN_HEADERS, _origin_headers()).withColumn("origin", _origin()).drop(_ORIGIN_HEADERS)
     frame = frame.withColumn("doc", F.when(F.spark_partition_id() >= 0, doc))
     if shape.event_time is None:
         return frame.withColumn("event_time", F.timestamp_micros("origin.time"))
@@ -366,9 +366,9 @@ def _objections(shape: Shape) -> list[Objection]:
         # Rows of a table are identified by their key; many have no time, deletions never have.
         found.append(because(F.col("event_time").isNull(), without))
     # Records without a time of arrival (0 or -1) are not checked.
-    told = F.col("timestamp") > F.timestamp_seconds(F.lit(0))
+    counted = F.col("timestamp") > F.timestamp_seconds(F.lit(0))
     latest = F.col("timestamp") + F.make_dt_interval(secs=F.lit(shape.ahead.total_seconds()))
-    found.append(because(told & (F.col("event_time") > latest), "its event time lies in the future"))
+    found.append(because(counted & (F.col("event_time") > latest), "its event time lies in the future"))
     return found
 
 
@@ -389,8 +389,8 @@ def built(query: Query, frames: Sequence[DataFrame], tables: Mapping[str, DataFr
                 frame.createOrReplaceTempView(f"`{name}`")
             return frames[0].sparkSession.sql(spelled.text)
     except PySparkException as error:
-        said = description(error)
-        raise Misconfigured(_place_in(query, spelled.place(str(error))), said, _advice(said)) from None
+        message = description(error)
+        raise Misconfigured(_place_in(query, spelled.place(str(error))), message, _advice(message)) from None
 
 
 # A view name is reused for many frames: no other thread may replace the view in between.
@@ -424,8 +424,8 @@ def _called(
         raise
     except PySparkException as error:
         # Read now: after the session has ended, Spark cannot describe the error.
-        said = description(error)
-        raise Misconfigured(_line_of(error, build, query), said, _advice(said)) from None
+        message = description(error)
+        raise Misconfigured(_line_of(error, build, query), message, _advice(message)) from None
     except Exception as error:
         raise Misconfigured(_line_of(error, build, query), f"{type(error).__name__}: {error}") from error
 
@@ -444,8 +444,8 @@ _ADVICE = {
 """The fix for an error of Spark, by a part of its text."""
 
 
-def _advice(said: str) -> str:
-    return next((advice for part, advice in _ADVICE.items() if part in said), "")
+def _advice(message: str) -> str:
+    return next((advice for part, advice in _ADVICE.items() if part in message), "")
 
 
 def description(error: Exception) -> str:
@@ -478,15 +478,15 @@ def encoded(result: DataFrame, query: Query, generation: int = 0, writer: str = 
         fields = {"version": "count", "time": "newest", "appended": "appended", "mark": "mark"}
         # A query over a result may pass on its `seen`, which has fewer fields.
         known = getattr(result.schema["seen"].dataType, "names", ())
-        told = {name: F.col(f"seen.{field}") for name, field in fields.items() if field in known}
-        if generation and "version" in told:
-            told["version"] = told["version"] + F.lit(generation * GENERATIONS)
-        headers += [_header(name, value) for name, value in told.items()]
+        counted = {name: F.col(f"seen.{field}") for name, field in fields.items() if field in known}
+        if generation and "version" in counted:
+            counted["version"] = counted["version"] + F.lit(generation * GENERATIONS)
+        headers += [_header(name, value) for name, value in counted.items()]
     elif "origin" in columns:
         # In the order of a sender's headers: the next query reads them by index.
         whose = ("sender", "epoch", "seq", "time", "appended")
         headers = [*(_header(name, F.col(f"origin.{name}")) for name in whose), *headers]
-    row = [told_of_seen().alias(name) if name == "seen" else F.col(f"`{name}`") for name in columns if name != "origin"]
+    row = [seen_payload().alias(name) if name == "seen" else F.col(f"`{name}`") for name in columns if name != "origin"]
     value = F.to_json(F.struct(*row), {"ignoreNullFields": "false"}).cast("binary")
     if "seen" in columns and "deleted" in known:
         value = F.when(~F.col("seen.deleted"), value)
@@ -497,7 +497,7 @@ def encoded(result: DataFrame, query: Query, generation: int = 0, writer: str = 
     )
 
 
-def _told() -> Column:
+def _origin_headers() -> Column:
     """The headers of an origin: by index, as Penstock's senders write them; otherwise by name."""
     in_place = " AND ".join(f"get(headers, {at}).key = '{name}'" for at, name in enumerate(_ORIGIN))
     found = ", ".join(f"get(filter(headers, h -> h.key = '{name}'), 0)" for name in _ORIGIN)
@@ -506,7 +506,7 @@ def _told() -> Column:
 
 def _origin() -> Column:
     """One SQL text: each PySpark function call is several messages to the JVM, and every query needs this."""
-    header = {name: f"CAST(get({_TOLD}, {at}).value AS STRING)" for at, name in enumerate(_ORIGIN)}
+    header = {name: f"CAST(get({_ORIGIN_HEADERS}, {at}).value AS STRING)" for at, name in enumerate(_ORIGIN)}
     number = {name: f"try_cast({header[name]} AS BIGINT)" for name in _ORIGIN}
     # Only the canonical spelling of a number is accepted, as everywhere.
     exact = ", ".join(

@@ -78,7 +78,7 @@ class InteractiveQuery:
 
     def __init__(self, query: StreamingQuery, channels: Sequence[str]) -> None:
         self._query, self._channels = query, channels
-        self._told = -1
+        self._last_batch = -1
         self.reads = False
         """Whether it has looked for records."""
         self.refused = 0
@@ -108,12 +108,12 @@ class InteractiveQuery:
 
     def look(self) -> Unavailable | None:
         """Update the counts from new batches; return why the query has ended, if it has."""
-        self.reads = self.reads or self._query.status["message"].startswith("Waiting") or self._told >= 0
+        self.reads = self.reads or self._query.status["message"].startswith("Waiting") or self._last_batch >= 0
         for batch in self._query.recentProgress:
-            if batch.batchId > self._told and batch.numInputRows:
-                self._told = batch.batchId
-                told = [counts(batch.observedMetrics, channel) for channel in self._channels]
-                self.refused += sum(one["refused"] for one in told if one)
+            if batch.batchId > self._last_batch and batch.numInputRows:
+                self._last_batch = batch.batchId
+                unique = [counts(batch.observedMetrics, channel) for channel in self._channels]
+                self.refused += sum(one["refused"] for one in unique if one)
                 self.late += sum(operator.numRowsDroppedByWatermark for operator in batch.stateOperators)
         return failed([self._query])
 
@@ -169,10 +169,10 @@ def _distinct(names: Sequence[str]) -> tuple[str, ...]:
     """Make column names unique with numbers, so that a row is a JSON object."""
     found: list[str] = []
     for name in names:
-        number, told = 2, name
-        while told in found:
-            told, number = f"{name}_{number}", number + 1
-        found.append(told)
+        number, unique = 2, name
+        while unique in found:
+            unique, number = f"{name}_{number}", number + 1
+        found.append(unique)
     return tuple(found)
 
 

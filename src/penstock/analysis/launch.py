@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, excluded, give_up, on_disk, take_up
+from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, abandon_batch, excluded, on_disk, resume_batch
 from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, begin_anew, examine, readable
 from penstock.analysis.checkpoints.integrity import Written
 from penstock.analysis.checkpoints.note import NAME, Fingerprint, Note, fingerprint
@@ -179,7 +179,7 @@ def fitting(engine: Engine, query: Query, topics: Mapping[str, str], known: Know
 
     `topics` are the ids of the query's topics.
     """
-    engine.require_told(query)
+    engine.require_identifiable_late(query)
     before = readable(query.name, engine.checkpoint(query.name))
     result = _over_streams(engine, query, before.since or {})
     engine.require_streamable(query, result)
@@ -223,9 +223,9 @@ def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 
     if note.generation > fits.before.generation:
         # Spark would compare the query with its previous plan.
         _forget_if_unused(folder)
-    if not engine.gives_up(query):
-        take_up(folder)
-    elif (number := give_up(folder)) is not None:
+    if not engine.abandons(query):
+        resume_batch(folder)
+    elif (number := abandon_batch(folder)) is not None:
         log.warning("query %s: its unfinished batch %d is abandoned", query.name, number)
     against = fits.against
     verdict = decide(query, against, places)
@@ -271,9 +271,9 @@ def _start(engine: Engine, query: Query, result: DataFrame, mode: Mode, note: No
         return writer.start()
 
 
-def sift(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str], turn: int = 0) -> StreamingQuery:
+def validate(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str], turn: int = 0) -> StreamingQuery:
     """Start the query that writes records that do not fit to the dead letters of their channel."""
-    name, note = f"{shape.channel}.dead", require_sifting(engine, shape, into, topics)
+    name, note = f"{shape.channel}.dead", require_validation(engine, shape, into, topics)
     raw = engine.stream(shape.channel, (note.since or {}).get(shape.channel))
     if (out := engine.left_out(name, shape.channel)) is not None:
         raw = raw.where(~out)
@@ -282,7 +282,7 @@ def sift(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str], tur
     return writer.trigger(processingTime=_every(engine.settings.every, turn)).start()
 
 
-def require_sifting(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str]) -> Note:
+def require_validation(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str]) -> Note:
     """The note for the checkpoint of `validate`; Misconfigured when it does not fit. Changes nothing."""
     name, now = f"{shape.channel}.dead", Fingerprint((shape.channel,), into, "append")
     return examine(name, engine.checkpoint(name), now, _knowing(engine, Known(topics))).require()

@@ -135,11 +135,11 @@ _SENTENCES = {
 
 def plainly(error: Exception) -> str:
     """Spark's objection as a sentence for users; Spark's text when it is unknown."""
-    said = description(error)
-    if listed := re.search(r"\(s\): (.+?) (?:is|are) not in the \w+ allowlist", said):
+    text = description(error)
+    if listed := re.search(r"\(s\): (.+?) (?:is|are) not in the \w+ allowlist", text):
         names = dict.fromkeys(_OPERATORS[name] for name in listed[1].split(", ") if name in _OPERATORS)
-        return f"{' and '.join(names)} {_ONLY}" if names else said
-    return next((plain for part, plain in _SENTENCES.items() if re.search(part, said)), said)
+        return f"{' and '.join(names)} {_ONLY}" if names else text
+    return next((plain for part, plain in _SENTENCES.items() if re.search(part, text)), text)
 
 
 def empty_stream(spark: SparkSession) -> DataFrame:

@@ -63,8 +63,11 @@ def bare(expression: Any) -> Any:
 
 def grouped(aggregate: Any) -> list[list[Any]]:
     """For each grouping expression of an aggregation, its columns in the result."""
-    given = [(one, bare(one)) for one in each(aggregate.aggregateExpressions())]
-    return [[one for one, meant in given if by.semanticEquals(meant)] for by in each(aggregate.groupingExpressions())]
+    columns = [(one, bare(one)) for one in each(aggregate.aggregateExpressions())]
+    return [
+        [one for one, expression in columns if by.semanticEquals(expression)]
+        for by in each(aggregate.groupingExpressions())
+    ]
 
 
 def watermarked(column: "StructField") -> bool:
@@ -259,7 +262,7 @@ def by_time(result: DataFrame) -> bool:
     return "end" in getattr(result.schema["window"].dataType, "names", ())
 
 
-def untold(query: Query, result: DataFrame, uncounted: str | None) -> str | None:
+def why_late_unknown(query: Query, result: DataFrame, uncounted: str | None) -> str | None:
     """Why late records of a query without deduplication cannot be identified; None when its windows identify them.
 
     `uncounted` is why its records cannot be counted.
@@ -268,8 +271,8 @@ def untold(query: Query, result: DataFrame, uncounted: str | None) -> str | None
         return "it reads several channels"
     if of_sessions(result):
         return "its sessions are merged"
-    if lacking := [name for name in ("window", "seen") if name not in result.columns]:
-        return f"its rows have no {' and no '.join(lacking)}"
+    if missing := [name for name in ("window", "seen") if name not in result.columns]:
+        return f"its rows have no {' and no '.join(missing)}"
     if not by_time(result):
         return "its windows do not end in time"
     # A record in several windows is late when all of them are closed.

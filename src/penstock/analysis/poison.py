@@ -179,8 +179,8 @@ class Replay:
             # In real time, Spark writes the offsets of a batch at its end.
             _, commit, *_ = (folder / "commits" / str(self._batch - 1)).read_text(encoding="utf-8").splitlines()
             watermark = json.loads(commit).get("nextBatchWatermarkMs", 0)
-            told = {"batchWatermarkMs": watermark, "batchTimestampMs": int(time.time() * 1_000)}
-            metadata = json.dumps(json.loads(metadata) | told)
+            times = {"batchWatermarkMs": watermark, "batchTimestampMs": int(time.time() * 1_000)}
+            metadata = json.dumps(json.loads(metadata) | times)
         limited = [line if line == "-" else _limited(json.loads(line), ends) for line in sources]
         for old in (f"{self._batch}", f".{self._batch}.crc"):
             (offsets / old).unlink(missing_ok=True)

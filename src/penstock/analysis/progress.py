@@ -66,8 +66,13 @@ class Progress:
 def progress(query: Telling) -> dict[str, Any]:
     """The figures of a query's last batch. Unknown figures are None; figures that do not apply are left out."""
     last = query.lastProgress
-    said: dict[str, Any] = {"state": "running" if query.isActive else "ended", "count": None, "rate": None, "lag": None}
-    return said if last is None else {**said, **told(last)}
+    figures: dict[str, Any] = {
+        "state": "running" if query.isActive else "ended",
+        "count": None,
+        "rate": None,
+        "lag": None,
+    }
+    return figures if last is None else {**figures, **batch_figures(last)}
 
 
 def ended(last: StreamingQueryProgress) -> int:
@@ -75,7 +80,7 @@ def ended(last: StreamingQueryProgress) -> int:
     return _timestamp(last.timestamp) + int(last.durationMs.get("triggerExecution", 0)) * 1_000
 
 
-def told(last: StreamingQueryProgress) -> dict[str, Any]:
+def batch_figures(last: StreamingQueryProgress) -> dict[str, Any]:
     """The figures of Spark's report of a batch."""
     took, at = last.durationMs, ended(last)
     found: dict[str, Any] = {

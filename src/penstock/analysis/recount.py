@@ -10,7 +10,7 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import ONCE, fits_and_wanted, judged, names_of, taken, welcome
+from penstock.analysis.frames import ONCE, accepted, fits_and_wanted, names_of, outcome_counts, validated
 from penstock.analysis.modes import empty_stream
 from penstock.analysis.plans import by_time, gap_of, judges, of_sessions
 from penstock.analysis.query import Query
@@ -77,21 +77,21 @@ class Recount:
             if stretch.watermark and (self._gated or self._judges):
                 old = F.when(F.col(_TURN) == turn, F.col("event_time") <= _timestamp(stretch.watermark)).otherwise(old)
         # One job for all ranges: a job takes a second, and queries use the same cores.
-        rows = frame.groupBy(_TURN).agg(*taken(), F.count_if(fits_and_wanted() & old).alias("old")).collect()
-        told = {name: sum(row[name] for row in rows) for name in ("taken", "refused", "filtered")}
+        rows = frame.groupBy(_TURN).agg(*outcome_counts(), F.count_if(fits_and_wanted() & old).alias("old")).collect()
+        totals = {name: sum(row[name] for row in rows) for name in ("taken", "refused", "filtered")}
         late = [(stretches[row[_TURN]], self.late(stretches[row[_TURN]])) for row in rows if row["old"]]
         late.sort(key=lambda one: stretches.index(one[0]))
-        left = told["taken"] - told["refused"] - told["filtered"]
+        left = totals["taken"] - totals["refused"] - totals["filtered"]
         passed = left - (dropped := sum(found.count or 0 for _, found in late))
         if self._gated:
             keys = [ONCE, "event_time"]
-            fresh = welcome(frame).where(~F.coalesce(old, F.lit(False))).dropDuplicates(keys)
+            fresh = accepted(frame).where(~F.coalesce(old, F.lit(False))).dropDuplicates(keys)
             known = self._frame(Stretch(first.channel, self._remembered(first, begin), first.start, 0))
-            passed = fresh.join(welcome(known).select(*keys), keys, "left_anti").count()
+            passed = fresh.join(accepted(known).select(*keys), keys, "left_anti").count()
         return {
             Outcome.PASSED: passed,
-            Outcome.REFUSED: told["refused"],
-            Outcome.FILTERED: told["filtered"],
+            Outcome.REFUSED: totals["refused"],
+            Outcome.FILTERED: totals["filtered"],
             Outcome.LATE: dropped,
             Outcome.DUPLICATE: left - dropped - passed,
         }, late
@@ -106,7 +106,7 @@ class Recount:
         if not stretch.watermark or not (self._gated or self._judges):
             return Late(0)
         timestamp = _timestamp(stretch.watermark)
-        old = welcome(self._frame(stretch)).where(F.col("event_time") <= timestamp)
+        old = accepted(self._frame(stretch)).where(F.col("event_time") <= timestamp)
         if not (count := old.count()):
             return Late(0)
         if self._gated or self._judges == [True]:
@@ -166,7 +166,7 @@ class Recount:
         raw = self.engine.admitted(
             self.query.name, stretch.channel, self.engine.batch(stretch.channel, stretch.end, start)
         )
-        return judged(raw, self.engine.shapes[stretch.channel], self.query)
+        return validated(raw, self.engine.shapes[stretch.channel], self.query)
 
     def _remembered(self, stretch: Stretch, begin: Offsets) -> Offsets:
         """The first offsets of the records that Spark still keeps for deduplication."""

@@ -43,8 +43,8 @@ class Row:
 
     @classmethod
     def of(cls, value: bytes | None, headers: Iterable[tuple[str, bytes | None]]) -> "Row":
-        told = dict(headers)
-        version, mark, time, appended = (_whole(told.get(name)) for name in ("version", "mark", "time", "appended"))
+        fields = dict(headers)
+        version, mark, time, appended = (_whole(fields.get(name)) for name in ("version", "mark", "time", "appended"))
         return cls(value, version, mark, time if appended is None else appended)
 
 

@@ -158,7 +158,7 @@ class Gateway:
         home = spark_home()
         local = _is_local(conf.get("spark.master", "local"))
         folder = Path(tempfile.mkdtemp(prefix="penstock-"))
-        told = folder / "gateway"
+        info = folder / "gateway"
         # A setting may be a secret: command lines are public, the folder is private.
         properties = folder / "spark.properties"
         properties.write_text("".join(f"{escaped(name)}={escaped(value)}\n" for name, value in conf.items()), "ascii")
@@ -183,7 +183,7 @@ class Gateway:
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "PYSPARK_PYTHON": sys.executable,
             "PYSPARK_DRIVER_PYTHON": sys.executable,
-            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(told),
+            "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info),
             # RocksDB allocates outside the heap; an arena for each thread would waste memory.
             "MALLOC_ARENA_MAX": "2",
             **({"SPARK_LOCAL_IP": _LOOPBACK} if local else {}),
@@ -193,11 +193,11 @@ class Gateway:
             process = subprocess.Popen(
                 command, env=env, stdin=subprocess.PIPE, stdout=out, stderr=out, preexec_fn=_end_with_parent
             )
-            while not told.exists():
+            while not info.exists():
                 if process.poll() is not None:
                     raise Unavailable("Spark", f"its JVM ended with code {process.returncode} while it started")
                 time.sleep(0.02)
-            content = told.read_bytes()
+            content = info.read_bytes()
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         port, length = struct.unpack(">ii", content[:8])

@@ -65,8 +65,8 @@ class SparkSettings(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _of_the_profile(cls, given: Any) -> Any:
-        return {**_PROFILES.get(str(given.get("profile")), {}), **given} if isinstance(given, dict) else given
+    def _of_the_profile(cls, values: Any) -> Any:
+        return {**_PROFILES.get(str(values.get("profile")), {}), **values} if isinstance(values, dict) else values
 
     @field_validator("real_time_batch")
     @classmethod

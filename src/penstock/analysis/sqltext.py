@@ -34,9 +34,9 @@ class Spelled:
             text, done = text + meaning, match.end()
         return cls(own, text + own[done:], tuple(put))
 
-    def place(self, said: str) -> tuple[int, int] | None:
+    def place(self, message: str) -> tuple[int, int] | None:
         """The line and column in the user's text, from 1, of an error of Spark; None without a position."""
-        if (found := _POSITION.search(said)) is None:
+        if (found := _POSITION.search(message)) is None:
             return None
         line, column = int(found[1]), int(found[2])
         index = sum(len(one) + 1 for one in self.text.split("\n")[: line - 1]) + column

@@ -117,7 +117,7 @@ def plan(description: Description, config: Config, engine: Engine, say: Callable
         result = engine.over_nothing(query)
         guarantees[query.name] = of_query(
             identity != _NONE,
-            engine.gives_up(query),
+            engine.abandons(query),
             description.delivery,
             keyed=identity == _ORIGIN and keeps_state(result),
             unnumbered=unnumbered(result) if identity == _ORIGIN else None,

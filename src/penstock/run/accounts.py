@@ -26,15 +26,15 @@ def accounting(
     channels: Poster, bookmarks: str, accounts: Callable[[], Iterable[Account]], every: float = EVERY
 ) -> Iterator[None]:
     """Publish changed accounts while the body runs, and a last time after it."""
-    told: dict[str, Account] = {}
+    published: dict[str, Account] = {}
 
     def tell(post: Callable[[str, bytes, bytes], None]) -> None:
         try:
             for account in accounts():
-                before = told.get(account.stage)
+                before = published.get(account.stage)
                 if before is None or replace(before, at=account.at) != account:
                     post(bookmarks, account.key, account.dumps())
-                    told[account.stage] = account
+                    published[account.stage] = account
         except PenstockError as error:
             # The stage keeps its account, and it is published later.
             log.warning("an account cannot be published: %s", error)

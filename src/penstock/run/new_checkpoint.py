@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from penstock.analysis.checkpoints.batches import on_disk, told
+from penstock.analysis.checkpoints.batches import format_offsets, on_disk
 from penstock.analysis.checkpoints.note import Note, last_life, next_life, set_aside
 from penstock.analysis.checkpoints.rescale import recover
 from penstock.core.clock import Micros
@@ -81,7 +81,7 @@ def _begun(name: str, folder: str, note: Note) -> str:
         raise Misconfigured(f"query {name}", problem, "move it by hand; then the query starts at the beginning")
     aside = set_aside(path)
     note.write(folder)
-    since = "; ".join(f"{channel} at {told(positions)}" for channel, positions in (note.since or {}).items())
+    since = "; ".join(f"{channel} at {format_offsets(positions)}" for channel, positions in (note.since or {}).items())
     old = f"; its checkpoint is kept as {aside}" if aside else ""
     return f"query {name} starts a new generation: {since}{old}"
 

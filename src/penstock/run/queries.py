@@ -14,7 +14,7 @@ from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import ResultWriters
-from penstock.analysis.launch import Fitting, begin, fitting, launch, require_sifting, sift, warm_up
+from penstock.analysis.launch import Fitting, begin, fitting, launch, require_validation, validate, warm_up
 from penstock.analysis.modes import Verdict
 from penstock.analysis.poison import Isolation, Work, validation_of, work_of
 from penstock.analysis.progress import Progress, StreamingQuery
@@ -73,8 +73,8 @@ class Queries:
         before = last_accounts(channels, self._description.bookmarks)
         fits = {query.name: retrying(partial(self._fitting, query, before.get(_node(query)))) for query in queries}
         for channel in self._description.validated:
-            require_sifting(self._engine, channel.shape, channel.dead, self._ids_of(channel.name))
-        self._giving_up = {query.name for query in queries if self._engine.gives_up(query)}
+            require_validation(self._engine, channel.shape, channel.dead, self._ids_of(channel.name))
+        self._giving_up = {query.name for query in queries if self._engine.abandons(query)}
         places, until = self._engine.settings.real_time_queries, time.monotonic() + _FIRST
         sizes = {query.name: _size(channels, query.into) for query in queries}
         for turn, query in enumerate(queries):
@@ -87,9 +87,9 @@ class Queries:
             _first_rows(running, partial(_grown, channels, query.into, sizes[query.name]), until)
         for turn, channel in enumerate(self._description.validated, start=len(queries)):
             ids = self._ids_of(channel.name)
-            validate = partial(sift, self._engine, channel.shape, channel.dead, ids, turn)
+            start = partial(validate, self._engine, channel.shape, channel.dead, ids, turn)
             isolate = self.isolation(validation_of(channel.shape, channel.dead))
-            self.supervise(f"{channel.name}.dead", validate, isolate)
+            self.supervise(f"{channel.name}.dead", start, isolate)
 
     def supervise(self, name: str, start: Callable[[], Streaming], isolate: Isolate | None = None) -> None:
         """Start and supervise a query that is not declared."""

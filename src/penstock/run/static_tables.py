@@ -47,7 +47,7 @@ class Launched(Protocol):
 class _Waiting:
     engine: Engine
     """The current engine of the query."""
-    gives_up: bool
+    abandons: bool
 
 
 class Refreshing:
@@ -76,17 +76,17 @@ class Refreshing:
         if changed := self._watch.changed():
             for query in self._queries:
                 if query.name not in self._waiting and not changed.keys().isdisjoint(query.statics):
-                    self._waiting[query.name] = _Waiting(self._engine, self._engine.gives_up(query))
+                    self._waiting[query.name] = _Waiting(self._engine, self._engine.abandons(query))
             self._engine = replace(self._engine, tables={**self._engine.tables, **changed})
         for query in (one for one in self._queries if one.name in self._waiting):
             self._renew(query, self._waiting[query.name])
 
     def _renew(self, query: Query, waiting: _Waiting) -> None:
         running, folder = self._launched.running(query.name), self._engine.checkpoint(query.name)
-        if not between(running, folder, waiting.gives_up, self._clock.now()):
+        if not between(running, folder, waiting.abandons, self._clock.now()):
             return
         running.stop()
-        if unfinished(folder) is not None and not waiting.gives_up:
+        if unfinished(folder) is not None and not waiting.abandons:
             # The next batch has started, and may have written rows.
             self._launched.finish(waiting.engine, query)
             return
@@ -95,16 +95,16 @@ class Refreshing:
         log.info("query %s restarted with new rows of %s", query.name, ", ".join(query.statics))
 
 
-def between(running: Telling, folder: str, gives_up: bool, now: Micros) -> bool:
+def between(running: Telling, folder: str, abandons: bool, now: Micros) -> bool:
     """Whether a query is between two batches, or has just ended one.
 
     In the second case the next batch may have started: a query that abandons batches must not lose it.
     """
     if not running.status["isTriggerActive"]:
         # Before its first batch, a query may have to repeat an unfinished one.
-        return gives_up or unfinished(folder) is None
+        return abandons or unfinished(folder) is None
     last = running.lastProgress
-    if gives_up or last is None or now - ended(last) >= _PAUSE:
+    if abandons or last is None or now - ended(last) >= _PAUSE:
         return False
     # A real-time batch is reported before it is committed.
     return unfinished(folder) != int(last.batchId)

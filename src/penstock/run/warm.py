@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.analysis.launch import launch, sift
+from penstock.analysis.launch import launch, validate
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.session import classpath
 from penstock.analysis.settings import SparkSettings
@@ -85,7 +85,7 @@ def _run_queries(engine: "Engine", kafka: Kafka) -> None:
 
     for query in _QUERIES:
         launch(engine, query, 1, {})
-    sift(engine, _SHAPES["in"], "in.dead", {})
+    validate(engine, _SHAPES["in"], "in.dead", {})
     asyncio.run(send())
     for name in ("live", "slow", "in.dead"):
         until = time.monotonic() + TIMEOUT

@@ -15,13 +15,13 @@ from penstock.analysis.checkpoints.batches import (
     EXCLUDED_FILE,
     Batch,
     Excluded,
+    abandon_batch,
+    abandoned_batches,
     batches,
     covered,
     exclude,
     excluded,
-    give_up,
-    given_up,
-    take_up,
+    resume_batch,
 )
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
@@ -106,16 +106,16 @@ def begun(folder: Path, *numbers: int) -> None:
 
 def test_only_what_was_begun_and_not_finished_is_given_up(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    assert give_up(folder) is None
+    assert abandon_batch(folder) is None
     begun(tmp_path, 0)
-    assert give_up(folder) == 0
-    assert give_up(folder) is None
+    assert abandon_batch(folder) == 0
+    assert abandon_batch(folder) is None
     assert (tmp_path / "commits" / "0").read_text() == 'v1\n{"nextBatchWatermarkMs":0}'
     begun(tmp_path, 1)
     (tmp_path / "commits" / "0").write_text("as Spark writes it")
-    assert give_up(folder) == 1
+    assert abandon_batch(folder) == 1
     assert (tmp_path / "commits" / "1").read_text() == "as Spark writes it"
-    assert given_up(folder) == {0, 1}
+    assert abandoned_batches(folder) == {0, 1}
     assert covered(folder) == {"things": {0: 2}}
 
 
@@ -127,17 +127,17 @@ def test_what_was_to_be_given_up_and_is_done_again_is_not_given_up(tmp_path: Pat
     for number in (0, 1):
         (tmp_path / "given-up").mkdir(exist_ok=True)
         (tmp_path / "given-up" / str(number)).touch()
-    take_up(str(tmp_path))
-    assert given_up(str(tmp_path)) == {0}
+    resume_batch(str(tmp_path))
+    assert abandoned_batches(str(tmp_path)) == {0}
     (tmp_path / "commits" / "0").unlink()
-    take_up(str(tmp_path))
-    assert given_up(str(tmp_path)) == frozenset()
+    resume_batch(str(tmp_path))
+    assert abandoned_batches(str(tmp_path)) == frozenset()
 
 
 def test_what_lies_on_a_shared_file_system_is_left_alone() -> None:
-    assert give_up("hdfs://somewhere") is None
-    take_up("hdfs://somewhere")
-    assert given_up("hdfs://somewhere") == frozenset()
+    assert abandon_batch("hdfs://somewhere") is None
+    resume_batch("hdfs://somewhere")
+    assert abandoned_batches("hdfs://somewhere") == frozenset()
 
 
 def test_what_is_given_up_is_not_written_again_and_counts_as_missing(
@@ -148,7 +148,7 @@ def test_what_is_given_up_is_not_written_again_and_counts_as_missing(
     shapes = {things: Shape(things, "n BIGINT")}
     engine = Engine(spark, SparkSettings(every="100 ms"), KafkaConnector(kafka.servers), str(tmp_path), shapes)
     query = Query("bare", (things,), into, ("n",), f"SELECT n FROM `{things}`", once=True)
-    assert engine.gives_up(query)
+    assert engine.abandons(query)
 
     def sent(first: int, last: int) -> None:
         send(kafka, things, [Record(b'{"n": %d}' % n, Origin("s", 1, n, n)) for n in range(first, last + 1)])
@@ -179,7 +179,7 @@ def test_what_is_given_up_is_not_written_again_and_counts_as_missing(
     last.unlink()
     sent(6, 6)
     account = until(6, account)
-    assert given_up(engine.checkpoint("bare")) == {int(last.name)}
+    assert abandoned_batches(engine.checkpoint("bare")) == {int(last.name)}
     assert [json.loads(entry.value or b"")["n"] for entry in read(kafka, into, 6)] == [1, 2, 3, 4, 5, 6]
     assert sum(end for _, end in kafka.bounds(into).values()) == 6
     share = account.shares[things]
@@ -194,14 +194,14 @@ def test_what_has_state_or_can_be_told_apart_is_done_again(spark: SparkSession, 
         "SELECT n, count(1) AS times FROM things GROUP BY n",
         "SELECT DISTINCT n FROM things",
     ):
-        assert not engine.gives_up(Query("q", ("things",), "q", ("n",), sql, once=True))
-    assert not engine.gives_up(Query("q", ("things",), "q", ("n",), "SELECT n FROM things"))
+        assert not engine.abandons(Query("q", ("things",), "q", ("n",), sql, once=True))
+    assert not engine.abandons(Query("q", ("things",), "q", ("n",), "SELECT n FROM things"))
     # What drops duplicates before the query has state as well.
     gate = {"things": Shape("things", "n BIGINT", unique="n")}
     behind = Query("q", ("things",), "q", ("n",), "SELECT n FROM things", once=True, watermark=timedelta(seconds=1))
-    assert not replace(engine, shapes=gate).gives_up(behind)
-    assert engine.gives_up(behind)
-    assert engine.gives_up(Query("q", ("things",), "q", ("n",), "SELECT n FROM things WHERE n > 1", once=True))
+    assert not replace(engine, shapes=gate).abandons(behind)
+    assert engine.abandons(behind)
+    assert engine.abandons(Query("q", ("things",), "q", ("n",), "SELECT n FROM things WHERE n > 1", once=True))
 
 
 ONE, OTHER = Excluded("things", 0, 7, "why"), Excluded("things", 1, 7, "why not")

@@ -214,7 +214,7 @@ class Watched(cards.Approve):
     def process(self, key: str, row: Any) -> Iterator[dict[str, Any]]:
         self.brief.set(self.brief.get(0) + 1)
         self.lasting[row.city] = self.lasting.get(row.city, 0) + 1
-        for made in super().row(key, row):
+        for made in super().process(key, row):
             yield {**made, "brief": self.brief.get(), "lasting": self.lasting[row.city]}
 
 

@@ -48,7 +48,7 @@ class Patient(Approve):
     def process(self, key: str, row: Any) -> Iterator[dict[str, Any]]:
         if row.amount == 1_000:
             raise LookupError(f"nobody has {row.amount}")
-        yield from super().row(key, row)
+        yield from super().process(key, row)
         self.delete_timer()
         self.set_timer(row.event_time + timedelta(hours=1))
 

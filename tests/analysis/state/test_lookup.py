@@ -19,7 +19,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.frames import encoded, seen
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.analysis.state.lookup import LONGEST, get, given, opened, scan
+from penstock.analysis.state.lookup import LONGEST, get, opened, parse_key, scan
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
@@ -249,4 +249,4 @@ def test_what_cannot_be_asked_says_why(asked: Asked) -> None:
     ],
 )
 def test_a_key_is_an_array_or_a_bare_value(key: str, columns: int, expected: list[object] | None) -> None:
-    assert given(key, columns) == expected
+    assert parse_key(key, columns) == expected

@@ -97,9 +97,9 @@ def test_a_variable_cannot_be_replaced_and_is_there_only_while_something_is_hand
 def test_a_value_of_another_type_is_refused_with_its_place() -> None:
     """Spark would take it for null, and say nothing."""
     columns = Columns("Approve.last", KNOWN)
-    assert columns.taken({"city": "Oslo", "times": 1, "share": 2}) == ("Oslo", 1, 2.0)
+    assert columns.to_spark({"city": "Oslo", "times": 1, "share": 2}) == ("Oslo", 1, 2.0)
     with pytest.raises(ValueError, match=r"^Approve\.last: .*times.*'x'"):
-        columns.taken(("Oslo", "x", 0.5))
+        columns.to_spark(("Oslo", "x", 0.5))
 
 
 def test_a_map_or_a_struct_that_stands_alone_is_set_by_its_value() -> None:
@@ -112,9 +112,9 @@ def test_a_map_or_a_struct_that_stands_alone_is_set_by_its_value() -> None:
         ({"counts": {"a": 1}}, ({"a": 1},)),
         ({"counts": None}, (None,)),
     ):
-        assert columns.taken(value) == row
-    assert columns.given(({"a": 1},)) == {"a": 1}
-    assert Columns("Keyed.known", StructType().add("known", KNOWN)).taken({"city": "Oslo"}) == ({"city": "Oslo"},)
+        assert columns.to_spark(value) == row
+    assert columns.from_spark(({"a": 1},)) == {"a": 1}
+    assert Columns("Keyed.known", StructType().add("known", KNOWN)).to_spark({"city": "Oslo"}) == ({"city": "Oslo"},)
     with pytest.raises(ValueError, match='has no column "a"; it has counts'):
         columns.named({"a": 1})
 

@@ -33,7 +33,7 @@ def numbers(log: Path) -> list[int]:
     return sorted(int(file.name) for file in log.glob("[0-9]*") if file.name.isdigit())
 
 
-def told(positions: Offsets) -> str:
+def format_offsets(positions: Offsets) -> str:
     """Format offsets for people."""
     return ", ".join(f"{partition}={offset}" for partition, offset in sorted(positions.items()))
 
@@ -86,8 +86,8 @@ def _batch(path: Path, number: int) -> Batch:
     _, metadata, *sources = (path / "offsets" / str(number)).read_text(encoding="utf-8").splitlines()
     ends: dict[str, dict[int, int]] = {}
     for line in sources:
-        told = json.loads(line) if line != "-" else {}
-        for channel, offsets in told.items():
+        fields = json.loads(line) if line != "-" else {}
+        for channel, offsets in fields.items():
             known = ends.setdefault(channel, {})
             for partition, offset in offsets.items():
                 # A query may read a channel twice: what both have read is covered.
@@ -99,7 +99,7 @@ _GIVEN_UP = "given-up"
 _FIRST_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 
 
-def give_up(folder: str) -> int | None:
+def abandon_batch(folder: str) -> int | None:
     """Abandon the unfinished batch of a checkpoint; return its number. Only for a query without state.
 
     Spark writes the offsets of a batch before the batch, and a commit after it. A batch without a commit may have
@@ -120,16 +120,16 @@ def give_up(folder: str) -> int | None:
     return left
 
 
-def take_up(folder: str) -> None:
+def resume_batch(folder: str) -> None:
     """Undo the abandonment of a batch that is still unfinished: it will be repeated."""
     if (path := on_disk(folder)) is not None:
         finished = numbers(path / "commits")
-        for number in given_up(folder):
+        for number in abandoned_batches(folder):
             if not finished or number > finished[-1]:
                 (path / _GIVEN_UP / str(number)).unlink()
 
 
-def given_up(folder: str) -> frozenset[int]:
+def abandoned_batches(folder: str) -> frozenset[int]:
     """The abandoned batches of a checkpoint."""
     path = on_disk(folder)
     return frozenset() if path is None else frozenset(numbers(path / _GIVEN_UP))
@@ -155,12 +155,12 @@ def excluded(folder: str) -> list[Excluded]:
     if path is None or not (path / EXCLUDED_FILE).exists():
         return []
     try:
-        told = json.loads((path / EXCLUDED_FILE).read_text(encoding="utf-8"))
-        if told["format"] != _EXCLUDED_FORMAT:
-            raise ValueError(f"it has format {told['format']}")
+        fields = json.loads((path / EXCLUDED_FILE).read_text(encoding="utf-8"))
+        if fields["format"] != _EXCLUDED_FORMAT:
+            raise ValueError(f"it has format {fields['format']}")
         return [
             Excluded(str(one["channel"]), int(one["partition"]), int(one["offset"]), str(one["error"]))
-            for one in told["records"]
+            for one in fields["records"]
         ]
     except (OSError, ValueError, KeyError, TypeError) as error:
         problem = f"its list of excluded records, {EXCLUDED_FILE}, cannot be read: {error!r}"

@@ -10,7 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
-from penstock.analysis.checkpoints.batches import covered, on_disk, told
+from penstock.analysis.checkpoints.batches import covered, format_offsets, on_disk
 from penstock.analysis.checkpoints.integrity import Written, written
 from penstock.analysis.checkpoints.note import Fingerprint, Note, Operator, next_life, note_of
 from penstock.audit.account import Account
@@ -171,16 +171,19 @@ class _Case:
         elif not account.step:
             return
         elif found is None:
-            yield f"its checkpoint is missing, and it has read {_told(account)}: all would be counted again", ways
+            yield (
+                f"its checkpoint is missing, and it has read {_reached(account)}: all would be counted again",
+                ways,
+            )
         elif found.id == account.generation:
             for channel, share in account.shares.items():
                 stands = self.ends.get(channel, {})
                 if behind := [at for at, until in share.until.items() if stands.get(at, 0) < until]:
-                    covers = f"it is at {told(stands)}" if stands else "it has no commit"
-                    problem = f"it is an older one: {covers} in {channel}, and the query has read {_told(account)}"
+                    covers = f"it is at {format_offsets(stands)}" if stands else "it has no commit"
+                    problem = f"it is an older one: {covers} in {channel}, and the query has read {_reached(account)}"
                     yield f"{problem} (partition {_list(map(str, behind))})", ways
         elif self.note.query is not None:
-            yield f"the query has had a newer one, and has read {_told(account)} with it", ways
+            yield f"the query has had a newer one, and has read {_reached(account)} with it", ways
 
     def _of_topics(self) -> Iterator[Fault]:
         for topic, known in self.note.topics.items():
@@ -212,7 +215,7 @@ def _of_sources(found: Written, before: Fingerprint | None, now: Fingerprint) ->
     """Spark identifies sources by their order in the plan."""
     was = list(found.sources)
     if before is not None and len(before.sources) == len(was):
-        was = [told or known for told, known in zip(was, before.sources, strict=True)]
+        was = [channel or known for channel, known in zip(was, before.sources, strict=True)]
     change = f"it read {_list(one or '?' for one in was)}, and now reads {_list(now.sources)}"
     if len(was) != len(now.sources):
         yield f"{change}: the number of its sources may not change"
@@ -248,9 +251,9 @@ def _remarks(
 ) -> Iterator[str]:
     """Changes that do not prevent the start."""
     for name, kept in sorted((found.metadata.get("conf") or {}).items()):
-        if (asked := setting(name)) not in (None, kept):
+        if (current := setting(name)) not in (None, kept):
             other = "penstock state rescale changes it" if name == _SHUFFLE else "a change needs a new checkpoint"
-            yield f"it uses {name} = {kept} of its checkpoint, not {asked}: {other}"
+            yield f"it uses {name} = {kept} of its checkpoint, not {current}: {other}"
     if before is None:
         return
     if before.output != now.output:
@@ -260,8 +263,8 @@ def _remarks(
         yield "it has changed, but not its state: the change applies to new records only"
 
 
-def _told(account: Account) -> str:
-    return _list(f"{channel} up to {told(share.until)}" for channel, share in account.shares.items())
+def _reached(account: Account) -> str:
+    return _list(f"{channel} up to {format_offsets(share.until)}" for channel, share in account.shares.items())
 
 
 def _list(some: Iterable[str]) -> str:

@@ -75,8 +75,8 @@ def offsets(path: Path, number: int) -> tuple[dict[str, Any], tuple[str | None, 
 
 
 def _channel(line: str) -> str | None:
-    told = {} if line == "-" else json.loads(line)
-    return next(iter(told), None)
+    parsed = {} if line == "-" else json.loads(line)
+    return next(iter(parsed), None)
 
 
 def _identity(path: Path) -> str:
@@ -93,10 +93,10 @@ def _committed(path: Path, number: int) -> set[str]:
     """The ids of the state files of a batch; none in format 1."""
     _checked(path, path / "commits" / str(number))
     try:
-        version, told, *_ = (path / "commits" / str(number)).read_text(encoding="utf-8").splitlines()
+        version, parsed, *_ = (path / "commits" / str(number)).read_text(encoding="utf-8").splitlines()
         if not version.startswith("v"):
             raise ValueError(f"it begins with {version[:20]!r}")
-        unique: dict[str, list[list[str]]] = json.loads(told).get("stateUniqueIds") or {}
+        unique: dict[str, list[list[str]]] = json.loads(parsed).get("stateUniqueIds") or {}
         return {one for partitions in unique.values() for stores in partitions for one in stores}
     except (OSError, ValueError, AttributeError, TypeError) as error:
         raise _damaged(path, f"commits/{number} cannot be read: {error}") from error
@@ -139,14 +139,14 @@ def _checked(path: Path, file: Path) -> None:
     The format: four magic bytes, the chunk size, and the CRC-32 of each chunk.
     """
     try:
-        told, data = file.with_name(f".{file.name}.crc").read_bytes(), file.read_bytes()
+        parsed, data = file.with_name(f".{file.name}.crc").read_bytes(), file.read_bytes()
     except FileNotFoundError:
         return
-    size = int.from_bytes(told[4:8])
-    if told[:4] != _CHECKSUMS or size <= 0:
+    size = int.from_bytes(parsed[4:8])
+    if parsed[:4] != _CHECKSUMS or size <= 0:
         raise _damaged(path, f"the checksum file of {file.relative_to(path)} is invalid: .{file.name}.crc")
     found = b"".join(crc32(data[at : at + size]).to_bytes(4) for at in range(0, len(data), size))
-    if found != told[8:]:
+    if found != parsed[8:]:
         raise _damaged(path, f"the checksum of {file.relative_to(path)} does not match")
 
 

@@ -56,10 +56,14 @@ class Fingerprint:
     """A hash of the whole plan."""
 
     @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Self:
+    def of(cls, fields: Mapping[str, Any]) -> Self:
         """From JSON."""
-        operators = tuple(Operator(one["kind"], tuple(one["keys"]), tuple(one["values"])) for one in told["operators"])
-        return cls(tuple(told["sources"]), str(told["into"]), str(told["output"]), operators, str(told["plan"]))
+        operators = tuple(
+            Operator(one["kind"], tuple(one["keys"]), tuple(one["values"])) for one in fields["operators"]
+        )
+        return cls(
+            tuple(fields["sources"]), str(fields["into"]), str(fields["output"]), tuple(operators), str(fields["plan"])
+        )
 
 
 def fingerprint(result: "DataFrame", into: str, output: str) -> Fingerprint:
@@ -149,22 +153,22 @@ class Note:
         if path is None or not (path / NAME).exists():
             return None
         try:
-            told = json.loads((path / NAME).read_text(encoding="utf-8"))
-            if not isinstance(told.get("format"), int):
+            fields = json.loads((path / NAME).read_text(encoding="utf-8"))
+            if not isinstance(fields.get("format"), int):
                 # The first format held only the topics.
-                return cls(_topics(told))
-            if told.pop(_CHECKSUM, None) not in (None, _checksum(told)):
+                return cls(_topics(fields))
+            if fields.pop(_CHECKSUM, None) not in (None, _checksum(fields)):
                 raise ValueError("its checksum does not match")
-            if told["format"] > FORMAT:
-                raise ValueError(f"a later version of Penstock wrote it, in format {told['format']}")
+            if fields["format"] > FORMAT:
+                raise ValueError(f"a later version of Penstock wrote it, in format {fields['format']}")
             return cls(
-                _topics(told["topics"]),
+                _topics(fields["topics"]),
                 # Notes of earlier versions call it "life".
-                int(told["generation"] if "generation" in told else told["life"]),
-                _by_channel(told["since"]),
-                None if told["query"] is None else Fingerprint.of(told["query"]),
-                str(told.get("writer", "")),
-                _by_channel(told.get("began")),
+                int(fields["generation"] if "generation" in fields else fields["life"]),
+                _by_channel(fields["since"]),
+                None if fields["query"] is None else Fingerprint.of(fields["query"]),
+                str(fields.get("writer", "")),
+                _by_channel(fields.get("began")),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"its note {NAME} cannot be read: {error!r}"
@@ -177,8 +181,8 @@ class Note:
         path.mkdir(parents=True, exist_ok=True)
         written = (path / NAME).with_suffix(".new")
         # As it will be read: JSON keys are strings.
-        told = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
-        written.write_text(json.dumps({**told, _CHECKSUM: _checksum(told)}), encoding="utf-8")
+        fields = json.loads(json.dumps({"format": FORMAT, **asdict(self)}))
+        written.write_text(json.dumps({**fields, _CHECKSUM: _checksum(fields)}), encoding="utf-8")
         written.replace(path / NAME)
 
     def touching(self, topics: Mapping[str, str], query: Fingerprint) -> Self:
@@ -186,8 +190,8 @@ class Note:
         return replace(self, topics={**self.topics, **topics}, query=query)
 
 
-def _checksum(told: Mapping[str, Any]) -> int:
-    return crc32(json.dumps(told, sort_keys=True).encode())
+def _checksum(fields: Mapping[str, Any]) -> int:
+    return crc32(json.dumps(fields, sort_keys=True).encode())
 
 
 def note_of(folder: str) -> Note:
@@ -228,13 +232,13 @@ def _aside(path: Path) -> dict[int, Path]:
     return {int(match[1]): other for other in others if (match := pattern.fullmatch(other.name))}
 
 
-def _topics(told: Mapping[str, Any]) -> dict[str, str]:
-    return {str(name): str(topic) for name, topic in told.items()}
+def _topics(fields: Mapping[str, Any]) -> dict[str, str]:
+    return {str(name): str(topic) for name, topic in fields.items()}
 
 
-def _by_channel(told: Mapping[str, Any] | None) -> dict[str, Offsets] | None:
-    return None if told is None else {str(name): _positions(at) for name, at in told.items()}
+def _by_channel(fields: Mapping[str, Any] | None) -> dict[str, Offsets] | None:
+    return None if fields is None else {str(name): _positions(at) for name, at in fields.items()}
 
 
-def _positions(told: Mapping[str, Any]) -> Offsets:
-    return {int(partition): int(offset) for partition, offset in told.items()}
+def _positions(fields: Mapping[str, Any]) -> Offsets:
+    return {int(partition): int(offset) for partition, offset in fields.items()}

@@ -98,7 +98,7 @@ def rescale(spark: SparkSession, query: str, folder: str, partitions: int, say: 
             say("comparing the state before and after")
             found = _rows(spark, folder)
         if found != rows or spread(folder) != partitions:
-            raise Unaccounted(f"query {query}", (), f"its state had {_told(rows)}, and now {_told(found)}")
+            raise Unaccounted(f"query {query}", (), f"its state had {_counts(rows)}, and now {_counts(found)}")
         _remove_beyond(path, partitions)
     return Rescaled(query, before, partitions, sum(rows.values()), time.monotonic() - began, unfinished)
 
@@ -182,15 +182,15 @@ def _explained(query: str) -> Iterator[None]:
     try:
         yield
     except (PySparkException, Py4JJavaError) as error:
-        told = str(error)
+        text = str(error)
         for condition, problem in _REFUSALS.items():
-            if f".{condition}]" in told:
+            if f".{condition}]" in text:
                 raise Misconfigured(f"query {query}", problem) from None
-        said = next((line for line in told.splitlines() if re.search(r"\[[A-Z_.]+\]", line)), told)
-        raise Unavailable(f"the state of {query}", description(Exception(said)) or type(error).__name__) from None
+        line = next((line for line in text.splitlines() if re.search(r"\[[A-Z_.]+\]", line)), text)
+        raise Unavailable(f"the state of {query}", description(Exception(line)) or type(error).__name__) from None
 
 
-def _told(rows: Mapping[str, int]) -> str:
+def _counts(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} in {name}" for name, count in sorted(rows.items()))
 
 

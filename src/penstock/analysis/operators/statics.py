@@ -46,7 +46,7 @@ _TEXTS = pa.schema([("place", pa.string()), ("value", pa.string())])
 _WHOLE = re.compile(r"[+-]?\d+", re.ASCII)
 _BROKEN = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 
-Told = tuple[str, Any]
+PlacedRow = tuple[str, Any]
 """The place of a row, and the row."""
 
 
@@ -103,12 +103,12 @@ class Watch:
             try:
                 self._found(static.name, self._read(static, self._tables[static.name]))
             except Exception as error:  # noqa: BLE001 - the other tables must still be read
-                said = (
+                message = (
                     str(error) if isinstance(error, Misconfigured) else f"{type(error).__name__}: {description(error)}"
                 )
-                if said != self._said.get(static.name):
-                    log.warning("the table %s is not refreshed: %s", static.name, said)
-                self._said[static.name] = said
+                if message != self._said.get(static.name):
+                    log.warning("the table %s is not refreshed: %s", static.name, message)
+                self._said[static.name] = message
             self._due[static.name] = self._clock.elapsed() + every
 
     def _found(self, name: str, read: Table) -> None:
@@ -138,8 +138,8 @@ def _columns(static: Static) -> StructType:
 
 def _frame(spark: SparkSession, static: Static, columns: StructType, found: Sequence[tuple[str, bytes]]) -> DataFrame:
     """The rows as a local relation, parsed as payloads are; Misconfigured when a row does not fit."""
-    told = [{"place": place, "value": text.decode()} for place, text in found]
-    texts = spark.createDataFrame(pa.Table.from_pylist(told, _TEXTS))
+    rows = [{"place": place, "value": text.decode()} for place, text in found]
+    texts = spark.createDataFrame(pa.Table.from_pylist(rows, _TEXTS))
     parsed = _evaluated(texts.select("place", "value", validation.parsed(columns, "strict").alias("doc")))
     wrong = F.lit(None).cast("string")
     for objection, reason in reversed(validation.objections(F.col("doc"), columns, "strict")):
@@ -193,7 +193,7 @@ def _plain(value: Any) -> str:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def _read(static: Static, columns: StructType) -> Iterator[Told]:
+def _read(static: Static, columns: StructType) -> Iterator[PlacedRow]:
     if isinstance(static.rows, str):
         yield from _file(static, columns, static.folder / static.rows)
     else:
@@ -212,7 +212,7 @@ def _called(static: Static, function: Callable[[], Any]) -> list[Any]:
         raise Misconfigured(place, f"{type(error).__name__}: {error}") from error
 
 
-def _file(static: Static, columns: StructType, path: Path) -> Iterator[Told]:
+def _file(static: Static, columns: StructType, path: Path) -> Iterator[PlacedRow]:
     reading = {".csv": _csv, ".parquet": _parquet}.get(path.suffix, _json_lines)
     try:
         yield from reading(path, columns)
@@ -223,7 +223,7 @@ def _file(static: Static, columns: StructType, path: Path) -> Iterator[Told]:
         raise Misconfigured(f"table {static.name}", f"{static.rows} cannot be read: {error}") from error
 
 
-def _csv(path: Path, columns: StructType) -> Iterator[Told]:
+def _csv(path: Path, columns: StructType) -> Iterator[PlacedRow]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         rows = csv.DictReader(file, strict=True)
         if absent := [name for name in columns.names if name not in (rows.fieldnames or ())]:
@@ -258,8 +258,8 @@ def _cell(place: str, column: StructField, text: str) -> Any:
         if isinstance(kind, StructType | ArrayType | MapType):
             return json.loads(text)
     except (ValueError, KeyError, RecursionError):
-        said = f'"{column.name}" is {text[:60]!r}, and not {kind.simpleString()[:60]}'
-        raise Misconfigured(place, said, "correct it, or leave the field empty") from None
+        message = f'"{column.name}" is {text[:60]!r}, and not {kind.simpleString()[:60]}'
+        raise Misconfigured(place, message, "correct it, or leave the field empty") from None
     return text
 
 
@@ -270,7 +270,7 @@ def _spelled(number: re.Pattern[str], text: str) -> str:
     return bare
 
 
-def _json_lines(path: Path, columns: StructType) -> Iterator[Told]:
+def _json_lines(path: Path, columns: StructType) -> Iterator[PlacedRow]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
@@ -281,7 +281,7 @@ def _json_lines(path: Path, columns: StructType) -> Iterator[Told]:
                     raise Misconfigured(place, f"it is not JSON: {error}", "write a JSON object in each line") from None
 
 
-def _parquet(path: Path, columns: StructType) -> Iterator[Told]:
+def _parquet(path: Path, columns: StructType) -> Iterator[PlacedRow]:
     there = pq.read_schema(path).names
     if absent := [name for name in columns.names if name not in there]:
         raise Misconfigured(path.name, f"it has no column {' and '.join(absent)}", f"it has {', '.join(there)}")

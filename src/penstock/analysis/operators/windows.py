@@ -18,7 +18,7 @@ from pyspark.sql.types import ArrayType, StructField, StructType
 from penstock.analysis.frames import ADDED, DELETED, EXACT, MARK, columns_of
 from penstock.core.errors import Misconfigured
 
-_GIVEN = (
+_ADDED = (
     "window STRUCT<number: BIGINT, first: BIGINT, last: BIGINT>, rows STRING, "
     "seen STRUCT<count: BIGINT, newest: BIGINT, appended: BIGINT, mark: BIGINT>"
 )
@@ -55,9 +55,9 @@ def count_window(
     columns = [F.col(f"`{name}`") for name in keys] or [F.lit(True).alias(_ALL)]
     records = frame.select(*columns, record.alias(_RECORD))
     by = StructType([field for field in records.schema.fields if field.name != _RECORD])
-    given = StructType([*by.fields, *columns_of(_GIVEN).fields])
+    schema = StructType([*by.fields, *columns_of(_ADDED).fields])
     made = records.groupBy(*(f"`{name}`" for name in by.names)).transformWithState(
-        _Counting(size, step, partial, given.names), given, "update", "none"
+        _Counting(size, step, partial, schema.names), schema, "update", "none"
     )
     shape = ArrayType(StructType([StructField(name, frame.schema[name].dataType) for name in kept]), False)
     # explode keeps the optimizer from parsing in every expression over the rows.
@@ -138,8 +138,8 @@ class _Counting(StatefulProcessor):
 
     def handleInputRows(self, key: Any, rows: Iterator[Row], timerValues: Any) -> Iterator[Row]:
         fresh = in_order(rows)
-        told = self._count.get()
-        count = 0 if told is None else told[0]
+        stored = self._count.get()
+        count = 0 if stored is None else stored[0]
         now = count + len(fresh)
         self._count.update((now,))
         begin, after = (open_from(one, self._size, self._slide) for one in (count, now))
@@ -152,13 +152,13 @@ class _Counting(StatefulProcessor):
         else:
             self._open.clear()
         for window in windows(count, len(fresh), records, self._size, self._slide, self._partial):
-            yield self._row(*key, *_told(window))
+            yield self._row(*key, *_columns(window))
 
     def close(self) -> None:
         pass
 
 
-def _told(window: Window) -> tuple[Row, str, Row]:
+def _columns(window: Window) -> tuple[Row, str, Row]:
     """window, rows and seen."""
     records = window.records
     span = Row("number", "first", "last")(window.number, window.first, window.last)
@@ -179,14 +179,14 @@ def _check(frame: DataFrame, size: int, slide: int, keys: Sequence[str]) -> None
         problem = f"slide is {slide}, with windows of {size} records"
         raise Misconfigured(place, problem, f"use a slide from 1 to {size}, so that each record is in a window")
     columns = frame.columns
-    if lacking := [name for name in ADDED if name not in columns]:
+    if missing := [name for name in ADDED if name not in columns]:
         fix = "pass the frame of a channel, or keep these columns in select()"
-        raise Misconfigured(place, f"its frame has no column {' and '.join(lacking)}", fix)
+        raise Misconfigured(place, f"its frame has no column {' and '.join(missing)}", fix)
     if DELETED in columns:
         fix = "use tables.latest, join or foreign_key_join"
         raise Misconfigured(place, "its frame is a table, whose rows change and may have no time", fix)
     if unknown := [name for name in keys if name not in columns or name == "origin"]:
         others = ", ".join(name for name in columns if name != "origin")
         raise Misconfigured(place, f"key= names {' and '.join(unknown)}", f"name columns of its frame: {others}")
-    if taken := [name for name in keys if name in ("window", "rows", "seen")]:
-        raise Misconfigured(place, f"{taken[0]} is a column of the result", "rename the one in key=")
+    if reserved := [name for name in keys if name in ("window", "rows", "seen")]:
+        raise Misconfigured(place, f"{reserved[0]} is a column of the result", "rename the one in key=")

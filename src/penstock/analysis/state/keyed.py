@@ -243,10 +243,10 @@ class Processor(StatefulProcessor):
             raise Misconfigured(place, problem, "keep the origin of a record in each row of the frame")
         return sorted(records, key=_place)
 
-    def _set_time(self, told: Any) -> None:
+    def _set_time(self, values: Any) -> None:
         if self._timers is not None:
             by_event = self._time == EVENT_TIME
-            self._timers.now = told.getCurrentWatermarkInMs() if by_event else told.getCurrentProcessingTimeInMs()
+            self._timers.now = values.getCurrentWatermarkInMs() if by_event else values.getCurrentProcessingTimeInMs()
 
     def _called(self, method: str, key: Any, argument: Any) -> Iterator[Any]:
         """Call the user's code; errors become Misconfigured with file, line and key."""
@@ -259,7 +259,7 @@ class Processor(StatefulProcessor):
         try:
             if isinstance(made, Mapping):
                 return self._row(*self._columns.named({**self._of_key(key), **made}), origin)
-            return self._row(*self._columns.taken(made), origin)
+            return self._row(*self._columns.to_spark(made), origin)
         except (TypeError, ValueError) as error:
             raise self._wrong("schema", key, error) from error
 
@@ -272,8 +272,8 @@ class Processor(StatefulProcessor):
             one.lineno for one in traceback.extract_tb(error.__traceback__) if own and one.filename == own.co_filename
         ]
         place = f"{Path(own.co_filename).name}:{lines[-1]}, " if own and lines else ""
-        said = " ".join(f"{type(error).__name__}: {error}".split())
-        return Misconfigured(f"{place}{self._kind.__name__}.{method} for the key {_shown(key)}", said)
+        message = " ".join(f"{type(error).__name__}: {error}".split())
+        return Misconfigured(f"{place}{self._kind.__name__}.{method} for the key {_shown(key)}", message)
 
 
 class _Timers:

@@ -57,14 +57,14 @@ class Part:
 def opened(engine: Engine, query: Query, clock: Clock) -> tuple[dict[str, Any], list[Part]]:
     """The query with its offsets and a note; and the readable parts of its state."""
     folder = engine.checkpoint(query.name)
-    told: dict[str, Any] = {"query": query.name, "into": query.into, "position": None, "note": None}
+    header: dict[str, Any] = {"query": query.name, "into": query.into, "position": None, "note": None}
     known = batches(folder)
     if not known and on_disk(folder) is not None:
-        return {**told, "note": "it has no committed batch"}, []
-    with told_by_spark(query):
+        return {**header, "note": "it has no committed batch"}, []
+    with spark_errors(query):
         operators = _operators(engine, folder)
         number = known[-1].number if known else max((one["maxBatchId"] for one in operators), default=None)
-        told["position"] = _position(folder, known[-1] if known else None, number)
+        header["position"] = _position(folder, known[-1] if known else None, number)
         parts: list[Part] = []
         notes: dict[str, None] = {}
         for operator in operators:
@@ -82,7 +82,7 @@ def opened(engine: Engine, query: Query, clock: Clock) -> tuple[dict[str, Any], 
                 notes[f"it keeps the state of {name}, which cannot be read"] = None
     if not operators:
         notes["it has no state"] = None
-    return {**told, "note": None if parts else "; ".join(notes)}, parts
+    return {**header, "note": None if parts else "; ".join(notes)}, parts
 
 
 def _operators(engine: Engine, folder: str) -> list[Any]:
@@ -119,7 +119,7 @@ def _aggregation(engine: Engine, query: Query, frame: DataFrame) -> Part:
     renamed = _renamed("key", kept, [str(at) for at in range(len(kept))])
     key = [(name, renamed.getField(str(at)), kept[at].dataType) for at, name in enumerate(names)]
     value = _struct(frame, "value")
-    return Part(frame, key, _renamed("value", value, _told_apart(value.names)))
+    return Part(frame, key, _renamed("value", value, _numbered(value.names)))
 
 
 def _sessions(frame: DataFrame) -> Part:
@@ -128,7 +128,7 @@ def _sessions(frame: DataFrame) -> Part:
     kept = [field.name for field in _struct(frame, "key")][:-1]
     window = next(field.name for field in value if getattr(field.dataType, "names", None) == ["start", "end"])
     own = [name for name in value.names if name == window or name in kept]
-    renamed = _renamed("value", value, _told_apart(value.names))
+    renamed = _renamed("value", value, _numbered(value.names))
     return Part(frame, [(name, renamed.getField(name), value[name].dataType) for name in own], renamed)
 
 
@@ -167,7 +167,7 @@ def _renamed(column: str, struct: StructType, names: Sequence[str]) -> Column:
     return F.col(column).cast(StructType(fields))
 
 
-def _told_apart(names: Sequence[str]) -> list[str]:
+def _numbered(names: Sequence[str]) -> list[str]:
     """`max`, `max` as `max`, `max_2`."""
     found: list[str] = []
     for name in names:
@@ -190,7 +190,7 @@ def _grouped_by(engine: Engine, query: Query, columns: int) -> list[str] | None:
 
 
 @contextmanager
-def told_by_spark(query: Query) -> Iterator[None]:
+def spark_errors(query: Query) -> Iterator[None]:
     """Convert errors of Spark to Unavailable."""
     try:
         yield
@@ -216,19 +216,19 @@ def get(engine: Engine, query: Query, key: str, clock: Clock | None = None, most
     """
     if len(key) > LONGEST:
         raise Refused("the key", f"it has {len(key):,} characters, the limit is {LONGEST:,}")
-    told, parts = opened(engine, query, clock or SystemClock())
-    found: dict[str, Any] = {"key": given(key, len(query.key)), "state": None, "keys": []}
+    header, parts = opened(engine, query, clock or SystemClock())
+    found: dict[str, Any] = {"key": parse_key(key, len(query.key)), "state": None, "keys": []}
     if not parts and found["key"] is None:
         raise Refused("the key", f"its rows are identified by {' and '.join(query.key)}: {_written_as(len(query.key))}")
-    with told_by_spark(query):
+    with spark_errors(query):
         for part in parts:
             columns = _ordered(part.key, query.key)
-            values = given(key, len(columns))
+            values = parse_key(key, len(columns))
             others = len(columns) != len(query.key)
             if others and found["key"] is not None and (values is None or _array(key, len(query.key)) is not None):
                 found["note"] = f"its state has the key {_names(columns)}, not the key of its rows"
                 continue
-            found["key"], wanted = _asked(engine, columns, values)
+            found["key"], wanted = _parsed(engine, columns, values)
             entries = _taken(part, columns, _equal(columns, wanted), most + 1 if part.several else 1)
             if len(entries) > most:
                 found["note"] = f"{part.variable} has more than {most:,} entries"
@@ -239,26 +239,26 @@ def get(engine: Engine, query: Query, key: str, clock: Clock | None = None, most
             first = min(parts, key=lambda part: part.several)
             some = _taken(first, _ordered(first.key, query.key), F.lit(True), _EXAMPLES)
             found["keys"] = list({json.dumps(entry["key"]): entry["key"] for entry in some}.values())
-    return {**told, **found}
+    return {**header, **found}
 
 
 def scan(engine: Engine, query: Query, prefix: str, limit: int, clock: Clock | None = None) -> dict[str, Any]:
     """The entries of a query's state whose first key column starts with a prefix, up to a limit."""
     if not 1 <= limit <= MOST:
         raise Refused("the limit", f"it is {limit}, and must be from 1 to {MOST:,}")
-    told, parts = opened(engine, query, clock or SystemClock())
+    header, parts = opened(engine, query, clock or SystemClock())
     entries: list[dict[str, Any]] = []
-    with told_by_spark(query):
+    with spark_errors(query):
         for part in parts:
             columns = _ordered(part.key, query.key)
             which = F.lit(True)
             if prefix and columns:
                 which = _text(columns[0]).startswith(F.lit(prefix))
             entries += _taken(part, columns, which, limit + 1 - len(entries))
-    return {**told, "entries": entries[:limit], "more": len(entries) > limit}
+    return {**header, "entries": entries[:limit], "more": len(entries) > limit}
 
 
-def given(key: str, columns: int) -> list[Any] | None:
+def parse_key(key: str, columns: int) -> list[Any] | None:
     """Parse a key: a JSON array of as many values; for a single column, any other text is its value. Otherwise None."""
     values = _array(key, columns)
     return [key] if values is None and columns == 1 else values
@@ -300,19 +300,19 @@ def _written_as(columns: int) -> str:
     return f"write a JSON array of {columns} values"
 
 
-def _asked(engine: Engine, columns: Columns, values: Sequence[Any] | None) -> tuple[list[Any], Column]:
+def _parsed(engine: Engine, columns: Columns, values: Sequence[Any] | None) -> tuple[list[Any], Column]:
     """The values as Spark parses them by the types of the columns, and a struct of them."""
     if values is None:
         raise Refused("the key", f"the state has the key {_names(columns)}: {_written_as(len(columns))}")
-    asked = {str(at): _spelt(value, columns[at][2]) for at, value in enumerate(values)}
+    parsed = {str(at): _spelt(value, columns[at][2]) for at, value in enumerate(values)}
     schema = StructType([StructField(str(at), kind) for at, (_, _, kind) in enumerate(columns)])
-    row = engine.spark.sql("SELECT * FROM VALUES (:asked) AS v(asked)", {"asked": json.dumps(asked)})
+    row = engine.spark.sql("SELECT * FROM VALUES (:asked) AS v(asked)", {"asked": json.dumps(parsed)})
     read: dict[str, Any] = exactly(row.select(F.to_json(F.from_json("asked", schema), _ALL)).collect()[0][0])
     for at, (name, _, kind) in enumerate(columns):
-        if read[str(at)] is None and asked[str(at)] is not None:
-            problem = f"{json.dumps(asked[str(at)], ensure_ascii=False)[:80]} is not a {kind.simpleString()}"
+        if read[str(at)] is None and parsed[str(at)] is not None:
+            problem = f"{json.dumps(parsed[str(at)], ensure_ascii=False)[:80]} is not a {kind.simpleString()}"
             raise Refused("the key", f"its {name} cannot be read: {problem}")
-    return list(read.values()), F.from_json(F.lit(json.dumps(asked)), schema)
+    return list(read.values()), F.from_json(F.lit(json.dumps(parsed)), schema)
 
 
 def _spelt(value: Any, kind: DataType) -> Any:
@@ -351,12 +351,12 @@ def _text(column: tuple[str, Column, DataType]) -> Column:
 def _taken(part: Part, columns: Columns, which: Column, most: int) -> list[dict[str, Any]]:
     if most < 1:
         return []
-    told = [part.value.alias("value")]
+    header = [part.value.alias("value")]
     if columns:
-        told.append(F.struct(*(column.alias(str(at)) for at, (_, column, _) in enumerate(columns))).alias("key"))
+        header.append(F.struct(*(column.alias(str(at)) for at, (_, column, _) in enumerate(columns))).alias("key"))
     if part.of is not None:
-        told.append(part.of.alias("of"))
-    rows = part.frame.where(which).limit(most).select(F.to_json(F.struct(*told), _ALL)).collect()
+        header.append(part.of.alias("of"))
+    rows = part.frame.where(which).limit(most).select(F.to_json(F.struct(*header), _ALL)).collect()
     found = []
     for (text,) in rows:
         entry = exactly(text)

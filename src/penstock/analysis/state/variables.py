@@ -140,11 +140,11 @@ class KeptValue:
     def get(self, default: Any = None) -> Any:
         """The value or row; `default` when there is none."""
         kept = self._state.get()
-        return default if kept is None else self._columns.given(kept)
+        return default if kept is None else self._columns.from_spark(kept)
 
     def set(self, value: Any = None, /, **columns: Any) -> None:
         """Store a value; for several columns a tuple, a mapping, or keyword arguments."""
-        self._state.update(self._columns.named(columns) if columns else self._columns.taken(value))
+        self._state.update(self._columns.named(columns) if columns else self._columns.to_spark(value))
 
     def clear(self) -> None:
         self._state.clear()
@@ -161,23 +161,23 @@ class KeptList:
 
     def __iter__(self) -> Iterator[Any]:
         # A copy: changes during the iteration have no effect on it.
-        return iter([self._columns.given(kept) for kept in self._state.get()])
+        return iter([self._columns.from_spark(kept) for kept in self._state.get()])
 
     def __len__(self) -> int:
         return sum(1 for _ in self._state.get())
 
     def append(self, value: Any = None, /, **columns: Any) -> None:
         """Add a value; for several columns a tuple, a mapping, or keyword arguments."""
-        self._state.appendValue(self._columns.named(columns) if columns else self._columns.taken(value))
+        self._state.appendValue(self._columns.named(columns) if columns else self._columns.to_spark(value))
 
     def extend(self, values: Iterable[Any]) -> None:
-        if taken := [self._columns.taken(value) for value in values]:
-            self._state.appendList(taken)
+        if to_spark := [self._columns.to_spark(value) for value in values]:
+            self._state.appendList(to_spark)
 
     def set(self, values: Iterable[Any]) -> None:
         """Replace all items."""
-        if taken := [self._columns.taken(value) for value in values]:
-            self._state.put(taken)
+        if to_spark := [self._columns.to_spark(value) for value in values]:
+            self._state.put(to_spark)
         else:
             self._state.clear()
 
@@ -195,7 +195,7 @@ class KeptMap:
         return bool(self._state.exists())
 
     def __contains__(self, key: Any) -> bool:
-        return bool(self._state.containsKey(self._keys.taken(key)))
+        return bool(self._state.containsKey(self._keys.to_spark(key)))
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.keys())
@@ -204,31 +204,31 @@ class KeptMap:
         return len(self.keys())
 
     def __getitem__(self, key: Any) -> Any:
-        kept = self._state.getValue(self._keys.taken(key))
+        kept = self._state.getValue(self._keys.to_spark(key))
         if kept is None:
             raise KeyError(key)
-        return self._columns.given(kept)
+        return self._columns.from_spark(kept)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        self._state.updateValue(self._keys.taken(key), self._columns.taken(value))
+        self._state.updateValue(self._keys.to_spark(key), self._columns.to_spark(value))
 
     def __delitem__(self, key: Any) -> None:
         if key not in self:
             raise KeyError(key)
-        self._state.removeKey(self._keys.taken(key))
+        self._state.removeKey(self._keys.to_spark(key))
 
     def get(self, key: Any, default: Any = None) -> Any:
-        kept = self._state.getValue(self._keys.taken(key))
-        return default if kept is None else self._columns.given(kept)
+        kept = self._state.getValue(self._keys.to_spark(key))
+        return default if kept is None else self._columns.from_spark(kept)
 
     def keys(self) -> list[Any]:
-        return list(map(self._keys.given, self._state.keys()))
+        return list(map(self._keys.from_spark, self._state.keys()))
 
     def values(self) -> list[Any]:
-        return list(map(self._columns.given, self._state.values()))
+        return list(map(self._columns.from_spark, self._state.values()))
 
     def items(self) -> list[tuple[Any, Any]]:
-        return [(self._keys.given(key), self._columns.given(kept)) for key, kept in self._state.iterator()]
+        return [(self._keys.from_spark(key), self._columns.from_spark(kept)) for key, kept in self._state.iterator()]
 
     def clear(self) -> None:
         self._state.clear()
@@ -251,13 +251,13 @@ class Columns:
             self.names = names(schema)
         self._row = Row(*self.names)
 
-    def taken(self, value: Any) -> tuple[Any, ...]:
+    def to_spark(self, value: Any) -> tuple[Any, ...]:
         """Convert a value or a row for Spark; ValueError with the place when it does not fit."""
         alone = len(self.names) == 1
         # A mapping may be the value itself, for a single map or struct.
         if isinstance(value, Mapping) and (not alone or tuple(value) == self.names):
             return self.named(value)
-        return self._fitting((value,) if alone and not isinstance(value, tuple) else self._by_place(value))
+        return self._fitting((value,) if alone and not isinstance(value, tuple) else self._by_position(value))
 
     def named(self, value: Mapping[str, Any]) -> tuple[Any, ...]:
         """Convert a row by column names for Spark; ValueError with the place when it does not fit."""
@@ -265,7 +265,7 @@ class Columns:
             raise ValueError(f'{self.place} has no column "{strange[0]}"; it has {", ".join(self.names)}')
         return self._fitting(tuple(value.get(name) for name in self.names))
 
-    def given(self, kept: Any) -> Any:
+    def from_spark(self, kept: Any) -> Any:
         """Convert a stored value from Spark."""
         values = [plain(value) for value in kept]
         return values[0] if len(values) == 1 else self._row(*values)
@@ -279,10 +279,10 @@ class Columns:
         try:
             self._verify(row)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.place}: {_said(error)}") from None
+            raise ValueError(f"{self.place}: {_message(error)}") from None
         return row
 
-    def _by_place(self, value: Any) -> tuple[Any, ...]:
+    def _by_position(self, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, tuple | list) or len(value) != len(self.names):
             raise ValueError(f"{self.place} takes {len(self.names)} columns ({', '.join(self.names)}), not {value!r}")
         return tuple(value)
@@ -310,8 +310,8 @@ class Maps:
     def read(self, record: Any) -> Any:
         if not self._kinds:
             return record
-        told = zip(record.__fields__, record, strict=True)
-        return Row(*record.__fields__)(*(_with_dicts(value, self._kinds.get(name)) for name, value in told))
+        fields = zip(record.__fields__, record, strict=True)
+        return Row(*record.__fields__)(*(_with_dicts(value, self._kinds.get(name)) for name, value in fields))
 
 
 def _holds_map(kind: DataType) -> bool:
@@ -355,6 +355,6 @@ def names(ddl: str) -> tuple[str, ...]:
     return tuple((one[1] or one[2]).replace("``", "`") for one in found if one)
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """The verifier's message, without the error class."""
     return re.sub(r"^\[\w+\]\s*", "", str(error)).strip().rstrip(".")
