@@ -137,7 +137,7 @@ def test_a_checkpoint_of_another_topic_is_refused(
     engine = Engine(spark, SparkSettings(), KafkaConnector(kafka.servers), str(tmp_path), shapes)
     query = Query("totals", (things,), into, ("name",), totals, Mode.MICRO_BATCH)
     launch(engine, query, 0, {things: "one"})[0].stop()
-    with pytest.raises(Misconfigured, match=f"it belongs to another topic {things} .*; begin anew: .*"):
+    with pytest.raises(Misconfigured, match=f"the topic {things} was recreated .*; begin anew: .*"):
         launch(engine, query, 0, {things: "another"})
 
 

@@ -82,7 +82,7 @@ def test_what_is_final_comes_with_a_watermark_and_needs_one(spark: SparkSession)
     assert asked(spark, sessions, late=10).output == "append"
     assert asked(spark, sessions).output == "complete"
     twice = "SELECT n, count(1) FROM (SELECT city, count(1) AS n FROM a GROUP BY city) GROUP BY n"
-    with pytest.raises(Misconfigured, match=r"nothing says when that is; .*--watermark"):
+    with pytest.raises(Misconfigured, match=r"it needs a watermark.*--watermark"):
         asked(spark, twice)
 
 

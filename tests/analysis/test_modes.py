@@ -153,8 +153,8 @@ def test_too_few_slots_are_an_error_with_the_ways_out() -> None:
     with pytest.raises(Misconfigured) as caught:
         Need(13, 9).check(4, "local[4]")
     assert str(caught.value) == (
-        "penstock.toml, [spark]: the queries need 14 slots at once, and local[4] has 4; give it more, let fewer "
-        "queries run in real time (real_time_queries, mode=), or declare fewer partitions for the channels that these "
+        "penstock.toml, [spark]: the queries need 14 slots at once, and local[4] has 4; use more slots, run fewer "
+        "queries in real time (real_time_queries, mode=), or declare fewer partitions for the channels that these "
         "read"
     )
 

@@ -225,7 +225,9 @@ def test_rows_that_no_record_numbers_are_promised_less(spark: SparkSession, tmp_
     assert [hop.guarantee for hop in found.hops] == ["exactly once", "at least once"]
     assert "the first row of a record has its number" in found.hops[0].why
     (weaker,) = [remark for remark in found.remarks if "weaker" in remark]
-    assert weaker.startswith("query waiting: rows may be written again after a crash, and no record numbers the rows")
+    assert weaker.startswith(
+        "query waiting: rows may be written again after a crash, and rows of timers have no record"
+    )
 
 
 def test_static_tables_are_named(spark: SparkSession, tmp_path: Path) -> None:
@@ -247,7 +249,7 @@ def test_the_class_of_each_query_and_the_slots_of_all_are_told(spark: SparkSessi
     (tmp_path / "penstock.toml").write_text('[spark]\nmaster = "local[12]"\nreal_time_queries = 2\n')
     found = planned(app, tmp_path, spark).to_json()
     assert [(query["cost"], query["price"]) for query in found["queries"]] == 2 * [
-        ("jvm", "no Python: all of it runs in the JVM")
+        ("jvm", "no Python: everything runs in the JVM")
     ]
     assert found["slots"] == {"standing": (3 + 2) + 3, "waiting": 3}
     (tmp_path / "penstock.toml").write_text('[spark]\nmaster = "local[12]"\nshuffle_partitions = 10\n')

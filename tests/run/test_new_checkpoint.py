@@ -59,7 +59,7 @@ def test_a_query_begins_where_it_is_told(
     begin: Begin, offset: int, description: Description, channels: MemoryChannels, tmp_path: Path
 ) -> None:
     said = applied(Renewal(("by_city",), begin), description, tmp_path, channels)
-    assert said == [f"query by_city begins anew: rsvps at 0={offset}"]
+    assert said == [f"query by_city starts a new generation: rsvps at 0={offset}"]
     topics = {"rsvps": channels.topic_id("rsvps")}
     assert note_of(f"{tmp_path}/by_city") == Note(topics, 1, {"rsvps": {0: offset}})
 
@@ -73,7 +73,10 @@ def test_the_old_checkpoint_is_kept_and_each_life_counts(
     # By the name of its result it is known as well.
     for name, generation in (("by_city", 1), ("cities", 2)):
         [said] = applied(Renewal((name,), Begin()), description, tmp_path, channels)
-        assert said == f"query by_city begins anew: rsvps at 0=0; its checkpoint is kept as {path}.{generation}"
+        assert (
+            said
+            == f"query by_city starts a new generation: rsvps at 0=0; its checkpoint is kept as {path}.{generation}"
+        )
         assert note_of(str(path)).generation == generation
     assert (tmp_path / "by_city.1" / "metadata").exists()
     assert note_of(f"{path}.2").generation == 1
@@ -110,7 +113,7 @@ def test_dead_letters_can_be_brought_anew(description: Description, channels: Me
         (("by_contry",), {}, 'it has no query "by_contry"; did you mean "by_city"?'),
         (("by_city",), {"there": {0: 1}}, "--from: there is read by none of large, by_city; they read rsvps, venues"),
         (("by_city",), {"rsvps": {1: 0}}, "--from: rsvps has no partition 1; it has 0"),
-        (("by_city",), {"rsvps": {0: 4}}, "--from: rsvps, partition 0 does not hold 4; it holds 0 to 3, the next one"),
+        (("by_city",), {"rsvps": {0: 4}}, "--from: rsvps, partition 0 has no offset 4; use 0 to 3"),
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_changes(
@@ -129,10 +132,10 @@ def test_what_cannot_be_is_refused_before_anything_changes(
 
 def test_lives_have_an_end(description: Description, channels: MemoryChannels, tmp_path: Path) -> None:
     Note(generation=LAST).write(f"{tmp_path}/by_city")
-    with pytest.raises(Misconfigured, match=f"it has had {LAST} lives"):
+    with pytest.raises(Misconfigured, match=f"it has had {LAST} generations"):
         applied(Renewal(("by_city",), Begin()), description, tmp_path, channels)
 
 
 def test_a_checkpoint_elsewhere_cannot_be_set_aside(description: Description, channels: MemoryChannels) -> None:
-    with pytest.raises(Misconfigured, match="cannot be set aside from here; move it by hand"):
+    with pytest.raises(Misconfigured, match="is on a remote file system; move it by hand"):
         list(Renewal(("by_city",), Begin()).apply(description, "s3://bucket", channels))

@@ -80,7 +80,7 @@ def test_one_that_is_started_again_goes_on_and_says_how(
         return told["query:counted"]["mode"], told["query:counted"]["note"]
 
     queries.start()
-    places = "micro-batch: Spark would allow real time, but the places for it are taken ([spark] real_time_queries)"
+    places = "micro-batch: Spark allows real time, but other queries use the slots ([spark] real_time_queries)"
     assert note() == ("micro-batch", places)
     send(kafka, channel, numbered(3))
     eventually(lambda: covered(folder) == {channel: {0: 3}})
@@ -95,7 +95,7 @@ def test_one_that_is_started_again_goes_on_and_says_how(
     assert note() == ("micro-batch", places)
     queries.running("counted").stop()
     queries.again(replace(engine, connector=Calm(kafka.servers)), query)
-    assert note() == ("micro-batch", "micro-batch: no real time here: the waters are calm")
+    assert note() == ("micro-batch", "micro-batch: no real time: the waters are calm")
     eventually(lambda: covered(folder) == {channel: {0: 5}})
     eventually(lambda: [account.shares[channel].taken for account in queries.accounts()] == [5])
     assert queries.failed() is None

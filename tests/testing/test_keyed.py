@@ -86,7 +86,7 @@ def test_a_row_of_other_columns_is_refused_with_those_it_may_have() -> None:
 
 
 def test_a_text_is_no_row() -> None:
-    with pytest.raises(TypeError, match=r"'approved' is no row: give a mapping, or a tuple of all columns"):
+    with pytest.raises(TypeError, match=r"'approved' is not a row: return a mapping, or a tuple of all columns"):
         keyed(Odd).feed(1, {"given": "approved"})
 
 
@@ -109,7 +109,7 @@ def test_the_columns_of_a_key_are_filled_in_whatever_their_case() -> None:
 )
 def test_a_variable_does_not_take_the_place_of_what_keyed_has(name: str) -> None:
     kind = type("Mine", (Odd,), {name: ValueState("INT")})
-    with pytest.raises(Misconfigured, match=rf"Mine\.{name}: Keyed has this name for itself; choose another"):
+    with pytest.raises(Misconfigured, match=rf"Mine\.{name}: this name is reserved; choose another"):
         keyed(kind)
 
 
@@ -127,7 +127,7 @@ def test_records_are_handled_in_the_order_of_their_places() -> None:
 
 
 def test_a_row_that_has_no_place_is_not_handled() -> None:
-    problem = r"Odd for the key 'k': a row has no origin, so that nothing tells its place among the others; let each"
+    problem = r"Odd for the key 'k': a row has no origin, so its order is unknown"
     with pytest.raises(Misconfigured, match=problem):
         keyed(Odd).feed("k", {"given": None}, {"given": None, "origin": None})
 
@@ -174,9 +174,9 @@ def test_a_class_that_says_too_little_is_told_what() -> None:
         soon = ValueState("INT", ttl="soon")
 
     for kind, problem in (
-        (Silent, "Silent: it does not say what it gives"),
-        (Idle, "Idle: it does nothing with a record"),
-        (Hidden, "Hidden._own: Spark keeps no state under this name"),
+        (Silent, "Silent: it has no schema"),
+        (Idle, r"Idle: it has no process\(\)"),
+        (Hidden, "Hidden._own: Spark does not support this name"),
         (Mortal, 'Mortal.soon: "soon" is not a duration'),
     ):
         with pytest.raises(Misconfigured, match=f"^{problem}"):

@@ -65,7 +65,7 @@ def test_what_lies_elsewhere_is_left_to_spark() -> None:
 
 
 def test_another_topic_of_the_same_name_is_refused_even_before_its_first_batch(tmp_path: Path) -> None:
-    description = "it belongs to another topic things than the one that is there now"
+    description = "the topic things was recreated after this checkpoint"
     other = Known({"things": "two"})
     assert refused(examined(kept(tmp_path / "q"), known=other), description) == ANEW
     Note({"things": "one"}).write(str(tmp_path / "begun"))
@@ -75,19 +75,19 @@ def test_another_topic_of_the_same_name_is_refused_even_before_its_first_batch(t
 @pytest.mark.parametrize(
     ("now", "description"),
     [
-        (replace(QUERY, into="others"), "it wrote into totals; others would hold only what changes from now on"),
+        (replace(QUERY, into="others"), "it wrote into totals; others would hold only rows that change from now on"),
         (
             replace(QUERY, sources=("things", "more")),
-            "it has read things, and is to read things, more now: the number of its sources may not change",
+            "it read things, and now reads things, more: the number of its sources may not change",
         ),
         (
             replace(QUERY, sources=("more",)),
-            "it has read things, and is to read more now: what they are may not change",
+            "it read things, and now reads more: its sources may not change",
         ),
-        (replace(QUERY, operators=()), "its state is that of Aggregate, and would be that of nothing"),
+        (replace(QUERY, operators=()), "its state is of Aggregate, and would be of no operator"),
         (
             replace(QUERY, operators=(SUMS, Operator("Deduplicate", ("n bigint",)))),
-            "its state is that of Aggregate, and would be that of Aggregate, Deduplicate",
+            "its state is of Aggregate, and would be of Aggregate, Deduplicate",
         ),
         (
             replace(QUERY, operators=(replace(SUMS, keys=("city string",)),)),
@@ -123,7 +123,7 @@ def test_values_may_not_change_places(tmp_path: Path) -> None:
 def test_sources_may_not_change_places(tmp_path: Path) -> None:
     before = replace(QUERY, sources=("a", "b"))
     path = kept(tmp_path / "q", Note(query=before), sources=["a", "b"])
-    description = "it has read a, b, and is to read b, a now: their order may not change"
+    description = "it read a, b, and now reads b, a: the order of sources may not change"
     refused(examined(path, replace(QUERY, sources=("b", "a"))), description)
     assert examined(path, before).fit is Fit.FITS
 
@@ -135,7 +135,7 @@ def test_a_source_that_was_not_read_yet_is_known_from_the_note(tmp_path: Path) -
         file = path / "offsets" / str(number)
         file.write_text("\n".join([*file.read_text().splitlines()[:-1], "-"]))
     assert examined(path, before).fit is Fit.FITS
-    description = "it has read a, b, and is to read a, c now: what they are may not change"
+    description = "it read a, b, and now reads a, c: its sources may not change"
     refused(examined(path, replace(QUERY, sources=("a", "c"))), description)
 
 
@@ -154,11 +154,11 @@ def test_a_note_of_before_leaves_state_to_spark(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bounds", "description"),
     [
-        ({1: (0, 30)}, "it has read partition 0 of things, which has 1 now"),
+        ({1: (0, 30)}, "it has read partition 0 of things, which now has 1"),
         (
             {0: (0, 19)},
-            "it stands at 20 of things, partition 0, which ends at 19: this is another channel of that name, or it has "
-            "lost its end",
+            "it is at offset 20 of things, partition 0, which ends at 19: the channel was recreated, or has lost its "
+            "last records",
         ),
         ({0: (25, 30)}, "the offsets 20–24 of things, partition 0 were removed before it read them"),
     ],
@@ -174,9 +174,7 @@ def test_channels_have_to_hold_the_places_where_it_stands(
 
 
 def test_an_older_checkpoint_is_refused(tmp_path: Path) -> None:
-    description = (
-        "it is an older one: it stands at 0=20 in things, and the query has covered things up to 0=30 (partition 0)"
-    )
+    description = "it is an older one: it is at 0=20 in things, and the query has read things up to 0=30 (partition 0)"
     ways = refused(examined(kept(tmp_path / "q"), known=account(30)), description)
     assert ways == f"bring the one that it had back from a copy, or {ANEW}"
 
@@ -184,14 +182,13 @@ def test_an_older_checkpoint_is_refused(tmp_path: Path) -> None:
 def test_a_checkpoint_of_which_no_batch_is_finished_is_older_than_any_account(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "q", batches=0, begun=1)
     description = (
-        "it is an older one: nothing of it is committed in things, and the query has covered things up to 0=5 "
-        "(partition 0)"
+        "it is an older one: it has no commit in things, and the query has read things up to 0=5 (partition 0)"
     )
     refused(examined(path, known=account(5)), description)
 
 
 def test_a_checkpoint_that_is_gone_is_missed(tmp_path: Path) -> None:
-    description = "its checkpoint is gone, and it has covered things up to 0=30: all would be counted again"
+    description = "its checkpoint is missing, and it has read things up to 0=30: all would be counted again"
     refused(examined(tmp_path / "q", known=account(30)), description)
     # Unless nothing was covered.
     assert examined(tmp_path / "q", known=account(0, step=0)).fit is Fit.NEW
@@ -199,14 +196,14 @@ def test_a_checkpoint_that_is_gone_is_missed(tmp_path: Path) -> None:
 
 def test_one_that_was_set_aside_does_not_come_back_unnoticed(tmp_path: Path) -> None:
     path = kept(tmp_path / "q")
-    description = "the query has had another one since, and has covered things up to 0=30 with that"
+    description = "the query has had a newer one, and has read things up to 0=30 with it"
     refused(examined(path, known=account(30, "another-id")), description)
     # Rows of a life may be there before it has told of a batch.
-    older = "its rows would pass for older than those of life 1, for ever"
+    older = "its rows would always count as older than those of generation 1"
     for step in (0, 2):
         known = account(30, "another-id", number=1, step=step)
-        refused(examined(path, known=known), f"the query has had another one since: {older}")
-        refused(examined(tmp_path / "none", known=known), f"its checkpoint is gone: {older}")
+        refused(examined(path, known=known), f"the query has had a newer one: {older}")
+        refused(examined(tmp_path / "none", known=known), f"its checkpoint is missing: {older}")
 
 
 def test_a_checkpoint_that_has_lost_its_note_is_not_taken_for_a_first_life(tmp_path: Path) -> None:
@@ -240,8 +237,7 @@ def test_settings_that_a_checkpoint_keeps_are_told(tmp_path: Path) -> None:
     found = examined(kept(tmp_path / "q"), known=known)
     assert found.fit is Fit.FITS
     assert found.remarks == (
-        "it goes on with spark.sql.shuffle.partitions = 2 of its checkpoint, not with 8: "
-        "penstock state rescale changes it",
+        "it uses spark.sql.shuffle.partitions = 2 of its checkpoint, not 8: penstock state rescale changes it",
     )
 
 
@@ -251,7 +247,7 @@ def test_changes_that_do_no_harm_are_remarked(tmp_path: Path) -> None:
     assert found.fit is Fit.FITS
     assert found.remarks == (
         "from now on its rows are written once, when they are final",
-        "it has changed, but not its state: what comes from now on is affected, what it has counted is not",
+        "it has changed, but not its state: the change applies to new records only",
     )
     assert str(found) == "fits; " + "; ".join(found.remarks)
 
@@ -270,7 +266,9 @@ def test_a_query_that_changed_before_its_first_batch_ended_begins_another_life(t
     assert examined(tmp_path).require().generation == 2
     now = replace(QUERY, plan="cd")
     found = examined(tmp_path, now)
-    assert str(found) == "new; it has changed before it had finished a batch: its rows begin another life"
+    assert str(found) == "new; it changed before its first commit: it starts a new generation"
     assert found.require() == Note({"things": "one"}, 3, {"things": {0: 3}}, now)
     Note(generation=LAST, query=QUERY).write(str(tmp_path))
-    assert refused(examined(tmp_path, now), f"it has had {LAST} lives, and versions tell no more").startswith("give it")
+    assert refused(
+        examined(tmp_path, now), f"it has had {LAST} generations, and versions cannot count more"
+    ).startswith("give it")

@@ -170,16 +170,14 @@ def test_the_doctor_refuses_what_spark_refuses_and_accepts_what_it_accepts(
         finally:
             spark.conf.set(SHUFFLE, str(other))
         assert (diagnosis.fit, objection) == (Fit.FITS, None)
-        assert f"it goes on with {SHUFFLE} = {other} of its checkpoint, not with 5" in str(diagnosis)
+        assert f"it uses {SHUFFLE} = {other} of its checkpoint, not 5" in str(diagnosis)
 
         # Without our note, the word of Spark is enough, and is told in our words.
         (Path(stand.engine.checkpoint(stand.query.name)) / "penstock.json").unlink()
         wider, _ = stand.changed("alone", REFUSED["another type of sum"](stand.query))
-        assert wider.problem.startswith("its state has the values sum long, count long")
+        assert wider.problem.startswith("its state has value columns sum long, count long")
         wider, _ = stand.changed("alone too", REFUSED["no duplicates"](stand.query))
-        assert (
-            wider.problem == "its state is that of an aggregation, and would be that of an aggregation, dropDuplicates"
-        )
+        assert wider.problem == "its state is of an aggregation, and would be of an aggregation, dropDuplicates"
 
 
 def test_sources_are_known_by_their_number_and_order(
@@ -204,9 +202,9 @@ def test_sources_are_known_by_their_number_and_order(
         assert all(objection for _, objection in found.values()), found
         problems = {name: diagnosis.problem.rpartition(": ")[2] for name, (diagnosis, _) in found.items()}
         assert problems == {
-            "swapped": "their order may not change",
+            "swapped": "the order of sources may not change",
             "one less": "the number of its sources may not change",
             "one more": "the number of its sources may not change",
-            "another": "what they are may not change",
+            "another": "its sources may not change",
         }
         assert stand.changed("as it was", query)[0].fit is Fit.FITS

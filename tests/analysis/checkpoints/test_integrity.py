@@ -46,23 +46,23 @@ def said(name: str, text: str) -> Harm:
 @pytest.mark.parametrize(
     ("harm", "description"),
     [
-        (gone("metadata"), "its file metadata is gone"),
+        (gone("metadata"), "its file metadata, with the id of the query, is missing"),
         (emptied("metadata"), "its file metadata cannot be read"),
         (said("metadata", '{"name":"q"}'), "its file metadata cannot be read"),
         (emptied("offsets/3"), "offsets/3 cannot be read"),
         (said("offsets/3", "v1\n{"), "offsets/3 cannot be read"),
         (said("offsets/3", "v1\n[]\n{}"), "offsets/3 cannot be read"),
         (said("offsets/2", "nothing\n{}\n{}"), "offsets/2 cannot be read: it begins with 'nothing'"),
-        (gone("offsets/3"), "batch 3 is committed, and its offsets (offsets/3) are gone"),
+        (gone("offsets/3"), "batch 3 is committed, and its offsets (offsets/3) are missing"),
         (lambda path: shutil.rmtree(path / "offsets"), "batch 3 is committed"),
-        (gone("offsets/2"), "offsets/2 is gone, which Spark needs"),
+        (gone("offsets/2"), "offsets/2 is missing, which Spark needs"),
         (emptied("commits/3"), "commits/3 cannot be read"),
         (said("commits/3", "v1\n{"), "commits/3 cannot be read"),
-        (lambda path: [gone(f"commits/{one}")(path) for one in (2, 3)], "batch 3 was begun, and the one"),
-        (gone("state/0/1/4.changelog"), "state/0/1 lacks the step to version 4 of the state"),
-        (gone("state/0/1/3.changelog"), "state/0/1 lacks the step to version 3 of the state"),
+        (lambda path: [gone(f"commits/{one}")(path) for one in (2, 3)], "batch 3 was started, and the previous one"),
+        (gone("state/0/1/4.changelog"), "state/0/1 has no changelog of version 4"),
+        (gone("state/0/1/3.changelog"), "state/0/1 has no changelog of version 3"),
         (emptied("state/0/0/3.changelog"), "state/0/0/3.changelog is empty"),
-        (gone("state/0/0/left/4.changelog"), "state/0/0/left lacks the step to version 4"),
+        (gone("state/0/0/left/4.changelog"), "state/0/0/left has no changelog of version 4"),
     ],
 )
 def test_what_is_missing_or_broken_is_named(harm: Harm, description: str, tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_files_of_the_second_format_are_known_by_the_ids_of_their_commit(tmp_pat
     assert not found.numbered
     # That of another attempt does not count.
     (path / "state/0/1/2_c.changelog").rename(path / "state/0/1/2_d.changelog")
-    with pytest.raises(Misconfigured, match="state/0/1 lacks the step to version 2"):
+    with pytest.raises(Misconfigured, match="state/0/1 has no changelog of version 2"):
         written(path)
 
 

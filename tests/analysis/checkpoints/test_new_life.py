@@ -107,7 +107,7 @@ def test_a_query_goes_on_in_either_mode_and_begins_anew_where_it_is_told(
 
     # Without its checkpoint, all would be counted again, and older counts would stand.
     assert set_aside(Path(folder)) is not None
-    with pytest.raises(Misconfigured, match="its checkpoint is gone, and it has covered"):
+    with pytest.raises(Misconfigured, match="its checkpoint is missing, and it has read"):
         launched(Mode.MICRO_BATCH)
     note = note_of(f"{folder}.1")
     assert (note.topics, note.generation, note.since) == (ids, 0, None)

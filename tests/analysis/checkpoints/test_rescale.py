@@ -29,7 +29,7 @@ def checkpoint(folder: Path, batch: int = 3, partitions: int = 2) -> Path:
 def test_what_spark_refuses_leaves_the_checkpoint_as_it_was(spark: SparkSession, tmp_path: Path) -> None:
     folder = checkpoint(tmp_path / "odd")
     before = sorted(file.relative_to(folder) for file in folder.rglob("*"))
-    with pytest.raises(Misconfigured, match="query odd: it keeps no state"):
+    with pytest.raises(Misconfigured, match="query odd: it has no state"):
         rescale(spark, "odd", str(folder), 4)
     assert sorted(file.relative_to(folder) for file in folder.rglob("*")) == before
     assert [one.name for one in tmp_path.iterdir()] == ["odd"]
@@ -46,10 +46,10 @@ def test_where_no_copy_can_be_kept_nothing_is_done(spark: SparkSession, tmp_path
 @pytest.mark.parametrize(
     ("folder", "partitions", "problem"),
     [
-        ("odd", 0, "0 partitions are asked for"),
+        ("odd", 0, "the number of partitions is 0; use 1 or more"),
         ("none", 4, "it has no checkpoint at .*none; set .spark. shuffle_partitions"),
-        ("new", 4, "it has not finished a batch yet"),
-        ("hdfs://far/odd", 4, "its checkpoint lies at hdfs://far/odd, where no copy of it can be kept"),
+        ("new", 4, "it has no committed batch"),
+        ("hdfs://far/odd", 4, "its checkpoint at hdfs://far/odd is not on a local file system"),
     ],
 )
 def test_what_cannot_be_done_is_said_at_once(

@@ -353,7 +353,7 @@ def test_a_record_finds_the_row_that_the_table_held_when_it_came(run: Run, spark
         assert found.setdefault(origin.seq, told) == told
     expected = [json.dumps([bare(record), bare(row)], sort_keys=True) for record, row in due]
     assert Counter(found.values()) == Counter(expected)
-    with pytest.raises(Misconfigured, match="it looks up what a table held when each record came"):
+    with pytest.raises(Misconfigured, match="it uses lookup"):
         require_repeatable(engine(run, "found", spark), run.trials["found"].query)
 
 

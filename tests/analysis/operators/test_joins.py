@@ -76,10 +76,10 @@ def test_a_stream_is_joined_with_itself(spark: SparkSession) -> None:
 def test_what_cannot_be_joined_is_told_with_the_fix(spark: SparkSession, tmp_path: Path) -> None:
     shown, clicks = ads(spark)
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"shown": shown}, r"joined\(shown=…\): it joins 1 streams"),
+        ({"shown": shown}, r"interval_join\(shown=…\): it joins 1 streams"),
         ({"shown": shown, "click": clicks, "how": "outer"}, 'how is "outer"; the choices are inner, left'),
-        ({"shown": shown, "click": clicks, "on": ()}, "on names no column"),
-        ({"shown": shown, "click": clicks, "on": "banner"}, "click has no column banner; it has ad, page"),
+        ({"shown": shown, "click": clicks, "key": ()}, "key names no column"),
+        ({"shown": shown, "click": clicks, "key": "banner"}, "click has no column banner; it has ad, page"),
         ({"shown": shown, "ad": clicks}, '"ad" is a column of the result already'),
         ({"shown": shown, "click": clicks, "within": "soon"}, "within is 'soon': \"soon\" is not a duration"),
         ({"shown": shown, "click": clicks, "within": ("1 s",)}, "within is"),
@@ -95,5 +95,5 @@ def test_what_cannot_be_joined_is_told_with_the_fix(spark: SparkSession, tmp_pat
         return interval_join(shown=shown, click=clicks, key="ad", within="1 minute")
 
     query = Query("clicked", ("shown", "clicks"), "clicked", ("ad",), clicked)
-    with pytest.raises(Misconfigured, match=r'nothing says how late its records may be.*watermark="10 minutes"'):
+    with pytest.raises(Misconfigured, match=r'it has no watermark.*watermark="10 minutes"'):
         engine.verdicts([query])

@@ -63,10 +63,10 @@ def fours(events: DataFrame) -> DataFrame:
         (sliding, None, None),
         (sessions, "number", None),
         (fours, "number", None),
-        (sessions, None, "its sessions grow together"),
+        (sessions, None, "its sessions are merged"),
         (anyhow, None, "its rows have no window"),
-        (filtered, None, "its own where.. is not declared: say it as where= instead"),
-        (fours, None, "its windows are not of time"),
+        (filtered, None, "it uses where..: declare the condition as where= instead"),
+        (fours, None, "its windows do not end in time"),
     ],
 )
 def test_a_query_whose_late_records_cannot_be_told_is_refused(
@@ -79,7 +79,7 @@ def test_a_query_whose_late_records_cannot_be_told_is_refused(
     if why is None:
         assert "seen" in engine.columns(query)
         return
-    with pytest.raises(Misconfigured, match=f"belong to the dead letters: {why}; say what makes .* unique"):
+    with pytest.raises(Misconfigured, match=f"for the dead letters: {why}; declare unique="):
         engine.columns(query)
     with pytest.raises(Misconfigured, match=why):
         launch(engine, query, 0, {})

@@ -89,7 +89,7 @@ def test_a_row_whose_versions_are_used_up_is_told(side: str) -> None:
     handle.value.held = ("{}", False, CHANGES - 2 if side == "right" else 0, 0, None, None, 0)
     [related] = relation.handleInputRows(("=b",), iter([left, right]), None)
     assert related.seen["count"] == ((CHANGES - 2) * CHANGES + 1 if side == "left" else CHANGES + CHANGES - 1)
-    with pytest.raises(Misconfigured, match="the row k, or the one that it names, has changed 4194304 times"):
+    with pytest.raises(Misconfigured, match="the row k, or its right row, has changed 4194304 times"):
         list(relation.handleInputRows(("=b",), iter([row(2, key="k", told=True, changes=CHANGES), right]), None))
 
 
@@ -195,7 +195,7 @@ def test_rows_that_a_condition_does_not_hold_for_are_deleted(spark: SparkSession
 @pytest.mark.parametrize(
     ("build", "why"),
     [
-        (lambda a, b, s: tables.join(a=a), "it joins two tables or more"),
+        (lambda a, b, s: tables.join(a=a), "it needs two tables or more"),
         (lambda a, b, s: tables.join(a=a, seen=b), "seen is a column that it adds"),
         (
             lambda a, b, s: tables.join(how=cast(Any, "right"), a=a, b=b),

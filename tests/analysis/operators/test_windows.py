@@ -112,9 +112,9 @@ def test_sums_and_means_of_arrays_leave_nulls_out(spark: SparkSession) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"size": 0}, "its windows are to hold 0 records"),
-        ({"size": 2, "slide": 3}, "let slide be from 1 to 2"),
-        ({"size": 2, "slide": 0}, "let slide be from 1 to 2"),
+        ({"size": 0}, "size is 0"),
+        ({"size": 2, "slide": 3}, "use a slide from 1 to 2"),
+        ({"size": 2, "slide": 0}, "use a slide from 1 to 2"),
         ({"size": 2, "key": "nam"}, "key= names nam; name columns of its frame: name, event_time"),
     ],
 )
@@ -125,7 +125,7 @@ def test_windows_by_count_that_cannot_be_are_refused(spark: SparkSession, argume
 
 
 def test_windows_by_count_need_to_know_the_place_of_records(spark: SparkSession) -> None:
-    with pytest.raises(Misconfigured, match="its frame lacks origin and event_time; give it the frame of a channel"):
+    with pytest.raises(Misconfigured, match="its frame has no column origin and event_time"):
         count_window(frame(spark, "name STRING").select("name"), 2)
     with pytest.raises(Misconfigured, match=r"its frame is a table, .* may have no time; .* tables\.latest"):
         count_window(frame(spark, "name STRING").withColumn("_deleted", F.lit(False)), 2)

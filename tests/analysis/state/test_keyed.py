@@ -145,13 +145,13 @@ def test_what_cannot_work_is_told_before_it_starts(spark: SparkSession) -> None:
             Both,
             stream.withWatermark("event_time", "1 minute"),
             "card",
-            r"^Both\.last: its time to live goes by the clock",
+            r"^Both\.last: its ttl uses the clock",
         ),
         (
             Patient,
             stream.withWatermark("event_time", "1 minute").drop("event_time"),
             "card",
-            r"^Patient: its timers go by event time, .* lost it; keep event_time",
+            r"^Patient: its timers use event time, .* lost event_time; keep event_time",
         ),
         (
             Approve,
@@ -184,7 +184,7 @@ def test_timers_by_event_time_give_rows_without_a_record_and_an_error_is_told_wi
     since = datetime.fromtimestamp(begin / 1_000, UTC)
     assert table([last]) == {-1: ("a", f"unused since {since:%H:%M}", 1.0, None)}
     assert Origin.read(last.headers) is None
-    with pytest.raises(Misconfigured, match="query patient: its timers give rows, and there are no timers in a batch"):
+    with pytest.raises(Misconfigured, match="query patient: it has timers"):
         require_repeatable(engine, query)
     # One comes after the watermark has passed it: Spark does not hand it over.
     start, watermark = {at: end for at, (_, end) in kafka.bounds(uses).items()}, begin + 7_140_000

@@ -185,9 +185,9 @@ def test_where_there_is_nothing_some_keys_are_named(asked: Asked) -> None:
 @pytest.mark.parametrize(
     ("key", "reason"),
     [
-        ("ann", "the state is kept by name and odd: write a JSON array of 2 values"),
+        ("ann", "the state has the key name and odd: write a JSON array of 2 values"),
         ('["ann"]', "write a JSON array of 2 values"),
-        ('["ann", "two"]', 'its odd cannot be read: "two" is no bigint'),
+        ('["ann", "two"]', 'its odd cannot be read: "two" is not a bigint'),
         (f'["ann", {2**70}]', "its odd cannot be read"),
         ('["ann", 1e400]', "write a JSON array of 2 values"),
         ("[" * 5_000, "write a JSON array of 2 values"),
@@ -214,7 +214,7 @@ def test_a_scan_ends_at_its_limit(asked: Asked) -> None:
     assert some["more"]
     begun = scan(engine, queries["swapped"], "B", 10)
     assert {entry["key"][0] for entry in begun["entries"]} == {"BOB"}
-    with pytest.raises(Refused, match="between 1 and 10,000"):
+    with pytest.raises(Refused, match="from 1 to 10,000"):
         scan(engine, queries["swapped"], "", 0)
 
 
@@ -228,9 +228,9 @@ def test_a_scan_of_ones_own_state_names_the_variables(asked: Asked) -> None:
 def test_what_cannot_be_asked_says_why(asked: Asked) -> None:
     engine, queries = asked
     assert "what it has seen" in get(engine, queries["once"], "ann")["note"]
-    assert "it keeps no state" in scan(engine, queries["plain"], "", 10)["note"]
+    assert "it has no state" in scan(engine, queries["plain"], "", 10)["note"]
     new = Query("new", ("asked-things",), "asked-f", ("name",), windowed)
-    assert get(engine, new, "ann")["note"] == "it has not finished a batch yet"
+    assert get(engine, new, "ann")["note"] == "it has no committed batch"
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,9 @@ def test_a_map_is_used_as_a_dict() -> None:
 
 
 def test_a_variable_cannot_be_replaced_and_is_there_only_while_something_is_handled() -> None:
-    with pytest.raises(AttributeError, match=r"single is kept for each key; change what it holds"):
+    with pytest.raises(AttributeError, match=r"single cannot be assigned"):
         said(lambda one: setattr(one, "single", "Oslo"))
-    with pytest.raises(AttributeError, match="only while a row or a timer is handled"):
+    with pytest.raises(AttributeError, match=r"only in process\(\) and on_timer\(\)"):
         _ = Kept().single
 
 
@@ -140,5 +140,5 @@ def test_the_names_of_columns_are_read_without_spark() -> None:
     assert names("a: INT, b: INT") == ("a", "b")
     assert names("BIGINT") == names("ARRAY<STRUCT<x: INT, y: INT>>") == names("DECIMAL(9, 2)") == ("value",)
     for wrong in ("", "a INT,", ", ", "a INT, 7"):
-        with pytest.raises(ValueError, match="names no columns"):
+        with pytest.raises(ValueError, match="has no columns"):
             names(wrong)
