@@ -15,7 +15,7 @@ from penstock.core.errors import Misconfigured
 
 SUMS = Operator("Aggregate", ("name string",), ("sum(n) bigint",))
 QUERY = Fingerprint(("things",), "totals", "update", (SUMS,), "ab")
-KEEP = "keep it as it was and give what is new another name, or begin anew: "
+KEEP = "keep the query unchanged and give the new one another name, or begin anew: "
 ANEW = "begin anew: penstock run FILE --new-checkpoint q --from beginning|MOMENT|CHANNEL:PARTITION=OFFSET,…"
 
 
