@@ -11,7 +11,9 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from io import FileIO
 from pathlib import Path
+from tempfile import TemporaryFile
 from threading import Event
+from unittest.mock import patch
 
 import pytest
 from tests.ports import later_port
@@ -41,9 +43,12 @@ def channel(kafka: Kafka, fresh: Fresh) -> str:
     return name
 
 
-def produced(kafka: Kafka, given: bytes, *arguments: str) -> "subprocess.CompletedProcess[bytes]":
-    command = [*PENSTOCK, "produce", *arguments, "--servers", kafka.servers]
-    return subprocess.run(command, input=given, capture_output=True, check=False, timeout=60)
+def produced(kafka: Kafka, given: bytes, *arguments: str) -> Result:
+    with TemporaryFile() as lines:  # The command reads a file descriptor.
+        lines.write(given)
+        lines.seek(0)
+        with patch.object(Input, "standard", lambda max_length, _: Input(lines.fileno(), max_length)):
+            return CliRunner().invoke(whole, ["produce", *arguments, "--servers", kafka.servers])
 
 
 @contextmanager
@@ -88,8 +93,8 @@ def misconfigured(result: Result) -> Misconfigured:
 
 def test_each_line_becomes_a_numbered_record(kafka: Kafka, channel: str) -> None:
     done = produced(kafka, b"one\n\nthr\xffe\nlast", "--topic", channel, "--sender", "me")
-    assert (done.returncode, done.stdout) == (0, b"")
-    assert done.stderr.decode() == f"4 acknowledged by {channel} at {kafka.where}\n"
+    assert (done.exit_code, done.stdout) == (0, "")
+    assert done.stderr == f"4 acknowledged by {channel} at {kafka.where}\n"
     entries = held(kafka, channel)
     assert [entry.value for entry in entries] == [b"one", b"", b"thr\xffe", b"last"]
     origins = [Origin.of(entry.headers) for entry in entries]
@@ -99,15 +104,15 @@ def test_each_line_becomes_a_numbered_record(kafka: Kafka, channel: str) -> None
 
 def test_keys_headers_and_nulls_as_json(kafka: Kafka, channel: str) -> None:
     lines = b'{"key": "k", "value": "v", "headers": {"a": "1"}}\n{"key": "k", "value": null}\n'
-    assert produced(kafka, lines, "--topic", channel, "--no-identity", "--json").returncode == 0
+    assert produced(kafka, lines, "--topic", channel, "--no-identity", "--json").exit_code == 0
     found = [(entry.key, entry.value, list(entry.headers)) for entry in held(kafka, channel)]
     assert found == [(b"k", b"v", [("a", b"1")]), (b"k", None, [])]
 
 
 def test_a_line_that_cannot_be_read_is_named_and_those_before_it_are_sent(kafka: Kafka, channel: str) -> None:
     done = produced(kafka, b"a:1\nb:2\nnonsense\nc:3\n", "--topic", channel, "--key-separator", ":")
-    assert done.returncode == 1
-    assert done.stderr.decode().splitlines() == [
+    assert done.exit_code == 1
+    assert done.stderr.splitlines() == [
         f"2 acknowledged by {channel} at {kafka.where}",
         'penstock: line 3 is refused: it has no key: "nonsense" has no separator ":"',
     ]
@@ -118,10 +123,10 @@ def test_what_consume_tells_as_json_can_be_put_in_again_with_its_identity(
     kafka: Kafka, channel: str, fresh: Fresh
 ) -> None:
     other = fresh("copied")
-    assert produced(kafka, b"x:\xff\ny:\n", "--topic", channel, "--key-separator", ":").returncode == 0
+    assert produced(kafka, b"x:\xff\ny:\n", "--topic", channel, "--key-separator", ":").exit_code == 0
     consume = ["consume", "--topic", channel, "--from-beginning", "--max-messages", "2", "--json"]
     told = CliRunner().invoke(whole, [*consume, "--servers", kafka.servers])
-    assert produced(kafka, told.stdout_bytes, "--topic", other, "--create", "--json").returncode == 0
+    assert produced(kafka, told.stdout_bytes, "--topic", other, "--create", "--json").exit_code == 0
     copies = [(entry.key, entry.value, list(entry.headers)) for entry in held(kafka, other)]
     assert copies == [(entry.key, entry.value, list(entry.headers)) for entry in held(kafka, channel)]
 
