@@ -3,7 +3,7 @@ import pytest
 
 from penstock.core.clock import Micros
 from penstock.core.errors import Misconfigured, Refused
-from penstock.simulate.feed import Feed, Following, asked
+from penstock.simulate.feed import Cursor, Feed, parse_resume
 
 EPOCH = 1_700_000_000
 START = EPOCH * 1_000_000
@@ -18,7 +18,7 @@ def feed(rate: float = 10, senders: int = 3, count: int | None = None, plain: bo
     return Feed(numbered, rate, senders, EPOCH, count, numbered=not plain)
 
 
-def numbers(following: Following, now: Micros, most: int = 10_000) -> list[tuple[str, int]]:
+def numbers(following: Cursor, now: Micros, most: int = 10_000) -> list[tuple[str, int]]:
     messages = [orjson.loads(message)["feed"] for message in following.take(now, most)]
     return [(message["sender"], message["seq"]) for message in messages]
 
@@ -50,10 +50,10 @@ def test_the_message_is_the_document_and_its_numbers() -> None:
 
 
 def test_senders_are_called_as_the_feed_says() -> None:
-    one = Feed(numbered, 10, 3, EPOCH, 30, called="turbine")
+    one = Feed(numbered, 10, 3, EPOCH, 30, sender="turbine")
     assert orjson.loads(one.heartbeats(3, 99))["heartbeats"][2]["sender"] == "turbine-02"
     after = {"turbine-00": (EPOCH, 10), "turbine-01": (EPOCH, 9), "turbine-02": (EPOCH, 10), "meetup-01": (EPOCH, 10)}
-    assert numbers(one.following(after, FOREVER), FOREVER) == [("turbine-01", 10)]
+    assert numbers(one.after(after, FOREVER), FOREVER) == [("turbine-01", 10)]
 
 
 def test_an_empty_document_stays_json() -> None:
@@ -65,7 +65,7 @@ def test_without_numbers_the_message_is_the_document() -> None:
 
 
 def test_each_sender_numbers_without_a_gap() -> None:
-    found = numbers(feed(count=30).following({}, START), FOREVER)
+    found = numbers(feed(count=30).after({}, START), FOREVER)
     for sender in ("meetup-00", "meetup-01", "meetup-02"):
         assert [seq for name, seq in found if name == sender] == list(range(1, 11))
 
@@ -77,7 +77,7 @@ def test_a_client_without_a_past_gets_what_comes_from_now_on() -> None:
 
 
 def test_a_client_gets_no_more_at_a_time_than_it_takes() -> None:
-    following = feed(count=30).following({}, START)
+    following = feed(count=30).after({}, START)
     assert len(numbers(following, FOREVER, most=7)) == 7
     assert len(numbers(following, FOREVER)) == 23
     assert following.ended
@@ -85,7 +85,7 @@ def test_a_client_gets_no_more_at_a_time_than_it_takes() -> None:
 
 def test_a_resume_goes_on_after_the_number_of_each_sender() -> None:
     after = {"meetup-00": (EPOCH, 9), "meetup-01": (EPOCH, 8), "meetup-02": (EPOCH, 10)}
-    assert numbers(feed(count=30).following(after, FOREVER), FOREVER) == [
+    assert numbers(feed(count=30).after(after, FOREVER), FOREVER) == [
         ("meetup-01", 9),
         ("meetup-00", 10),
         ("meetup-01", 10),
@@ -94,18 +94,18 @@ def test_a_resume_goes_on_after_the_number_of_each_sender() -> None:
 
 def test_a_sender_that_is_not_listed_begins_with_its_first_number() -> None:
     after = {"meetup-00": (EPOCH, 10), "meetup-01": (EPOCH, 10)}
-    found = numbers(feed(count=30).following(after, FOREVER), FOREVER)
+    found = numbers(feed(count=30).after(after, FOREVER), FOREVER)
     assert found == [("meetup-02", seq) for seq in range(1, 11)]
 
 
 def test_a_number_of_another_epoch_counts_as_none() -> None:
-    found = numbers(feed(count=30).following({"meetup-00": (EPOCH - 1, 10)}, FOREVER), FOREVER)
+    found = numbers(feed(count=30).after({"meetup-00": (EPOCH - 1, 10)}, FOREVER), FOREVER)
     assert len(found) == 30
 
 
 def test_a_claim_to_hold_the_future_does_not_skip_it() -> None:
     claim = {f"meetup-{sender:02d}": (EPOCH, 10**15) for sender in range(3)}
-    following = feed().following(claim, START + 1_000_000)
+    following = feed().after(claim, START + 1_000_000)
     assert numbers(following, START + 1_200_000) == [("meetup-02", 4), ("meetup-00", 5)]
 
 
@@ -125,7 +125,7 @@ def test_an_impossible_feed_is_misconfigured(wrong: dict[str, int]) -> None:
 
 
 def test_a_resume_is_read() -> None:
-    assert asked(b'{"after":{"meetup-07":[5,6]}}') == {"meetup-07": (5, 6)}
+    assert parse_resume(b'{"after":{"meetup-07":[5,6]}}') == {"meetup-07": (5, 6)}
 
 
 @pytest.mark.parametrize(
@@ -148,4 +148,4 @@ def test_a_resume_is_read() -> None:
 )
 def test_a_bad_resume_is_refused(message: bytes) -> None:
     with pytest.raises(Refused):
-        asked(message)
+        parse_resume(message)

@@ -55,7 +55,7 @@ def feed(
             epoch if epoch is not None else SystemClock().now() // SECOND + 1,
             count,
             numbered=not no_resume,
-            called=kind.sender,
+            sender=kind.sender,
         )
         asyncio.run(_serve(feed_, host, port, name))
 

@@ -1,7 +1,7 @@
-"""The feed, without I/O: which records are due at a moment, what follows after a resume, how messages are spelled.
+"""The simulated feed, without I/O: which records are due, what a client gets after a resume, and the messages.
 
-Record n (from 0) of the feed is due at start + n/rate. It belongs to sender n % senders, whose numbers are 1, 2, 3, …
-Nothing is kept: a message is made when a client is ready for it, so a slow client costs no memory.
+Record n (from 0) is due at start + n/rate. It belongs to sender n % senders, which numbers its records 1, 2, 3, …
+A message is generated when a client is ready for it, so a slow client needs no memory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,10 +20,9 @@ SECOND = 1_000_000
 
 @dataclass(frozen=True)
 class Feed:
-    """Documents, when each of them is due, and who sends it.
+    """A feed of documents from several senders at a rate.
 
-    The epoch is the second since 1970 at which the feed starts. Started again with the same epoch, a feed goes on as if
-    it had never been away.
+    The epoch is the start of the feed, in seconds since 1970. Restarted with the same epoch, a feed continues.
     """
 
     documents: Documents
@@ -32,8 +31,8 @@ class Feed:
     epoch: int
     count: int | None = None
     numbered: bool = True
-    called: str = "meetup"
-    """What its senders are called, before their number."""
+    sender: str = "meetup"
+    """The name of its senders, to which their number is added."""
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= SECOND:
@@ -46,16 +45,16 @@ class Feed:
             raise Misconfigured("the feed", f"its count is {self.count}", "give 0 or more")
 
     def name(self, sender: int) -> str:
-        return f"{self.called}-{sender:02d}"
+        return f"{self.sender}-{sender:02d}"
 
     def time_of(self, n: int) -> Micros:
         """When record n is due."""
         return self.epoch * SECOND + int(n * SECOND / self.rate)
 
     def due(self, now: Micros) -> int:
-        """How many records are due by now: those before this n."""
+        """The number of records that are due."""
         n = max(0, int((now - self.epoch * SECOND) * self.rate / SECOND))
-        # Rounding may miss by one; `time_of` decides.
+        # Rounding errors: `time_of` decides.
         while self.time_of(n) <= now:
             n += 1
         while n and self.time_of(n - 1) > now:
@@ -63,7 +62,7 @@ class Feed:
         return n if self.count is None else min(n, self.count)
 
     def ended(self, n: int) -> bool:
-        """Whether the records before n are all that will ever be."""
+        """Whether record n is after the last record."""
         return self.count is not None and n >= self.count
 
     def message(self, n: int) -> bytes:
@@ -81,7 +80,7 @@ class Feed:
         )
 
     def heartbeats(self, n: int, now: Micros) -> bytes:
-        """Each sender's last number among the records before n."""
+        """A message with the last number of each sender before record n."""
         rounds, rest = divmod(n, self.senders)
         return orjson.dumps(
             {
@@ -97,38 +96,37 @@ class Feed:
             }
         )
 
-    def following(self, after: SenderNumbers, now: Micros) -> "Following":
-        """What a client is owed that holds these numbers already.
+    def after(self, numbers: SenderNumbers, now: Micros) -> "Cursor":
+        """A cursor for a client that has the records up to these numbers.
 
-        Numbers of another epoch are none of this one. Nobody can hold what was not sent yet: such a claim counts as all
-        that was, so that the worst it does is that some records come twice.
+        Numbers of another epoch are ignored. A number that was not sent yet counts as the last one that was sent.
         """
         rounds, rest = divmod(self.due(now), self.senders)
-        held = []
+        last = []
         for sender in range(self.senders):
-            epoch, seq = after.get(self.name(sender), (self.epoch, 0))
-            held.append(min(seq, rounds + (sender < rest)) if epoch == self.epoch else 0)
-        return Following(self, held)
+            epoch, seq = numbers.get(self.name(sender), (self.epoch, 0))
+            last.append(min(seq, rounds + (sender < rest)) if epoch == self.epoch else 0)
+        return Cursor(self, last)
 
-    def from_now(self, now: Micros) -> "Following":
-        """What a client is owed that asks for nothing of the past."""
-        return Following(self, [0] * self.senders, self.due(now))
+    def from_now(self, now: Micros) -> "Cursor":
+        """A cursor for a client that reads only new records."""
+        return Cursor(self, [0] * self.senders, self.due(now))
 
 
-class Following:
-    """How far one client is: `n` is the next record of the feed, and what it holds beyond that is passed over."""
+class Cursor:
+    """The position of a client: `n` is its next record. Records that it has already are skipped."""
 
-    def __init__(self, feed: Feed, held: list[int], n: int | None = None) -> None:
+    def __init__(self, feed: Feed, last: list[int], n: int | None = None) -> None:
         self._feed = feed
-        self._held = held
-        self.n = min(seq * feed.senders + sender for sender, seq in enumerate(held)) if n is None else n
+        self._last = last
+        self.n = min(seq * feed.senders + sender for sender, seq in enumerate(last)) if n is None else n
 
     def take(self, now: Micros, most: int) -> Iterator[bytes]:
-        """The next messages that are due, up to `most` of them, in the order of their numbers."""
+        """The next messages that are due, at most `most` records further."""
         until = min(self._feed.due(now), self.n + most)
         while self.n < until:
             n, self.n = self.n, self.n + 1
-            if n // self._feed.senders >= self._held[n % self._feed.senders]:
+            if n // self._feed.senders >= self._last[n % self._feed.senders]:
                 yield self._feed.message(n)
 
     @property
@@ -136,8 +134,8 @@ class Following:
         return self._feed.ended(self.n)
 
 
-def asked(message: bytes) -> SenderNumbers:
-    """What a client holds, from its first message: `{"after": {"meetup-07": [epoch, number]}}`. Refused otherwise."""
+def parse_resume(message: bytes) -> SenderNumbers:
+    """Parse the first message of a client: `{"after": {"meetup-07": [epoch, number]}}`; Refused if it is invalid."""
     try:
         document = orjson.loads(message)
     except orjson.JSONDecodeError as error:
@@ -145,11 +143,11 @@ def asked(message: bytes) -> SenderNumbers:
     after = document.get("after") if isinstance(document, Mapping) else None
     if not isinstance(after, Mapping):
         raise Refused("a resume", 'it has to be {"after": {sender: [epoch, number]}}')
-    return {sender: _place(place) for sender, place in after.items()}
+    return {sender: _number(number) for sender, number in after.items()}
 
 
-def _place(place: object) -> tuple[int, int]:
-    match place:
+def _number(number: object) -> tuple[int, int]:
+    match number:
         case [int(epoch), int(seq)] if seq >= 0 and not isinstance(epoch, bool) and not isinstance(seq, bool):
             return epoch, seq
-    raise Refused("a resume", "a sender's place has to be [epoch, number]")
+    raise Refused("a resume", "the value of a sender has to be [epoch, number]")

@@ -1,4 +1,4 @@
-"""RSVPs as a function of seed, sender and number: nothing is kept, and any past one can be made again."""
+"""RSVPs as functions of seed, sender and number, so that every record can be generated again."""
 
 from functools import cached_property
 from math import sin, tau
@@ -101,13 +101,13 @@ FIRST_NAMES = (
 
 
 class Rsvps:
-    """RSVP documents of a world that the seed makes: its groups, where they meet, and who comes."""
+    """RSVP documents with groups, venues and members that depend on the seed."""
 
     def __init__(self, seed: int) -> None:
         self._seed = mixed(seed)
 
     def __call__(self, sender: int, number: int, time: Micros) -> bytes:
-        """The RSVP `number` of `sender`, given at `time`: compact JSON of 500 to 900 bytes."""
+        """RSVP `number` of `sender` at `time`: compact JSON of 500 to 900 bytes."""
         first = mixed(self._seed ^ (number << 16) ^ sender)
         second = mixed(first)
         mtime = time // 1_000
@@ -126,7 +126,7 @@ class Rsvps:
                 self._members[_MEMBER_SLOTS[second >> 28 & 0xFFF]],
                 b',"event":{',
                 event,
-                # The next meeting: the first whole multiple of the group's rhythm, half a day or more from now.
+                # The next meeting: the first multiple of the group's interval that is at least half a day from now.
                 b',"time":%d},"group":' % ((mtime + 12 * HOUR) // every * every + every),
                 self._groups[group],
                 b"}",
@@ -134,7 +134,7 @@ class Rsvps:
         )
 
     def _topic_at(self, mtime: int, bits: int) -> int:
-        """A topic by its popularity, which swings: what is liked now is drawn more often than what was liked before."""
+        """Draw a topic by its popularity, which changes periodically."""
         for turn in range(3):
             topic = _TOPIC_SLOTS[bits >> 8 * turn & 0xFFF]
             swing = sin(tau * (mtime / self._periods[topic] + topic / 7))
@@ -144,22 +144,22 @@ class Rsvps:
 
     @cached_property
     def _periods(self) -> list[float]:
-        """Per topic, how long (in ms) it takes from one height of its popularity to the next: 4 to 20 minutes."""
+        """Per topic, the period of its popularity in ms: 4 to 20 minutes."""
         return [240_000 + self._draw(1, topic) % 960_000 for topic in range(len(TOPICS))]
 
     @cached_property
     def _topics(self) -> list[list[int]]:
         """Per group, its two to five topics."""
-        chosen = []
+        topics_of = []
         for group in range(GROUPS):
-            wanted = 2 + self._draw(2, group) % 4
+            count = 2 + self._draw(2, group) % 4
             topics: dict[int, None] = {}
             turn = 0
-            while len(topics) < wanted:
+            while len(topics) < count:
                 topics[_TOPIC_SLOTS[self._draw(3, group, turn) & 0xFFF]] = None
                 turn += 1
-            chosen.append(list(topics))
-        return chosen
+            topics_of.append(list(topics))
+        return topics_of
 
     @cached_property
     def _cities(self) -> list[City]:

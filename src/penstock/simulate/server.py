@@ -1,4 +1,4 @@
-"""The feed on a port: a thin shell that asks `Feed` what is due and sends it."""
+"""Serves a simulated feed over WebSocket."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -15,16 +15,16 @@ from websockets.http11 import Request, Response
 
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.errors import Misconfigured, Refused
-from penstock.simulate.feed import END, SECOND, Feed, Following, asked
+from penstock.simulate.feed import END, SECOND, Cursor, Feed, parse_resume
 
 PATH = "/rsvps"
 RESUME_WITHIN = 10.0
-BURST = 200  # records between two looks at the clock, so that heartbeats go out during a long catch-up, too
+BURST = 200  # records between two checks of the clock, so that heartbeats are sent during a long catch-up
 
 
 @dataclass
 class Serving:
-    """A feed that listens: its address, and what it has done so far."""
+    """A running feed: its address, the number of sent records, and its clients."""
 
     url: str
     sent: int = 0
@@ -43,7 +43,7 @@ async def serve(
         serving.clients.add(client)
         try:
             with suppress(ConnectionClosed):
-                await _attend(client, feed, clock, serving)
+                await _serve_client(client, feed, clock, serving)
         finally:
             serving.clients.discard(client)
 
@@ -67,36 +67,36 @@ async def serve(
 
 
 def _answer(client: ServerConnection, request: Request, path: str) -> Response | None:
-    asked_for = urlsplit(request.path).path
-    if asked_for == "/":
+    requested = urlsplit(request.path).path
+    if requested == "/":
         return client.respond(HTTPStatus.OK, f"A simulated feed. Connect by WebSocket to {path}.\n")
-    return None if asked_for == path else client.respond(HTTPStatus.NOT_FOUND, f"There is only {path} here.\n")
+    return None if requested == path else client.respond(HTTPStatus.NOT_FOUND, f"There is only {path} here.\n")
 
 
-async def _attend(client: ServerConnection, feed: Feed, clock: Clock, serving: Serving) -> None:
-    following = feed.from_now(clock.now())
+async def _serve_client(client: ServerConnection, feed: Feed, clock: Clock, serving: Serving) -> None:
+    cursor = feed.from_now(clock.now())
     if feed.numbered and client.request and "resume" in parse_qs(urlsplit(client.request.path).query, True):
         try:
             async with asyncio.timeout(RESUME_WITHIN):
-                after = asked(await client.recv(decode=False))
+                numbers = parse_resume(await client.recv(decode=False))
         except TimeoutError:
             await client.close(CloseCode.POLICY_VIOLATION, f"no resume within {RESUME_WITHIN:g} s")
             return
         except Refused as refused:
             await client.close(CloseCode.POLICY_VIOLATION, str(refused))
             return
-        following = feed.following(after, clock.now())
+        cursor = feed.after(numbers, clock.now())
     gone = asyncio.ensure_future(client.wait_closed())
     try:
-        await _follow(client, feed, following, clock, serving, gone)
+        await _send(client, feed, cursor, clock, serving, gone)
     finally:
         gone.cancel()
 
 
-async def _follow(
+async def _send(
     client: ServerConnection,
     feed: Feed,
-    following: Following,
+    cursor: Cursor,
     clock: Clock,
     serving: Serving,
     gone: asyncio.Future[None],
@@ -104,26 +104,26 @@ async def _follow(
     beat = clock.now()
     while not gone.done():
         now = clock.now()
-        for message in following.take(now, BURST):
+        for message in cursor.take(now, BURST):
             await client.send(message, text=True)
             serving.sent += 1
-        if following.ended or now >= beat + SECOND:
+        if cursor.ended or now >= beat + SECOND:
             beat = now
-            # Without numbers there is nothing that a heartbeat or an end could say.
+            # Heartbeats and the end are only sent with numbers.
             if feed.numbered:
-                await client.send(feed.heartbeats(following.n, now), text=True)
-        if following.ended:
+                await client.send(feed.heartbeats(cursor.n, now), text=True)
+        if cursor.ended:
             if feed.numbered:
                 await client.send(END, text=True)
             await gone
             return
-        await asyncio.wait([gone], timeout=_pause(feed, following, beat, clock.now()))
+        await asyncio.wait([gone], timeout=_pause(feed, cursor, beat, clock.now()))
 
 
-def _pause(feed: Feed, following: Following, beat: Micros, now: Micros) -> float:
-    """Seconds until there is something to send to this client; 0 while it has to catch up."""
-    if following.n < feed.due(now):
+def _pause(feed: Feed, cursor: Cursor, beat: Micros, now: Micros) -> float:
+    """Seconds until the next message to this client; 0 while it catches up."""
+    if cursor.n < feed.due(now):
         return 0
-    wake = min(feed.time_of(following.n), beat + SECOND)
-    # Records that are closer together than this leave in one burst: a timer for each would cost more than it gives.
+    wake = min(feed.time_of(cursor.n), beat + SECOND)
+    # At least a millisecond: a timer for each record would be too expensive.
     return max(0.001, (wake - now) / SECOND)

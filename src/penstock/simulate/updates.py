@@ -1,9 +1,9 @@
-"""Numbered updates and a random walk, as records at a pace and as documents. No I/O.
+"""Numbered updates and random walks, as timed records and as documents. No I/O.
 
-An update is `{"seq": 1, "sender": "sender-01", "time": 1700000000000000}`; its headers tell the same, and the epoch of
-its producer. Each sender counts 1, 2, 3, …
+An update is `{"seq": 1, "sender": "sender-01", "time": 1700000000000000}`; its headers have the same values, and the
+epoch of its producer. Each sender counts 1, 2, 3, …
 
-There are two random walks: one that goes on from where it is, and one of which any position is found by its number.
+There are two random walks: one with state, and one whose positions are functions of their number.
 """
 
 import asyncio
@@ -21,43 +21,42 @@ from penstock.simulate.documents import drawn
 
 Sleep = Callable[[float], Awaitable[object]]
 Behind = Callable[[int], None]
-"""Told how many ticks were given up, each time that some were."""
+"""Called with the number of skipped ticks."""
 
 BURST = 100
-"""So many ticks at most are made up for at once, by who has fallen behind."""
-_AT_ONCE = 1e-6  # No clock is finer: what is due as soon as this is due now.
+"""The maximum of overdue ticks that are made up for."""
+_AT_ONCE = 1e-6  # The resolution of the clock.
 _MOST = 100_000
 
 STEEPEST = 0.75
-"""No step is longer, up or down."""
+"""The longest step, up or down."""
 _SPREAD = 0.25
 
 _LEVELS = 32
-# By how much a tent of each level, from two steps wide to 2³², raises or lowers a step. All together they stay below
-# the steepest. Above the third they fall as those of a true random walk do; the narrow ones are lower, so that a
-# direction is near the last one.
+# The slope of a tent of each level, from a width of two steps to 2³². Their sum is below STEEPEST. From the fourth
+# level they fall as in a true random walk; the narrow ones are lower, so that the direction changes slowly.
 _SLOPES = (0.07, 0.1, 0.12, *(0.5 * 2 ** (-level / 2) for level in range(4, _LEVELS + 1)))
 
 
 async def ticks(
     every: timedelta, clock: Clock, behind: Behind | None = None, sleep: Sleep = asyncio.sleep, burst: int = BURST
 ) -> AsyncIterator[int]:
-    """0, 1, 2, … without end, each when it is due; the first at once.
+    """Yield 0, 1, 2, … without end, each when it is due; the first immediately.
 
-    Who takes them too slowly gets those that are overdue one right after the other, but `burst` of them at most: the
-    rest is given up, `behind` is told how many that were, and the schedule goes on from there. No number is left out.
+    A slow caller gets overdue ticks immediately, but at most `burst` of them. The schedule moves by the rest, and
+    `behind` is called with their number. No number is left out.
     """
     interval = every.total_seconds()
     if interval <= 0:
-        raise Misconfigured("the pace", f"a tick every {interval:g} s has no end", "give more than 0 ms")
-    start, number, given_up = clock.elapsed(), 0, 0
+        raise Misconfigured("the pace", f"the interval is {interval:g} s", "set more than 0 ms")
+    start, number, skipped = clock.elapsed(), 0, 0
     while True:
-        wait = start + (number + given_up) * interval - clock.elapsed()
+        wait = start + (number + skipped) * interval - clock.elapsed()
         if wait > _AT_ONCE:
             await sleep(wait)
-            continue  # A sleep may be short; the clock decides.
+            continue  # A sleep may end early.
         if (overdue := int(-wait / interval)) > burst:
-            given_up += overdue - burst
+            skipped += overdue - burst
             if behind is not None:
                 behind(overdue - burst)
         yield number
@@ -66,9 +65,9 @@ async def ticks(
 
 @dataclass(frozen=True)
 class Updates:
-    """Every so often, each sender sends `count` updates; `limit` of them in all, or on and on.
+    """Each sender sends `count` updates every `every`, until it has sent `limit`.
 
-    A single sender is called `name`; of several, each adds its number to it.
+    A single sender has the name `name`; several senders add their numbers.
     """
 
     every: timedelta = timedelta(milliseconds=100)
@@ -80,14 +79,14 @@ class Updates:
     def __post_init__(self) -> None:
         for what, number in (("count", self.count), ("number of senders", self.senders)):
             if number < 1:
-                raise Misconfigured("updates", f"the {what} is {number}", "give 1 or more")
+                raise Misconfigured("updates", f"the {what} is {number}", "set 1 or more")
         if self.count * self.senders > _MOST:
-            problem = f"{self.senders:,} senders and {self.count:,} updates of each make too many for a tick"
-            raise Misconfigured("updates", problem, f"give {_MOST:,} together at most, and tick more often")
+            problem = f"{self.senders:,} senders and {self.count:,} updates of each are too many for a tick"
+            raise Misconfigured("updates", problem, f"send {_MOST:,} at most, in shorter intervals")
         if self.limit is not None and self.limit < 0:
-            raise Misconfigured("updates", f"the limit is {self.limit}", "give 0 or more")
+            raise Misconfigured("updates", f"the limit is {self.limit}", "set 0 or more")
         if self.every <= timedelta(0):
-            raise Misconfigured("updates", f"a tick every {self.every.total_seconds():g} s", "give more than 0 ms")
+            raise Misconfigured("updates", f"the interval is {self.every.total_seconds():g} s", "set more than 0 ms")
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -98,21 +97,16 @@ class Updates:
 
 
 def new_epoch(clock: Clock) -> int:
-    """A number for the life of a producer that begins now, in microseconds.
-
-    It is written nowhere, so that a producer needs no disk: two lives of a sender have the same only if they begin in
-    the same microsecond.
-    """
+    """The epoch of a producer that starts now: the time in microseconds, so that a producer needs no disk."""
     return clock.now()
 
 
 async def updates(
     wanted: Updates, epoch: int, clock: Clock, behind: Behind | None = None, sleep: Sleep = asyncio.sleep
 ) -> AsyncIterator[list[Record]]:
-    """A batch at each tick: the next updates of every sender, numbered from 1 within this `epoch`, keyed by sender.
+    """Yield a batch at each tick: the next updates of every sender, numbered from 1 in this epoch, keyed by sender.
 
-    Asked for too slowly, it makes up for what is overdue as `ticks` does, and tells `behind` how many ticks it
-    gave up; their updates are not lost, they were never made.
+    `behind`: as in `ticks`. Skipped ticks have no updates.
     """
     if wanted.limit == 0:
         return
@@ -133,7 +127,7 @@ def _update(sender: str, epoch: int, seq: int, time: Micros) -> Record:
 
 
 class Counters:
-    """The updates of all senders, as documents, each with a value below 1,000 that the seed makes."""
+    """The updates of all senders as documents, each with a random value below 1,000."""
 
     def __init__(self, seed: int) -> None:
         self._seed = drawn(seed, 8)
@@ -145,9 +139,9 @@ class Counters:
 
 
 def positions(seed: int | None = None) -> Iterator[float]:
-    """Where the walk is after each step, without end; the same for the same seed.
+    """Yield the position of a walk after each step, without end; the same for the same seed.
 
-    The direction of a step is a normal draw around the last one, held within ±0.75.
+    The direction of a step is a normal draw around the last one, within ±0.75.
     """
     draw = random.Random(seed)
     position = direction = 0.0
@@ -159,7 +153,7 @@ def positions(seed: int | None = None) -> Iterator[float]:
 
 @dataclass(frozen=True)
 class Walk:
-    """A step every so often; `limit` steps in all, or on and on."""
+    """A step every `every`, `limit` steps in total."""
 
     every: timedelta = timedelta(seconds=1)
     limit: int | None = None
@@ -171,7 +165,7 @@ class Walk:
 async def walk(
     wanted: Walk, epoch: int, clock: Clock, behind: Behind | None = None, sleep: Sleep = asyncio.sleep
 ) -> AsyncIterator[list[Record]]:
-    """A batch of one record at each step: the position with 4 decimals, numbered from 1 within this `epoch`."""
+    """Yield a batch of one record at each step: the position with 4 decimals, numbered from 1 in this epoch."""
     if wanted.limit is not None and wanted.limit < 1:
         return
     path = positions(wanted.seed)
@@ -183,23 +177,22 @@ async def walk(
 
 
 def _written(position: float) -> bytes:
-    # Zero has no sign, from whichever side it was rounded.
+    # Without negative zero.
     return b"%.4f" % (round(position, 4) + 0.0)
 
 
 class Walkers:
-    """The walks of all senders, as documents.
+    """The walks of all senders as documents.
 
-    A walk is the sum of tents: at each level they stand side by side, twice as wide as on the level below, each upright
-    or upside down by chance. So a position takes as long wherever it is, and nothing is kept. After 2³² steps it
-    is back at 0, and goes elsewhere from there.
+    A walk is the sum of triangle waves (tents). Each level has tents of twice the width of the level below, each with a
+    random sign. So any position is computed in constant time, without state. After 2³² steps the walk is at 0 again.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed = drawn(seed, 7)
 
     def __call__(self, sender: int, number: int, time: Micros) -> bytes:
-        """Where `sender` is after the step `number`, at `time`."""
+        """The position of `sender` after step `number`, at `time`."""
         position = round(self._position(sender, number), 4) + 0.0
         name = f"walker-{sender:02d}"
         return orjson.dumps({"walk": name, "step": number, "position": position, "at": time // 1_000})
@@ -209,10 +202,10 @@ class Walkers:
         key = drawn(self._seed, sender)
         for level, slope in enumerate(_SLOPES, 1):
             if level % 4 == 1:
-                # One draw is enough for the tents of four levels that stand above each other: 1, 2, 4 and 8 of them.
+                # One draw has the bits of four levels: 1, 2, 4 and 8 tents.
                 bits = drawn(key, level, number >> level + 3)
                 top = level + 3
-            # Their bits are numbered from the widest down, and from left to right.
+            # The bits are ordered from the widest level to the narrowest, and from left to right.
             below = top - level
             tent = (1 << below) + (number >> level & (1 << below) - 1)
             within = number & (1 << level) - 1
