@@ -70,10 +70,10 @@ def test_answers_are_the_result_of_a_query() -> None:
 @pytest.mark.parametrize(
     ("url", "options", "said"),
     [
-        ("wss//feed", {}, 'wss//feed is no address that is known here; did you mean "wss://"?'),
+        ("wss//feed", {}, 'the scheme of wss//feed is unknown; did you mean "wss://"?'),
         ("https://feed", {}, 'did you mean "poll+https://" or "sse+https://"?'),
         ("tcp://feed", {}, 'did you mean "listen+tcp://"?'),
-        ("gopher://feed?token=1", {}, "gopher://feed is no address that is known here; an address begins with"),
+        ("gopher://feed?token=1", {}, "the scheme of gopher://feed is unknown"),
         ("ws://feed", {"keey": "customer"}, '"keey" is not among its options; did you mean "key"?'),
         ("ws://feed", {"numberd": "feed"}, '"numberd" is not among its options; did you mean "numbered"?'),
         ("ws://feed", {"ping_every": "soon"}, 'source rsvps, ping_every: "soon" is not a duration'),
