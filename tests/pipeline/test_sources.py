@@ -74,8 +74,8 @@ def test_answers_are_the_result_of_a_query() -> None:
         ("https://feed", {}, 'did you mean "poll+https://" or "sse+https://"?'),
         ("tcp://feed", {}, 'did you mean "listen+tcp://"?'),
         ("gopher://feed?token=1", {}, "the scheme of gopher://feed is unknown"),
-        ("ws://feed", {"keey": "customer"}, '"keey" is not among its options; did you mean "key"?'),
-        ("ws://feed", {"numberd": "feed"}, '"numberd" is not among its options; did you mean "numbered"?'),
+        ("ws://feed", {"keey": "customer"}, 'unknown option "keey"; did you mean "key"?'),
+        ("ws://feed", {"numberd": "feed"}, 'unknown option "numberd"; did you mean "numbered"?'),
         ("ws://feed", {"ping_every": "soon"}, 'source rsvps, ping_every: "soon" is not a duration'),
     ],
 )
