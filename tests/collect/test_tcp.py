@@ -385,7 +385,7 @@ async def test_half_a_record_that_nobody_sends_again_has_a_receipt() -> None:
         async with sending(source) as sender:
             sender.writer.write(b"hal")
             assert [(one.value, one.refused) for one in await taken(intakes, 1)] == [
-                (b"hal", "nothing came for too long in the middle of a record")
+                (b"hal", "timeout in the middle of a record")
             ]
         source_slow = replace(source, stalled_after=timedelta(seconds=30))
     async with source_slow.open(ResumeState()) as intakes, sending(source_slow) as sender:
@@ -395,7 +395,7 @@ async def test_half_a_record_that_nobody_sends_again_has_a_receipt() -> None:
         await asyncio.sleep(0.05)
         sender.reset()
         assert [(one.value, one.refused) for one in await taken(intakes, 1)] == [
-            (b"hal", "the connection broke in the middle of it")
+            (b"hal", "the connection broke in the middle of the record")
         ]
 
 
@@ -405,7 +405,7 @@ async def test_what_was_not_taken_ends_the_connection() -> None:
         async with sending(source, HELLO) as sender:
             sender.send(b"x")
             await (await anext(intakes)).settle(Unavailable("the channel", "away"))
-            assert await sender.error() == "the records were not taken"
+            assert await sender.error() == "the records were not stored"
         async with sending(source, HELLO) as again:
             assert await again.hear() == {"after": 0}
 
@@ -421,7 +421,7 @@ async def test_what_came_behind_something_that_was_not_taken_is_not_safe() -> No
             second = await anext(intakes)
             await first.settle(Unavailable("the channel", "away"))
             await second.settle(None)
-            assert await sender.hear() == {"error": "the records were not taken"}
+            assert await sender.hear() == {"error": "the records were not stored"}
         async with sending(source, HELLO) as again:
             assert await again.hear() == {"after": 0}
 
@@ -446,21 +446,21 @@ async def test_at_the_end_senders_hear_what_is_safe() -> None:
 @pytest.mark.parametrize(
     ("hello", "said"),
     [
-        (b"not JSON", "begin with who sends"),
-        (b"GET / HTTP/1.1", "begin with who sends"),
-        (b"[]", "begin with who sends"),
-        (b"[" * 3_000, "begin with who sends"),
-        (b"x" * 10_000, "begin with who sends"),
-        (b'{"sender":"a"}', "begin with who sends"),
-        (b'{"sender":"a","epoch":1,"seq":0}', "begin with who sends"),
-        (b'{"sender":"a","epoch":1,"seq":true}', "begin with who sends"),
-        (b'{"sender":"a","epoch":-1}', "in which life"),
-        (b'{"sender":"a","epoch":true}', "in which life"),
-        (b'{"sender":"a","epoch":1.0}', "in which life"),
-        (b'{"sender":"a","epoch":"1"}', "in which life"),
-        (b'{"sender":"a","epoch":9223372036854775808}', "in which life"),
-        (b'{"sender":"a","epoch":1,"n":1}', "begin with who sends"),
-        (b'{"sender":"\\ud800","epoch":1}', "begin with who sends"),
+        (b"not JSON", "begin with the sender"),
+        (b"GET / HTTP/1.1", "begin with the sender"),
+        (b"[]", "begin with the sender"),
+        (b"[" * 3_000, "begin with the sender"),
+        (b"x" * 10_000, "begin with the sender"),
+        (b'{"sender":"a"}', "begin with the sender"),
+        (b'{"sender":"a","epoch":1,"seq":0}', "begin with the sender"),
+        (b'{"sender":"a","epoch":1,"seq":true}', "begin with the sender"),
+        (b'{"sender":"a","epoch":-1}', "an epoch that grows"),
+        (b'{"sender":"a","epoch":true}', "an epoch that grows"),
+        (b'{"sender":"a","epoch":1.0}', "an epoch that grows"),
+        (b'{"sender":"a","epoch":"1"}', "an epoch that grows"),
+        (b'{"sender":"a","epoch":9223372036854775808}', "an epoch that grows"),
+        (b'{"sender":"a","epoch":1,"n":1}', "begin with the sender"),
+        (b'{"sender":"\\ud800","epoch":1}', "begin with the sender"),
         (b'{"sender":"","epoch":1}', "1 to 200 characters"),
         (b'{"sender":"' + b"a" * 201 + b'","epoch":1}', "1 to 200 characters"),
         (b'{"sender":"a\\nb","epoch":1}', "printable"),
@@ -480,10 +480,10 @@ async def test_a_hello_that_does_not_come_or_does_not_end_closes_the_connection(
         for begun in (b"", b'{"se'):
             async with sending(source) as sender:
                 sender.writer.write(sender.framed(begun)[: len(begun)] if begun else b"")
-                assert "begin with who sends" in await sender.error()
+                assert "begin with the sender" in await sender.error()
         async with sending(source) as sender:
             sender.writer.write(b"\x00\x00\xff\xff" + b"{" * 10_000)
-            assert "begin with who sends" in await sender.error()
+            assert "begin with the sender" in await sender.error()
 
 
 async def test_a_record_that_does_not_go_on_closes_the_connection_and_an_idle_one_is_fine(frames: str) -> None:
@@ -491,7 +491,7 @@ async def test_a_record_that_does_not_go_on_closes_the_connection_and_an_idle_on
     async with source.open(ResumeState()) as intakes, sending(source) as idle:
         async with sending(source) as sender:
             sender.writer.write(b"\x00\x00\x10\x00never sent")
-            assert await sender.error() == "nothing came for too long in the middle of a record"
+            assert await sender.error() == "timeout in the middle of a record"
         idle.send(b"x")
         assert values(await taken(intakes, 1)) == [b"x"]
 
@@ -504,12 +504,12 @@ async def test_tls_on_the_plain_port_is_told_what_it_is(frames: str, caplog: pyt
                 sender.writer.write(b"\x16")
                 await asyncio.sleep(0.02)
                 sender.writer.write(b"\x03\x01\x02\x00\x01")
-                assert await sender.error() == "this port does not speak TLS"
+                assert await sender.error() == "this port does not use TLS"
         async with sending(source, HELLO) as sender:
             sender.send(b"x")
             assert values(await taken(intakes, 1)) == [b"x"]
     assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == [
-        "door: 127.0.0.1 speaks TLS, and this port does not"
+        "door: 127.0.0.1 uses TLS, and this port does not"
     ]
 
 
@@ -519,18 +519,18 @@ async def test_too_many_are_turned_away() -> None:
         first.send(b"x")
         await taken(intakes, 1)
         async with sending(source) as second:
-            assert await second.error() == "1 may be connected, and they are; come back later"
+            assert await second.error() == "the limit of 1 connections is reached; try again later"
         first.send(b"y")
         assert values(await taken(intakes, 1)) == [b"y"]
 
 
 async def test_who_holds_most_has_to_go_when_too_much_is_unfinished(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tcp, "UNFINISHED", 100_000)
+    monkeypatch.setattr(tcp, "MAX_UNFINISHED", 100_000)
     source = listening(named=False)
     async with source.open(ResumeState()) as intakes, sending(source) as small, sending(source) as large:
         small.writer.write(b"x" * 10)
         large.writer.write(b"x" * 200_000)
-        assert await large.error() == "there are too many records here that do not end; come back later"
+        assert await large.error() == "too many unfinished records; try again later"
         small.send(b"y")
         assert values(await taken(intakes, 1)) == [b"x" * 10 + b"y"]
 

@@ -17,7 +17,7 @@ from websockets.http11 import Request as Handshake
 from penstock.collect.framing import framing
 from penstock.collect.http.requests import PostOptions
 from penstock.collect.listen import endpoint, invalid_sender
-from penstock.collect.tcp import _who
+from penstock.collect.tcp import _parse_hello
 from penstock.collect.websocket import MAX_NUMBER
 from penstock.collect.websocket_server import WebSocketServer, _named, _Server
 from penstock.core.contracts import ResumeState
@@ -43,7 +43,7 @@ def hello(data: bytes) -> None:
     kind = inputs.byte() % 3
     text = inputs.json(_NAMES, 2) + b"\n" if kind == 2 else inputs.rest()
     for found in framing("length" if kind == 1 else "lines", 4_096).push(text)[:1]:
-        met = result_or_error(partial(_who, found, "rsvps"), Refused)
+        met = result_or_error(partial(_parse_hello, found, "rsvps"), Refused)
         if not isinstance(met, Refused):
             (sender, epoch), has = met
             assert (type(epoch), type(has)) == (int, int)
