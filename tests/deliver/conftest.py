@@ -224,7 +224,7 @@ class Demo:
 
 
 def _batch(now: int, mode: str, took: int) -> dict[str, object]:
-    """What Spark told of a batch that ended 21 seconds ago."""
+    """Spark's report of a batch that ended 21 seconds ago."""
     times = {"all": took, "planning": 90, "work": took - 200, "commit": 55}
     store = {"rows": None, "memory": 300 << 10, "disk": 3 << 20, "load": 4, "restored": 212, "hits": 90, "misses": 10}
     seen = {"watermark": now - 52_000_000, "behind": 30_000, "skew": 1_400, "late": 3}

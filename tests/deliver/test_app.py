@@ -202,7 +202,7 @@ async def test_clients_get_a_reason_when_the_server_stops(app: Starlette, served
     assert closed.value.rcvd.code == 1001
 
 
-# --- who may not come in ----------------------------------------------------------------------------------------------
+# --- rejected clients ------------------------------------------------------------------------------------------------
 
 
 async def test_an_unknown_feed_is_answered_with_the_known_ones(address: str) -> None:
@@ -244,7 +244,7 @@ async def test_a_cross_site_client_is_rejected(channels: MemoryChannels, vega_ca
 async def test_an_incomplete_request_is_closed_after_the_timeout(
     channels: MemoryChannels, vega_cache: Path, served: Served, begun: bytes
 ) -> None:
-    """Neither silent, nor with a byte now and then. Those who follow are not concerned."""
+    """Neither silent, nor with a byte now and then. Clients that follow a feed stay connected."""
     with served(make(channels, vega_cache, timeout="1 second")) as address:
         port = int(address.rpartition(":")[2])
         async with following(address) as client, asyncio.timeout(20):

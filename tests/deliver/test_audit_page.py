@@ -39,7 +39,7 @@ class Audit:
         self.rest: Document = {}
 
     def say(self) -> None:
-        """Tell all this as a status does."""
+        """Report all this as a status."""
         missing = sum(one["missing"] for one in self.hops)
         rsvps = channel("rsvps", "source", MILLION, senders=1_024, missing=self.hops[0]["missing"])
         balance = {
@@ -111,7 +111,7 @@ def address(audit: Audit, served: Served, vega_cache: Path) -> Iterator[str]:
 
 @pytest.fixture
 def page(chromium: Browser, address: str) -> Iterator[Page]:
-    """The page, open; it must not have complained when the test is done."""
+    """The page, open; the console must be empty at the end."""
     complaints: list[str] = []
     opened = chromium.new_page(viewport={"width": 1280, "height": 900})
     opened.on("console", lambda line: complaints.append(line.text) if line.type in {"error", "warning"} else None)

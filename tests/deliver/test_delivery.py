@@ -22,7 +22,7 @@ from penstock.testing.clock import ManualClock
 
 
 class Shaky(MemoryChannels):
-    """Channels whose reader fails as often as it is told to, after each batch that it gave."""
+    """Channels whose reader raises each of `failures`, after a batch."""
 
     def __init__(self, *failures: Exception) -> None:
         super().__init__(partitions=2)

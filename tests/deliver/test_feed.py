@@ -41,7 +41,7 @@ class Log:
 
 
 class Copy:
-    """A client: holds a copy of the table, as the protocol tells."""
+    """A client: holds a copy of the table."""
 
     def __init__(self) -> None:
         self.rows: dict[str, object] = {}

@@ -86,7 +86,7 @@ def hop(stage: object = "source:rsvps", reads: str = "", writes: str = "rsvps", 
 
 
 def status(**more: Any) -> dict[str, object]:
-    """What the delivery tells of a small pipeline."""
+    """The status of a small pipeline."""
     balance = {
         "verdict": "missing",
         "hops": [hop(), hop("query:by_country", "rsvps", "by_country", step=LATENCY), hop("feed:x", "by_country", "")],
