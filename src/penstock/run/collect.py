@@ -1,4 +1,4 @@
-"""The collection tier: every source of a pipeline, each with a pump into its channel."""
+"""The collection tier: each source of a pipeline with an ingest loop into its channel."""
 
 import asyncio
 import gc
@@ -27,13 +27,13 @@ from penstock.run.status import Figures, Status, follow_status, report_status
 from penstock.run.tier import Ready, Tier, wait_until_set
 from penstock.supervise.limits import DiskSpace
 
-_TRY_FOR = 60.0
-"""Seconds that sources have at the start, until the tier is ready without them."""
+_START_TIMEOUT = 60.0
+"""Seconds to wait at the start for sources; then the tier is ready without them."""
 
 
 def run(description: Description, config: Config, stop: threading.Event, ready: Ready) -> None:
-    """Every source of the pipeline, each with a pump into its channel; another worker, those that listen."""
-    # Records come and go by the thousand and refer to nothing: to look for cycles among them so often is in vain.
+    """Run all sources of the pipeline; a further worker runs those that listen."""
+    # Records have no reference cycles: collect garbage less often.
     gc.freeze()
     gc.set_threshold(50_000, 20, 50)
     channels, clock, worker = config.bind(), SystemClock(), config.collect.worker
@@ -42,7 +42,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
     abandoned = [] if worker else orphaned(description, config, channels)
     with ExitStack() as stack:
         lags = stack.enter_context(_lags(description, channels))
-        pumps = {
+        loops = {
             name: IngestLoop(
                 _shed(source, _source(source, name, description, config, channels), lags),
                 source.into,
@@ -64,11 +64,11 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
         }
 
         def figures() -> Figures:
-            nodes = {f"source:{name}": _state(pump.figures()) for name, pump in pumps.items()}
+            nodes = {f"source:{name}": _state(loop.figures()) for name, loop in loops.items()}
             return {"nodes": nodes, "disk": space.figures()}
 
         def accounts() -> list[Account]:
-            """What was dropped before the channel; what came into it, the audit counts there."""
+            """The duplicates that were dropped before the channel. The audit counts what is in the channel."""
             return [
                 Account(
                     f"source:{name}",
@@ -77,34 +77,34 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
                     {source.into: Share({}, {}, total_duplicates, {Outcome.DUPLICATE: total_duplicates})},
                     step=total_duplicates,
                 )
-                for source, (name, pump) in zip(specs, pumps.items(), strict=True)
-                if (total_duplicates := pump.total_duplicates)
+                for source, (name, loop) in zip(specs, loops.items(), strict=True)
+                if (total_duplicates := loop.total_duplicates)
             ]
 
         async def collect() -> None:
-            asked = asyncio.Event()
+            stopping = asyncio.Event()
 
-            async def pump_all() -> None:
-                # First, so that it is in the channel when the others look what is there, and before what comes now.
+            async def run_all() -> None:
+                # First: the other loops then see these records in the channel.
                 for spool in abandoned:
-                    await forward(spool, channels, asked)
+                    await forward(spool, channels, stopping)
                 async with asyncio.TaskGroup() as tasks:
-                    for pump in pumps.values():
-                        tasks.create_task(pump.run(asked))
+                    for loop in loops.values():
+                        tasks.create_task(loop.run(stopping))
 
             async with asyncio.TaskGroup() as tasks:
-                seat = _seat(description, config, channels)
-                pumping = tasks.create_task(pump_all() if seat is None else run_as_leader(seat, pump_all))
-                if seat is None:
-                    # Who cannot listen where it is told to is not ready, and says why.
-                    await _tried(pumps.values(), stop)
+                lease = _lease(description, config, channels)
+                running = tasks.create_task(run_all() if lease is None else run_as_leader(lease, run_all))
+                if lease is None:
+                    # A source that cannot listen at its address is not ready, and fails.
+                    await _attempted(loops.values(), stop)
                 ready()
                 await wait_until_set(stop)
-                asked.set()
-                if seat is not None and not any(pump.figures()["connected"] for pump in pumps.values()):
-                    # Nobody collects here: there is nothing that would have to arrive.
-                    pumping.cancel()
-                await asyncio.wait((pumping,))
+                stopping.set()
+                if lease is not None and not any(loop.figures()["connected"] for loop in loops.values()):
+                    # This process is not the leader: it has nothing in flight.
+                    running.cancel()
+                await asyncio.wait((running,))
 
         stack.enter_context(
             report_status(channels, description.status, f"{Tier.COLLECT}-{worker}" if worker else Tier.COLLECT, figures)
@@ -113,8 +113,8 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
         _unwrapped(lambda: asyncio.run(collect()))
 
 
-def _seat(description: Description, config: Config, channels: Channels) -> LeaderLease | None:
-    """What a collector has to hold that has others standing by."""
+def _lease(description: Description, config: Config, channels: Channels) -> LeaderLease | None:
+    """The lease of the leader, if there are standby collectors."""
     if not config.collect.standby:
         return None
     name = worker_name(f"penstock.{description.name}.seat", config.collect.worker)
@@ -123,12 +123,12 @@ def _seat(description: Description, config: Config, channels: Channels) -> Leade
 
 
 Lags = Callable[[str], int]
-"""How far the slowest query is behind in a channel."""
+"""The lag of the slowest query in a channel."""
 
 
 @contextmanager
 def _lags(description: Description, channels: Channels) -> Iterator[Lags]:
-    """What the queries say of themselves, where a source wants to know it."""
+    """The lag that queries report, if a source needs it."""
     if not any(source.shed and source.shed.lag for source in description.sources):
         yield lambda channel: 0
         return
@@ -137,8 +137,8 @@ def _lags(description: Description, channels: Channels) -> Iterator[Lags]:
         def behind(channel: str) -> int:
             nodes = Status(dict(processes)).nodes
             readers = [query for query in description.queries if channel in query.inputs]
-            told = (nodes.get(f"query:{query.name}", {}).get("lag") for query in readers)
-            return max((int(lag) for lag in told if lag), default=0)
+            max_bytes = (nodes.get(f"query:{query.name}", {}).get("lag") for query in readers)
+            return max((int(lag) for lag in max_bytes if lag), default=0)
 
         yield behind
 
@@ -151,42 +151,42 @@ def _source(spec: SourceSpec, name: str, description: Description, config: Confi
     if parse_simulation(config.source_address(spec)) is not None:
         raise Misconfigured(
             f"source {spec.name}",
-            "it is simulated, and nobody started the simulation here",
-            f'use "penstock run", or give the address of a feed: [sources] {spec.name} = "ws://…"',
+            "it is simulated, but the simulation is not running",
+            f'use "penstock run", or set the address of a feed: [sources] {spec.name} = "ws://…"',
         )
     dead = description.channels[spec.into].dead
-    home = SourceContext(channels, spec.into, dead, description.bookmarks, config.state)
-    return make_source(spec, config, description.delivery, os.environ, home, name)
+    context = SourceContext(channels, spec.into, dead, description.bookmarks, config.state)
+    return make_source(spec, config, description.delivery, os.environ, context, name)
 
 
 def limit(channels: Channels, channel: str) -> int:
-    """How many bytes a record may have there, with its key: what the topic takes, less room for headers and frames."""
-    told = channels.limit(channel) if isinstance(channels, Kafka) else None
-    # The name of a sender has up to 200 characters; a cursor, which lies in the headers, too, can be longer.
-    return DEFAULT_RECORD_BYTES if told is None else max(0, told - max(told // 8, 1_024))
+    """The bytes of a record with its key: the limit of the topic, less space for headers."""
+    max_bytes = channels.limit(channel) if isinstance(channels, Kafka) else None
+    # A sender name has up to 200 characters; a cursor can be longer.
+    return DEFAULT_RECORD_BYTES if max_bytes is None else max(0, max_bytes - max(max_bytes // 8, 1_024))
 
 
 def _state(figures: Mapping[str, Any]) -> dict[str, Any]:
     if figures["done"]:
-        return {**figures, "state": "done", "note": "it has given all that it had"}
+        return {**figures, "state": "done", "note": "the source has ended"}
     if figures["paused"]:
         return {**figures, "state": "waiting", "note": figures["paused"]}
     note = figures["trouble"] or ""
     if figures.get("away"):
-        note = f"its channel is away: {figures['spooled']:,} records wait on disk"
+        note = f"its channel is not available: {figures['spooled']:,} records are spooled"
     return {**figures, "state": "connected" if figures["connected"] else "waiting", "note": note}
 
 
-async def _tried(pumps: Collection[IngestLoop], stop: threading.Event) -> None:
-    """Wait until each source was opened or could not be. Not for ever: what the channels hold may be long to read."""
+async def _attempted(loops: Collection[IngestLoop], stop: threading.Event) -> None:
+    """Wait until each source was opened or an attempt has failed, with a timeout: recovery can take long."""
     with suppress(TimeoutError):
-        async with asyncio.timeout(_TRY_FOR):
-            while not stop.is_set() and not all(pump.attempted for pump in pumps):  # noqa: ASYNC110 (as in until_set)
+        async with asyncio.timeout(_START_TIMEOUT):
+            while not stop.is_set() and not all(loop.attempted for loop in loops):  # noqa: ASYNC110 (as in until_set)
                 await asyncio.sleep(0.02)
 
 
 def _unwrapped(work: Callable[[], None]) -> None:
-    """Run; of a group of errors, raise the one that tells."""
+    """Run, and raise the first known error of an exception group."""
     try:
         work()
     except BaseExceptionGroup as group:

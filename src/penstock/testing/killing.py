@@ -69,22 +69,24 @@ class CrashContract:
         guarantee = upstream.source.guarantee
         skip_best_effort(upstream.source)
         size = LARGE if os.environ.get("PENSTOCK_SOAK") else SMALL
-        given = upstream.payloads(size * (len(Step) + 1))
+        payloads = upstream.payloads(size * (len(Step) + 1))
         draw = random.Random(7)
         for number, step in enumerate(Step):
-            await upstream.add_records(given[number * size : (number + 1) * size])
+            await upstream.add_records(payloads[number * size : (number + 1) * size])
             async with CollectorProcess.started(upstream.source, folder, step, draw.randint(1, 3)) as process:
                 await process.died()
             acknowledged = upstream.acknowledged() or 0
-            assert set(given[:acknowledged]) <= set(process.found()), f"acknowledged records are lost: {step}"
-        await upstream.add_records(given[-size:])
+            assert set(payloads[:acknowledged]) <= set(process.found()), f"acknowledged records are lost: {step}"
+        await upstream.add_records(payloads[-size:])
         async with CollectorProcess.started(upstream.source, folder) as process:
-            await process.until_all(given)
+            await process.until_all(payloads)
         found = process.found()
         if guarantee is Guarantee.EXACTLY_ONCE:
-            assert found == Counter(given), f"{process.twice()} {(folder / 'log').read_text(errors='replace')[-2_000:]}"
+            assert found == Counter(payloads), (
+                f"{process.twice()} {(folder / 'log').read_text(errors='replace')[-2_000:]}"
+            )
         else:
-            assert set(found) == set(given)
+            assert set(found) == set(payloads)
 
 
 @dataclass
@@ -114,8 +116,8 @@ class CollectorProcess:
                 await asyncio.sleep(0.01)
         assert self.process.returncode == -signal.SIGKILL, (self.folder / "log").read_text(errors="replace")[-2_000:]
 
-    async def until_all(self, given: Sequence[bytes]) -> None:
-        wanted = set(given)
+    async def until_all(self, payloads: Sequence[bytes]) -> None:
+        wanted = set(payloads)
         async with asyncio.timeout(100 * TIMEOUT if os.environ.get("PENSTOCK_SOAK") else 4 * TIMEOUT):
             while True:
                 began = time.monotonic()
@@ -144,12 +146,12 @@ class CollectorProcess:
         return {(origin.sender, origin.epoch, origin.seq) if origin else None: value for origin, value in records}
 
 
-def _spawned(command: Sequence[str], told: bytes, log: IO[bytes]) -> "subprocess.Popen[bytes]":
+def _spawned(command: Sequence[str], pickled: bytes, log: IO[bytes]) -> "subprocess.Popen[bytes]":
     paths = os.pathsep.join(path for path in sys.path if path)
     environ = {**os.environ, "PYTHONPATH": paths}
     one = subprocess.Popen(tied_to_parent(*command), stdin=subprocess.PIPE, stderr=log, env=environ)
     assert one.stdin is not None
-    one.stdin.write(told)
+    one.stdin.write(pickled)
     one.stdin.close()
     return one
 
@@ -236,8 +238,8 @@ class _DyingSource(SourceWrapper):
     killer: _Killer
 
     @asynccontextmanager
-    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
-        async with self.source.open(taken) as intakes:
+    async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
+        async with self.source.open(resume) as intakes:
             yield self._intakes(intakes)
 
     async def _intakes(self, intakes: AsyncIterator[Intake]) -> AsyncIterator[Intake]:
@@ -262,7 +264,7 @@ async def _collect(source: Source, folder: Path, killer: _Killer) -> None:
     on_disk = killer.step in ON_DISK
     channels = _dying(_channels(folder), killer, (Step.BEFORE_CHANNEL, Step.AFTER_CHANNEL), away=on_disk)
     disk = _dying(SqliteChannels(folder / "spool"), killer, (Step.BEFORE_DISK, Step.AFTER_DISK))
-    pump = IngestLoop(
+    loop = IngestLoop(
         _DyingSource(source, killer),
         "into",
         channels,
@@ -272,7 +274,7 @@ async def _collect(source: Source, folder: Path, killer: _Killer) -> None:
         delays=lambda: repeat(0.01),
         spool=replace(_spool(folder), disk=disk),
     )
-    await pump.run(asyncio.Event())
+    await loop.run(asyncio.Event())
 
 
 def main(folder: str, count: str, step: str | None = None) -> None:

@@ -57,34 +57,34 @@ class SourceContract:
 
     async def test_every_payload_arrives_byte_by_byte(self, upstream: Upstream) -> None:
         """Sources do not validate payloads; the channel does."""
-        if not (given := [one.payload for one in DOCUMENTS if self.supports(one.payload)]):
+        if not (payloads := [one.payload for one in DOCUMENTS if self.supports(one.payload)]):
             raise SkipTest("the payloads of this source need a certain form")
         found: list[bytes] = []
         async with upstream.source.open(ResumeState()) as intakes:
-            await upstream.add_records(given)
+            await upstream.add_records(payloads)
             async with asyncio.timeout(TIMEOUT):
                 async for intake in intakes:
                     found += [one.value for one in arrivals(intake)]
                     await intake.settle(None)
-                    if len(found) >= len(given):
+                    if len(found) >= len(payloads):
                         break
-        assert Counter(found) == Counter(given)
+        assert Counter(found) == Counter(payloads)
 
     async def test_records_arrive_in_order(self, upstream: Upstream) -> None:
         async with upstream.source.open(ResumeState()) as intakes:
-            await upstream.add_records(given := upstream.payloads(50))
+            await upstream.add_records(payloads := upstream.payloads(50))
             found: list[bytes] = []
             async with asyncio.timeout(TIMEOUT):
                 async for intake in intakes:
                     found += [one.value for one in arrivals(intake)]
                     await intake.settle(None)
-                    if len(found) >= len(given):
+                    if len(found) >= len(payloads):
                         break
-        assert found == given
+        assert found == payloads
 
     async def test_nothing_is_acknowledged_before_it_is_durable(self, upstream: Upstream) -> None:
         async with upstream.source.open(ResumeState()) as intakes:
-            await upstream.add_records(given := upstream.payloads(5))
+            await upstream.add_records(payloads := upstream.payloads(5))
             async with asyncio.timeout(TIMEOUT):
                 intake = await anext(intakes)
             first = len(arrivals(intake))
@@ -93,11 +93,11 @@ class SourceContract:
             await intake.settle(None)
             if upstream.acknowledged() is not None:
                 await until(lambda: (upstream.acknowledged() or 0) >= first)
-                assert (upstream.acknowledged() or 0) <= len(given)
+                assert (upstream.acknowledged() or 0) <= len(payloads)
 
     async def test_a_record_that_was_not_stored_is_repeated(self, upstream: Upstream) -> None:
         skip_best_effort(upstream.source)
-        await upstream.add_records(given := upstream.payloads(5))
+        await upstream.add_records(payloads := upstream.payloads(5))
         async with upstream.source.open(ResumeState()) as intakes:
             async with asyncio.timeout(TIMEOUT):
                 intake = await anext(intakes)
@@ -106,45 +106,45 @@ class SourceContract:
             assert upstream.acknowledged() in (None, 0)
         channels = MemoryChannels()
         async with Running(upstream.source, channels) as running:
-            await running.until(lambda: running.values() >= Counter(given))
+            await running.until(lambda: running.values() >= Counter(payloads))
 
     async def test_a_disconnect_loses_nothing(self, upstream: Upstream) -> None:
-        channels, given = MemoryChannels(2), upstream.payloads(60)
+        channels, payloads = MemoryChannels(2), upstream.payloads(60)
         async with Running(upstream.source, channels) as running:
             for first in range(0, 60, 20):
-                await upstream.add_records(given[first : first + 20])
+                await upstream.add_records(payloads[first : first + 20])
                 if upstream.source.guarantee is Guarantee.BEST_EFFORT:
                     # Records that were sent while it was disconnected are lost. It must continue.
-                    await running.until(lambda last=given[first + 19]: running.values()[last])  # type: ignore[misc]
+                    await running.until(lambda last=payloads[first + 19]: running.values()[last])  # type: ignore[misc]
                 else:
                     await running.until(lambda first=first: running.count() > first)  # type: ignore[misc]
                 await upstream.disconnect()
             skip_best_effort(upstream.source)
-            await running.until(lambda: running.values() >= Counter(given))
-        self.check_records(upstream, running.values(), given)
+            await running.until(lambda: running.values() >= Counter(payloads))
+        self.check_records(upstream, running.values(), payloads)
 
     async def test_a_crashed_collector_resumes(self, upstream: Upstream) -> None:
         skip_best_effort(upstream.source)
-        channels, given = MemoryChannels(2), upstream.payloads(120)
+        channels, payloads = MemoryChannels(2), upstream.payloads(120)
         for generation in range(6):
-            await upstream.add_records(given[20 * generation : 20 * generation + 20])
+            await upstream.add_records(payloads[20 * generation : 20 * generation + 20])
             async with Running(upstream.source, channels) as running:
                 await running.until(lambda: running.count() >= 15 * (generation + 1))  # noqa: B023 - it is over then
         async with Running(upstream.source, channels) as running:
-            await running.until(lambda: running.values() >= Counter(given))
-        self.check_records(upstream, running.values(), given)
+            await running.until(lambda: running.values() >= Counter(payloads))
+        self.check_records(upstream, running.values(), payloads)
 
     async def test_a_clean_restart_stores_each_record_once(self, upstream: Upstream) -> None:
         skip_best_effort(upstream.source)
-        channels, given = MemoryChannels(2), upstream.payloads(40)
+        channels, payloads = MemoryChannels(2), upstream.payloads(40)
         for generation in range(2):
-            await upstream.add_records(given[20 * generation : 20 * generation + 20])
+            await upstream.add_records(payloads[20 * generation : 20 * generation + 20])
             async with Running(upstream.source, channels) as running:
-                await running.until(lambda: running.values() >= Counter(given[: 20 * (generation + 1)]))  # noqa: B023
+                await running.until(lambda: running.values() >= Counter(payloads[: 20 * (generation + 1)]))  # noqa: B023
                 if upstream.acknowledged() is not None:
                     await running.until(lambda: upstream.acknowledged() == 20 * (generation + 1))  # noqa: B023
                 await running.stop()
-        assert running.values() == Counter(given)
+        assert running.values() == Counter(payloads)
 
     async def test_closing_leaves_no_tasks(self, upstream: Upstream) -> None:
         before = asyncio.all_tasks()
@@ -153,11 +153,11 @@ class SourceContract:
                 await asyncio.sleep(0)
         await until(lambda: not _new_tasks(before))
 
-    def check_records(self, upstream: Upstream, found: "Counter[bytes]", given: Sequence[bytes]) -> None:
+    def check_records(self, upstream: Upstream, found: "Counter[bytes]", payloads: Sequence[bytes]) -> None:
         if upstream.source.guarantee is Guarantee.EXACTLY_ONCE:
-            assert found == Counter(given)
+            assert found == Counter(payloads)
         else:
-            assert set(found) == set(given)
+            assert set(found) == set(payloads)
 
     def test_it_describes_its_guarantee(self, upstream: Upstream) -> None:
         source = upstream.source

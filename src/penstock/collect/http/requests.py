@@ -63,7 +63,7 @@ class PostOptions:
 
 def _identity(request: Request, query: Query, source: str, own: str) -> SenderIdentity | None:
     key = request.headers.getlist("idempotency-key")
-    given = {name: text for name in _IDENTITY if (text := query.text(name)) is not None}
+    identity = {name: text for name in _IDENTITY if (text := query.text(name)) is not None}
     if key:
         # Keys without an order would have to be kept without a limit. Numbers are kept as runs.
         found = re.fullmatch(r'"?(.+)/([0-9]+)/([0-9]+)"?', key[0]) if len(key) == 1 else None
@@ -71,19 +71,19 @@ def _identity(request: Request, query: Query, source: str, own: str) -> SenderId
             fix = "write SENDER/EPOCH/SEQ: a name, a number that grows with each restart, the number of the record"
             raise Problem(400, _KEY_HEADER, "it is not SENDER/EPOCH/SEQ", fix)
         named = dict(zip(_IDENTITY, found.groups(), strict=True))
-        if given and given != named:
+        if identity and identity != named:
             raise Problem(400, _KEY_HEADER, "the address has another identity", "use one of them")
-        given = named
-    if not given:
+        identity = named
+    if not identity:
         return None
     place = _KEY_HEADER if key else "?sender, ?epoch, ?seq"
-    if missing := [name for name in _IDENTITY if name not in given]:
+    if missing := [name for name in _IDENTITY if name not in identity]:
         raise Problem(400, place, f"{' and '.join(missing)} is missing", "set all three, or none")
-    reason = invalid_sender(given["sender"], source) or invalid_sender(given["sender"], own)
+    reason = invalid_sender(identity["sender"], source) or invalid_sender(identity["sender"], own)
     if reason is not None:
         raise Problem(400, place, reason, "choose another name")
-    epoch, seq = (integer(_KEY_HEADER if key else f"?{name}", given[name]) for name in ("epoch", "seq"))
-    return SenderIdentity(given["sender"], epoch, seq)
+    epoch, seq = (integer(_KEY_HEADER if key else f"?{name}", identity[name]) for name in ("epoch", "seq"))
+    return SenderIdentity(identity["sender"], epoch, seq)
 
 
 if TYPE_CHECKING:

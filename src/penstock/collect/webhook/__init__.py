@@ -185,8 +185,8 @@ class _Messages:
 
 
 def _single(request: Request, header: str, status: int) -> str:
-    given = request.headers.getlist(header)
-    if len(given) != 1:
-        reason = "it is set twice" if given else "it is missing"
+    values = request.headers.getlist(header)
+    if len(values) != 1:
+        reason = "it is set twice" if values else "it is missing"
         raise Problem(status, f"the header {header}", reason, _SIGN_FIX)
-    return given[0]
+    return values[0]
