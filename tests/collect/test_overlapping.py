@@ -288,7 +288,7 @@ def test_what_is_remembered_is_bounded() -> None:
 
 @pytest.mark.parametrize(
     ("options", "said"),
-    [({"connections": 1}, "2 to 10"), ({"connections": 11}, "2 to 10"), ({"remember": 0}, "remembered")],
+    [({"connections": 1}, "2 to 10"), ({"connections": 11}, "2 to 10"), ({"remember": 0}, "remember")],
 )
 def test_options_that_cannot_be_are_misconfigured(options: dict[str, Any], said: str) -> None:
     with pytest.raises(Misconfigured, match=said):
@@ -302,8 +302,8 @@ def test_a_source_that_can_resume_needs_none() -> None:
 
 def test_it_says_which_records_count_as_one() -> None:
     source = WebSocketSource("ws://x", "x", numbered=None)
-    assert "payloads that are the same are one" in overlapping(source).description
-    assert "records that tell the same are one" in overlapping(source, "id").description
+    assert "equal payloads are stored once" in overlapping(source).description
+    assert "records with the same key are stored once" in overlapping(source, "id").description
     assert overlapping(source).guarantee is Guarantee.BEST_EFFORT
 
 

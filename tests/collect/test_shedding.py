@@ -243,13 +243,13 @@ async def test_what_was_dropped_and_comes_again_is_a_record_like_others(tmp_path
 @pytest.mark.parametrize(
     ("told", "said"),
     [
-        ({}, "it does not say when"),
+        ({}, "rate="),
         ({"by": "size", "rate": 1}, 'by is "size"; the choices are random, priority, key, oldest'),
-        ({"rate": 0}, "nothing would pass"),
-        ({"lag": 0}, "nothing would pass"),
+        ({"rate": 0}, "more than 0"),
+        ({"lag": 0}, "more than 0"),
         ({"by": "key", "rate": 1}, 'by "key" needs a field'),
-        ({"by": "priority", "rate": 1, "field": "level"}, "nothing tells what is important"),
-        ({"by": "oldest", "rate": 1}, "say it: lag="),
+        ({"by": "priority", "rate": 1, "field": "level"}, "order"),
+        ({"by": "oldest", "rate": 1}, "set lag="),
     ],
 )
 def test_what_cannot_be_meant_is_misconfigured(told: dict[str, object], said: str) -> None:
