@@ -245,7 +245,7 @@ async def test_an_incomplete_request_is_closed_after_the_timeout(
     channels: MemoryChannels, vega_cache: Path, served: Served, begun: bytes
 ) -> None:
     """Neither silent, nor with a byte now and then. Clients that follow a feed stay connected."""
-    with served(make(channels, vega_cache, timeout="1 second")) as address:
+    with served(make(channels, vega_cache, idle_timeout="1 second")) as address:
         port = int(address.rpartition(":")[2])
         async with following(address) as client, asyncio.timeout(20):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -362,7 +362,7 @@ async def test_a_flood_closes_the_connection(address: str) -> None:
 async def test_a_client_that_never_reads_is_dropped(
     channels: MemoryChannels, vega_cache: Path, served: Served, asking: bytes
 ) -> None:
-    app = make(channels, vega_cache, timeout=timedelta(seconds=1))
+    app = make(channels, vega_cache, idle_timeout=timedelta(seconds=1))
     with served(app) as address:
         port = int(address.rpartition(":")[2])
         asleep = socket.socket()

@@ -221,8 +221,11 @@ def test_an_account_is_not_half_of_a_batch() -> None:
 
 
 def test_sites_are_listed_in_the_environment_with_commas(tmp_path: Path) -> None:
-    environ = {"PENSTOCK_DELIVER_ORIGINS": "https://a.example, https://b.example", "PENSTOCK_DELIVER_TIMEOUT": "2 s"}
+    environ = {
+        "PENSTOCK_DELIVER_ORIGINS": "https://a.example, https://b.example",
+        "PENSTOCK_DELIVER_IDLE_TIMEOUT": "2 s",
+    }
     section = load({"deliver": DeliverSettings}, tmp_path, environ=environ)["deliver"]
     assert isinstance(section, DeliverSettings)
     assert section.origins == ("https://a.example", "https://b.example")
-    assert section.timeout.total_seconds() == 2
+    assert section.idle_timeout.total_seconds() == 2

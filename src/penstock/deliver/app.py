@@ -106,7 +106,7 @@ async def serve(
     """
     delivery: Delivery = app.state.delivery
     settings: DeliverSettings = app.state.settings
-    with listen("the page's", host, port, settings.timeout.total_seconds()) as listener:
+    with listen("the page's", host, port, settings.idle_timeout.total_seconds()) as listener:
         checked = OriginCheckMiddleware(app, OriginCheck(listener, host, origins=settings.origins))
         async with run_server(_config(checked, settings), listener) as serving:
             try:
@@ -134,7 +134,7 @@ def _config(app: ASGIApp, settings: DeliverSettings) -> uvicorn.Config:
     return server_config(
         app,
         settings.connections,
-        settings.timeout.total_seconds(),
+        settings.idle_timeout.total_seconds(),
         _SHUTDOWN_TIMEOUT,
         ws="websockets-sansio",
         ws_max_size=MAX_MESSAGE,

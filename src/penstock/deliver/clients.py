@@ -28,7 +28,7 @@ class FeedEndpoint:
 
     def __init__(self, delivery: Delivery, settings: DeliverSettings, clock: Clock) -> None:
         self._delivery, self._settings, self._clock = delivery, settings, clock
-        self._timeout = settings.timeout.total_seconds()
+        self._timeout = settings.idle_timeout.total_seconds()
 
     async def http(self, request: Request) -> Response:
         wants_events = "text/event-stream" in request.headers.get("accept", "")

@@ -39,7 +39,7 @@ class DeliverSettings(Section):
         (), description='other sites whose pages may follow feeds, such as "https://example.org"'
     )
     connections: int = Field(2_000, ge=1, description="how many connections may be open, those of followers included")
-    timeout: Duration = Field(
+    idle_timeout: Duration = Field(
         timedelta(seconds=10),
         description="how long a client may leave a message unread, or a request unfinished, before it is disconnected",
     )
