@@ -65,7 +65,7 @@ def test_it_tells_what_becomes_of_its_channels_and_is_found_without_its_profile(
     declare(tmp_path, partitions=3, keep="2 days")
     with ran(tmp_path, "--profile", "other") as said:
         assert "channels created" not in said
-        assert " channel letters has more partitions now: some keys lie in others than before\n" in said
+        assert " channel letters has more partitions now: " in said
         assert "; it is not changed\n" in said
         told = json.loads(penstock(tmp_path, "topics", "--describe", "--topic", "letters", "--json"))
         assert [len(topic["partitions"]) for topic in told["topics"]] == [3]
