@@ -193,7 +193,7 @@ def test_what_stands_against_it_is_told(build: Build, why: str, spark: SparkSess
 def test_rows_of_a_table_that_have_no_time_are_in_no_window(spark: SparkSession) -> None:
     table = replace(SHAPE, table=True)
     assert against(spark, lambda things: things.groupBy("name").agg(seen()), None, table) is None
-    assert against(spark, windowed, None, table) == "rows of a table may have no time, and are in no window then"
+    assert against(spark, windowed, None, table) == "rows of a table may have no time, so they are in no window"
 
 
 @pytest.mark.parametrize(

@@ -250,7 +250,7 @@ def test_the_result_is_a_table_again_whose_records_are_counted(spark: SparkSessi
     )
     assert [engine.uncounted(one) for one in (first, second, third)] == [
         None,
-        "it keeps state of its own, in Python",
+        "it keeps state in Python",
         None,
     ]
     assert engine.objection(first) is None

@@ -157,7 +157,7 @@ def test_what_cannot_work_is_told_before_it_starts(spark: SparkSession) -> None:
             Approve,
             Approve.over(made, "card").select("*", F.col("verdict").alias("city")),
             "card",
-            "^Approve: its frame has rows from another Keyed, .*; do both in one class",
+            "^Approve: its frame has rows from another Keyed: .*; do both in one class",
         ),
     ):
         with pytest.raises(Misconfigured, match=problem):
@@ -206,5 +206,5 @@ def test_timers_by_event_time_give_rows_without_a_record_and_an_error_is_told_wi
     eventually(lambda: not running.isActive)
     error = str(failed([running]))
     assert "test_keyed.py:" in error
-    assert "Patient.row for the key 'c': LookupError: nobody has 1000" in error
+    assert "Patient.process for the key 'c': LookupError: nobody has 1000" in error
     assert "\n" not in error
