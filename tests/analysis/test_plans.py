@@ -165,17 +165,17 @@ def test_groups_and_windows_that_do_not_overlap_conserve(watermark: int | None, 
     ("build", "why"),
     [
         (lambda things: things.groupBy("name").count(), "neither seen() nor origin"),
-        (lambda things: things.where("id > 1").groupBy("name").agg(seen()), "where() is not declared"),
-        (lambda things: things.groupBy("name").agg(seen()).where("seen.count > 1"), "where() is not declared"),
+        (lambda things: things.where("id > 1").groupBy("name").agg(seen()), "it uses where()"),
+        (lambda things: things.groupBy("name").agg(seen()).where("seen.count > 1"), "it uses where()"),
         (
             lambda things: things.groupBy(F.window("event_time", "9 seconds", "3 seconds"), "name").agg(seen()),
             "windows overlap",
         ),
         (
             lambda things: things.select("origin", F.explode("tags").alias("name")).groupBy("name").agg(seen()),
-            "several rows of one record",
+            "several rows from one record",
         ),
-        (lambda things: things.dropDuplicates(["id"]).groupBy("name").agg(seen()), "it has seen"),
+        (lambda things: things.dropDuplicates(["id"]).groupBy("name").agg(seen()), "it drops duplicates"),
         (
             lambda things: (
                 things.groupBy("name")
