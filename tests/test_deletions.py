@@ -43,7 +43,7 @@ def judged(held: Row | None, least: Row | None, most: Row | None) -> Comparison:
         (None, row(1, 1), row(1, 1), How.MISSING),
         (row(GONE, 2), row(1, 2), row(1, 2), How.MISSING),
         (row(1, 1), row(GONE, 2), row(GONE, 2), How.UNEXPECTED),
-        (row(GONE, 2), row(GONE, 3), row(GONE, 3), How.LACKS),
+        (row(GONE, 2), row(GONE, 3), row(GONE, 3), How.FEWER),
     ],
 )
 def test_a_deleted_row_is_compared_by_its_version(

@@ -104,17 +104,17 @@ class Wikimedia(Outside):
 
     def id_of(self, index: int) -> str:
         """Of an event: how many each topic has given, up to and with it."""
-        places = [
+        locations = [
             {"topic": f"{name}.mediawiki.recentchange", "partition": 0, "offset": (index + 2 - turn) // 2 - 1}
             for turn, name in enumerate(DATACENTERS)
         ]
-        return orjson.dumps(places).decode()
+        return orjson.dumps(locations).decode()
 
     async def stream(self, request: Request) -> Response:
         told = request.headers.get("last-event-id")
-        places = orjson.loads(told) if told else None
-        self.asked.append(places)
-        sent = sum(place["offset"] + 1 for place in places) if places else 0
+        locations = orjson.loads(told) if told else None
+        self.asked.append(locations)
+        sent = sum(location["offset"] + 1 for location in locations) if locations else 0
         return StreamingResponse(self.events(sent, self.cuts), media_type="text/event-stream")
 
     async def events(self, sent: int, cuts: int) -> AsyncIterator[bytes]:

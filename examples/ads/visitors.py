@@ -24,13 +24,13 @@ Visit = tuple[float, str, dict[str, object]]
 def visits(chance: random.Random, generation: int, every: float = 0.2) -> Iterator[Visit]:
     """An ad is shown every so often; one in three is clicked, after 10 seconds on average, and some after a minute."""
     coming: list[tuple[float, str]] = []
-    shown, now = 0, 0.0
+    impressions, now = 0, 0.0
     while True:
         while coming and coming[0][0] <= now:
             at, impression = heapq.heappop(coming)
             yield at, "clicks", {"impression": impression}
-        shown += 1
-        impression = f"{generation}-{shown}"
+        impressions += 1
+        impression = f"{generation}-{impressions}"
         yield now, "impressions", {"impression": impression, "ad": chance.choice(ADS)}
         if chance.random() < 1 / 3:
             heapq.heappush(coming, (now + chance.expovariate(1 / 10), impression))
@@ -53,15 +53,17 @@ async def send(channels: Channels, limit: int | None) -> None:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="Show ads to visitors who click on some of them.")
-    options.add_argument("--channels", metavar="ADDRESS", help="those of the pipeline that runs here, if not said")
-    options.add_argument("--limit", type=int, help="stop after so many records")
-    given = options.parse_args()
+    parser = argparse.ArgumentParser(description="Show ads to visitors who click on some of them.")
+    parser.add_argument("--channels", metavar="ADDRESS", help="address; default: the running pipeline")
+    parser.add_argument("--limit", type=int, help="stop after so many records")
+    options = parser.parse_args()
     try:
         with suppress(KeyboardInterrupt):
-            asyncio.run(send(bind(given.channels or RunningPipeline.find(Config.read(Path())).address), given.limit))
+            asyncio.run(
+                send(bind(options.channels or RunningPipeline.find(Config.read(Path())).address), options.limit)
+            )
     except PenstockError as error:
-        options.exit(2, f"{error}\n")
+        parser.exit(2, f"{error}\n")
 
 
 if __name__ == "__main__":

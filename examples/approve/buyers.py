@@ -34,7 +34,7 @@ def purchases(chance: random.Random, generation: int) -> Iterator[dict[str, obje
         }
 
 
-def asked(client: httpx.Client, url: str, key: str, purchase: dict[str, object]) -> httpx.Response:
+def request(client: httpx.Client, url: str, key: str, purchase: dict[str, object]) -> httpx.Response:
     """The answer; a till that got none asks again. Because of the key it is one transaction all the same."""
     while True:
         try:
@@ -56,7 +56,7 @@ def buy(url: str, limit: int | None, pause: float, took: list[float]) -> None:
         for number, purchase in enumerate(purchases(random.Random(generation), generation), start=1):
             began = time.perf_counter()
             # Who it is, in which of its lives, and as which of its records.
-            answer = asked(client, url, f"till/{generation}/{number}", purchase)
+            answer = request(client, url, f"till/{generation}/{number}", purchase)
             what = f"{purchase['card']} {purchase['amount']:8.2f} {purchase['category']:12}"
             if answer.status_code == 200:
                 took.append((time.perf_counter() - began) * 1_000)
@@ -78,21 +78,21 @@ def summary(took: Sequence[float]) -> str:
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description="Buy, and wait for each decision.")
-    options.add_argument("--url", default="http://127.0.0.1:8700/transactions")
-    options.add_argument("--limit", type=int, help="stop after so many transactions")
-    options.add_argument("--pause", type=float, default=0.2, metavar="SECONDS", help="between two of them")
-    given = options.parse_args()
+    parser = argparse.ArgumentParser(description="Buy, and wait for each decision.")
+    parser.add_argument("--url", default="http://127.0.0.1:8700/transactions")
+    parser.add_argument("--limit", type=int, help="stop after so many transactions")
+    parser.add_argument("--pause", type=float, default=0.2, metavar="SECONDS", help="between two of them")
+    options = parser.parse_args()
     logging.basicConfig(format="%(message)s", stream=sys.stdout)
     logging.getLogger("buyers").setLevel(logging.INFO)
     took: list[float] = []
     try:
         with suppress(KeyboardInterrupt):
-            buy(given.url, given.limit, given.pause, took)
+            buy(options.url, options.limit, options.pause, took)
     except httpx.HTTPStatusError as error:
-        options.exit(2, f"{given.url}: {error.response.text}\n")
+        parser.exit(2, f"{options.url}: {error.response.text}\n")
     except httpx.TransportError as error:
-        options.exit(2, f"{given.url}: {error}; start the pipeline first: penstock run pipeline.py\n")
+        parser.exit(2, f"{options.url}: {error}; start the pipeline first: penstock run pipeline.py\n")
     say(summary(took))
 
 

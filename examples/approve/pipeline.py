@@ -35,8 +35,8 @@ def decisions(transactions, cards, limits):
         .when((F.col("country") != F.col("home")) & (amount > ABROAD), f"more than {ABROAD:g} abroad")
         .when(amount > most, F.format_string("more than %.0f for %s", most, "category"))
     )
-    known = transactions.join(cards, "card", "left").join(limits, "category", "left")
-    return known.select(
+    usual = transactions.join(cards, "card", "left").join(limits, "category", "left")
+    return usual.select(
         "transaction", "card", "amount", reason.isNull().alias("approved"), reason.alias("reason"), "origin"
     )
 

@@ -39,37 +39,40 @@ class Balances:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.executescript(TABLES)
 
-    def given(self, places: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
+    def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
         """Where to begin: where the database stands; and at the very beginning where it knows of nothing yet."""
-        return {place: self._next(place) or self._channels.bounds(place[0])[place[1]][0] for place in places}
+        return {
+            partition: self._next(partition) or self._channels.bounds(partition[0])[partition[1]][0]
+            for partition in partitions
+        }
 
-    def taken(self, places: Sequence[ChannelPartition]) -> None:
+    def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
         """Nothing is left to do: what was applied is in the database already."""
 
-    def lost(self, places: Sequence[ChannelPartition]) -> None:
+    def lost(self, partitions: Sequence[ChannelPartition]) -> None:
         """Nor here: whoever has them now skips what we applied, and we skip what they did."""
 
     def apply(self, entries: Sequence[Entry]) -> None:
         self._db.execute("BEGIN IMMEDIATE")
         try:
-            for place in {(entry.channel, entry.partition) for entry in entries}:
-                self._apply(place, [entry for entry in entries if (entry.channel, entry.partition) == place])
+            for partition in {(entry.channel, entry.partition) for entry in entries}:
+                self._apply(partition, [entry for entry in entries if (entry.channel, entry.partition) == partition])
         except BaseException:
             self._db.execute("ROLLBACK")
             raise
         self._db.execute("COMMIT")
 
-    def _apply(self, place: ChannelPartition, entries: Sequence[Entry]) -> None:
+    def _apply(self, partition: ChannelPartition, entries: Sequence[Entry]) -> None:
         # Asked within the transaction: a member that was silent for too long may be late, and another one ahead.
-        done = self._next(place) or 0
+        done = self._next(partition) or 0
         for entry in entries:
             if entry.offset >= done:
                 self._db.execute(ADD, ((entry.key or b"").decode(), int(entry.value or b"0")))
         stands = max(done, entries[-1].offset + 1)
-        self._db.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (*place, stands))
+        self._db.execute("INSERT OR REPLACE INTO positions VALUES (?, ?, ?)", (*partition, stands))
 
-    def _next(self, place: ChannelPartition) -> int | None:
-        row = self._db.execute("SELECT next FROM positions WHERE channel = ? AND partition = ?", place).fetchone()
+    def _next(self, partition: ChannelPartition) -> int | None:
+        row = self._db.execute("SELECT next FROM positions WHERE channel = ? AND partition = ?", partition).fetchone()
         return row and int(row[0])
 
 
@@ -89,9 +92,9 @@ def main() -> None:
     parser.add_argument(
         "--channels", default=os.environ.get("CHANNELS", ""), help="their address, such as kafka://host:port"
     )
-    told = parser.parse_args()
+    options = parser.parse_args()
     try:
-        consume(bind(told.channels), told.channel, told.group, told.database)
+        consume(bind(options.channels), options.channel, options.group, options.database)
     except PenstockError as error:
         parser.exit(2, f"{error}\n")
 

@@ -108,8 +108,8 @@ class Coinbase:
             if (safe := resume.numbers.get(product.sender)) is not None:
                 product.began, product.last = safe[0], safe[0] + safe[1] - 1
         subscribe = {"type": "subscribe", "product_ids": list(self.products), "channels": ["matches"]}
-        said = orjson.dumps(subscribe).decode()
-        feed = WebSocketSource(self.address, self.name, numbered=None, first=said, headers=AGENT)
+        notice = orjson.dumps(subscribe).decode()
+        feed = WebSocketSource(self.address, self.name, numbered=None, first=notice, headers=AGENT)
         async with (
             httpx.AsyncClient(headers=AGENT, timeout=TIMEOUT, trust_env=False) as client,
             feed.open(ResumeState()) as intakes,
@@ -124,12 +124,12 @@ class Coinbase:
         async for intake in intakes:
             arrivals: list[Arrival | OutageInterval] = []
             for arrival in intake.arrivals:
-                if not isinstance(arrival, Arrival) or (said := read(arrival.value, products)) is None:
+                if not isinstance(arrival, Arrival) or (notice := read(arrival.value, products)) is None:
                     continue
-                if isinstance(said, str):
-                    arrivals.append(Arrival(arrival.value, refused=said))
+                if isinstance(notice, str):
+                    arrivals.append(Arrival(arrival.value, refused=notice))
                     continue
-                product, trade = said
+                product, trade = notice
                 if product.began is not None and trade.number > product.last + 1:
                     if arrivals:
                         yield Intake(arrivals, _settled)
@@ -222,14 +222,14 @@ def read(value: bytes, products: Mapping[str, Product]) -> tuple[Product, Trade]
     return "it is no message of the exchange"
 
 
-def _is_number(told: object) -> bool:
-    return isinstance(told, int) and not isinstance(told, bool) and 0 < told < LARGEST
+def _is_number(fields: object) -> bool:
+    return isinstance(fields, int) and not isinstance(fields, bool) and 0 < fields < LARGEST
 
 
-def timestamp(told: object) -> Micros:
+def timestamp(fields: object) -> Micros:
     """Of `2014-11-07T08:19:27.028459Z`; now, if it cannot be read."""
     try:
-        found = datetime.fromisoformat(str(told))
+        found = datetime.fromisoformat(str(fields))
         micros = round(found.timestamp() * 1e6) if found.tzinfo is not None else -1
     except (ValueError, OverflowError):
         micros = -1

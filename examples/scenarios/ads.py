@@ -41,8 +41,8 @@ class Ads(Scenario):
 
     def document(self, sender: int, number: int, time: Micros) -> bytes:
         """The impression or click `number` of `sender`, at `time`."""
-        block, place = divmod(number - 1, _BLOCK)
-        if place == self._turn(sender, block)[0] and (clicked := self._clicked(sender, block)) is not None:
+        block, location = divmod(number - 1, _BLOCK)
+        if location == self._turn(sender, block)[0] and (clicked := self._clicked(sender, block)) is not None:
             return self._written("click", sender, clicked, time)
         return self._written("impression", sender, number, time)
 

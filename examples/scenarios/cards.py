@@ -79,13 +79,13 @@ class Cards(Scenario):
 
     def _stolen(self, sender: int, n: int) -> tuple[int, City, bool] | None:
         """The card, the city, and whether it is a large amount; None where the transaction is honest."""
-        block, place = divmod(n, _BLOCK)
+        block, location = divmod(n, _BLOCK)
         bits = drawn(self._blocks, sender, block)
         if bits % _ONE_IN:
             return None
         bits >>= 8
         small, large, gap, begin = 3 + bits % 3, 2 + bits // 3 % 3, 2 + (bits >> 8 & 1), (bits >> 9) % 40
-        turn, between = divmod(place - begin, gap)
+        turn, between = divmod(location - begin, gap)
         if between or not 0 <= turn < small + large:
             return None
         card = _card(bits >> 16)
@@ -111,9 +111,9 @@ def kilometres(one: City, other: City) -> float:
 
 def _card(bits: int) -> int:
     """Some cards are used more than others: ten at a time, because there are more of them than slots."""
-    return _CARD_SLOTS[bits & 0xFFF] * _ALIKE + (bits >> 12 & 0xFF) % _ALIKE
+    return _CARD_SLOTS[bits & 0xFFF] * _SIMILAR + (bits >> 12 & 0xFF) % _SIMILAR
 
 
-_ALIKE = 10
-_CARD_SLOTS = slots(CARDS // _ALIKE, 0.3)
+_SIMILAR = 10
+_CARD_SLOTS = slots(CARDS // _SIMILAR, 0.3)
 _CITY_SLOTS = slots(len(CITIES), 0.7)

@@ -47,24 +47,24 @@ class Carts(Scenario):
 
     def document(self, sender: int, number: int, time: Micros) -> bytes:
         """The step `number` in the carts of `sender`, at `time`."""
-        place, lane = divmod(number - 1, _LANES)
-        visit, step = divmod(place, _STEPS)
+        location, lane = divmod(number - 1, _LANES)
+        visit, step = divmod(location, _STEPS)
         bits = drawn(self._steps, sender, lane, visit)
         first = 4 + bits % 5
         second = step >= first
         length = _STEPS - first if second else first
-        taken, held = self._gone(drawn(bits, second), length, step - first if second else step)
+        bought, held = self._gone(drawn(bits, second), length, step - first if second else step)
         document: dict[str, object] = {
             "cart": f"{sender}-{(2 * visit + second) * _LANES + lane}",
             "customer": f"u{_CUSTOMER_SLOTS[drawn(bits, second, 1) & 0xFFF]}",
-            "action": taken.action,
+            "action": bought.action,
             "at": time // 1_000,
         }
-        if taken.product is None:
+        if bought.product is None:
             document["items"] = [self._item(product, quantity) for product, quantity in held.items()]
             document["total"] = sum(self._prices[product] * quantity for product, quantity in held.items()) / 100
         else:
-            document |= self._item(taken.product, taken.quantity)
+            document |= self._item(bought.product, bought.quantity)
         return orjson.dumps(document)
 
     def _gone(self, bits: int, length: int, last: int) -> tuple[Step, dict[int, int]]:
@@ -75,16 +75,16 @@ class Carts(Scenario):
         for step in range(last + 1):
             bits = mixed(bits)
             if buys and held and step == length - 1:
-                taken = Step("checkout", None, 0)
+                bought = Step("checkout", None, 0)
             elif held and bits & 7 == 0:
                 product = list(held)[(bits >> 3 & 0xFF) % len(held)]
-                taken, partner = Step("remove", product, held.pop(product)), None
+                bought, partner = Step("remove", product, held.pop(product)), None
             else:
                 together = partner is not None and partner not in held and bits >> 11 & 0xFF < 150
                 product = partner if together and partner is not None else _PRODUCT_SLOTS[bits >> 19 & 0xFFF]
-                taken, partner = Step("add", product, _QUANTITIES[bits >> 31 & 7]), self._partners.get(product)
-                held[product] = held.get(product, 0) + taken.quantity
-        return taken, held
+                bought, partner = Step("add", product, _QUANTITIES[bits >> 31 & 7]), self._partners.get(product)
+                held[product] = held.get(product, 0) + bought.quantity
+        return bought, held
 
     def _item(self, product: int, quantity: int) -> dict[str, object]:
         colour, thing = divmod(product, len(THINGS))

@@ -40,8 +40,8 @@ class Machines(Scenario):
         turn, which = divmod(number - 1, MACHINES)
         machine = drawn(self._places, sender, which)
         # Not all are filled at once.
-        past, place = divmod(turn + (machine & 0x3F), _ROUND)
-        event, product, stock = _happening(drawn(self._rounds, machine, past), place)
+        past, location = divmod(turn + (machine & 0x3F), _ROUND)
+        event, product, stock = _happening(drawn(self._rounds, machine, past), location)
         x, y = crossing(machine >> 8)
         # Somewhere on the way from one crossing to the next.
         lat, lon = position(min(x, BLOCKS - 1) + (machine >> 24 & 0xFF) / 256, y)
@@ -59,15 +59,15 @@ class Machines(Scenario):
         )
 
 
-def _happening(bits: int, place: int) -> tuple[str, int | None, list[int]]:
+def _happening(bits: int, location: int) -> tuple[str, int | None, list[int]]:
     """What happens at this place of a round: the event, the product, and the stock afterwards."""
     second = 24 + bits % 17
-    filled = second if place >= second else 0
+    filled = second if location >= second else 0
     stock = list(CAPACITY)
-    if place == filled:
+    if location == filled:
         return "refill", None, stock
     wishes = sum(drawn(bits, part) << 64 * part for part in range(4))
-    for step in range(filled + 1, place + 1):
+    for step in range(filled + 1, location + 1):
         product = _WANTED[wishes >> 4 * step & 0xF]
         event = "sale" if stock[product] else "empty"
         stock[product] -= event == "sale"

@@ -48,7 +48,7 @@ class Scenario(ABC):
     async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         safe = [resume.numbers.get(self._called(sender), (0, 0)) for sender in range(self.senders)]
         epoch = max(epoch for epoch, _ in safe) or int(time.time())
-        yield self._records(epoch, [seq if known == epoch else 0 for known, seq in safe])
+        yield self._records(epoch, [seq if names == epoch else 0 for names, seq in safe])
 
     async def _records(self, epoch: int, safe: list[int]) -> AsyncIterator[Intake]:
         first = n = min(seq * self.senders + sender for sender, seq in enumerate(safe))

@@ -73,10 +73,10 @@ class Turbines(Scenario):
     def _drift(self, sender: int, number: int) -> tuple[float, bool]:
         """How far a turbine has drifted, from 0 (healthy) to 1; and whether it is the bearing, or the blades."""
         # Not all are serviced at once.
-        span, place = divmod(number - 1 + drawn(self._units, sender, 1) % SERVICE, SERVICE)
+        span, location = divmod(number - 1 + drawn(self._units, sender, 1) % SERVICE, SERVICE)
         # By turns: of any four neighbours in a span one fails.
         if (sender + drawn(self._spans, span)) % 4:
             return 0.0, False
         bits = drawn(self._spans, span, sender)
         onset = SERVICE // 3 + (bits >> 8) % (SERVICE // 3)
-        return max(0, place - onset + 1) / (SERVICE - onset), bool(bits & 1)
+        return max(0, location - onset + 1) / (SERVICE - onset), bool(bits & 1)

@@ -138,12 +138,14 @@ def each_record_has_one_outcome(
 
     # The driver dies before it has told of its last batches: the next one counts them from the log.
     accounting.running.stop()
-    next_life = launched(first)
+    next_generation = launched(first)
     # At once: there may be no further batch.
-    assert next_life.look() is not None
-    assert next_life.account.shares[things].outcomes == expected
+    assert next_generation.look() is not None
+    assert next_generation.account.shares[things].outcomes == expected
     # One that was killed before anything was published: it begins where the query began, not where that stands.
-    unreported = QueryAccounting(engine, query, cast(Any, Unreported(next_life.running)), None, kafka, SystemClock())
+    unreported = QueryAccounting(
+        engine, query, cast(Any, Unreported(next_generation.running)), None, kafka, SystemClock()
+    )
     assert not unreported.complete
     unreported.look()
     assert (unreported.complete, unreported.accounting) == (True, "current")
@@ -151,7 +153,7 @@ def each_record_has_one_outcome(
     assert unreported.account.shares[things].outcomes == expected
     assert unreported.account.step > 0
     send(kafka, things, [thing(105, 203), thing(104, 202)])
-    third = until_taken(next_life, 107)
+    third = until_taken(next_generation, 107)
     expected[Outcome.PASSED] += 1
     expected[again] += 1
     assert third.shares[things].outcomes == expected
@@ -160,7 +162,7 @@ def each_record_has_one_outcome(
     # Without a report, and without another batch, the account gets there as well.
     assert until_taken(unreported, 107).shares == third.shares
     assert unreported.account.conserved
-    next_life.running.stop()
+    next_generation.running.stop()
 
 
 def test_what_an_earlier_life_has_guessed_says_nothing_about_a_new_one(

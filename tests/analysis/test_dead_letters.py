@@ -10,11 +10,11 @@ from penstock.testing.channels import MemoryChannels
 
 def raw(partition: int, offset: int) -> dict[str, Any]:
     """A record as Spark reads it."""
-    place = {"topic": "events", "partition": partition, "offset": offset}
-    return {**place, "key": b"k", "value": b"%d" % offset, "headers": None}
+    location = {"topic": "events", "partition": partition, "offset": offset}
+    return {**location, "key": b"k", "value": b"%d" % offset, "headers": None}
 
 
-def places(channels: MemoryChannels) -> list[str]:
+def locations(channels: MemoryChannels) -> list[str]:
     return sorted(dict(entry.headers)["place"].decode() for entry in channels.entries("events.dead"))
 
 
@@ -41,4 +41,4 @@ def test_what_an_account_covers_is_forgotten_partition_by_partition() -> None:
     late_records.accounted({0: 8, 1: 7})
     # Of the first nobody will ask again; were it asked for, it would have another letter.
     late_records.write("events", [raw(0, 7), raw(1, 7)])
-    assert places(channels) == ["events:0:7", "events:0:7", "events:1:7"]
+    assert locations(channels) == ["events:0:7", "events:0:7", "events:1:7"]

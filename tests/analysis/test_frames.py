@@ -108,7 +108,7 @@ def test_every_record_is_either_seen_or_refused(spark: SparkSession) -> None:
     good = [thing(id=n) for n in range(5)]
     frame = raw(spark, *good, *ODD, *UNFIT.values()).cache()
     seen_ids = {row["seq"] for row in typed(frame, SHAPE).select("origin.seq").collect()}
-    refused = {int(place.split(":")[2]) for place in told(dead_letters(frame, SHAPE), "place")}
+    refused = {int(location.split(":")[2]) for location in told(dead_letters(frame, SHAPE), "place")}
     assert seen_ids | refused == set(range(1, len(good) + len(ODD) + len(UNFIT) + 1))
     assert not seen_ids & refused
     assert set(range(1, 6)) <= seen_ids

@@ -17,8 +17,8 @@ from penstock.core.errors import Misconfigured
 SHAPES = {"things": Shape("things", "id BIGINT, name STRING")}
 
 
-def engine(spark: SparkSession, places: int = 1) -> Engine:
-    return Engine(spark, SparkSettings(real_time_queries=places), KafkaConnector("127.0.0.1:1"), "/nowhere", SHAPES)
+def engine(spark: SparkSession, locations: int = 1) -> Engine:
+    return Engine(spark, SparkSettings(real_time_queries=locations), KafkaConnector("127.0.0.1:1"), "/nowhere", SHAPES)
 
 
 def windowed(things: DataFrame) -> DataFrame:
@@ -46,7 +46,7 @@ def test_spark_is_asked_about_each_query(spark: SparkSession) -> None:
         query("in_python", in_python, ("id",)),
         query("by_session", by_session, ("session_window", "name")),
     ]
-    found = engine(spark, places=3).verdicts(queries)
+    found = engine(spark, locations=3).verdicts(queries)
     assert {name: verdict.mode for name, verdict in found.items()} == {
         "windowed": Mode.REAL_TIME,
         "in_python": Mode.MICRO_BATCH,
@@ -119,13 +119,13 @@ THREE = Query("three", ("y",), "three", ("k",), "")
 
 def test_what_runs_in_real_time_holds_a_slot_for_each_of_its_tasks() -> None:
     found = need([ONE, TWO, THREE], {"one": 1, "two": 2}, PARTITIONS, [], shuffle=2)
-    assert found == Need(standing=(4 + 2) + (5 + 2 * 2), waiting=2)
+    assert found == Need(fixed=(4 + 2) + (5 + 2 * 2), waiting=2)
     assert (found.least, found.most) == (16, 17)
 
 
 def test_micro_batches_can_share_one_slot() -> None:
     found = need([ONE, TWO], {}, PARTITIONS, ["x", "y"], shuffle=2)
-    assert found == Need(standing=0, waiting=4 + 5 + 4 + 1)
+    assert found == Need(fixed=0, waiting=4 + 5 + 4 + 1)
     assert found.least == 1
 
 
@@ -133,10 +133,10 @@ def test_nothing_needs_nothing() -> None:
     assert need([], {}, {}, [], shuffle=2).most == 0
 
 
-@pytest.mark.parametrize("places", [0, 1, 2, 4])
-def test_each_place_is_counted_for_the_query_that_would_need_most(places: int) -> None:
-    found = guessed([THREE, ONE, TWO], places, PARTITIONS)
-    assert list(found) == ["two", "one", "three"][:places]
+@pytest.mark.parametrize("locations", [0, 1, 2, 4])
+def test_each_place_is_counted_for_the_query_that_would_need_most(locations: int) -> None:
+    found = guessed([THREE, ONE, TWO], locations, PARTITIONS)
+    assert list(found) == ["two", "one", "three"][:locations]
 
 
 def test_who_cannot_run_in_real_time_is_not_counted_and_who_must_is() -> None:

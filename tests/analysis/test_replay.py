@@ -21,9 +21,9 @@ from penstock.analysis.replay import (
     Row,
     Table,
     Verdict,
-    alike,
     comes_when_final,
     compare,
+    equal,
     kept,
     key_of,
     named,
@@ -82,7 +82,7 @@ def test_as_many_records_but_others_are_a_difference() -> None:
 
 def test_a_row_of_an_earlier_life_holds_nothing_of_what_is_due() -> None:
     [found] = judged({b"k": row(7, 300)}, {b"k": row(2, GENERATIONS + 2)}).differences
-    assert (found.how, found.short) == (How.LACKS, 2)
+    assert (found.how, found.short) == (How.FEWER, 2)
     [found] = judged({b"k": row(7, GENERATIONS + 1)}, {b"k": row(9, GENERATIONS + 3)}).differences
     assert found.short == 2
     [found] = judged({}, {b"k": row(1, GENERATIONS + 1, mark=5)}).differences
@@ -113,8 +113,8 @@ def test_of_two_versions_the_higher_one_stays() -> None:
 
 
 def test_a_row_may_hold_more_than_a_log_that_lost_its_beginning() -> None:
-    assert verdict(row(9, 5), row(7, 3), row(7, 3), truncated=True) is Verdict.UNTOLD
-    assert verdict(row(9, 5), None, None, truncated=True) is Verdict.UNTOLD
+    assert verdict(row(9, 5), row(7, 3), row(7, 3), truncated=True) is Verdict.UNKNOWN
+    assert verdict(row(9, 5), None, None, truncated=True) is Verdict.UNKNOWN
     assert verdict(row(7, 3), row(7, 3), row(7, 3), truncated=True) is Verdict.EXACT
 
 
@@ -135,7 +135,7 @@ def test_a_difference_of_one_record_has_its_mark() -> None:
     [exceeds] = judged({b"k": row(8, 4, without)}, {b"k": row(7, 3, all_of_them)}).differences
     [missing] = judged({}, {b"k": row(7, 1, -77)}).differences
     assert [(one.how, one.mark) for one in (lacks, exceeds, missing)] == [
-        (How.LACKS, -77),
+        (How.FEWER, -77),
         (How.EXCEEDS, -77),
         (How.MISSING, -77),
     ]
@@ -171,7 +171,7 @@ def test_an_excuse_is_heard_only_where_rows_differ() -> None:
     ],
 )
 def test_fractions_are_compared_nearly_and_all_else_exactly(one: object, other: object, same: bool) -> None:
-    assert alike(one, other) is same
+    assert equal(one, other) is same
 
 
 def test_what_is_not_json_is_compared_as_text() -> None:

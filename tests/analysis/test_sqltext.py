@@ -22,7 +22,7 @@ def test_seen_is_spelled_out_where_it_is_a_word_of_its_own(own: str, text: str |
 
 
 @pytest.mark.parametrize(
-    ("said", "place"),
+    ("said", "location"),
     [
         ("Syntax error (line 1, pos 0)", (1, 1)),
         ("unresolved; line 2 pos 2;", (2, 3)),
@@ -32,6 +32,6 @@ def test_seen_is_spelled_out_where_it_is_a_word_of_its_own(own: str, text: str |
         ("nothing of a position", None),
     ],
 )
-def test_a_position_of_sparks_is_told_in_the_users_text(said: str, place: tuple[int, int] | None) -> None:
+def test_a_position_of_sparks_is_told_in_the_users_text(said: str, location: tuple[int, int] | None) -> None:
     # 1: SELECT a, seen(x), b     2: , seen() c
-    assert spelled("SELECT a, seen(x), b\n, seen() c").place(said) == place
+    assert spelled("SELECT a, seen(x), b\n, seen() c").location(said) == location

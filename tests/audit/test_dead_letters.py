@@ -39,8 +39,8 @@ class Bench:
         self.accounts[QUERY] = Account(QUERY, self.generation, self.clock.now(), {NAME: share}, step=end)
 
     def letter(self, value: bytes | None, offset: int, headers: Headers = (), *more: tuple[str, bytes]) -> None:
-        place = ("place", b"rsvps:0:%d" % offset)
-        self.channels.append(DEAD, value, None, [*headers, UNFIT, place, *more])
+        location = ("place", b"rsvps:0:%d" % offset)
+        self.channels.append(DEAD, value, None, [*headers, UNFIT, location, *more])
 
     def found(self) -> tuple[Discrepancy, ...]:
         """The findings after some minutes."""

@@ -16,7 +16,7 @@ def standing(group: Group, only: list[str] | None = None) -> GroupLag:
 def test_lag_counts_what_is_not_committed() -> None:
     found = standing(Group("g", "stable", {"m": [("one", 0)]}, {("one", 0): 7}))
     (row,) = found.rows
-    assert (row.place, row.committed, row.first, row.end, row.member, row.lag) == (("one", 0), 7, 0, 10, "m", 3)
+    assert (row.location, row.committed, row.first, row.end, row.member, row.lag) == (("one", 0), 7, 0, 10, "m", 3)
     assert found.lag == 3
 
 
@@ -27,12 +27,15 @@ def test_where_nothing_is_committed_nobody_knows_where_reading_begins() -> None:
 
 def test_partitions_that_nobody_holds_are_told_as_well() -> None:
     found = standing(Group("g", "stable", {"m": [("two", 1)]}, {("two", 1): 0}))
-    assert [(row.place, row.member, row.lag) for row in found.rows] == [(("two", 0), None, None), (("two", 1), "m", 0)]
+    assert [(row.location, row.member, row.lag) for row in found.rows] == [
+        (("two", 0), None, None),
+        (("two", 1), "m", 0),
+    ]
 
 
 def test_a_channel_that_is_gone_has_no_end_and_no_lag() -> None:
     found = standing(Group("g", "empty", {}, {("gone", 0): 5, ("one", 0): 9}))
-    assert [(row.place[0], row.end, row.lag) for row in found.rows] == [("gone", None, None), ("one", 10, 1)]
+    assert [(row.location[0], row.end, row.lag) for row in found.rows] == [("gone", None, None), ("one", 10, 1)]
     assert found.lag == 1
 
 
@@ -42,4 +45,4 @@ def test_an_end_that_lies_before_what_is_committed_is_no_lag() -> None:
 
 def test_some_channels_alone_are_told() -> None:
     found = standing(Group("g", "empty", {}, {("one", 0): 1, ("two", 0): 0}), ["two"])
-    assert {row.place[0] for row in found.rows} == {"two"}
+    assert {row.location[0] for row in found.rows} == {"two"}

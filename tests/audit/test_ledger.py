@@ -285,7 +285,7 @@ def test_a_file_that_is_no_ledger_is_told(path: Path) -> None:
     path.write_bytes(b"not a database, but long enough to be taken for one" * 100)
     with pytest.raises(Unreadable) as told:
         Ledger(path)
-    assert told.value.place == str(path)
+    assert told.value.location == str(path)
     with pytest.raises(Unreadable):
         Ledger(path, read_only=True)
 
@@ -306,7 +306,7 @@ def test_a_ledger_that_is_gone_where_an_auditor_ran_is_away(path: Path) -> None:
     log.touch()
     with pytest.raises(Unreadable) as told:
         Ledger(path, read_only=True)
-    assert told.value.place == str(path)
+    assert told.value.location == str(path)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -330,7 +330,7 @@ def test_damage_is_noticed_unless_it_changes_nothing(path: Path, seed: int) -> N
         assert damage is flipped, "only a byte that holds nothing can change without notice"
         assert found == before
     else:
-        assert noticed.place == str(path)
+        assert noticed.location == str(path)
 
 
 def test_what_is_replaced_and_removed_keeps_the_checksums_right(ledger: Ledger) -> None:

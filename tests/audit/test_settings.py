@@ -45,7 +45,7 @@ def test_nothing_has_to_be_set(tmp_path: Path) -> None:
 def test_a_wrong_value_is_answered_with_its_place_and_a_hint(tmp_path: Path, key: str, value: str, hint: str) -> None:
     with pytest.raises(Misconfigured, match=hint) as wrong:
         loaded(tmp_path, **{key: value})
-    assert wrong.value.place == "environment, [audit]"
+    assert wrong.value.location == "environment, [audit]"
 
 
 def test_every_setting_says_what_it_sets() -> None:

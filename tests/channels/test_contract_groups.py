@@ -34,7 +34,7 @@ def drive(members: Sequence[Member], done: Callable[[Sequence[Entry]], object]) 
         assert time.monotonic() < until, [dict(member.held()) for member in members]
         for member in members:
             found += member.read(100, 0.02)
-            held = [place for one in members for place in one.held()]
+            held = [location for one in members for location in one.held()]
             assert len(held) == len(set(held))
     return found
 

@@ -79,7 +79,7 @@ def test_a_result_with_its_position_in_one_transaction_is_exact_whatever_is_kill
     def moved(to: int) -> bool:
         """What the group has committed is wrong now, in one way or the other."""
         try:
-            kafka.move(group, {channel: {place: bound[to] for place, bound in kafka.bounds(channel).items()}})
+            kafka.move(group, {channel: {location: bound[to] for location, bound in kafka.bounds(channel).items()}})
         except Unavailable:
             return False  # The dead are still thought to be members.
         return True

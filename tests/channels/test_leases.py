@@ -39,8 +39,8 @@ def somehow(draw: random.Random) -> dict[str, MemberState]:
     draw.shuffle(free)
     for turn in range(draw.randint(1, 6)):
         channels = {name: counts[name] for name in counts if draw.random() < 0.7} or {"x": counts["x"]}
-        held = [place for place in free if place[0] in channels and draw.random() < 0.4]
-        free = [place for place in free if place not in held]
+        held = [location for location in free if location[0] in channels and draw.random() < 0.4]
+        free = [location for location in free if location not in held]
         members[f"m{turn}"] = member(channels, *held)
     return members
 
@@ -52,7 +52,7 @@ def somehow(draw: random.Random) -> dict[str, MemberState]:
 def test_all_is_dealt_and_nothing_twice_and_only_to_who_asks(seed: int) -> None:
     members = somehow(random.Random(seed))
     found = assign_partitions(members)
-    dealt = [place for partitions in found.values() for place in partitions]
+    dealt = [location for partitions in found.values() for location in partitions]
     assert len(dealt) == len(set(dealt))
     assert set(dealt) == set().union(*(everything(share.channels) for share in members.values()))
     for name, partitions in found.items():
@@ -65,7 +65,7 @@ def test_nobody_has_two_more_than_another_who_asks_for_one_of_them(seed: int) ->
     found = assign_partitions(members)
     for giver in members:
         for taker in members:
-            wanted = [place for place in found[giver] if place[0] in members[taker].channels]
+            wanted = [location for location in found[giver] if location[0] in members[taker].channels]
             assert not wanted or len(found[giver]) - len(found[taker]) < 2
 
 
@@ -83,8 +83,10 @@ def test_no_more_moves_than_has_to(seed: int) -> None:
     draw = random.Random(seed)
     channels = {"x": draw.randint(1, 20)}
     partitions, names = sorted(everything(channels)), [f"m{turn}" for turn in range(draw.randint(1, 6))]
-    owners = {place: draw.choice(names) for place in partitions}
-    members = {name: member(channels, *(place for place in partitions if owners[place] == name)) for name in names}
+    owners = {location: draw.choice(names) for location in partitions}
+    members = {
+        name: member(channels, *(location for location in partitions if owners[location] == name)) for name in names
+    }
     found = assign_partitions(members)
     move_offsets = sum(len(members[name].held - found[name]) for name in names)
     least, odd = divmod(len(partitions), len(names))
@@ -107,7 +109,7 @@ def test_channels_of_one_partition_do_not_all_go_to_the_same_member() -> None:
 def test_each_channel_is_spread_too() -> None:
     channels = asking(x=4, y=4)
     found = assign_partitions({"a": member(channels, *everything(channels)), "b": member(channels)})
-    assert all(len([place for place in partitions if place[0] == "x"]) == 2 for partitions in found.values())
+    assert all(len([location for location in partitions if location[0] == "x"]) == 2 for partitions in found.values())
 
 
 def test_who_asks_for_less_gets_all_that_the_other_can_do_without() -> None:
@@ -174,7 +176,7 @@ def test_a_group_settles_whoever_comes_goes_and_dies(seed: int) -> None:
         deal = group.renew(name, channels, now)
         if draw.random() < 0.7:
             group.release(name, deal.surplus)
-        held = [place for share in group.members.values() for place in share.held]
+        held = [location for share in group.members.values() for location in share.held]
         assert len(held) == len(set(held))
 
     for step in range(60):
@@ -193,7 +195,7 @@ def test_a_group_settles_whoever_comes_goes_and_dies(seed: int) -> None:
         for name in draw.sample(alive, len(alive)):
             renew(name)
     assert set(group.members) == set(alive)
-    assert {place for share in group.members.values() for place in share.held} == everything(channels)
+    assert {location for share in group.members.values() for location in share.held} == everything(channels)
     counts = [len(share.held) for share in group.members.values()]
     assert max(counts) - min(counts) <= 1
 

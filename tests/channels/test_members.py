@@ -185,7 +185,7 @@ def settled(kafka: Kafka, group: str) -> bool:
         found = kafka.group(group)
     except Unavailable:
         return False
-    held = [place for partitions in found.members.values() for place in partitions]
+    held = [location for partitions in found.members.values() for location in partitions]
     return len(found.members) == MEMBERS and len(held) == len(set(held)) == PARTITIONS and all(found.members.values())
 
 

@@ -399,7 +399,7 @@ def test_a_batch_that_comes_again_over_another_connection_is_dropped(tcp: Tcp) -
                 for number in range(1, last + 1):
                     body = next(frames.packed("a", numbers(number, number)))
                     connection.sendall(frames.batch(number, body))
-                answers, whole = b"", frames.taken(last)
+                answers, whole = b"", frames.acknowledged(last)
                 while whole not in answers:
                     answers += connection.recv(1 << 16)
         assert overhead(read(reader, 4)) == [1, 2, 3, 4]
@@ -409,19 +409,19 @@ def test_a_batch_that_comes_again_over_another_connection_is_dropped(tcp: Tcp) -
 def test_a_sender_that_is_connected_is_remembered_however_many_come_and_go(tcp: Tcp) -> None:
     box = Inbox(["a"], SystemClock())
 
-    def came(identity: bytes, *batches: bytes) -> tuple[socket.socket, frames.Welcome]:
+    def came(identity: bytes, *batches: bytes) -> tuple[socket.socket, frames.HelloReply]:
         connection = socket.create_connection((tcp.host, tcp.port), timeout=10)
         connection.sendall(frames.hello(identity) + b"".join(batches))
         heard = [frames.read(*_frame(connection)) for _ in (0, *batches)]
-        assert isinstance(heard[0], frames.Welcome)
+        assert isinstance(heard[0], frames.HelloReply)
         return connection, heard[0]
 
     with listening(tcp.host, tcp.port, tcp.where, box, remembered=3):
         first, _ = came(b"i" * 16, frames.batch(1, ONE))
         for number in range(10):
             came(b"%016d" % number)[0].close()
-        again, welcome = came(b"i" * 16)
-        assert welcome.taken == 1, "or what it sends again would be taken twice"
+        again, hello_reply = came(b"i" * 16)
+        assert hello_reply.acknowledged == 1, "or what it sends again would be taken twice"
         first.close()
         again.close()
     assert overhead(box.take(10, 0)) == [1]
@@ -596,7 +596,7 @@ class Unasked:
     def given(self, partitions: object) -> dict[tuple[str, int], int]:
         raise AssertionError
 
-    def taken(self, partitions: object) -> None: ...
+    def acknowledged(self, partitions: object) -> None: ...
 
     def lost(self, partitions: object) -> None: ...
 

@@ -127,7 +127,7 @@ class Noted:
 
     def assigned(self, partitions: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
         self.told.append(("given", list(partitions)))
-        return {place: self.starts[place] for place in partitions if place in self.starts}
+        return {location: self.starts[location] for location in partitions if location in self.starts}
 
     def revoked(self, partitions: Sequence[ChannelPartition]) -> None:
         self.told.append(("taken", list(partitions)))
@@ -138,4 +138,4 @@ class Noted:
         self.told.append(("lost", list(partitions)))
 
     def partitions(self, word: str) -> list[ChannelPartition]:
-        return sorted(place for said, partitions in self.told if said == word for place in partitions)
+        return sorted(location for said, partitions in self.told if said == word for location in partitions)

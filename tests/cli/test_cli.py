@@ -101,13 +101,13 @@ def test_a_broken_file_is_named_with_its_line(
     tmp_path: Path, penstock: Callable[..., Result], command: list[str]
 ) -> None:
     (tmp_path / "pipe.py").write_text('from penstock import Pipeline\n\napp = Pipeline("my pipe")\n')
-    assert misconfigured(penstock(*command, "pipe.py")).place == "pipe.py:3"
+    assert misconfigured(penstock(*command, "pipe.py")).location == "pipe.py:3"
 
 
 def test_a_wrong_setting_is_answered_with_the_right_one(tmp_path: Path, penstock: Callable[..., Result]) -> None:
     (tmp_path / "penstock.toml").write_text('[kafka]\ncompresion = "lz4"\n')
     error = misconfigured(penstock("status"))
-    assert "[kafka]" in error.place
+    assert "[kafka]" in error.location
     assert '"compression"' in error.fix
 
 

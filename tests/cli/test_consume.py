@@ -90,8 +90,8 @@ def test_an_offset_of_a_partition(memory: Memory) -> None:
 
 def test_one_partition_alone(memory: Memory) -> None:
     memory.channels.ensure([Topic("c", 3)])
-    places = {memory.channels.append("c", b"%d" % number, b"%d" % number).partition for number in range(30)}
-    assert places == {0, 1, 2}
+    locations = {memory.channels.append("c", b"%d" % number, b"%d" % number).partition for number in range(30)}
+    assert locations == {0, 1, 2}
     everything = memory.printed("--topic", "c", "--from-beginning")
     parts = [memory.printed("--topic", "c", "--from-beginning", "--partition", str(one)) for one in range(3)]
     assert sorted(everything) == sorted(line for part in parts for line in part)
@@ -353,7 +353,7 @@ def test_from_now_on_is_where_nothing_is_committed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "place"),
+    ("arguments", "location"),
     [
         (["--topic", "d"], "channel d"),
         (["--topic", "c", "--from-beginning", "--since", "1m"], "--from-beginning and --since"),
@@ -366,14 +366,14 @@ def test_from_now_on_is_where_nothing_is_committed() -> None:
         (["--topic", "c", "--group", "g", "--partition", "0"], "--partition"),
     ],
 )
-def test_wrong_options_are_rejected_with_the_fix(memory: Memory, arguments: Sequence[str], place: str) -> None:
+def test_wrong_options_are_rejected_with_the_fix(memory: Memory, arguments: Sequence[str], location: str) -> None:
     memory.fill(partitions=2)
-    assert misconfigured(memory.consume(*arguments)).place == place
+    assert misconfigured(memory.consume(*arguments)).location == location
 
 
 def test_what_keeps_nothing_cannot_be_read_from_its_beginning() -> None:
     result = CliRunner().invoke(app, ["consume", "--topic", "c", "--from-beginning", "--servers", "tcp://127.0.0.1:1"])
-    assert misconfigured(result).place == "channel c"
+    assert misconfigured(result).location == "channel c"
 
 
 def test_a_standard_output_that_is_closed_is_told(tmp_path: Path) -> None:

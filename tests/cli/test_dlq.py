@@ -234,28 +234,28 @@ def test_an_aborted_transaction_at_the_end_of_the_channel_is_no_obstacle(kafka: 
 
 def test_without_a_selection_nothing_is_redriven(kafka: Kafka, channel: str) -> None:
     for arguments in ((), ("0:1", "--all")):
-        assert misconfigured(run(kafka, "redrive", channel, *arguments)).place == "dlq redrive"
+        assert misconfigured(run(kafka, "redrive", channel, *arguments)).location == "dlq redrive"
 
 
 def test_a_misspelled_channel_is_answered_with_the_right_one(kafka: Kafka, channel: str) -> None:
     misspelled = channel.replace("letters", "leters")
     for command in (["list"], ["show", "0:0"], ["redrive", "--all"]):
         error = misconfigured(run(kafka, command[0], misspelled, *command[1:]))
-        assert error.place == f"channel {misspelled}.dead"
+        assert error.location == f"channel {misspelled}.dead"
         assert error.fix.startswith('did you mean "letters-')
 
 
-@pytest.mark.parametrize("place", ["", "17", "0:", ":1", "0:x", "a b:0:1", "0:٣", "0:" + "9" * 30, "../0:1\n"])
-def test_what_is_no_place_is_told(kafka: Kafka, channel: str, place: str) -> None:
+@pytest.mark.parametrize("location", ["", "17", "0:", ":1", "0:x", "a b:0:1", "0:٣", "0:" + "9" * 30, "../0:1\n"])
+def test_what_is_no_place_is_told(kafka: Kafka, channel: str, location: str) -> None:
     for command in ("show", "redrive"):
-        assert "PARTITION:OFFSET" in misconfigured(run(kafka, command, channel, place)).fix
+        assert "PARTITION:OFFSET" in misconfigured(run(kafka, command, channel, location)).fix
 
 
 def test_an_offset_beyond_the_end_is_told_with_what_is_there(kafka: Kafka, channel: str) -> None:
     send(kafka, f"{channel}.dead", [letter(1), letter(2)])
     for command in (("show", channel, "0:2"), ("redrive", channel, "0:0", "0:2")):
         error = misconfigured(run(kafka, *command))
-        assert error.place == f"channel {channel}.dead"
+        assert error.location == f"channel {channel}.dead"
         assert "0:0 to 0:1" in error.fix
     assert not held(kafka, channel)
 
@@ -263,15 +263,15 @@ def test_an_offset_beyond_the_end_is_told_with_what_is_there(kafka: Kafka, chann
 def test_into_dead_letters_and_into_the_pipelines_own_channels_nothing_is_redriven(kafka: Kafka, channel: str) -> None:
     kafka.ensure([Topic("penstock.test.heartbeats")])
     for into in (f"{channel}.dead", "penstock.test.heartbeats"):
-        assert misconfigured(run(kafka, "redrive", channel, "--all", "--into", into)).place == f"channel {into}"
+        assert misconfigured(run(kafka, "redrive", channel, "--all", "--into", into)).location == f"channel {into}"
 
 
 def test_a_time_that_is_none_is_told(kafka: Kafka, channel: str) -> None:
-    assert misconfigured(run(kafka, "list", channel, "--since", "soon")).place == "--since"
+    assert misconfigured(run(kafka, "list", channel, "--since", "soon")).location == "--since"
 
 
 def test_raw_and_json_exclude_each_other(kafka: Kafka, channel: str) -> None:
-    assert misconfigured(run(kafka, "show", channel, "0:0", "--raw", "--json")).place == "--raw, --json"
+    assert misconfigured(run(kafka, "show", channel, "0:0", "--raw", "--json")).location == "--raw, --json"
 
 
 # --- where the channels are -------------------------------------------------------------------------------------------
@@ -297,7 +297,7 @@ def test_so_do_the_settings(kafka: Kafka, tmp_path: Path, channel: str) -> None:
 
 
 def test_where_nothing_runs_it_exits_with_2_and_a_sentence(tmp_path: Path) -> None:
-    assert misconfigured(CliRunner().invoke(app, ["list", "--folder", str(tmp_path)])).place == str(tmp_path)
+    assert misconfigured(CliRunner().invoke(app, ["list", "--folder", str(tmp_path)])).location == str(tmp_path)
 
 
 # --- dead letters as text ---------------------------------------------------------------------------------------------

@@ -19,12 +19,12 @@ Fresh = Callable[[str], str]
 class Quiet:
     """A member that does not care what it is dealt."""
 
-    def assigned(self, places: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
+    def assigned(self, locations: Sequence[ChannelPartition]) -> Mapping[ChannelPartition, int]:
         return {}
 
-    def revoked(self, places: Sequence[ChannelPartition]) -> None: ...
+    def revoked(self, locations: Sequence[ChannelPartition]) -> None: ...
 
-    def lost(self, places: Sequence[ChannelPartition]) -> None: ...
+    def lost(self, locations: Sequence[ChannelPartition]) -> None: ...
 
 
 class Memory:
@@ -101,15 +101,15 @@ def test_a_group_is_described_with_its_members(memory: Memory) -> None:
     with joined(memory.channels, "g", "c") as member:
         while len(member.held()) < 2:
             member.read(5, 0.1)
-        while any(member.held()[place] < memory.ends[place[1]] for place in member.held()):
+        while any(member.held()[location] < memory.ends[location[1]] for location in member.held()):
             member.read(5, 0.1)
         member.commit()
         told = memory.json("--describe", "--group", "g")
         shown = memory.groups("--describe", "--group", "g")
     assert isinstance(told["groups"], list)
     (group,) = told["groups"]
-    ((name, places),) = group["members"].items()
-    assert places == [{"channel": "c", "partition": 0}, {"channel": "c", "partition": 1}]
+    ((name, locations),) = group["members"].items()
+    assert locations == [{"channel": "c", "partition": 0}, {"channel": "c", "partition": 1}]
     assert (group["state"], group["lag"]) == ("stable", 0)
     assert [row["member"] for row in group["partitions"]] == [name, name]
     assert "g: stable, 1 member, lag 0" in shown.stdout
@@ -170,19 +170,19 @@ def test_a_group_with_members_is_not_moved(memory: Memory) -> None:
     with joined(memory.channels, "g", "c") as member:
         member.read(1, 0)
         error = misconfigured(memory.groups("--reset", "--group", "g", "--topic", "c", "--to", "end"))
-    assert error.place == "group g"
+    assert error.location == "group g"
     assert "1 member" in error.problem
 
 
 def test_what_only_shows_how_far_a_pipeline_is_is_not_moved(memory: Memory) -> None:
     memory.channels.move("penstock.demo.load", {"c": {0: 1}})
     error = misconfigured(memory.groups("--reset", "--group", "penstock.demo.load", "--to", "beginning"))
-    assert error.place == "group penstock.demo.load"
+    assert error.location == "group penstock.demo.load"
     assert memory.channels.group("penstock.demo.load").committed == {("c", 0): 1}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "place"),
+    ("arguments", "location"),
     [
         ([], "groups"),
         (["--list", "--describe"], "groups"),
@@ -199,9 +199,9 @@ def test_what_only_shows_how_far_a_pipeline_is_is_not_moved(memory: Memory) -> N
         (["--reset", "--group", "g", "--topic", "d", "--to", "end"], "channel d"),
     ],
 )
-def test_wrong_options_are_rejected_with_the_fix(memory: Memory, arguments: Sequence[str], place: str) -> None:
+def test_wrong_options_are_rejected_with_the_fix(memory: Memory, arguments: Sequence[str], location: str) -> None:
     memory.channels.move("g", {"c": {0: 1}})
-    assert misconfigured(memory.groups(*arguments)).place == place
+    assert misconfigured(memory.groups(*arguments)).location == location
 
 
 def test_a_misspelled_group_is_answered_with_the_right_one(memory: Memory) -> None:
@@ -224,7 +224,7 @@ def test_a_group_of_kafka_is_described_refused_while_it_has_members_and_moved(ka
             member.read(1, 0.1)
         member.commit()
         told = json.loads(groups("--describe", "--json").stdout)["groups"][0]
-        assert [len(places) for places in told["members"].values()] == [2]
+        assert [len(locations) for locations in told["members"].values()] == [2]
         assert [row["lag"] for row in told["partitions"]] == [0, 0]
         assert "1 member" in misconfigured(groups("--reset", "--to", "beginning")).problem
     assert groups("--reset", "--to", "end").exit_code == 0

@@ -211,13 +211,13 @@ async def test_what_was_not_acknowledged_is_told(capsys: pytest.CaptureFixture[s
 def test_a_channel_that_is_not_there_is_an_error_with_the_fix() -> None:
     bind("memory://produce").ensure([Topic("updates")])
     error = misconfigured(run("--topic", "update", "--servers", "memory://produce"))
-    assert error.place == "channel update"
+    assert error.location == "channel update"
     assert 'did you mean "updates"?' in error.fix
     assert "--create" in error.fix
 
 
 @pytest.mark.parametrize(
-    ("arguments", "place"),
+    ("arguments", "location"),
     [
         ([], "produce"),
         (["--topic", "t", "--sender", ""], "--sender"),
@@ -229,8 +229,8 @@ def test_a_channel_that_is_not_there_is_an_error_with_the_fix() -> None:
         (["random-walk", "--every", "0s"], "--every"),
     ],
 )
-def test_wrong_options_are_rejected_with_the_fix(arguments: Sequence[str], place: str) -> None:
-    assert misconfigured(run(*arguments)).place == place
+def test_wrong_options_are_rejected_with_the_fix(arguments: Sequence[str], location: str) -> None:
+    assert misconfigured(run(*arguments)).location == location
 
 
 def test_a_standard_input_that_is_closed_is_told(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from penstock.cli.recompute import recompute, show
 from penstock.core.errors import Misconfigured
 from penstock.operate.comparison import Gone, Judged, Report
 
-LACKS = Difference(
-    b'["nl"]', How.LACKS, Row(b'{"n":2}', 2, 0b001), Row(b'{"n":3}', 3, 0b101), {"n": (2, 3), "é": ("ö", None)}
+FEWER = Difference(
+    b'["nl"]', How.FEWER, Row(b'{"n":2}', 2, 0b001), Row(b'{"n":3}', 3, 0b101), {"n": (2, 3), "é": ("ö", None)}
 )
 MISSING = Difference(b'["de"]', How.MISSING, None, Row(b'{"n":1}', 1))
 
@@ -42,7 +42,7 @@ def test_what_was_compared_is_told_for_everybody(capsys: pytest.CaptureFixture[s
 
 
 def test_a_row_that_differs_is_printed_once_for_all_who_hold_it(capsys: pytest.CaptureFixture[str]) -> None:
-    found = report(judged("channel:t", LACKS, MISSING, different=2), judged("feed:t", LACKS, different=1))
+    found = report(judged("channel:t", FEWER, MISSING, different=2), judged("feed:t", FEWER, different=1))
     assert printed(found, capsys)[3:] == [
         "",
         '["nl"] lacks records in channel:t, feed:t: lacks kiosk 7/1: 4100',
@@ -65,16 +65,16 @@ def test_only_the_first_rows_that_differ_are_printed(capsys: pytest.CaptureFixtu
 
 
 def test_what_may_have_come_too_late_cannot_be_told(capsys: pytest.CaptureFixture[str]) -> None:
-    found = report(judged("channel:t", LACKS, late=True, different=1), late=4)
+    found = report(judged("channel:t", FEWER, late=True, different=1), late=4)
     assert printed(found, capsys)[-1].startswith("Unknown: 1 row differs")
     assert found.code == 2
 
 
 def test_the_part_of_the_log_that_is_gone_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(report(judged("channel:t", untold=9), gone=(Gone("rsvps", 1, 0, 4_099),)), capsys)
+    lines = printed(report(judged("channel:t", unknown=9), gone=(Gone("rsvps", 1, 0, 4_099),)), capsys)
     assert "rsvps: retention removed offsets 0–4,099 of partition 1" in lines
     assert lines[-1].startswith("Unknown: every row ")
-    assert report(judged("channel:t", untold=9)).code == 2
+    assert report(judged("channel:t", unknown=9)).code == 2
 
 
 def test_a_row_that_is_no_json_can_be_told_as_json() -> None:

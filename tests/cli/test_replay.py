@@ -92,7 +92,7 @@ def test_other_channels_are_reached_with_the_settings_of_the_folder(address: str
 def test_what_keeps_nothing_has_no_history() -> None:
     result = penstock("replay", "cars", "--into", "x", "--servers", "tcp://127.0.0.1:1")
     assert isinstance(result.exception, Misconfigured)
-    assert result.exception.place == "channel cars"
+    assert result.exception.location == "channel cars"
 
 
 def test_a_replay_that_breaks_off_tells_how_far_it_was_and_can_go_on(address: str, tmp_path: Path) -> None:

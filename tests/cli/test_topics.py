@@ -99,7 +99,7 @@ def test_what_is_there_is_not_made_again(channels: Channels, fresh: Fresh) -> No
     name = fresh("twice")
     channels.ensure([Topic(name)])
     error = misconfigured(channels, "--create", "--topic", name, "--partitions", "4")
-    assert error.place == f"topic {name}"
+    assert error.location == f"topic {name}"
     assert "--if-not-exists" in error.fix
     left = done(channels, "--create", "--topic", name, "--partitions", "4", "--if-not-exists")
     assert left.startswith(f"exists already: {name}: 1 partition, ")
@@ -114,7 +114,7 @@ def test_a_topic_gets_more_partitions_and_never_fewer(channels: Channels, fresh:
     assert (grown["added"], len(channels.bounds(name))) == (3, 5)
     for count in ("4", "5"):
         error = misconfigured(channels, "--alter", "--topic", name, "--partitions", count)
-        assert (error.place, f"{name} has 5" in error.problem) == ("--partitions", True)
+        assert (error.location, f"{name} has 5" in error.problem) == ("--partitions", True)
     more = done(channels, "--alter", "--topic", name, "--partitions", "6").splitlines()
     assert more[1].startswith("1 partition added")
 
@@ -125,7 +125,7 @@ def test_a_misspelled_name_is_answered_with_the_right_one(channels: Channels, fr
     for action in (["--describe"], ["--delete"], ["--alter", "--partitions", "2"]):
         misspelled = name.replace("ll", "l")
         error = misconfigured(channels, *action, "--topic", misspelled)
-        assert error.place == f"topic {misspelled}"
+        assert error.location == f"topic {misspelled}"
         assert 'did you mean "spelling-' in error.fix
 
 
@@ -139,7 +139,7 @@ def test_what_is_not_there_need_not_be(channels: Channels) -> None:
 def test_the_books_of_a_pipeline_are_deleted_only_on_purpose(channels: Channels) -> None:
     channels.ensure([Topic("penstock.old.bookmarks")])
     error = misconfigured(channels, "--delete", "--topic", "penstock.old.bookmarks")
-    assert (error.place, "--force" in error.fix) == ("topic penstock.old.bookmarks", True)
+    assert (error.location, "--force" in error.fix) == ("topic penstock.old.bookmarks", True)
     done(channels, "--delete", "--topic", "penstock.old.bookmarks", "--force")
     assert "penstock.old.bookmarks" not in channels.names()
 
@@ -176,7 +176,7 @@ def test_kafka_changes_the_settings_of_a_topic_that_is_there(kafka: Kafka, fresh
 def test_a_setting_that_kafka_does_not_know_is_told(kafka: Kafka, fresh: Fresh) -> None:
     name = fresh("odd")
     error = misconfigured(kafka, "--create", "--topic", name, "--config", "retention=7")
-    assert error.place == f"Kafka at {kafka.servers}"
+    assert error.location == f"Kafka at {kafka.servers}"
     kafka.ensure([Topic(name)])
     error = misconfigured(kafka, "--alter", "--topic", name, "--config", "retention=7")
     assert "Unknown topic config name" in error.problem
@@ -184,7 +184,7 @@ def test_a_setting_that_kafka_does_not_know_is_told(kafka: Kafka, fresh: Fresh) 
 
 def test_more_replicas_than_there_are_brokers_are_refused(kafka: Kafka, fresh: Fresh) -> None:
     name = fresh("copies")
-    assert misconfigured(kafka, "--create", "--topic", name, "--replication-factor", "3").place == f"channel {name}"
+    assert misconfigured(kafka, "--create", "--topic", name, "--replication-factor", "3").location == f"channel {name}"
     assert name not in kafka.names()
 
 
@@ -198,14 +198,14 @@ def test_what_a_middleware_does_not_give_is_told_and_exits_with_1(tmp_path: Path
 def test_others_cannot_change_settings_and_say_so(tmp_path: Path) -> None:
     files = bind(f"file://{tmp_path / 'channels'}")
     files.ensure([Topic("fixed")])
-    assert misconfigured(files, "--alter", "--topic", "fixed", "--retention", "7d").place == "topics --alter"
+    assert misconfigured(files, "--alter", "--topic", "fixed", "--retention", "7d").location == "topics --alter"
 
 
 # --- what is asked wrongly --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("arguments", "place"),
+    ("arguments", "location"),
     [
         ([], "topics"),
         (["--create", "--list"], "topics"),
@@ -225,9 +225,9 @@ def test_others_cannot_change_settings_and_say_so(tmp_path: Path) -> None:
         (["--create", "--topic", "x", "--config", "retention"], "--config"),
     ],
 )
-def test_wrong_options_are_rejected_with_the_fix(arguments: list[str], place: str) -> None:
+def test_wrong_options_are_rejected_with_the_fix(arguments: list[str], location: str) -> None:
     error = misconfigured(bind("memory://topics"), *arguments)
-    assert error.place == place
+    assert error.location == location
     assert error.fix
 
 
@@ -246,7 +246,7 @@ def test_a_number_of_partitions_that_is_none_is_told(partitions: str) -> None:
 def test_where_nothing_is_kept_there_are_no_topics() -> None:
     result = CliRunner().invoke(app, ["topics", "--list", "--servers", "tcp://127.0.0.1:9"])
     assert isinstance(result.exception, Misconfigured)
-    assert result.exception.place == "topics at tcp://127.0.0.1:9"
+    assert result.exception.location == "topics at tcp://127.0.0.1:9"
 
 
 def test_no_topics_yet_is_said_beside_the_names(tmp_path: Path) -> None:

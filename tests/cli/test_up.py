@@ -69,7 +69,7 @@ class Workplace:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
+def location(tmp_path: Path) -> Iterator[Workplace]:
     found = Workplace(tmp_path)
     yield found
     if StateFolder(found.state).owner() or Services.at(found.state):
@@ -77,9 +77,9 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
 
 
 @pytest.fixture
-def quick(place: Workplace) -> Workplace:
-    (place.folder / "penstock.toml").write_text(REDIS_ALONE)
-    return place
+def quick(location: Workplace) -> Workplace:
+    (location.folder / "penstock.toml").write_text(REDIS_ALONE)
+    return location
 
 
 def gone(pid: int) -> bool:
@@ -137,10 +137,10 @@ def test_up_again_and_status_say_what_is_up(quick: Workplace) -> None:
     assert json.loads(quick.penstock("status", "--json").stdout)["services"]["redis"] == found.redis
 
 
-def test_where_nothing_is_up_down_says_so_and_leaves_no_trace(place: Workplace) -> None:
-    told = place.penstock("down")
+def test_where_nothing_is_up_down_says_so_and_leaves_no_trace(location: Workplace) -> None:
+    told = location.penstock("down")
     assert (told.returncode, told.stdout, told.stderr) == (0, "nothing is running here\n", "")
-    assert not place.state.exists()
+    assert not location.state.exists()
 
 
 def test_a_service_that_dies_is_started_again(quick: Workplace, eventually: Eventually) -> None:
@@ -198,8 +198,8 @@ def test_what_the_supervisor_is_refused_is_the_answer_of_up(quick: Workplace) ->
     assert told.stderr.startswith(f"penstock: [local] redis_port: port {port} is in use; ")
 
 
-def misconfigured(place: Workplace, *options: str) -> Misconfigured:
-    error = CliRunner().invoke(app, ["up", "--folder", str(place.folder), *options]).exception
+def misconfigured(location: Workplace, *options: str) -> Misconfigured:
+    error = CliRunner().invoke(app, ["up", "--folder", str(location.folder), *options]).exception
     assert isinstance(error, Misconfigured)
     return error
 
@@ -217,57 +217,57 @@ def test_in_the_foreground_it_stays_until_ctrl_c(quick: Workplace, eventually: E
     assert Services.at(quick.state) is None
 
 
-def test_what_the_settings_place_elsewhere_is_not_started(place: Workplace) -> None:
-    (place.folder / "penstock.toml").write_text(
+def test_what_the_settings_place_elsewhere_is_not_started(location: Workplace) -> None:
+    (location.folder / "penstock.toml").write_text(
         '[channels]\naddress = "kafka://broker:9092"\n[redis]\nurl = "redis://me:secret@far:6379/0"\n'
     )
-    told = CliRunner().invoke(app, ["up", "--folder", str(place.folder)])
+    told = CliRunner().invoke(app, ["up", "--folder", str(location.folder)])
     assert "kafka://broker:9092 and Redis at redis://far:6379/0" in told.stdout
-    assert not place.state.exists()
+    assert not location.state.exists()
 
 
 def test_brokers_that_are_asked_for_where_kafka_lies_elsewhere_are_not_passed_over(quick: Workplace) -> None:
     error = misconfigured(quick, "--brokers", "3")
-    assert (error.place, "file://" in error.problem) == ("--brokers", True)
+    assert (error.location, "file://" in error.problem) == ("--brokers", True)
     assert Services.at(quick.state) is None
 
 
-def test_a_folder_that_is_not_there_is_not_made(place: Workplace) -> None:
-    assert misconfigured(place, "--folder", str(place.folder / "typo")).place == "--folder"
-    assert not (place.folder / "typo").exists()
+def test_a_folder_that_is_not_there_is_not_made(location: Workplace) -> None:
+    assert misconfigured(location, "--folder", str(location.folder / "typo")).location == "--folder"
+    assert not (location.folder / "typo").exists()
 
 
 @pytest.mark.parametrize("brokers", ["0", "2", "4"])
-def test_a_number_of_brokers_without_a_majority_is_refused(place: Workplace, brokers: str) -> None:
-    assert misconfigured(place, "--brokers", brokers).place == "--brokers"
+def test_a_number_of_brokers_without_a_majority_is_refused(location: Workplace, brokers: str) -> None:
+    assert misconfigured(location, "--brokers", brokers).location == "--brokers"
 
 
 # --- with Kafka -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("jars")
-def test_ctrl_c_while_it_starts_leaves_nothing_behind(place: Workplace, eventually: Eventually) -> None:
-    process = place.started("up")
-    eventually(lambda: {"kafka-1", "redis"} <= set(place.children()))
-    pids = place.children().values()
-    supervisor = Services.at(place.state)
+def test_ctrl_c_while_it_starts_leaves_nothing_behind(location: Workplace, eventually: Eventually) -> None:
+    process = location.started("up")
+    eventually(lambda: {"kafka-1", "redis"} <= set(location.children()))
+    pids = location.children().values()
+    supervisor = Services.at(location.state)
     assert supervisor is not None
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=30)
     assert process.returncode == 130
     assert said.endswith("stopped; nothing is running\n")
     assert all(gone(pid) for pid in (*pids, supervisor.pid))
-    assert Services.at(place.state) is None
+    assert Services.at(location.state) is None
 
 
 @pytest.mark.usefixtures("jars")
-def test_a_run_uses_what_is_up_and_both_keep_the_same_data(place: Workplace, eventually: Eventually) -> None:
-    (place.folder / "small.py").write_text(
+def test_a_run_uses_what_is_up_and_both_keep_the_same_data(location: Workplace, eventually: Eventually) -> None:
+    (location.folder / "small.py").write_text(
         'from penstock import Pipeline\n\napp = Pipeline("small")\napp.channel("letters")\n'
     )
 
     def ran() -> "subprocess.Popen[str]":
-        process = place.started("run", "small.py")
+        process = location.started("run", "small.py")
         assert process.stdout is not None
         for line in process.stdout:
             if " small runs; " in line:
@@ -278,40 +278,40 @@ def test_a_run_uses_what_is_up_and_both_keep_the_same_data(place: Workplace, eve
         process.terminate()
         process.communicate(timeout=60)
 
-    found = place.up()
+    found = location.up()
     kafka = Kafka(found.kafka or "")
     kafka.ensure([Topic("letters", 2)])
     send(kafka, "letters", [Record(b"before")])
 
     # A run on what is up, which stays when the run goes.
     run = ran()
-    assert json.loads((place.state / "run.json").read_text())["channels"] == kafka.where
-    assert set(place.children()) == {"kafka-1", "redis"}
-    refused = place.penstock("down")
+    assert json.loads((location.state / "run.json").read_text())["channels"] == kafka.where
+    assert set(location.children()) == {"kafka-1", "redis"}
+    refused = location.penstock("down")
     assert refused.returncode == 2
     assert f"a pipeline runs here (process {run.pid}); stop it first" in refused.stderr
     stop(run)
-    assert Services.at(place.state) == found
-    place.penstock("down")
+    assert Services.at(location.state) == found
+    location.penstock("down")
 
     # A run by itself finds what was produced before, and has the services for itself.
     run = ran()
     assert [entry.value for entry in held(kafka, "letters")] == [b"before"]
-    told = place.penstock("up")
+    told = location.penstock("up")
     assert (told.returncode, told.stderr) == (0, "")
     assert f"the pipeline that runs here (process {run.pid})" in told.stdout
-    assert place.penstock("down", "--force").stdout == f"the pipeline is stopped (process {run.pid})\n"
+    assert location.penstock("down", "--force").stdout == f"the pipeline is stopped (process {run.pid})\n"
     assert run.wait(20) == 0
     run.communicate()
-    assert Services.at(place.state) is None
+    assert Services.at(location.state) is None
 
 
 @pytest.mark.usefixtures("jars")
 def test_when_the_leader_of_a_partition_dies_another_takes_over_and_nothing_is_lost(
-    place: Workplace, eventually: Eventually
+    location: Workplace, eventually: Eventually
 ) -> None:
-    found = place.up("--brokers", "3")
-    made = place.penstock("topics", "--create", "--topic", "test", "--replication-factor", "3", "--partitions", "3")
+    found = location.up("--brokers", "3")
+    made = location.penstock("topics", "--create", "--topic", "test", "--replication-factor", "3", "--partitions", "3")
     assert (made.returncode, made.stderr) == (0, "")
     kafka = Kafka(found.kafka or "")
     assert kafka.topic("test").config["min.insync.replicas"] == "2"
@@ -335,7 +335,7 @@ def test_when_the_leader_of_a_partition_dies_another_takes_over_and_nothing_is_l
     flow.start()
     try:
         eventually(lambda: len(sent) > 500)
-        os.kill(place.children()[f"kafka-{leader}"], signal.SIGKILL)
+        os.kill(location.children()[f"kafka-{leader}"], signal.SIGKILL)
         at_death = len(sent)
         eventually(lambda: kafka.copies("test")[0].leader not in (None, leader))
         eventually(lambda: len(sent) > at_death + 500)

@@ -232,7 +232,7 @@ def test_a_lapse_is_told_in_a_line(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "place"),
+    ("arguments", "location"),
     [
         (["./absent"], "./absent"),
         (["absent.jsonl"], "absent.jsonl"),
@@ -244,12 +244,12 @@ def test_a_lapse_is_told_in_a_line(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_verified_is_rejected_with_the_fix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], place: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], location: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = command(*arguments)
     assert isinstance(found.exception, Misconfigured)
-    assert found.exception.place == place
+    assert found.exception.location == location
     assert found.exception.fix
     assert not found.stdout
 

@@ -64,7 +64,7 @@ def test_empty_lines_and_other_line_ends_do_no_harm(tmp_path: Path) -> None:
 def test_what_cannot_be_read_is_named_with_its_line_and_reading_goes_on(tmp_path: Path) -> None:
     report = written(tmp_path / "f", line(1) + b"\n{\xff}\n" + b"x" * 2_000 + b"\n" + line(2))
     assert (report.verdict, report.records, report.unreadable) == (Integrity.UNCERTAIN, 2, 2)
-    assert [place for place, _ in report.refused] == ["line 3", "line 4"]
+    assert [location for location, _ in report.refused] == ["line 3", "line 4"]
     assert report.refused[1][1] == "it is longer than 1,000 bytes"
 
 
@@ -140,7 +140,7 @@ def test_records_that_tell_no_origin_are_named_with_their_offset() -> None:
     channels.append("updates", b"{}", None, [("sender", b"\xff"), ("epoch", b"1"), ("seq", b"1"), ("time", b"")])
     report = fed(Log(channels, "updates", ManualClock()))
     assert (report.verdict, report.records) == (Integrity.UNCERTAIN, 1)
-    assert [place for place, _ in report.refused] == [f"partition 0, offset {offset}" for offset in (1, 2, 3)]
+    assert [location for location, _ in report.refused] == [f"partition 0, offset {offset}" for offset in (1, 2, 3)]
     assert report.refused[0][1] == "it has no origin in its headers, and no payload"
 
 

@@ -17,7 +17,7 @@ def data(*chunks: bytes) -> list[bytes]:
     return [event.data for event in read(*chunks)]
 
 
-def places(*chunks: bytes, last_id: bytes | None = None) -> list[tuple[bytes | None, int]]:
+def locations(*chunks: bytes, last_id: bytes | None = None) -> list[tuple[bytes | None, int]]:
     stream = EventStream(1_000, last_id)
     return [(event.id, event.index) for chunk in chunks for event in stream.feed(chunk)]
 
@@ -85,12 +85,12 @@ def test_an_event_has_the_last_type_that_it_tells() -> None:
 
 def test_events_are_counted_behind_the_last_id() -> None:
     said = b"data: 0\n\nid: 5\ndata: a\n\ndata: b\n\nid: 5\ndata: c\n\nid: 6\n\ndata: d\n\nid\ndata: e\n\n"
-    assert places(said) == [(None, 1), (b"5", 0), (b"5", 1), (b"5", 2), (b"6", 1), (None, 0)]
+    assert locations(said) == [(None, 1), (b"5", 0), (b"5", 1), (b"5", 2), (b"6", 1), (None, 0)]
 
 
 def test_what_follows_an_id_counts_the_same_after_a_resume() -> None:
     following = b"data: b\n\ndata: c\n\nid: 6\ndata: d\n\n"
-    assert places(b"id: 5\ndata: a\n\n" + following)[1:] == places(following, last_id=b"5")
+    assert locations(b"id: 5\ndata: a\n\n" + following)[1:] == locations(following, last_id=b"5")
 
 
 def test_the_id_of_an_event_that_never_ended_is_none() -> None:
@@ -103,13 +103,13 @@ def test_the_id_of_an_event_that_never_ended_is_none() -> None:
     "bad", [b"a\x00b", b"\x00", b"\x1b[2J", b"a\tb", b"a\x7fb", b"x" * (LONGEST_ID + 1), b"x" * 5_000]
 )
 def test_an_id_that_could_not_be_sent_back_is_passed_over(bad: bytes) -> None:
-    assert places(b"id: 5\ndata: a\n\nid: " + bad + b"\ndata: b\n\n") == [(b"5", 0), (b"5", 1)]
+    assert locations(b"id: 5\ndata: a\n\nid: " + bad + b"\ndata: b\n\n") == [(b"5", 0), (b"5", 1)]
 
 
 def test_an_id_may_be_any_other_text() -> None:
     for id_ in ("x" * LONGEST_ID, "a b", "ü#%41/../", "\udcff"):
         raw = id_.encode(errors="surrogateescape")
-        assert places(b"id: " + raw + b" \ndata: a\n\n") == [(raw, 0)]
+        assert locations(b"id: " + raw + b" \ndata: a\n\n") == [(raw, 0)]
 
 
 @pytest.mark.parametrize(

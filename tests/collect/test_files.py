@@ -263,13 +263,13 @@ async def test_an_inode_that_is_another_files_by_now_is_not_read(tmp_path: Path)
     append(log, b"b1\n")
     reading = Progress("logs", None, 1.0, renamed=True)
     inside = folder.Folder("logs", tmp_path, "a.log", True, 100)
-    (met,) = reading.update(inside.list_files(reading.is_known), time.time(), inside.same)
+    (met,) = reading.update(inside.list_files(reading.is_tracked), time.time(), inside.same)
     cursor = reading.begin(met, time.time()) + tail(0, "", 0)
     again = Progress("logs", cursor, 1.0, renamed=True)
     inode = log.stat().st_ino
-    assert again.is_known(inode, "a.log.2")
-    assert again.is_known(inode, "a.log-20261116")
-    assert not again.is_known(inode, "secret.txt")
+    assert again.is_tracked(inode, "a.log.2")
+    assert again.is_tracked(inode, "a.log-20261116")
+    assert not again.is_tracked(inode, "secret.txt")
 
 
 @pytest.mark.parametrize("seed", range(6))

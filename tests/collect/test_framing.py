@@ -42,18 +42,18 @@ def test_a_line_without_end_is_no_record_until_nothing_can_follow() -> None:
 @pytest.mark.parametrize("feed", [b"\n", b"\r\n"])
 def test_a_line_of_exactly_the_limit_is_taken_and_one_byte_more_is_not(feed: bytes) -> None:
     assert values(Lines(5).push(b"12345" + feed)) == [b"12345"]
-    ((value, place, why),) = Lines(5).push(b"123456" + feed)
-    assert (value, place) == (b"12345", 6)
+    ((value, location, why),) = Lines(5).push(b"123456" + feed)
+    assert (value, location) == (b"12345", 6)
     assert why is not None
     assert "5 bytes" in why
 
 
 def test_who_goes_on_behind_a_line_that_was_too_long_passes_over_its_rest() -> None:
     for stream in (b"123456\nnext\n", b"1234567890\nnext\n", b"12345\r7\nnext\n"):
-        (_, place, why), (value, behind, _) = Lines(5).push(stream)
+        (_, location, why), (value, behind, _) = Lines(5).push(stream)
         assert why is not None
         assert value == b"next"
-        assert Lines(5, place, skipping=True).push(stream[place:]) == [(b"next", behind, None)]
+        assert Lines(5, location, skipping=True).push(stream[location:]) == [(b"next", behind, None)]
 
 
 def test_a_line_without_end_takes_no_memory() -> None:
@@ -66,7 +66,7 @@ def test_a_line_without_end_takes_no_memory() -> None:
         assert tracemalloc.get_traced_memory()[1] < 1_000_000
     finally:
         tracemalloc.stop()
-    assert [(len(value), place) for value, place, _ in found] == [(KEPT, 100_001)]
+    assert [(len(value), location) for value, location, _ in found] == [(KEPT, 100_001)]
     assert values(lines.push(b"x\nnext\n")) == [b"next"]
 
 
@@ -147,6 +147,6 @@ def test_who_goes_on_at_a_place_finds_the_records_that_follow(seed: int) -> None
     stream = stream_of_lines(random.Random(seed))
     lines = Lines(20)
     found = lines.push(stream) + lines.end()
-    for number, (_, place, why) in enumerate(found):
-        again = Lines(20, place, skipping=why is not None)
-        assert again.push(stream[place:]) + again.end() == found[number + 1 :]
+    for number, (_, location, why) in enumerate(found):
+        again = Lines(20, location, skipping=why is not None)
+        assert again.push(stream[location:]) + again.end() == found[number + 1 :]

@@ -117,8 +117,8 @@ async def test_numbers_have_no_gap_whatever_is_refused_between_them(tmp_path: Pa
 
 async def test_each_opening_numbers_anew_in_a_later_epoch(tmp_path: Path) -> None:
     source, epochs = source_in(tmp_path), []
-    for places in ({}, {"door.http": (2**62, 5)}):
-        async with opened(source, ResumeState(places)) as door:
+    for locations in ({}, {"door.http": (2**62, 5)}):
+        async with opened(source, ResumeState(locations)) as door:
             posting = asyncio.create_task(door.posted(b"x"))
             (found,) = await door.taken(1)
             await posting
@@ -157,7 +157,7 @@ async def test_who_sends_too_much_learns_the_limit_and_the_option_that_raises_it
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "headers", "status", "place", "said"),
+    ("path", "body", "headers", "status", "location", "said"),
     [
         ("/in", b"", {}, 400, "the body", "it is empty"),
         ("/in?lines", b"\n\r\n", {}, 400, "the body", "it is empty"),
@@ -232,13 +232,13 @@ async def test_who_sends_too_much_learns_the_limit_and_the_option_that_raises_it
     ],
 )
 async def test_what_a_client_does_wrong_is_told_with_its_place_and_nothing_is_taken(
-    tmp_path: Path, path: str, body: bytes, headers: dict[str, str], status: int, place: str, said: str
+    tmp_path: Path, path: str, body: bytes, headers: dict[str, str], status: int, location: str, said: str
 ) -> None:
     source = source_in(tmp_path, max_size=1_000, body=5_000, records=10)
     async with opened(source) as door:
         answer = await door.client.post(path, content=body, headers=headers)
         assert answer.status_code == status
-        assert place in answer.json()["place"]
+        assert location in answer.json()["place"]
         assert said in answer.json()["error"]
         assert "fix" in answer.json()
         posting = asyncio.create_task(door.posted(b"good"))

@@ -14,7 +14,7 @@ doors = pytest.mark.parametrize("kind", DOORS)
 
 @doors
 @pytest.mark.parametrize(
-    ("place", "said"),
+    ("location", "said"),
     [
         ("127.0.0.1", "no port"),
         (":80", "no host"),
@@ -24,9 +24,9 @@ doors = pytest.mark.parametrize("kind", DOORS)
         ("me:secret@127.0.0.1:80", "more parts"),
     ],
 )
-def test_an_address_that_is_no_place_is_misconfigured(kind: str, place: str, said: str) -> None:
+def test_an_address_that_is_no_place_is_misconfigured(kind: str, location: str, said: str) -> None:
     with pytest.raises(Misconfigured, match=rf"source door: .*{said}"):
-        source_at(f"listen+{kind}://{place}", "door", DOORS[kind])
+        source_at(f"listen+{kind}://{location}", "door", DOORS[kind])
 
 
 def test_lines_have_no_path() -> None:
@@ -37,8 +37,8 @@ def test_lines_have_no_path() -> None:
 @doors
 async def test_a_port_that_is_taken_is_misconfigured(kind: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        place = f"127.0.0.1:{other.getsockname()[1]}" + ("" if kind == "tcp" else "/in")
-        source = source_at(f"listen+{kind}://{place}", "door", DOORS[kind])
+        location = f"127.0.0.1:{other.getsockname()[1]}" + ("" if kind == "tcp" else "/in")
+        source = source_at(f"listen+{kind}://{location}", "door", DOORS[kind])
         with pytest.raises(Misconfigured, match=r"source door, address .*choose another port"):
             async with source.open(ResumeState()):
                 pass

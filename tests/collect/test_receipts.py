@@ -53,8 +53,8 @@ def test_nobody_makes_one_up(text: str) -> None:
 def test_a_bit_that_flips_voids_it() -> None:
     sealing = ReceiptSigner(b"k" * 32)
     text = sealing.encode(ONE)
-    for place in range(0, len(text) - 1):
-        other = text[:place] + ("A" if text[place] != "A" else "B") + text[place + 1 :]
+    for location in range(0, len(text) - 1):
+        other = text[:location] + ("A" if text[location] != "A" else "B") + text[location + 1 :]
         assert sealing.decode(other) is None
 
 

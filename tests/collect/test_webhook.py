@@ -129,7 +129,7 @@ async def test_any_of_several_signatures_by_any_of_several_secrets_is_enough(tmp
 
 
 @pytest.mark.parametrize(
-    ("headers", "status", "place", "said"),
+    ("headers", "status", "location", "said"),
     [
         ({"webhook_signature": None}, 401, "webhook-signature", "missing"),
         ({"webhook_signature": ""}, 401, "webhook-signature", "does not match"),
@@ -150,7 +150,7 @@ async def test_any_of_several_signatures_by_any_of_several_secrets_is_enough(tmp
     ],
 )
 async def test_what_is_not_signed_as_it_has_to_be_is_turned_away(
-    tmp_path: Path, headers: dict[str, str | None], status: int, place: str, said: str
+    tmp_path: Path, headers: dict[str, str | None], status: int, location: str, said: str
 ) -> None:
     async with opened(source_in(tmp_path)) as door:
         try:
@@ -159,7 +159,7 @@ async def test_what_is_not_signed_as_it_has_to_be_is_turned_away(
             answer = await raw_post(door, headers)
         assert answer.status_code == status
         if answer.content[:1] == b"{":
-            assert place in answer.json()["place"]
+            assert location in answer.json()["place"]
             assert said in answer.json()["error"]
         posting = door.posting(b"good")
         assert [one.value for one in await door.taken(1)] == [b"good"]

@@ -321,10 +321,10 @@ class Placed(Feeding):
         assert client.request is not None
         (asked,) = parse_qs(urlsplit(client.request.path).query)["cursor"]
         self.asked.append(asked)
-        sent = next((at for at, one in enumerate(self.kept) if self.place(one) >= int(asked)), len(self.kept))
+        sent = next((at for at, one in enumerate(self.kept) if self.location(one) >= int(asked)), len(self.kept))
         await self.follow(client, sent)
 
-    def place(self, message: bytes) -> int:
+    def location(self, message: bytes) -> int:
         return int(orjson.loads(message)["meta"]["time_us"])
 
 

@@ -58,4 +58,4 @@ def test_an_error_is_located_where_its_place_is_declared() -> None:
     assert located(other, lines) is other
     both = located(SeveralMisconfigured((one, other)), lines)
     assert isinstance(both, SeveralMisconfigured)
-    assert [error.place for error in both.errors] == ["pipe.py:12, query by_city, line 2", "elsewhere"]
+    assert [error.location for error in both.errors] == ["pipe.py:12, query by_city, line 2", "elsewhere"]

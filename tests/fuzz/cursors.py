@@ -71,7 +71,7 @@ def _progress(cursor: str | None) -> Progress | None:
 def progress(data: bytes) -> None:
     """The next cursor repeats the state of all files but the one that was read."""
     inputs = Input(data)
-    check, place = inputs.byte(), inputs.byte()
+    check, location = inputs.byte(), inputs.byte()
     found = _progress(inputs.json(("done", "life", "files", "a", "skip", "bad")).decode(errors="replace"))
     if found is None:
         return
@@ -88,9 +88,9 @@ def progress(data: bytes) -> None:
         expected = {
             inode: _state(one) for inode, one in found.files.items() if (one.offset or one.flag) and not one.forgotten
         }
-        cursor = found.begin(file, now) + tail(check, "", place)
+        cursor = found.begin(file, now) + tail(check, "", location)
         again = Progress("files", cursor, 1.0)
-        expected[file.info.inode] = file.name, file.generation, place, check, ""
+        expected[file.info.inode] = file.name, file.generation, location, check, ""
         listed = {inode: _state(one) for inode, one in again.files.items()}
         # Files that were not read yet may be listed, too.
         assert expected.items() <= listed.items()

@@ -67,8 +67,8 @@ def messages(data: bytes) -> None:
 class _Counted:
     """The last place, how many messages in a row had it, and how many without a place followed."""
 
-    def __init__(self, place: str) -> None:
-        self._place, self._same, self._since = place, 0, 0
+    def __init__(self, location: str) -> None:
+        self._location, self._same, self._since = location, 0, 0
 
     def next(self, value: object) -> str:
         if isinstance(value, float) and not -(2**53) < value < 2**53:
@@ -80,8 +80,8 @@ class _Counted:
         )
         if not text:
             self._since += 1
-            return f"{self._place}/{self._same - 1}+{self._since}"
-        self._place, self._same, self._since = text, self._same + 1 if text == self._place else 1, 0
+            return f"{self._location}/{self._same - 1}+{self._since}"
+        self._location, self._same, self._since = text, self._same + 1 if text == self._location else 1, 0
         return f"{text}/{self._same - 1}"
 
 
@@ -101,9 +101,9 @@ def _is_sane(one: Arrival | Heartbeat, message: bytes, document: object, numbere
     assert all(0 <= number < MAX_NUMBER for number in (origin.epoch, origin.seq, origin.time))
 
 
-def _check_resume(place: str) -> None:
-    address = with_parameter("ws://127.0.0.1/a?cursor=1&b=2", "cursor", place)
-    assert parse_qs(urlsplit(address).query, keep_blank_values=True) == {"b": ["2"], "cursor": [place]}
+def _check_resume(location: str) -> None:
+    address = with_parameter("ws://127.0.0.1/a?cursor=1&b=2", "cursor", location)
+    assert parse_qs(urlsplit(address).query, keep_blank_values=True) == {"b": ["2"], "cursor": [location]}
 
 
 def _loaded(text: bytes) -> Any:

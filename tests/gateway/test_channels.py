@@ -106,7 +106,7 @@ async def test_the_key_of_a_raw_body_is_a_text_or_base64(
 
 
 @pytest.mark.parametrize(
-    ("url", "kind", "key", "place"),
+    ("url", "kind", "key", "location"),
     [
         ("", "application/octet-stream", b"\xff", "the header x-key"),
         ("?format=base64", "application/octet-stream", b"no", "the header x-key"),
@@ -118,11 +118,11 @@ async def test_the_key_of_a_raw_body_is_a_text_or_base64(
     ],
 )
 async def test_a_key_that_is_none_or_stands_where_it_does_not_belong_is_400(
-    client: httpx.AsyncClient, channels: MemoryChannels, url: str, kind: str, key: bytes | None, place: str
+    client: httpx.AsyncClient, channels: MemoryChannels, url: str, kind: str, key: bytes | None, location: str
 ) -> None:
     headers = [(b"content-type", kind.encode()), *([(b"x-key", key)] if key is not None else [])]
     answer = await client.post(RECORDS + url, content=b'{"records": []}', headers=headers)
-    assert (answer.status_code, answer.json()["place"]) == (400, place)
+    assert (answer.status_code, answer.json()["place"]) == (400, location)
     assert answer.json()["fix"]
     assert not channels.entries("one")
 
@@ -212,13 +212,13 @@ BAD_RECORDS: list[tuple[bytes, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("body", "place"), BAD_RECORDS, ids=range(len(BAD_RECORDS)))
+@pytest.mark.parametrize(("body", "location"), BAD_RECORDS, ids=range(len(BAD_RECORDS)))
 async def test_a_bad_body_is_refused_whole_with_its_place(
-    client: httpx.AsyncClient, channels: MemoryChannels, body: bytes, place: str
+    client: httpx.AsyncClient, channels: MemoryChannels, body: bytes, location: str
 ) -> None:
     answer = await client.post(RECORDS, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400, answer.text
-    assert place in answer.json()["place"]
+    assert location in answer.json()["place"]
     assert answer.json()["error"]
     assert not channels.entries("one")
 

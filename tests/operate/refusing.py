@@ -16,10 +16,10 @@ def refused(
     sender: str = "kiosk",
     key: bytes | None = None,
     own: Headers = (),
-    place: str | None = None,
+    location: str | None = None,
 ) -> Letter:
     """A letter in rsvps.dead: all headers of the record, and after them the reason and the place."""
     identity = Origin(sender, 1, seq, BEGIN).headers() if seq is not None else []
-    place = place or f"rsvps:0:{len(channels.entries('rsvps.dead')) + 100}"
-    headers = [*identity, *own, ("reason", reason.encode()), ("place", place.encode())]
+    location = location or f"rsvps:0:{len(channels.entries('rsvps.dead')) + 100}"
+    headers = [*identity, *own, ("reason", reason.encode()), ("place", location.encode())]
     return Letter.of(channels.append("rsvps.dead", value, key, headers))

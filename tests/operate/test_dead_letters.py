@@ -15,14 +15,14 @@ def test_a_letter_tells_its_reason_its_origin_and_both_its_places() -> None:
     refused(channels, 7, b"{x", key=b"k")
     (letter,) = dead_letters(channels, "rsvps.dead")
     assert (letter.reason, letter.origin) == (UNFIT, Origin("kiosk", 1, 7, BEGIN))
-    assert (letter.at, letter.place) == ("rsvps.dead:0:0", "rsvps:0:100")
+    assert (letter.at, letter.location) == ("rsvps.dead:0:0", "rsvps:0:100")
     assert (letter.value, letter.size, letter.cut, letter.came_back) == (b"{x", 2, False, False)
 
 
 def test_a_letter_of_the_collector_tells_how_large_its_record_was() -> None:
     headers = [*Origin("feed", 2, 9, BEGIN).headers(), ("reason", b"it is too large"), ("size", b"70000")]
     letter = Letter.of(MemoryChannels().append("rsvps.dead", b"x" * 65_536, None, headers))
-    assert (letter.place, letter.size, letter.cut) == (None, 70_000, True)
+    assert (letter.location, letter.size, letter.cut) == (None, 70_000, True)
 
 
 def test_a_null_is_null_and_not_empty_whatever_the_reason() -> None:
@@ -81,7 +81,7 @@ def test_letters_are_chosen_by_reason_sender_and_time() -> None:
     assert offsets(Selection(sender="kiosk")) == [0, 1]
     assert offsets(Selection(since=BEGIN + 1)) == [1, 2, 3]
     assert offsets(Selection(sender="kiosk", since=BEGIN + 1)) == [1]
-    assert offsets(Selection(places=frozenset({"rsvps.dead:0:1", "rsvps:0:102"}))) == [1, 2]
+    assert offsets(Selection(locations=frozenset({"rsvps.dead:0:1", "rsvps:0:102"}))) == [1, 2]
     assert offsets(Selection(sender="Kiosk")) == []
 
 
@@ -103,17 +103,17 @@ def test_one_letter_is_found_by_its_place_and_by_that_of_its_record() -> None:
         refused(channels, seq, key=b"k%d" % seq)
     for letter in dead_letters(channels, "rsvps.dead"):
         assert letter_at(channels, "rsvps.dead", letter.at) == letter
-        assert letter_at(channels, "rsvps.dead", letter.place or "") == letter
+        assert letter_at(channels, "rsvps.dead", letter.location or "") == letter
 
 
-@pytest.mark.parametrize("place", ["rsvps.dead:0:2", "rsvps.dead:7:0", "rsvps:0:99"])
-def test_a_place_that_holds_no_letter_is_told_with_those_that_do(place: str) -> None:
+@pytest.mark.parametrize("location", ["rsvps.dead:0:2", "rsvps.dead:7:0", "rsvps:0:99"])
+def test_a_place_that_holds_no_letter_is_told_with_those_that_do(location: str) -> None:
     channels = MemoryChannels()
     refused(channels, 1)
     refused(channels, 2)
-    told = place.removeprefix("rsvps.dead:")
+    told = location.removeprefix("rsvps.dead:")
     with pytest.raises(Misconfigured, match=f"there is no dead letter at {told}; it holds 0:0 to 0:1"):
-        letter_at(channels, "rsvps.dead", place)
+        letter_at(channels, "rsvps.dead", location)
 
 
 def test_an_empty_channel_holds_none() -> None:

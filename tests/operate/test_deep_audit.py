@@ -121,8 +121,8 @@ def test_what_no_count_shows_is_found(case: Case) -> None:
     assert not whole.doubts
     assert len(whole.checked) == 4
     changed = case.lake(things).to_pyarrow_table().slice(7, 1).to_pylist()[0]
-    place = f"_partition = {changed['_partition']} AND _offset = {changed['_offset']}"
-    case.lake(things).update(predicate=place, new_values={"n": 1_000_000})
+    location = f"_partition = {changed['_partition']} AND _offset = {changed['_offset']}"
+    case.lake(things).update(predicate=location, new_values={"n": 1_000_000})
     case.redis.hset(f'penstock:{counts}:row:["a3"]', "row", b"{}")
     case.redis.hset(f"penstock:{counts}:row:strange", "row", b"{}")
     producer = Producer({"bootstrap.servers": case.kafka.servers})

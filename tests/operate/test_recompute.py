@@ -216,7 +216,7 @@ def test_a_new_life_counts_from_where_it_began_for_everybody(case: Case) -> None
     case.eventually(lambda: len(case.ends()) == more)
     report = case.report()
     assert report.gone == (Gone(case.things, busy, 6, 6),)
-    assert dict(of(report, "channel").counts) == {Verdict.EXACT: 1, Verdict.UNTOLD: 3}
+    assert dict(of(report, "channel").counts) == {Verdict.EXACT: 1, Verdict.UNKNOWN: 3}
 
 
 def test_a_record_that_the_query_skipped_is_found(case: Case) -> None:
@@ -226,7 +226,7 @@ def test_a_record_that_the_query_skipped_is_found(case: Case) -> None:
     case.moved(+1)
     report = case.report()
     [found] = of(report, "channel").differences
-    assert (found.key, found.how, found.short) == (b'["b"]', How.LACKS, 1)
+    assert (found.key, found.how, found.short) == (b'["b"]', How.FEWER, 1)
     assert found.columns["total"] == (8, 15)
     assert report.record_of(found) == "lacks kiosk/1: 7"
     assert report.code == 1
@@ -303,7 +303,7 @@ def test_the_part_of_the_log_that_is_gone_is_told(case: Case) -> None:
     case.run()
     [busy] = [partition for partition, end in case.ends().items() if end]
     admin = AdminClient({"bootstrap.servers": case.kafka.servers})
-    for offset, counts in ((3, {Verdict.EXACT: 1, Verdict.UNTOLD: 2}), (6, {Verdict.UNTOLD: 3})):
+    for offset, counts in ((3, {Verdict.EXACT: 1, Verdict.UNKNOWN: 2}), (6, {Verdict.UNKNOWN: 3})):
         [done] = admin.delete_records([TopicPartition(case.things, busy, offset)]).values()
         done.result()
         report = case.report()
@@ -365,7 +365,7 @@ def test_records_that_came_too_late_may_explain_what_is_lacking_but_do_not_prove
     case.tell(late=2)
     report = case.report()
     lacking, missing = of(report, "channel").differences
-    assert (lacking.how, missing.how) == (How.LACKS, How.MISSING)
+    assert (lacking.how, missing.how) == (How.FEWER, How.MISSING)
     assert report.record_of(lacking) == "lacks kiosk/1: 7"
     assert report.record_of(missing) == "lacks kiosk/1: 8, which was late"
     assert (report.code, report.late, of(report, "channel").late) == (2, 2, True)
@@ -463,7 +463,7 @@ def test_a_query_over_a_result_that_has_lost_rows_cannot_be_recomputed(case: Cas
 @pytest.mark.parametrize(("other", "explained"), [(Verdict.EARLIER, False), (Verdict.PERISHED, True)])
 def test_rows_of_an_earlier_life_hide_no_late_record(other: Verdict, explained: bool) -> None:
     """Two records came too late, and a row lacks one: the other may belong to a row that is gone, not to an old one."""
-    lacking = Difference(b"k", How.LACKS, Row(b"{}", 2), Row(b"{}", 3))
+    lacking = Difference(b"k", How.FEWER, Row(b"{}", 2), Row(b"{}", 3))
     found = Comparison(Counter({Verdict.DIFFERENT: 1, Verdict.EXACT: 4, other: 1}), (lacking,))
     assert _Late(2, conserved=True).explains(found) is explained
 

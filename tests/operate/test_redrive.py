@@ -25,8 +25,8 @@ def verdicts(channels: MemoryChannels, chosen: Selection = ALL, into: str = "rsv
 
 
 def refuse_again(channels: MemoryChannels, entry: Entry) -> None:
-    place = f"{entry.channel}:{entry.partition}:{entry.offset}"
-    headers = [*entry.headers, ("reason", UNFIT.encode()), ("place", place.encode())]
+    location = f"{entry.channel}:{entry.partition}:{entry.offset}"
+    headers = [*entry.headers, ("reason", UNFIT.encode()), ("place", location.encode())]
     channels.append("rsvps.dead", entry.value, entry.key, headers)
 
 
@@ -70,7 +70,7 @@ def test_what_a_crash_left_behind_is_sent_by_the_next_call() -> None:
     channels = MemoryChannels()
     refused(channels, 1)
     refused(channels, 2)
-    redrive(channels, "rsvps.dead", Selection(places=frozenset({"rsvps.dead:0:0"})), "rsvps")
+    redrive(channels, "rsvps.dead", Selection(locations=frozenset({"rsvps.dead:0:0"})), "rsvps")
     assert verdicts(channels) == ["redriven before", "sent"]
 
 
@@ -101,15 +101,15 @@ def test_two_letters_of_one_record_are_one_record() -> None:
     channels = MemoryChannels()
     for _ in range(2):
         refused(channels, 7)
-        refused(channels, None, place="rsvps:0:50")
+        refused(channels, None, location="rsvps:0:50")
     assert verdicts(channels) == ["sent", "sent", "redriven before", "redriven before"]
-    assert verdicts(channels, Selection(places=frozenset({"rsvps.dead:0:3"}))) == ["redriven before"]
+    assert verdicts(channels, Selection(locations=frozenset({"rsvps.dead:0:3"}))) == ["redriven before"]
 
 
 def test_two_records_without_identity_are_two_though_a_new_channel_gave_them_one_place() -> None:
     channels = MemoryChannels()
-    refused(channels, None, b"one", place="rsvps:0:50")
-    refused(channels, None, b"two", place="rsvps:0:50")
+    refused(channels, None, b"one", location="rsvps:0:50")
+    refused(channels, None, b"two", location="rsvps:0:50")
     assert verdicts(channels) == ["sent", "sent"]
 
 
@@ -180,7 +180,7 @@ def test_only_what_came_after_the_first_letter_of_a_chosen_record_is_read_of_the
         refused(channels, seq)
         clock.move(60)
     for offset in (2, 3):
-        chosen = Selection(places=frozenset({f"rsvps.dead:0:{offset}"}))
+        chosen = Selection(locations=frozenset({f"rsvps.dead:0:{offset}"}))
         redrive(channels, "rsvps.dead", chosen, "rsvps", since=since)
     hour = 3_600_000_000
     assert asked == [("rsvps", BEGIN + 120_000_000 - hour), ("rsvps", BEGIN + 60_000_000 - hour)]
@@ -213,13 +213,13 @@ def test_what_spark_refuses_is_redriven_as_it_was_and_comes_back_once(spark: Spa
     assert len(channels.entries("rsvps")) == 4
 
 
-@pytest.mark.parametrize("place", ["rsvps.dead:0:2", "rsvps:0:99"])
-def test_nothing_is_sent_when_one_of_the_places_holds_no_letter(place: str) -> None:
+@pytest.mark.parametrize("location", ["rsvps.dead:0:2", "rsvps:0:99"])
+def test_nothing_is_sent_when_one_of_the_places_holds_no_letter(location: str) -> None:
     channels = MemoryChannels()
     refused(channels, 1)
     refused(channels, 2)
-    with pytest.raises(Misconfigured, match=f"there is no dead letter at {place.removeprefix('rsvps.dead:')}"):
-        redrive(channels, "rsvps.dead", Selection(places=frozenset({place, "rsvps.dead:0:1"})), "rsvps")
+    with pytest.raises(Misconfigured, match=f"there is no dead letter at {location.removeprefix('rsvps.dead:')}"):
+        redrive(channels, "rsvps.dead", Selection(locations=frozenset({location, "rsvps.dead:0:1"})), "rsvps")
     assert not channels.entries("rsvps")
 
 

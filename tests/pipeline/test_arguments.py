@@ -24,9 +24,9 @@ class Order:
     day: date
     paid: bool
     seal: bytes
-    place: Venue
+    location: Venue
     tags: list[str]
-    places: list[Venue]
+    locations: list[Venue]
     counts: dict[str, int]
     note: str | None
     old: Optional[str]  # noqa: UP045 (both spellings are accepted)
@@ -136,7 +136,7 @@ class Either:
 
 
 @pytest.mark.parametrize(
-    ("schema", "place"),
+    ("schema", "location"),
     [
         (Odd, "Odd.ways"),
         (Deep, "Odd.ways"),
@@ -145,9 +145,9 @@ class Either:
     ],
 )
 def test_a_type_that_no_column_has_is_refused_with_its_field_and_the_ones_that_are_known(
-    schema: type, place: str
+    schema: type, location: str
 ) -> None:
     with pytest.raises(Misconfigured) as caught:
         ddl(schema)
-    assert caught.value.place == f"schema {place}"
+    assert caught.value.location == f"schema {location}"
     assert caught.value.fix.startswith("use int, float, str, bool, bytes, datetime, date, Decimal, list[…]")

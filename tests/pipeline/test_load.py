@@ -134,6 +134,6 @@ def test_a_pipeline_with_two_names_is_one(written: Written) -> None:
 def test_an_option_of_the_wrong_kind_is_told_with_its_line_and_no_word_of_python(written: Written, line: str) -> None:
     with pytest.raises(Misconfigured) as error:
         load(written(f"{BEGIN}\n{line}\n"))
-    assert error.value.place.startswith("pipe.py:4")
+    assert error.value.location.startswith("pipe.py:4")
     assert "Error" not in str(error.value)
     assert error.value.fix or "; " in error.value.problem

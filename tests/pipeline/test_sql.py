@@ -86,7 +86,7 @@ def test_a_query_may_read_nothing(sql: str) -> None:
 def test_a_text_that_cannot_be_parsed_is_an_error_with_its_place(sql: str) -> None:
     with pytest.raises(Misconfigured) as raised:
         tables(PLACE, sql)
-    assert raised.value.place == PLACE
+    assert raised.value.location == PLACE
 
 
 def test_the_error_names_line_and_column() -> None:

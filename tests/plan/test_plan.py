@@ -60,7 +60,7 @@ def test_a_chart_that_names_no_column_is_a_warning(spark: SparkSession, tmp_path
     assert not planned(app, tmp_path, spark).findings
     app.page("by_city", title="wrong", chart={"mark": "bar", "encoding": {"x": {"field": "window.start"}, "y": y}})
     found = planned(app, tmp_path, spark)
-    assert [(one.level, one.place) for one in found.findings] == [(Level.WARNING, "page wrong")] * 2
+    assert [(one.level, one.location) for one in found.findings] == [(Level.WARNING, "page wrong")] * 2
     assert '"window_start"' in found.findings[1].fix
     assert not found.wrong
 
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_does_not_fit_is_an_error_with_the_fix(spark: SparkSes
     (finding,) = found.findings
     assert found.wrong
     assert finding.level is Level.ERROR
-    assert "by_city" in finding.place
+    assert "by_city" in finding.location
     assert "--new-checkpoint by_city" in finding.fix
     assert found.to_json()["findings"][0]["level"] == "error"
 
@@ -101,7 +101,7 @@ def test_all_queries_that_cannot_work_are_told_at_once(spark: SparkSession, tmp_
     app.sql_query("other", key="town", sql=COUNTS)
     with pytest.raises(SeveralMisconfigured) as error:
         planned(app, tmp_path, spark)
-    assert [one.place.partition(",")[0] for one in error.value.errors] == ["query one", "query other"]
+    assert [one.location.partition(",")[0] for one in error.value.errors] == ["query one", "query other"]
 
 
 def nothing_returned(rsvps: DataFrame) -> None:
@@ -144,7 +144,7 @@ def test_a_mistake_is_told_with_its_file_and_line(
     with pytest.raises(Misconfigured) as error, app.describe().locating():
         planned(app, tmp_path, spark)
     line = declared if offset is None else function.__code__.co_firstlineno + offset
-    assert error.value.place.startswith(f"test_plan.py:{line}, ")
+    assert error.value.location.startswith(f"test_plan.py:{line}, ")
     assert "_fits" not in error.value.problem
 
 

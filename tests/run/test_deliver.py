@@ -30,4 +30,4 @@ def test_a_chart_is_a_specification_over_the_rows_or_makes_one() -> None:
 def test_anything_else_is_refused() -> None:
     with pytest.raises(Misconfigured) as error:
         page(chart="bar")
-    assert error.value.place == "page by_city"
+    assert error.value.location == "page by_city"

@@ -36,8 +36,8 @@ def test_all_that_is_missing_is_told_at_once_and_nothing_is_fetched(
         config = Config.read(tmp_path, environ={"PENSTOCK_LOCAL_REDIS_PORT": str(redis)})
         with pytest.raises(SeveralMisconfigured) as error:
             require(config, ALL, described(port))
-    places = [one.place for one in error.value.errors]
-    assert places == ["Java", "Redis", f"source rsvps, address 127.0.0.1:{port}", "[local] redis_port"]
+    locations = [one.location for one in error.value.errors]
+    assert locations == ["Java", "Redis", f"source rsvps, address 127.0.0.1:{port}", "[local] redis_port"]
     assert not list(tmp_path.iterdir())
 
 
@@ -45,7 +45,7 @@ def test_too_little_space_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(prerequisites, "STATE", 1 << 60)
     with pytest.raises(Misconfigured) as error:
         require(Config.read(tmp_path, environ={}), Needs(kafka=False, redis=False))
-    assert error.value.place == str(tmp_path / ".penstock")
+    assert error.value.location == str(tmp_path / ".penstock")
 
 
 def test_where_a_pipeline_runs_already_nothing_else_is_looked_at(tmp_path: Path) -> None:
@@ -53,4 +53,4 @@ def test_where_a_pipeline_runs_already_nothing_else_is_looked_at(tmp_path: Path)
     with StateFolder(config.state).locked(), pytest.raises(Misconfigured) as error:
         require(config, ALL)
     assert not isinstance(error.value, SeveralMisconfigured)
-    assert error.value.place == str(tmp_path / ".penstock")
+    assert error.value.location == str(tmp_path / ".penstock")

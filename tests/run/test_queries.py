@@ -80,8 +80,8 @@ def test_one_that_is_started_again_goes_on_and_says_how(
         return told["query:counted"]["mode"], told["query:counted"]["note"]
 
     queries.start()
-    places = "micro-batch: Spark allows real time, but other queries use the slots ([spark] real_time_queries)"
-    assert note() == ("micro-batch", places)
+    locations = "micro-batch: Spark allows real time, but other queries use the slots ([spark] real_time_queries)"
+    assert note() == ("micro-batch", locations)
     send(kafka, channel, numbered(3))
     eventually(lambda: covered(folder) == {channel: {0: 3}})
     queries.running("counted").stop()
@@ -92,7 +92,7 @@ def test_one_that_is_started_again_goes_on_and_says_how(
     eventually(lambda: unfinished(folder) is None and not queries.running("counted").status["isTriggerActive"])
     # That one, and no other.
     assert covered(folder) == {channel: {0: 3}}
-    assert note() == ("micro-batch", places)
+    assert note() == ("micro-batch", locations)
     queries.running("counted").stop()
     queries.again(replace(engine, connector=Calm(kafka.servers)), query)
     assert note() == ("micro-batch", "micro-batch: no real time: the waters are calm")

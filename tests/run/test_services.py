@@ -44,7 +44,7 @@ class Workplace:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Workplace]:
+def location(tmp_path: Path) -> Iterator[Workplace]:
     with ExitStack() as holding:
         yield Workplace(tmp_path, holding)
 
@@ -52,23 +52,23 @@ def place(tmp_path: Path) -> Iterator[Workplace]:
 # --- whom to believe --------------------------------------------------------------------------------------------------
 
 
-def test_services_are_found_while_somebody_holds_them(place: Workplace) -> None:
-    assert Services.find(place.config()) is None
-    held = place.services()
-    assert Services.find(place.config()) == Services.at(place.state) == held
+def test_services_are_found_while_somebody_holds_them(location: Workplace) -> None:
+    assert Services.find(location.config()) is None
+    held = location.services()
+    assert Services.find(location.config()) == Services.at(location.state) == held
     assert held.where == f"Kafka at {KAFKA}, Redis at {REDIS}"
 
 
-def test_a_note_that_somebody_else_has_left_is_not_believed(place: Workplace) -> None:
-    place.services(pid=999_999)
-    assert Services.find(place.config()) is None
+def test_a_note_that_somebody_else_has_left_is_not_believed(location: Workplace) -> None:
+    location.services(pid=999_999)
+    assert Services.find(location.config()) is None
 
 
-def test_a_note_of_a_later_version_is_understood(place: Workplace) -> None:
-    held = place.services()
-    note = json.loads((place.state / Services.FILE).read_text())
-    (place.state / Services.FILE).write_text(json.dumps({**note, "postgres": "x"}))
-    assert Services.find(place.config()) == held
+def test_a_note_of_a_later_version_is_understood(location: Workplace) -> None:
+    held = location.services()
+    note = json.loads((location.state / Services.FILE).read_text())
+    (location.state / Services.FILE).write_text(json.dumps({**note, "postgres": "x"}))
+    assert Services.find(location.config()) == held
 
 
 # --- what is needed ---------------------------------------------------------------------------------------------------
@@ -83,51 +83,51 @@ def test_a_note_of_a_later_version_is_understood(place: Workplace) -> None:
     ],
 )
 def test_what_the_settings_place_elsewhere_is_not_needed(
-    place: Workplace, address: str, url: str, needs: Needs
+    location: Workplace, address: str, url: str, needs: Needs
 ) -> None:
-    assert Needs.all(place.config(PENSTOCK_CHANNELS_ADDRESS=address, PENSTOCK_REDIS_URL=url)) == needs
+    assert Needs.all(location.config(PENSTOCK_CHANNELS_ADDRESS=address, PENSTOCK_REDIS_URL=url)) == needs
 
 
 # --- here -------------------------------------------------------------------------------------------------------------
 
 
-def test_where_nothing_runs_that_is_said(place: Workplace) -> None:
+def test_where_nothing_runs_that_is_said(location: Workplace) -> None:
     with pytest.raises(Misconfigured, match=r"nothing runs here; start a pipeline .*: penstock up"):
-        with_running_services(place.config())
-    elsewhere = place.config(PENSTOCK_CHANNELS_ADDRESS="kafka://broker:9092")
+        with_running_services(location.config())
+    elsewhere = location.config(PENSTOCK_CHANNELS_ADDRESS="kafka://broker:9092")
     assert with_running_services(elsewhere) == elsewhere
 
 
-def test_the_services_of_the_folder_are_found(place: Workplace) -> None:
-    place.services()
-    assert with_running_services(place.config()).channels.address == f"kafka://{KAFKA}"
-    assert with_running_services(place.config(PENSTOCK_CHANNELS_ADDRESS="redis://")).channels.address == REDIS
+def test_the_services_of_the_folder_are_found(location: Workplace) -> None:
+    location.services()
+    assert with_running_services(location.config()).channels.address == f"kafka://{KAFKA}"
+    assert with_running_services(location.config(PENSTOCK_CHANNELS_ADDRESS="redis://")).channels.address == REDIS
     assert (
-        with_running_services(place.config(PENSTOCK_CHANNELS_ADDRESS="kafka://far:1")).channels.address
+        with_running_services(location.config(PENSTOCK_CHANNELS_ADDRESS="kafka://far:1")).channels.address
         == "kafka://far:1"
     )
 
 
-def test_services_that_are_just_being_started_are_not_waited_for(place: Workplace) -> None:
-    place.services(up=False)
+def test_services_that_are_just_being_started_are_not_waited_for(location: Workplace) -> None:
+    location.services(up=False)
     for address in ("kafka://", "redis://"):
         with pytest.raises(Misconfigured, match=rf"process {os.getpid()} is still starting the services; try again"):
-            with_running_services(place.config(PENSTOCK_CHANNELS_ADDRESS=address))
-    elsewhere = with_running_services(place.config(PENSTOCK_CHANNELS_ADDRESS="kafka://far:1"))
+            with_running_services(location.config(PENSTOCK_CHANNELS_ADDRESS=address))
+    elsewhere = with_running_services(location.config(PENSTOCK_CHANNELS_ADDRESS="kafka://far:1"))
     assert elsewhere.channels.address == "kafka://far:1"
 
 
-def test_a_run_is_found_without_the_profile_that_it_was_started_with(place: Workplace) -> None:
-    (place.folder / "penstock.toml").write_text(FAR)
-    far = place.config("prod")
-    place.run(far)
-    assert with_running_services(place.config()) == with_running_services(far) == far
+def test_a_run_is_found_without_the_profile_that_it_was_started_with(location: Workplace) -> None:
+    (location.folder / "penstock.toml").write_text(FAR)
+    far = location.config("prod")
+    location.run(far)
+    assert with_running_services(location.config()) == with_running_services(far) == far
 
 
-def test_a_run_is_found_without_the_environment_that_it_was_started_with(place: Workplace) -> None:
-    place.services(kafka=None)
-    place.run(place.config(PENSTOCK_CHANNELS_ADDRESS="file://sub?sync=no"))
-    assert with_running_services(place.config()).bind().where == f"{(place.folder / 'sub').as_uri()}?sync=no"
+def test_a_run_is_found_without_the_environment_that_it_was_started_with(location: Workplace) -> None:
+    location.services(kafka=None)
+    location.run(location.config(PENSTOCK_CHANNELS_ADDRESS="file://sub?sync=no"))
+    assert with_running_services(location.config()).bind().where == f"{(location.folder / 'sub').as_uri()}?sync=no"
 
 
 SECRET = "redis://me:secret@far:6379/0"

@@ -50,9 +50,9 @@ class LosingLake(Lake):
 
     lost: Who | None = None
 
-    def chosen(self, raw: DataFrame) -> DataFrame:
+    def selected(self, raw: DataFrame) -> DataFrame:
         if self.lost is None:
-            return super().chosen(raw)
+            return super().selected(raw)
         told = {name: F.expr(f"filter(headers, h -> h.key = '{name}')[0].value") for name in ("sender", "seq")}
         sender, seq = self.lost
         is_lost = (told["sender"].cast("string") == sender) & (told["seq"].cast("string") == str(seq))

@@ -18,10 +18,10 @@ CHANNEL = "rsvps"
 RECORDS, KEYS = 12_000, 97
 
 
-def described(kind: str, place: str, every: float = 0.005) -> Loadable:
+def described(kind: str, location: str, every: float = 0.005) -> Loadable:
     if kind == "redis":
-        return RedisStore(place, CHANNEL, topic_id="one", every=timedelta(seconds=every))
-    return LoadedLake(LakeStore(place, CHANNEL, "one", compact_every=7), typed=True, every=timedelta(seconds=every))
+        return RedisStore(location, CHANNEL, topic_id="one", every=timedelta(seconds=every))
+    return LoadedLake(LakeStore(location, CHANNEL, "one", compact_every=7), typed=True, every=timedelta(seconds=every))
 
 
 def filled() -> MemoryChannels:

@@ -34,8 +34,8 @@ class LakeTampering:
         self._path = path
 
     def harm(self, kind: str, chance: random.Random) -> Harm:
-        place = chance.choice(DeltaTable(self._path).to_pyarrow_table(columns=["_partition", "_offset"]).to_pylist())
-        partition, offset = place["_partition"], place["_offset"]
+        location = chance.choice(DeltaTable(self._path).to_pyarrow_table(columns=["_partition", "_offset"]).to_pylist())
+        partition, offset = location["_partition"], location["_offset"]
         which = f"_partition = {partition} AND _offset = {offset}"
         filters = [("_partition", "=", partition), ("_offset", "=", offset)]
 

@@ -39,7 +39,7 @@ class Kin(Protocol):
     """A store under test, and a look at it that does not go through it."""
 
     name: str
-    place: str
+    location: str
 
     def describe(self, topic_id: str = "one") -> Loadable: ...
 
@@ -62,11 +62,11 @@ class RedisKin:
     name = "redis"
 
     def __init__(self, server: RedisServer) -> None:
-        self.place = server.url
+        self.location = server.url
         self._client = server.client()
 
     def describe(self, topic_id: str = "one") -> Loadable:
-        return RedisStore(self.place, filling.CHANNEL, topic_id=topic_id)
+        return RedisStore(self.location, filling.CHANNEL, topic_id=topic_id)
 
     def content(self) -> object:
         start = f"penstock:{filling.CHANNEL}:"
@@ -91,7 +91,7 @@ class RedisKin:
         return [passed, len(some) - passed, 0]
 
     def check(self, channels: Channels) -> Check:
-        store = RedisStore(self.place, filling.CHANNEL).open()
+        store = RedisStore(self.location, filling.CHANNEL).open()
         return TableCheck("store:redis/rsvps", filling.CHANNEL, store, channels, SystemClock())
 
     def tampering(self) -> LakeTampering | RedisTampering:
@@ -102,13 +102,13 @@ class LakeKin:
     name = "lake"
 
     def __init__(self, folder: Path) -> None:
-        self.place = str(folder / "lake")
+        self.location = str(folder / "lake")
 
     def describe(self, topic_id: str = "one") -> Loadable:
-        return LoadedLake(LakeStore(self.place, filling.CHANNEL, topic_id), typed=True)
+        return LoadedLake(LakeStore(self.location, filling.CHANNEL, topic_id), typed=True)
 
     def content(self) -> object:
-        rows = DeltaTable(self.place).to_pyarrow_table().to_pylist()
+        rows = DeltaTable(self.location).to_pyarrow_table().to_pylist()
         assert all(row["_seq"] == row["n"] // 5 for row in rows)
         return sorted(row["n"] for row in rows)
 
@@ -122,10 +122,10 @@ class LakeKin:
         return [passed, len(numbers) - passed - refused, refused]
 
     def check(self, channels: Channels) -> Check:
-        return RecordCheck("store:delta/rsvps", filling.CHANNEL, LakeRows(self.place, filling.CHANNEL), channels)
+        return RecordCheck("store:delta/rsvps", filling.CHANNEL, LakeRows(self.location, filling.CHANNEL), channels)
 
     def tampering(self) -> LakeTampering | RedisTampering:
-        return LakeTampering(self.place)
+        return LakeTampering(self.location)
 
 
 @pytest.fixture(params=["redis", "lake"])
@@ -378,7 +378,7 @@ def test_a_writer_killed_at_any_moment_leaves_an_exact_store(
     """kill -9 of the loader's process, again and again; then content and totals are what they have to be."""
     channels = filling.filled()
     done = {partition: end for partition, (_, end) in channels.bounds(filling.CHANNEL).items()}
-    command = [sys.executable, "-m", filling.__name__, kin.name, kin.place]
+    command = [sys.executable, "-m", filling.__name__, kin.name, kin.location]
     chance, kills = random.Random(5), 0
     watched = kin.describe().open()
 

@@ -39,7 +39,7 @@ def other(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
 def test_a_second_run_is_refused_with_the_pid_of_the_first(tmp_path: Path, other: subprocess.Popen[str]) -> None:
     with pytest.raises(Misconfigured) as refused, StateFolder(tmp_path).locked():
         pass
-    assert refused.value.place == str(tmp_path)
+    assert refused.value.location == str(tmp_path)
     assert f"process {other.pid}" in refused.value.problem
     assert f"kill {other.pid}" in refused.value.fix
 
@@ -203,16 +203,16 @@ def test_only_the_owner_can_read_a_note(tmp_path: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Known:
+class Facts:
     a: int
     b: int = 0
 
 
 def test_a_note_of_another_version_is_understood_as_far_as_it_goes() -> None:
-    assert from_note(Known, {"a": 1, "b": 2}) == Known(1, 2)
-    assert from_note(Known, {"a": 1, "c": 3}) == Known(1)
-    assert from_note(Known, {"b": 2}) is None
-    assert from_note(Known, {}) is None
+    assert from_note(Facts, {"a": 1, "b": 2}) == Facts(1, 2)
+    assert from_note(Facts, {"a": 1, "c": 3}) == Facts(1)
+    assert from_note(Facts, {"b": 2}) is None
+    assert from_note(Facts, {}) is None
 
 
 @contextmanager

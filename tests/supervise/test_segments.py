@@ -37,9 +37,9 @@ def read(kafka: Kafka, channel: str) -> tuple[list[int], Unavailable | None]:
     return found, None
 
 
-@pytest.mark.parametrize("place", ["a value", "a length"])
+@pytest.mark.parametrize("location", ["a value", "a length"])
 def test_a_damaged_batch_is_named_and_taken_out(
-    kafka_server: KafkaServer, fresh: Fresh, tmp_path: Path, place: str
+    kafka_server: KafkaServer, fresh: Fresh, tmp_path: Path, location: str
 ) -> None:
     kafka, channel = Kafka(kafka_server.servers), fresh("damaged")
     kafka.ensure([Topic(channel)])
@@ -47,8 +47,8 @@ def test_a_damaged_batch_is_named_and_taken_out(
         send(kafka, channel, [record])
     file = log_of(kafka_server, channel)
     (batch,) = [one for one in batches(file.read_bytes()) if one.first == 5]
-    change(file, batch.stop - 1 if place == "a value" else batch.start + 10)
-    if place == "a value":
+    change(file, batch.stop - 1 if location == "a value" else batch.start + 10)
+    if location == "a value":
         found, error = read(kafka, channel)
         assert found == [0, 1, 2, 3, 4]
         assert error is not None

@@ -27,7 +27,7 @@ def test_small_brokers_as_many_as_there_were_are_the_default() -> None:
 def test_a_wrong_value_is_answered_with_its_place_and_a_hint(tmp_path: Path, key: str, value: str, hint: str) -> None:
     with pytest.raises(Misconfigured, match=hint) as wrong:
         load({"local": LocalSettings}, tmp_path, environ={f"PENSTOCK_LOCAL_{key.upper()}": value})
-    assert wrong.value.place == "environment, [local]"
+    assert wrong.value.location == "environment, [local]"
 
 
 def test_the_environment_may_ask_for_three_brokers(tmp_path: Path) -> None:

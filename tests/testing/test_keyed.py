@@ -121,8 +121,10 @@ def test_what_tells_rows_apart_is_not_given(name: str) -> None:
 
 def test_records_are_handled_in_the_order_of_their_places() -> None:
     odd = keyed(Odd)
-    places = [{"partition": 1, "offset": 0}, {"partition": 0, "offset": 9}, {"partition": 0, "offset": 2}]
-    rows = odd.feed("k", *({"given": (place["partition"], place["offset"]), "origin": place} for place in places))
+    locations = [{"partition": 1, "offset": 0}, {"partition": 0, "offset": 9}, {"partition": 0, "offset": 2}]
+    rows = odd.feed(
+        "k", *({"given": (location["partition"], location["offset"]), "origin": location} for location in locations)
+    )
     assert rows == [{"a": 0, "b": 2}, {"a": 0, "b": 9}, {"a": 1, "b": 0}]
 
 

@@ -12,7 +12,7 @@ from penstock.web.server import listen
 def test_listening_on_an_address_of_another_machine_fails(host: str) -> None:
     with pytest.raises(Misconfigured) as caught, listen("the page's", host, 0, 1):
         pass
-    assert host in caught.value.place
+    assert host in caught.value.location
     assert "choose an address" in caught.value.fix
 
 
@@ -21,5 +21,5 @@ def test_listening_on_a_used_port_fails() -> None:
         port = other.getsockname()[1]
         with pytest.raises(Misconfigured) as caught, listen("the page's", "127.0.0.1", port, 1):
             pass
-    assert caught.value.place == f"the page's address 127.0.0.1:{port}"
+    assert caught.value.location == f"the page's address 127.0.0.1:{port}"
     assert caught.value.fix == "choose another port"

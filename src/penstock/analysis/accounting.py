@@ -147,11 +147,11 @@ class QueryAccounting:
         try:
             self._reports()
         except Exception as error:  # noqa: BLE001 - the log holds the same facts
-            log.warning("query %s: a report cannot be taken: %s", self._query.name, _words(error))
+            log.warning("query %s: a report cannot be taken: %s", self._query.name, _headers(error))
         try:
             self._catch_up()
         except Exception as error:
-            self._failure = _words(error)
+            self._failure = _headers(error)
             raise
         self._failure = ""
         self._forget()
@@ -184,22 +184,22 @@ class QueryAccounting:
         self._looked = last.timestamp
 
     def _committed(self, number: int) -> bool:
-        known = self._known()
-        if (not known or known[-1].number < number) and on_disk(self._checkpoint) is not None:
+        listed = self._listed_batches()
+        if (not listed or listed[-1].number < number) and on_disk(self._checkpoint) is not None:
             self.remember()
-            known = self._known()
-            return bool(known) and known[-1].number >= number
+            listed = self._listed_batches()
+            return bool(listed) and listed[-1].number >= number
         return True
 
-    def _known(self) -> list[Batch]:
+    def _listed_batches(self) -> list[Batch]:
         """The remembered batches, in order."""
         with self._remembering:
             return sorted(self._batches.values(), key=lambda batch: batch.number)
 
     def _catch_up(self) -> None:
         """Count committed batches without a report: the first time at once, later when the report is overdue."""
-        known = self._known()
-        last = known[-1] if known else None
+        listed = self._listed_batches()
+        last = listed[-1] if listed else None
         shares = dict(self._account.shares)
         behind = [
             channel
@@ -223,7 +223,7 @@ class QueryAccounting:
         """Keep the batches that a later look needs: those not in the account, and the last two before them."""
         covered = [
             batch.number
-            for batch in self._known()
+            for batch in self._listed_batches()
             if all(_ahead(share.until, batch.ends.get(name, {})) for name, share in self._account.shares.items())
         ]
         with self._remembering:
@@ -291,16 +291,16 @@ class QueryAccounting:
 
     def _watermark_before(self, progress: Any) -> int:
         """The watermark of the previous batch, in milliseconds. Spark uses it to decide which records are late."""
-        known = self._batches.get(progress.batchId - 1)
-        return known.watermark if known is not None else _timestamp(progress.eventTime.get("watermark"))
+        earlier = self._batches.get(progress.batchId - 1)
+        return earlier.watermark if earlier is not None else _timestamp(progress.eventTime.get("watermark"))
 
     def _made_up(self, channel: str, share: Share, until: Offsets) -> Share:
         """Count the committed batches up to these offsets that were not reported."""
         log.info("query %s: its account is counted from the log, from %s to %s", self._query.name, share.until, until)
-        known, lost = self._known(), abandoned_batches(self._checkpoint)
+        listed, lost = self._listed_batches(), abandoned_batches(self._checkpoint)
         stretches: list[Stretch] = []
         stands = share.until
-        for before, batch in zip([None, *known], known, strict=False):
+        for before, batch in zip([None, *listed], listed, strict=False):
             end = {**stands, **batch.ends.get(channel, {})}
             if _ahead(stands, end) or not _ahead(until, batch.ends.get(channel, {})):
                 continue
@@ -384,7 +384,7 @@ class QueryAccounting:
         return self._recount.engine.checkpoint(self._query.name)
 
 
-def _words(error: Exception) -> str:
+def _headers(error: Exception) -> str:
     return description(error) or type(error).__name__
 
 

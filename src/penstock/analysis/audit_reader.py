@@ -81,9 +81,9 @@ class SparkAuditReader:
         if sum(until - max(since, 0) for since, until in ranges.values()) <= self.small:
             entries = entries.coalesce(1)
         results, dead = ([name for name, one in kinds.items() if one is kind] for kind in (Kind.RESULT, Kind.DEAD))
-        result, belated = F.col("topic").isin(results), F.col("topic").isin(dead) & F.expr(_IN_CHANNEL)
+        result, late = F.col("topic").isin(results), F.col("topic").isin(dead) & F.expr(_IN_CHANNEL)
         forged = F.expr(_forged(results, writers))
-        judged = entries.select("*", result.alias("result"), belated.alias("belated"), forged.alias("forged"))
+        judged = entries.select("*", result.alias("result"), late.alias("late"), forged.alias("forged"))
         fields = judged.selectExpr(*_HEADERS)
         ordered = fields.selectExpr(*_IDENTITY).selectExpr("*", _BEFORE, *_BUCKETS)
         ordered.createOrReplaceTempView(_VIEW)
@@ -146,7 +146,9 @@ def _once(name: str) -> str:
 
 # The last header: a record may have had a header of this name before.
 _REASON = "get(filter(reverse(headers), h -> h.key = 'reason'), 0).value"
-_IN_CHANNEL = " OR ".join(f"coalesce(startswith({_REASON}, CAST('{known}' AS BINARY)), false)" for known in IN_CHANNEL)
+_IN_CHANNEL = " OR ".join(
+    f"coalesce(startswith({_REASON}, CAST('{tokens}' AS BINARY)), false)" for tokens in IN_CHANNEL
+)
 
 
 def _forged(results: Iterable[str], writers: WriterTokens) -> str:
@@ -158,8 +160,8 @@ def _forged(results: Iterable[str], writers: WriterTokens) -> str:
         first = writers.first(channel)
         old = " ".join(f"WHEN {partition} THEN offset < {offset}" for partition, offset in first.items())
         old = f"CASE partition {old} ELSE false END" if first else "false"
-        known = ", ".join(f"'{one.hex().upper()}'" for one in sorted(tokens))
-        cases.append(f"WHEN '{channel}' THEN NOT if({token} IS NULL, {old}, {token} IN ({known}))")
+        listed = ", ".join(f"'{one.hex().upper()}'" for one in sorted(tokens))
+        cases.append(f"WHEN '{channel}' THEN NOT if({token} IS NULL, {old}, {token} IN ({listed}))")
     return f"CASE topic {' '.join(cases)} ELSE false END" if cases else "false"
 
 
@@ -171,12 +173,12 @@ _HEADERS = (
     "key",
     "value IS NULL AS gone",
     "result",
-    "belated",
+    "late",
     "forged",
     f"CAST(coalesce({_first('sender')}, X'') AS STRING) AS sender",
-    _number("epoch", "NOT belated"),
-    _number("seq", "NOT belated"),
-    _number("time", "NOT belated"),
+    _number("epoch", "NOT late"),
+    _number("seq", "NOT late"),
+    _number("time", "NOT late"),
     _number("version", "result"),
     _number("appended", "result"),
     f"{' AND '.join(map(_once, ('sender', 'epoch', 'seq', 'time')))} AS once",
@@ -202,7 +204,7 @@ _IDENTITY = (
     "at",
     "gone",
     "result",
-    "belated",
+    "late",
     "forged",
     "version",
     "CASE WHEN version IS NOT NULL OR forged THEN key END AS key",
@@ -245,7 +247,7 @@ def _measured(duration: str) -> str:
 _GROUPED = f"""
 SELECT topic, grouping(minute) = 0 AS timed, forged, count(1) AS records,
     minute, delay_bucket, step_bucket, count_if(gone) AS gone,
-    count_if(seq IS NULL AND NOT result AND NOT belated) AS unknown,
+    count_if(seq IS NULL AND NOT result AND NOT late) AS unknown,
     {_measured("delay")}, {_measured("step")},
     partition, sender, epoch, redriven, block, bit_or(bit) AS bits, max(at) AS newest,
     bit_or(CASE WHEN seq < before THEN bit ELSE 0 END) AS late,
@@ -383,7 +385,7 @@ def _take(found: Findings, rows: Iterator[_Row]) -> None:
     late: defaultdict[Numbering, _Blocks] = defaultdict(lambda: defaultdict(int))
     for row in rows:
         if row.forged:
-            _stranger(found, row)
+            _forged_row(found, row)
             continue
         if row.timed:
             _count(found, row)
@@ -409,7 +411,7 @@ def _take(found: Findings, rows: Iterator[_Row]) -> None:
     found.steps = {channel: some.sketch() for channel, some in steps.items() if some.count}
 
 
-def _stranger(found: Findings, row: _Row) -> None:
+def _forged_row(found: Findings, row: _Row) -> None:
     if row.timed:
         found.forged[row.topic] += row.records
     elif len(found.forged_rows) < FORGED_NAMED:
@@ -433,9 +435,9 @@ def _follow(found: Findings, row: _Row) -> None:
         found.spans[numbering].merge(span)
     else:
         found.spans[numbering] = span
-    place = (row.topic, row.partition, row.sender or "", row.epoch)
-    first, highest = found.tails.get(place, (row.highest, row.highest))
-    found.tails[place] = (first if row.first is None else row.first, max(highest, row.highest))
+    location = (row.topic, row.partition, row.sender or "", row.epoch)
+    first, highest = found.tails.get(location, (row.highest, row.highest))
+    found.tails[location] = (first if row.first is None else row.first, max(highest, row.highest))
 
 
 def _sum(upper: int | None, lower: int | None) -> int:

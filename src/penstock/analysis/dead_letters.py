@@ -37,8 +37,10 @@ class DeadLetters:
         Raises Unavailable when they cannot be written.
         """
         there = self._read() if self._there is None else self._there
-        dead_letters = ((_place(row), _record(row)) for row in refused)
-        fresh = ((place, one) for place, one in dead_letters if there.get(place) != fingerprint(one.key, one.value))
+        dead_letters = ((_location(row), _record(row)) for row in refused)
+        fresh = (
+            (location, one) for location, one in dead_letters if there.get(location) != fingerprint(one.key, one.value)
+        )
         asyncio.run(self._send(fresh))
         # Only the first batch can be a repeated one.
         self._there = {}
@@ -81,7 +83,7 @@ def _record(row: Mapping[str, Any]) -> Record:
     return Record(value, key=key, extra=tuple((one["key"], bytes(one["value"] or b"")) for one in row["headers"]))
 
 
-def _place(row: Mapping[str, Any]) -> str:
+def _location(row: Mapping[str, Any]) -> str:
     return next(bytes(one["value"]).decode() for one in reversed(row["headers"]) if one["key"] == "place")
 
 
@@ -106,19 +108,21 @@ class LateRecords:
     def write(self, channel: str, records: Iterable[Any]) -> None:
         """Return once each of these raw records has a dead letter; raises Unavailable when they cannot be written."""
         lying = self._existing(f"{channel}.dead")
-        letters = ((_place_of_raw(one), self._record(one)) for one in records)
+        records_of = ((_location_of_raw(one), self._record(one)) for one in records)
         fresh = (
-            (place, letter) for place, letter in letters if lying.get(place) != fingerprint(letter.key, letter.value)
+            (location, letter)
+            for location, letter in records_of
+            if lying.get(location) != fingerprint(letter.key, letter.value)
         )
         asyncio.run(self._send(f"{channel}.dead", fresh, lying))
 
     def accounted(self, until: Offsets) -> None:
         """Forget the dead letters of records before these offsets, which are accounted for."""
         lying = self._lying or {}
-        for place in list(lying):
-            _, partition, offset = place.rsplit(":", 2)
+        for location in list(lying):
+            _, partition, offset = location.rsplit(":", 2)
             if int(offset) < until.get(int(partition), 0):
-                del lying[place]
+                del lying[location]
 
     def _existing(self, dead: str) -> dict[str, int]:
         """Hashes of the dead letters whose records may be in no account yet, by place."""
@@ -135,16 +139,16 @@ class LateRecords:
         async with self._channels.sender() as sender:
             while some := list(islice(dead_letters, AT_ONCE)):
                 await send(sender, dead, some)
-                lying.update({place: fingerprint(letter.key, letter.value) for place, letter in some})
+                lying.update({location: fingerprint(letter.key, letter.value) for location, letter in some})
 
     def _record(self, raw: Any) -> Record:
         """The original record with the reason, its place, and the query as headers."""
         headers = [(one["key"], bytes(one["value"] or b"")) for one in raw["headers"] or ()]
-        added = {**self._why, "place": _place_of_raw(raw), "query": self._query}
+        added = {**self._why, "place": _location_of_raw(raw), "query": self._query}
         key, value = (None if raw[part] is None else bytes(raw[part]) for part in ("key", "value"))
         extra = (*headers, *((name, text.encode()) for name, text in added.items()))
         return Record(value, key=key, extra=extra)
 
 
-def _place_of_raw(raw: Any) -> str:
+def _location_of_raw(raw: Any) -> str:
     return f"{raw['topic']}:{raw['partition']}:{raw['offset']}"

@@ -243,7 +243,7 @@ class Engine:
 
     def verdicts(self, queries: Iterable[Query]) -> dict[str, Verdict]:
         """The mode of each query, in order of declaration. Each is tried on empty streams."""
-        queries, places = tuple(queries), self.settings.real_time_queries
+        queries, locations = tuple(queries), self.settings.real_time_queries
         for query in queries:
             self.require_streamable(query, self._over_empty(query))
         open_ones = [query for query in queries if query.mode is not Mode.MICRO_BATCH and query.every is None]
@@ -254,8 +254,8 @@ class Engine:
             )
         found: dict[str, Verdict] = {}
         for query in queries:
-            found[query.name] = decide(query, objections.get(query.name), places)
-            places -= found[query.name].mode is Mode.REAL_TIME
+            found[query.name] = decide(query, objections.get(query.name), locations)
+            locations -= found[query.name].mode is Mode.REAL_TIME
         return found
 
     def objection(self, query: Query) -> str | None:

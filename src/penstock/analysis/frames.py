@@ -78,7 +78,7 @@ MARK = "xxhash64(origin.sender, origin.epoch, origin.seq)"
 _SEEN = (
     f"struct(count(1) AS count, max(origin.time) AS newest, max(origin.appended) AS appended, bit_xor({MARK}) AS mark)"
 )
-_TAKEN, _PASSED, _NEWEST = "taken", "passed", "newest"
+_RESERVED, _PASSED, _NEWEST = "taken", "passed", "newest"
 _FITS, _WANTED = "_fits", "_wanted"
 ONCE = "_once"
 """The column that is equal in two copies of a record."""
@@ -179,7 +179,7 @@ def _newest() -> Column:
 
 def newest_event(observed: Mapping[str, Any]) -> int | None:
     """The newest event time of a batch, in microseconds since 1970; None without records."""
-    found = [row[_NEWEST] for name, row in observed.items() if name.endswith(f" {_TAKEN}") and _NEWEST in row]
+    found = [row[_NEWEST] for name, row in observed.items() if name.endswith(f" {_RESERVED}") and _NEWEST in row]
     return max((newest for newest in found if newest is not None), default=None)
 
 
@@ -198,9 +198,9 @@ def query_input(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> Data
 
     Spark reports the counts with each batch, see `counts`.
     """
-    frame = accepted(validated(raw, shape, query).observe(f"{shape.channel} {_TAKEN}", *outcome_counts(), _newest()))
-    if query.patience is not None:
-        frame = frame.withWatermark("event_time", f"{query.patience.total_seconds()} seconds")
+    frame = accepted(validated(raw, shape, query).observe(f"{shape.channel} {_RESERVED}", *outcome_counts(), _newest()))
+    if query.max_lateness is not None:
+        frame = frame.withWatermark("event_time", f"{query.max_lateness.total_seconds()} seconds")
     if gated:
         if shape.table:
             problem = f"rows of the table {shape.channel} may have no time, and would stay in the state forever"
@@ -213,17 +213,17 @@ def query_input(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> Data
 
 def boundaries(query: Query, gated: bool) -> list[str]:
     """The names of the observations between the input and the query's own plan, one for each input."""
-    return [f"{name} {_PASSED if gated else _TAKEN}" for name in query.inputs]
+    return [f"{name} {_PASSED if gated else _RESERVED}" for name in query.inputs]
 
 
 def is_boundary(name: str) -> bool:
     """Whether an observation is one of a channel, and not one of the query itself."""
-    return name.endswith((f" {_TAKEN}", f" {_PASSED}"))
+    return name.endswith((f" {_RESERVED}", f" {_PASSED}"))
 
 
 def counts(observed: Mapping[str, Any], channel: str) -> dict[str, int] | None:
     """The counts taken, refused, filtered and passed of a batch; None when Spark reported nothing."""
-    before, after = observed.get(f"{channel} {_TAKEN}"), observed.get(f"{channel} {_PASSED}")
+    before, after = observed.get(f"{channel} {_RESERVED}"), observed.get(f"{channel} {_PASSED}")
     if before is None:
         return None
     counted = {name: value for name, value in before.asDict().items() if name != _NEWEST}
@@ -246,10 +246,10 @@ class ResultWriters:
 def genuine(writers: ResultWriters) -> Column:
     """Whether a writer of a result has written a raw row, or the row is older than tokens."""
     token = header_value(HEADER)
-    known = token.isin(*writers.tokens)
+    announced = token.isin(*writers.tokens)
     if writers.prefix:
-        known = known | token.startswith(writers.prefix)
-    return F.when(token.isNull(), F.col("offset") < by_partition(writers.first)).otherwise(known)
+        announced = announced | token.startswith(writers.prefix)
+    return F.when(token.isNull(), F.col("offset") < by_partition(writers.first)).otherwise(announced)
 
 
 def header_value(name: str) -> Column:
@@ -267,15 +267,15 @@ def by_partition(offsets: Offsets) -> Column:
 
 def _once(shape: Shape) -> Column:
     """The value that two copies of a record share; a record without a number is unique."""
-    place = F.concat_ws(":", F.col("topic"), F.col("partition"), F.col("offset"))
+    location = F.concat_ws(":", F.col("topic"), F.col("partition"), F.col("offset"))
     if shape.unique is None:
-        return place
+        return location
     if shape.unique == PAYLOAD:
-        return F.coalesce(F.sha2("value", 256), place)
+        return F.coalesce(F.sha2("value", 256), location)
     if shape.unique != NUMBER:
-        return F.coalesce(F.col(f"doc.`{shape.unique}`").cast("string"), place)
+        return F.coalesce(F.col(f"doc.`{shape.unique}`").cast("string"), location)
     number = F.concat_ws("/", F.col("origin.sender"), F.col("origin.epoch"), F.col("origin.seq"))
-    return F.when(F.col("origin.seq").isNull(), place).otherwise(number)
+    return F.when(F.col("origin.seq").isNull(), location).otherwise(number)
 
 
 def names_of(shape: Shape) -> list[str]:
@@ -315,8 +315,8 @@ def dead_letters(raw: DataFrame, shape: Shape) -> DataFrame:
     reason = F.lit(None).cast("string")
     for objection, description in reversed(_objections(shape)):
         reason = F.when(objection, description()).otherwise(reason)
-    place = F.concat_ws(":", F.col("topic"), F.col("partition"), F.col("offset"))
-    added = F.array(_header("reason", F.col("reason")), _header("place", place))
+    location = F.concat_ws(":", F.col("topic"), F.col("partition"), F.col("offset"))
+    added = F.array(_header("reason", F.col("reason")), _header("place", location))
     headers = F.concat(F.coalesce(F.col("headers"), F.array().cast("array<struct<key:string,value:binary>>")), added)
     refused = parsed(raw, shape).withColumn("reason", reason).where(F.col("reason").isNotNull())
     return refused.select("key", "value", headers.alias("headers"))
@@ -390,7 +390,7 @@ def built(query: Query, frames: Sequence[DataFrame], tables: Mapping[str, DataFr
             return frames[0].sparkSession.sql(spelled.text)
     except PySparkException as error:
         message = description(error)
-        raise Misconfigured(_place_in(query, spelled.place(str(error))), message, _advice(message)) from None
+        raise Misconfigured(_location_in(query, spelled.location(str(error))), message, _advice(message)) from None
 
 
 # A view name is reused for many frames: no other thread may replace the view in between.
@@ -408,7 +408,7 @@ def _counted(names: tuple[str, ...]) -> str:
     return f"struct({count} AS count, {newest} AS newest, {appended} AS appended, {mark} AS mark)"
 
 
-def _place_in(query: Query, position: tuple[int, int] | None) -> str:
+def _location_in(query: Query, position: tuple[int, int] | None) -> str:
     if query.file is not None:
         return f"{query.file}{f':{position[0]}' if position else ''}, query {query.name}"
     return f"query {query.name}" + (f", line {position[0]}, column {position[1]}" if position else "")
@@ -477,8 +477,8 @@ def encoded(result: DataFrame, query: Query, generation: int = 0, writer: str = 
     if "seen" in columns:
         fields = {"version": "count", "time": "newest", "appended": "appended", "mark": "mark"}
         # A query over a result may pass on its `seen`, which has fewer fields.
-        known = getattr(result.schema["seen"].dataType, "names", ())
-        counted = {name: F.col(f"seen.{field}") for name, field in fields.items() if field in known}
+        names = getattr(result.schema["seen"].dataType, "names", ())
+        counted = {name: F.col(f"seen.{field}") for name, field in fields.items() if field in names}
         if generation and "version" in counted:
             counted["version"] = counted["version"] + F.lit(generation * GENERATIONS)
         headers += [_header(name, value) for name, value in counted.items()]
@@ -488,7 +488,7 @@ def encoded(result: DataFrame, query: Query, generation: int = 0, writer: str = 
         headers = [*(_header(name, F.col(f"origin.{name}")) for name in whose), *headers]
     row = [seen_payload().alias(name) if name == "seen" else F.col(f"`{name}`") for name in columns if name != "origin"]
     value = F.to_json(F.struct(*row), {"ignoreNullFields": "false"}).cast("binary")
-    if "seen" in columns and "deleted" in known:
+    if "seen" in columns and "deleted" in names:
         value = F.when(~F.col("seen.deleted"), value)
     return result.select(
         _json_array({name: result.schema[name].dataType for name in query.key}).cast("binary").alias("key"),
@@ -499,9 +499,9 @@ def encoded(result: DataFrame, query: Query, generation: int = 0, writer: str = 
 
 def _origin_headers() -> Column:
     """The headers of an origin: by index, as Penstock's senders write them; otherwise by name."""
-    in_place = " AND ".join(f"get(headers, {at}).key = '{name}'" for at, name in enumerate(_ORIGIN))
+    in_location = " AND ".join(f"get(headers, {at}).key = '{name}'" for at, name in enumerate(_ORIGIN))
     found = ", ".join(f"get(filter(headers, h -> h.key = '{name}'), 0)" for name in _ORIGIN)
-    return F.expr(f"CASE WHEN {in_place} THEN headers ELSE array({found}) END")
+    return F.expr(f"CASE WHEN {in_location} THEN headers ELSE array({found}) END")
 
 
 def _origin() -> Column:

@@ -128,11 +128,11 @@ def inferred(spark: SparkSession, values: Sequence[bytes | None]) -> str | None:
         return None
     text = (b"[" + b",".join(objects) + b"]").decode()
     try:
-        described = spark.range(1).select(F.schema_of_json(F.lit(text)).alias("ddl")).first()
+        row = spark.range(1).select(F.schema_of_json(F.lit(text)).alias("ddl")).first()
     except (PySparkException, Py4JJavaError):
         return None  # Nested too deeply for Spark.
-    assert described is not None
-    listed = spark.createDataFrame([], f"x {described['ddl']}").schema["x"].dataType
+    assert row is not None
+    listed = spark.createDataFrame([], f"x {row['ddl']}").schema["x"].dataType
     assert isinstance(listed, ArrayType)
     assert isinstance(listed.elementType, StructType)
     # Spark's names are case-insensitive. Some names are reserved.

@@ -108,16 +108,16 @@ class Filling:
         table: Table,
         shape: Shape,
         keyed: bool,
-        letters: DeadLetters | None,
-        chosen: Callable[[DataFrame], DataFrame] = lambda raw: raw,
+        dead: DeadLetters | None,
+        selected: Callable[[DataFrame], DataFrame] = lambda raw: raw,
         left_out: Column | None = None,
     ) -> None:
-        """`letters` gets records that do not fit; None: all fit. `chosen` filters the records to load.
+        """`dead` gets records that do not fit; None: all fit. `selected` filters the records to load.
 
         `left_out` are excluded records: they have dead letters, and are counted as refused.
         """
-        self._table, self._shape, self._keyed, self._letters = table, shape, keyed, letters
-        self._chosen, self._left_out = chosen, F.lit(False) if left_out is None else left_out
+        self._table, self._shape, self._keyed, self._letters = table, shape, keyed, dead
+        self._selected, self._left_out = selected, F.lit(False) if left_out is None else left_out
         self._first = True
         self.rows = self.taken = self.refused = 0
         self.newest: Micros | None = None
@@ -125,12 +125,12 @@ class Filling:
 
     def __call__(self, batch: DataFrame, reached: Offsets) -> None:
         """Write a batch; `reached` are its end offsets."""
-        raw = self._chosen(batch)
+        raw = self._selected(batch)
         if self._first and (stands := self._table.positions()):
             raw = raw.where(F.col("offset") >= by_partition(stands))
         observed = Observation()
-        known = raw.withColumns({name: F.when(~self._left_out, F.col(name)) for name in ("key", "value")})
-        counted = records(known, self._shape, self._keyed, self._letters is not None).observe(
+        kept = raw.withColumns({name: F.when(~self._left_out, F.col(name)) for name in ("key", "value")})
+        counted = records(kept, self._shape, self._keyed, self._letters is not None).observe(
             observed,
             F.count(F.lit(1)).alias("taken"),
             F.count_if(~F.col(_FITS)).alias("refused"),
@@ -139,15 +139,15 @@ class Filling:
         rows = counted.where(_FITS).drop(_FITS)
         files = None if "://" in self._table.path else self._written(rows)
         arrow = rows.toArrow() if files is None else None
-        taken, refused = observed.get["taken"], observed.get["refused"]
+        consumed, refused = observed.get["taken"], observed.get["refused"]
         self.newest = observed.get["newest"]
         if refused and self._letters is not None:
             # Before the commit that counts these records.
-            letters = dead_letters(raw.where(~self._left_out), self._shape)
-            self._letters.write(row.asDict() for row in letters.toLocalIterator())
+            dead = dead_letters(raw.where(~self._left_out), self._shape)
+            self._letters.write(row.asDict() for row in dead.toLocalIterator())
         new = self._table.append(arrow, reached, refused) if files is None else self._table.add(files, reached, refused)
         self._first = False
-        self.rows, self.taken, self.refused = self.rows + new, self.taken + taken, self.refused + refused
+        self.rows, self.taken, self.refused = self.rows + new, self.taken + consumed, self.refused + refused
 
     def _written(self, rows: DataFrame) -> list[Path]:
         """Write the rows by Spark's tasks into the table's folder, not yet in any version of the table."""

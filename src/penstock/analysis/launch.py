@@ -19,7 +19,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, abandon_batch, excluded, on_disk, resume_batch
-from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, begin_anew, examine, readable
+from penstock.analysis.checkpoints.doctor import Diagnosis, Facts, Fit, begin_anew, examine, readable
 from penstock.analysis.checkpoints.integrity import Written
 from penstock.analysis.checkpoints.note import NAME, Fingerprint, Note, fingerprint
 from penstock.analysis.engine import Engine
@@ -126,7 +126,7 @@ _STARTING = threading.Lock()
 """Spark reads a session setting when a query starts: no other query may start in between."""
 
 
-def examined(engine: Engine, query: Query, known: Known | None = None, result: DataFrame | None = None) -> Diagnosis:
+def examined(engine: Engine, query: Query, facts: Facts | None = None, result: DataFrame | None = None) -> Diagnosis:
     """Compare a query with its checkpoint, also by Spark's planner."""
     over = engine.frame(query, engine.stream) if result is None else result
     output = "update" if query.emit is Emit.CHANGE and accepts_update(over) else "append"
@@ -139,11 +139,11 @@ def examined(engine: Engine, query: Query, known: Known | None = None, result: D
     leaves_out = excluded(engine.checkpoint(query.name)) or not engine.writers.keys().isdisjoint(query.inputs)
     plain = all_in.frame(query, engine.stream) if leaves_out else over
     now = fingerprint(plain, query.into, output)
-    return examine(query.name, engine.checkpoint(query.name), now, _knowing(engine, known or Known()), planned)
+    return examine(query.name, engine.checkpoint(query.name), now, _knowing(engine, facts or Facts()), planned)
 
 
-def _knowing(engine: Engine, known: Known) -> Known:
-    return replace(known, setting=partial(_setting, engine), skip_lost=engine.connector.skip_lost)
+def _knowing(engine: Engine, facts: Facts) -> Facts:
+    return replace(facts, setting=partial(_setting, engine), skip_lost=engine.connector.skip_lost)
 
 
 def _setting(engine: Engine, name: str) -> str | None:
@@ -154,14 +154,14 @@ def _setting(engine: Engine, name: str) -> str | None:
 
 
 def launch(
-    engine: Engine, query: Query, places: int, topics: Mapping[str, str], turn: int = 0, known: Known | None = None
+    engine: Engine, query: Query, locations: int, topics: Mapping[str, str], turn: int = 0, facts: Facts | None = None
 ) -> tuple[StreamingQuery, Verdict]:
     """Start a query at its checkpoint, in the best mode that Spark accepts.
 
     Misconfigured as in `fitting`. Real time is tried by a start: Spark refuses it before it reads a record. Queries
     with different turns start their batches at different times.
     """
-    return begin(engine, query, fitting(engine, query, topics, known), places, turn)
+    return begin(engine, query, fitting(engine, query, topics, facts), locations, turn)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ class Fitting:
     against: str | None
 
 
-def fitting(engine: Engine, query: Query, topics: Mapping[str, str], known: Known | None = None) -> Fitting:
+def fitting(engine: Engine, query: Query, topics: Mapping[str, str], facts: Facts | None = None) -> Fitting:
     """Misconfigured when a query cannot run, or does not fit its checkpoint. Changes nothing.
 
     `topics` are the ids of the query's topics.
@@ -183,7 +183,7 @@ def fitting(engine: Engine, query: Query, topics: Mapping[str, str], known: Know
     before = readable(query.name, engine.checkpoint(query.name))
     result = _over_streams(engine, query, before.since or {})
     engine.require_streamable(query, result)
-    diagnosis = examined(engine, query, replace(known or Known(), topics=topics), result)
+    diagnosis = examined(engine, query, replace(facts or Facts(), topics=topics), result)
     diagnosis.require()
     against = engine.foreseen(query, result) or diagnosis.in_batches_only
     if against is not None and query.mode is Mode.REAL_TIME:
@@ -212,7 +212,7 @@ def _over_streams(engine: Engine, query: Query, since: Mapping[str, Offsets]) ->
     return engine.frame(query, stream)
 
 
-def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 0) -> tuple[StreamingQuery, Verdict]:
+def begin(engine: Engine, query: Query, fits: Fitting, locations: int, turn: int = 0) -> tuple[StreamingQuery, Verdict]:
     """Start a query that fits its checkpoint, see `launch`."""
     folder, result, diagnosis = engine.checkpoint(query.name), fits.result, fits.diagnosis
     note = diagnosis.require()
@@ -228,7 +228,7 @@ def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 
     elif (number := abandon_batch(folder)) is not None:
         log.warning("query %s: its unfinished batch %d is abandoned", query.name, number)
     against = fits.against
-    verdict = decide(query, against, places)
+    verdict = decide(query, against, locations)
     tried = verdict.mode is Mode.REAL_TIME
     if tried:
         try:
@@ -238,7 +238,7 @@ def begin(engine: Engine, query: Query, fits: Fitting, places: int, turn: int = 
             against = plainly(error)
         if against is None:
             return started, verdict
-        verdict = decide(query, against, places)
+        verdict = decide(query, against, locations)
     if verdict.mode is Mode.REAL_TIME:
         raise _not_in_real_time(query, str(against), diagnosis)
     if tried or diagnosis.fit is Fit.NEW:
@@ -285,7 +285,7 @@ def validate(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str],
 def require_validation(engine: Engine, shape: Shape, into: str, topics: Mapping[str, str]) -> Note:
     """The note for the checkpoint of `validate`; Misconfigured when it does not fit. Changes nothing."""
     name, now = f"{shape.channel}.dead", Fingerprint((shape.channel,), into, "append")
-    return examine(name, engine.checkpoint(name), now, _knowing(engine, Known(topics))).require()
+    return examine(name, engine.checkpoint(name), now, _knowing(engine, Facts(topics))).require()
 
 
 def _into(

@@ -18,7 +18,7 @@ from penstock.analysis.query import Emit, Mode, Query
 from penstock.analysis.supervision import is_transient
 from penstock.core.errors import Misconfigured
 
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Verdict:
     why: str
 
 
-def decide(query: Query, objection: str | None, places: int) -> Verdict:
+def decide(query: Query, objection: str | None, locations: int) -> Verdict:
     """The mode of a query, by Spark's objection to real time and the free real-time slots."""
     if query.mode is Mode.MICRO_BATCH:
         return Verdict(Mode.MICRO_BATCH, "set by mode=")
@@ -39,7 +39,7 @@ def decide(query: Query, objection: str | None, places: int) -> Verdict:
         return Verdict(Mode.MICRO_BATCH, "set by every=")
     if objection:
         return Verdict(Mode.MICRO_BATCH, f"no real time: {objection}")
-    if places < 1:
+    if locations < 1:
         why = "Spark allows real time, but other queries use the slots ([spark] real_time_queries)"
         return Verdict(Mode.MICRO_BATCH, why)
     return Verdict(Mode.REAL_TIME, "Spark allows it, and a real-time slot is free")
@@ -69,7 +69,7 @@ def objection(build: Callable[[], DataFrame]) -> str | None:
 
 def refusal(spark: SparkSession, query: StreamingQuery) -> str | None:
     """Wait until a real-time query is planned; return Spark's objection, or None when its job runs."""
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _TIMEOUT
     jobs = spark.sparkContext.statusTracker()
     while not (planned := jobs.getJobIdsForGroup(str(query.runId))) and query.isActive and time.monotonic() < until:
         time.sleep(0.02)
@@ -159,18 +159,18 @@ _SHUFFLES = 3
 class Need:
     """The slots of all queries. Tasks of a real-time query keep their slots; other tasks can wait."""
 
-    standing: int
+    fixed: int
     """Slots that real-time queries keep."""
     waiting: int
     """Tasks of the other queries, if all run at the same time."""
 
     @property
     def least(self) -> int:
-        return self.standing + min(self.waiting, 1)
+        return self.fixed + min(self.waiting, 1)
 
     @property
     def most(self) -> int:
-        return self.standing + self.waiting
+        return self.fixed + self.waiting
 
     def check(self, there: int, master: str) -> str | None:
         """Misconfigured when there are too few slots; a remark when micro-batches must share slots."""
@@ -190,7 +190,7 @@ def need(
     queries: Sequence[Query],
     real_time: Mapping[str, int],
     partitions: Mapping[str, int],
-    sifted: Iterable[str],
+    validated: Iterable[str],
     shuffle: int,
     spread: Mapping[str, int] | None = None,
 ) -> Need:
@@ -198,21 +198,21 @@ def need(
 
     `spread`: the state partitions of queries with a checkpoint; others use `shuffle`.
     """
-    standing = waiting = 0
+    fixed = waiting = 0
     for query in queries:
         reading = sum(partitions[name] for name in query.inputs)
         state = (spread or {}).get(query.name, shuffle)
         if query.name in real_time:
             # Spark starts the tasks of all stages at once.
-            standing += reading + state * real_time[query.name]
+            fixed += reading + state * real_time[query.name]
         else:
             waiting += max(reading, state)
-    return Need(standing, waiting + sum(partitions[name] for name in sifted))
+    return Need(fixed, waiting + sum(partitions[name] for name in validated))
 
 
-def guessed(queries: Sequence[Query], places: int, partitions: Mapping[str, int]) -> dict[str, int]:
+def guessed(queries: Sequence[Query], locations: int, partitions: Mapping[str, int]) -> dict[str, int]:
     """The queries that may run in real time, and how often they may shuffle: the worst case, without Spark."""
     forced = [query for query in queries if query.mode is Mode.REAL_TIME]
     able = [query for query in queries if query.mode is Mode.AUTO and not query.every and query.emit is Emit.CHANGE]
     able.sort(key=lambda query: -sum(partitions[name] for name in query.inputs))
-    return {query.name: _SHUFFLES for query in (*forced, *able[:places])}
+    return {query.name: _SHUFFLES for query in (*forced, *able[:locations])}

@@ -136,7 +136,7 @@ def operators(result: DataFrame) -> list[str]:
 _HARMLESS = {"Project", "SubqueryAlias", "View", "EventTimeWatermark", "Aggregate", "CollectMetrics", "Union"}
 _STATELESS = {"Project", "SubqueryAlias", "View", "EventTimeWatermark", "Filter", "Generate", "CollectMetrics"}
 _MULTIPLIES = {"Generate", "Expand", "Join"}
-_WORDS = {
+_REASONS = {
     "Filter": "it uses where(): declare the condition as where= instead",
     "Expand": "its windows overlap: a record counts in several rows",
     "Generate": "it makes several rows from one record",
@@ -162,7 +162,7 @@ def against(result: DataFrame, boundaries: Sequence[str]) -> str | None:
             continue
         if _of_windows(node, text):
             return "rows of a table may have no time, so they are in no window"
-        return next((description for name, description in _WORDS.items() if name in node), f"it has a {node}")
+        return next((description for name, description in _REASONS.items() if name in node), f"it has a {node}")
     aggregates = sum(node == "Aggregate" for node, _ in above)
     if aggregates > 1:
         return "it aggregates twice"

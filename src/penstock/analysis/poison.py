@@ -325,12 +325,12 @@ class Isolation:
             raise TooMany(f"more than {self._most} records make the query fail ([spark] poison_limit)")
         for entry, why in found:
             reason = f"{EXCLUDED}query {self._work.name} fails with it: {why}"
-            letters = LateRecords(self._work.name, self._channels, 0, {"reason": reason, "error": why})
-            letters.write(entry.channel, raw_table([entry]).to_pylist())
+            dead_letters = LateRecords(self._work.name, self._channels, 0, {"reason": reason, "error": why})
+            dead_letters.write(entry.channel, raw_table([entry]).to_pylist())
         exclude(folder, [Excluded(one.channel, one.partition, one.offset, why) for one, why in found])
-        places = ", ".join(f"{one.channel}:{one.partition}:{one.offset}" for one, _ in found) or "none"
+        locations = ", ".join(f"{one.channel}:{one.partition}:{one.offset}" for one, _ in found) or "none"
         what = f"{search.runs} runs over {_size(whole):,} offsets took {time.monotonic() - began:.1f} s"
-        log.warning("query %s: excluded records that make it fail: %s (%s)", self._work.name, places, what)
+        log.warning("query %s: excluded records that make it fail: %s (%s)", self._work.name, locations, what)
         return len(found)
 
     def _failed_batch(self, folder: str) -> Ranges:
@@ -484,14 +484,14 @@ def offenders(records: Sequence[T], error: Callable[[Sequence[T]], str | None], 
             if None not in apart:
                 yield from ((one, why) for one in left)
                 return
-        first, end, known = 0, len(left), True
+        first, end, failed = 0, len(left), True
         while end - first > 1:
             middle = (first + end) // 2
             half = error(left[first:middle])
             # If the first half succeeds, the second half fails, or only both together.
-            known = half is not None
+            failed = half is not None
             first, end, why = (first, middle, half) if half is not None else (middle, end, why)
-        alone = why if known else error(left[first:end])
+        alone = why if failed else error(left[first:end])
         if alone is None:
             return
         yield left[first], alone

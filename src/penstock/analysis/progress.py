@@ -148,14 +148,14 @@ def _sum(metrics: Sequence[Mapping[str, int]], name: str) -> int:
 def _behind(sources: Sequence[Any]) -> int | None:
     """How many records the last batch left unread."""
     left = [_left(source) for source in sources]
-    known = [one for one in left if one is not None]
-    return sum(known) if known else None
+    numbers = [one for one in left if one is not None]
+    return sum(numbers) if numbers else None
 
 
 def _left(source: Any) -> int | None:
     end, latest = _offsets(source.endOffset), _offsets(source.latestOffset)
     if end is not None and latest is not None:
-        return sum(max(0, offset - end.get(place, offset)) for place, offset in latest.items())
+        return sum(max(0, offset - end.get(location, offset)) for location, offset in latest.items())
     most = source.metrics.get("maxOffsetsBehindLatest")
     return None if most is None else int(most)
 

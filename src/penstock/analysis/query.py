@@ -104,6 +104,6 @@ class Query:
     """No row may be written twice: a row that could be a copy is not written."""
 
     @property
-    def patience(self) -> timedelta | None:
+    def max_lateness(self) -> timedelta | None:
         """How much older than the newest record a record may be: watermark plus lateness."""
         return None if self.watermark is None else self.watermark + (self.lateness or timedelta(0))

@@ -86,8 +86,8 @@ class Recount:
         if self._gated:
             keys = [ONCE, "event_time"]
             fresh = accepted(frame).where(~F.coalesce(old, F.lit(False))).dropDuplicates(keys)
-            known = self._frame(Stretch(first.channel, self._remembered(first, begin), first.start, 0))
-            passed = fresh.join(accepted(known).select(*keys), keys, "left_anti").count()
+            remembered = self._frame(Stretch(first.channel, self._remembered(first, begin), first.start, 0))
+            passed = fresh.join(accepted(remembered).select(*keys), keys, "left_anti").count()
         return {
             Outcome.PASSED: passed,
             Outcome.REFUSED: totals["refused"],
@@ -145,8 +145,8 @@ class Recount:
         if late.records is None:
             return iter(())
         records = self.engine.batch(stretch.channel, stretch.end, stretch.start)
-        places = late.records.select("origin.partition", "origin.offset")
-        found = records.join(places, ["partition", "offset"], "left_semi").orderBy("partition", "offset")
+        locations = late.records.select("origin.partition", "origin.offset")
+        found = records.join(locations, ["partition", "offset"], "left_semi").orderBy("partition", "offset")
         return found.toLocalIterator()
 
     @property
@@ -203,6 +203,6 @@ def within(windows: Iterable[Row]) -> Column:
     if not spans:
         return F.lit(False)
     # One array instead of nested conditions, whose depth Spark limits.
-    known = ", ".join(f"struct({start}L AS begin, {end}L AS until)" for start, end in spans)
+    ranges = ", ".join(f"struct({start}L AS begin, {end}L AS until)" for start, end in spans)
     at = "unix_micros(event_time)"
-    return F.expr(f"exists(array({known}), span -> {at} >= span.begin AND {at} < span.until)")
+    return F.expr(f"exists(array({ranges}), span -> {at} >= span.begin AND {at} < span.until)")

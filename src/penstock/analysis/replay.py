@@ -93,7 +93,7 @@ class Verdict(StrEnum):
     """It is expected soon."""
     EARLIER = "earlier"
     """It was written by an earlier generation of its query, and has not changed since."""
-    UNTOLD = "untold"
+    UNKNOWN = "unknown"
     """It may contain records from a removed part of the log."""
     DIFFERENT = "different"
 
@@ -103,7 +103,7 @@ class How(StrEnum):
 
     MISSING = "is missing"
     UNEXPECTED = "is not due"
-    LACKS = "lacks records"
+    FEWER = "lacks records"
     EXCEEDS = "holds more records"
     OTHERS = "holds other records"
     VALUES = "has other values"
@@ -190,7 +190,7 @@ def _verdict(held: Row | None, least: Row | None, most: Row | None, truncated: b
         if due is not None and _equal(held, due):
             return Verdict.BOUNDED if due.rivals else Verdict.EXACT
     if truncated and (most is None or held.version is None or held.version > (most.version or 0)):
-        return Verdict.UNTOLD
+        return Verdict.UNKNOWN
     if most is None:
         return Verdict.DIFFERENT
     if held.version is None or most.version is None:
@@ -216,15 +216,15 @@ def _equal(held: Row, due: Row) -> bool:
         return False
     if held.mark is not None and due.mark is not None and held.mark != due.mark:
         return False
-    return any(held.value == value or alike(read(held.value), read(value)) for value in (due.value, *due.rivals))
+    return any(held.value == value or equal(read(held.value), read(value)) for value in (due.value, *due.rivals))
 
 
-def alike(one: Any, other: Any) -> bool:
+def equal(one: Any, other: Any) -> bool:
     """Whether two JSON values are equal; floats approximately."""
     if isinstance(one, dict) and isinstance(other, dict):
-        return one.keys() == other.keys() and all(alike(one[name], other[name]) for name in one)
+        return one.keys() == other.keys() and all(equal(one[name], other[name]) for name in one)
     if isinstance(one, list) and isinstance(other, list):
-        return len(one) == len(other) and all(map(alike, one, other))
+        return len(one) == len(other) and all(map(equal, one, other))
     if isinstance(one, float) and isinstance(other, float):
         return one == other or math.isclose(one, other, rel_tol=_TOLERANCE)
     return type(one) is type(other) and bool(one == other)
@@ -238,14 +238,14 @@ def _difference(key: bytes, held: Row | None, due: Row | None) -> Difference:
     columns = {
         name: (one.get(name), other.get(name))
         for name in names
-        if name not in one or name not in other or not alike(one[name], other[name])
+        if name not in one or name not in other or not equal(one[name], other[name])
     }
     return Difference(key, _how(held, due), held, due, columns)
 
 
 def _how(held: Row, due: Row) -> How:
     if held.version is not None and due.version is not None and held.version != due.version:
-        return How.LACKS if held.version < due.version else How.EXCEEDS
+        return How.FEWER if held.version < due.version else How.EXCEEDS
     if held.mark is not None and due.mark is not None and held.mark != due.mark:
         return How.OTHERS
     return How.VALUES

@@ -203,11 +203,11 @@ class Gateway:
         port, length = struct.unpack(">ii", content[:8])
         return cls(process, port, content[8 : 8 + length].decode())
 
-    def stop(self, patience: float) -> None:
+    def stop(self, timeout: float) -> None:
         if self.process.stdin:
             self.process.stdin.close()
         try:
-            self.process.wait(patience)
+            self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
@@ -222,7 +222,7 @@ def session(
     slots: int,
     log: IO[bytes] | None = None,
     jvm: Sequence[str] = (),
-    patience: float = 5.0,
+    timeout: float = 5.0,
 ) -> Iterator[SparkSession]:
     """A Spark session with its own JVM, which is stopped at the end, after `timeout` seconds by force.
 
@@ -251,17 +251,17 @@ def session(
         if (context := SparkContext._active_spark_context) is not None:
             # The accumulator server would print a trace when the JVM disconnects.
             context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
-        gateway.stop(patience)
+        gateway.stop(timeout)
         del os.environ["PYSPARK_GATEWAY_PORT"], os.environ["PYSPARK_GATEWAY_SECRET"]
         # PySpark keeps its JVM for the whole process; the next session needs another one.
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
         SparkSession._instantiatedSession = None
 
 
-def wait_for_slots(spark: SparkSession, needed: int, patience: float = 60.0) -> int:
+def wait_for_slots(spark: SparkSession, needed: int, timeout: float = 60.0) -> int:
     """Wait for a while until the executors of a cluster have `needed` slots; return how many they have."""
     # In local mode the number is fixed.
-    until = time.monotonic() + (0 if str(spark.sparkContext.master).startswith("local[") else patience)
+    until = time.monotonic() + (0 if str(spark.sparkContext.master).startswith("local[") else timeout)
     while (there := spark.sparkContext.defaultParallelism) < needed and time.monotonic() < until:
         time.sleep(0.2)
     return there
@@ -299,7 +299,7 @@ def escaped(text: str) -> str:
     return "".join(chr(one) if chr(one).isascii() and chr(one).isalnum() else f"\\u{one:04x}" for one in numbers)
 
 
-def is_alive(spark: SparkSession) -> bool:
+def is_running(spark: SparkSession) -> bool:
     """Whether the JVM answers, and the Spark context is not stopped."""
     try:
         jsc = spark.sparkContext._jsc

@@ -34,7 +34,7 @@ class Spelled:
             text, done = text + meaning, match.end()
         return cls(own, text + own[done:], tuple(put))
 
-    def place(self, message: str) -> tuple[int, int] | None:
+    def location(self, message: str) -> tuple[int, int] | None:
         """The line and column in the user's text, from 1, of an error of Spark; None without a position."""
         if (found := _POSITION.search(message)) is None:
             return None

@@ -113,7 +113,7 @@ class DeadLetterCheck:
                 self._forge(entry)
             return
         # The last of each: the record may have had such headers.
-        channel, partition, offset = _place(headers["place"])
+        channel, partition, offset = _location(headers["place"])
         if channel != self._channel or "reason" not in headers:
             self._forge(entry)
             return
@@ -239,7 +239,7 @@ def _refused(share: Share) -> int:
     return share.outcomes.get(Outcome.REFUSED, 0)
 
 
-def _place(header: bytes) -> tuple[str, int, int]:
+def _location(header: bytes) -> tuple[str, int, int]:
     """Channel, partition and offset; an empty channel when it cannot be read."""
     channel, _, offset = header.decode(errors="replace").rpartition(":")
     channel, _, partition = channel.rpartition(":")

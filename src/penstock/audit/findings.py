@@ -228,7 +228,7 @@ def _first_values(headers: Headers) -> dict[str, bytes]:
 def _in_channel(headers: Headers) -> bool:
     # The last: a record may have had such a header before.
     reason = next((value for name, value in reversed(headers) if name == "reason"), b"")
-    return reason.startswith(tuple(known.encode() for known in IN_CHANNEL))
+    return reason.startswith(tuple(kind.encode() for kind in IN_CHANNEL))
 
 
 def _order(found: Findings, partition: int, numbering: Numbering, seq: int) -> None:

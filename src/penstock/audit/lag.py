@@ -10,7 +10,7 @@ from penstock.core.contracts import ChannelPartition, Channels, Group
 class PartitionLag:
     """The lag of a group in one partition."""
 
-    place: ChannelPartition
+    location: ChannelPartition
     committed: int | None
     bounds: tuple[int, int] | None
     """None if the channel no longer exists."""
@@ -30,7 +30,7 @@ class PartitionLag:
         return None if self.committed is None or self.end is None else max(0, self.end - self.committed)
 
     def to_json(self) -> dict[str, object]:
-        channel, partition = self.place
+        channel, partition = self.location
         return {
             "channel": channel,
             "partition": partition,

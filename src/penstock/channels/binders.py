@@ -44,7 +44,7 @@ def _maker(address: str, scheme: str) -> Callable[[str, KafkaSettings], Channels
     for point in entry_points(group=OUTSIDE, name=scheme):
         loaded: Callable[[str, KafkaSettings], Channels] = point.load()
         return loaded
-    known = sorted({*BINDERS, *(point.name for point in entry_points(group=OUTSIDE))})
-    others = f"an address begins with {', '.join(f'{name}://' for name in known)}"
-    fix = did_you_mean(scheme, known, others, '"{}://"')
+    schemes = sorted({*BINDERS, *(point.name for point in entry_points(group=OUTSIDE))})
+    others = f"an address begins with {', '.join(f'{name}://' for name in schemes)}"
+    fix = did_you_mean(scheme, schemes, others, '"{}://"')
     raise Misconfigured(f"channels at {redact_address(address)}", "no binder knows this address", fix)

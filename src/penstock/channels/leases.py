@@ -80,7 +80,7 @@ class GroupState:
             name: state for name, state in self.members.items() if now < state.until <= now + 2 * _micros(state.lease)
         }
 
-    def known(self, now: Micros) -> bool:
+    def exists(self, now: Micros) -> bool:
         """Whether the group has members or committed offsets."""
         self.expire(now)
         return bool(self.members or self.committed)
@@ -92,8 +92,8 @@ class GroupState:
         state = self.members.setdefault(name, MemberState({}, 0))
         state.channels, state.until, state.lease = dict(channels), now + _micros(lease), lease
         target = assign_partitions(self.members)[name]
-        taken = {topic_partition for one in self.members.values() for topic_partition in one.held}
-        state.held |= target - taken
+        moved = {topic_partition for one in self.members.values() for topic_partition in one.held}
+        state.held |= target - moved
         return Assignment(new, frozenset(state.held & target), frozenset(state.held - target))
 
     def release(self, name: str, partitions: Collection[ChannelPartition]) -> None:
@@ -298,9 +298,9 @@ class LeasedConsumer:
         return entries
 
     def _beat(self) -> None:
-        known = self._partitions()
+        partitions = self._partitions()
         assignment = self._table.change(
-            self._group, lambda group, now: group.renew(self._name, known, now, self._lease)
+            self._group, lambda group, now: group.renew(self._name, partitions, now, self._lease)
         )
         if assignment.new and self._next:
             before = sorted(self._next)
@@ -313,13 +313,13 @@ class LeasedConsumer:
         if assignment.surplus:
             self._table.change(self._group, lambda group, _: group.release(self._name, assignment.surplus))
         # Also partitions of an earlier assignment that failed half-way.
-        if given := assignment.held - set(self._next):
-            start = self._starts(given)
+        if added := assignment.held - set(self._next):
+            start = self._starts(added)
             better = self._listener.assigned(sorted(start))
             self._next |= {
                 topic_partition: better.get(topic_partition, offset) for topic_partition, offset in start.items()
             }
-        if given or set(self._next) != self._read_by_it:
+        if added or set(self._next) != self._read_by_it:
             self._reopen()
         self._beaten = self._elapsed()
 
@@ -353,7 +353,7 @@ def _micros(span: timedelta) -> Micros:
 
 
 def describe_group(name: str, state: GroupState, now: Micros) -> Group:
-    if not state.known(now):
+    if not state.exists(now):
         raise Unavailable(f"group {name}", "there is no such group")
     members = {name: sorted(member.held) for name, member in state.members.items()}
     return Group(name, "stable" if members else "empty", members, dict(state.committed))

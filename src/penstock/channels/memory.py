@@ -38,10 +38,10 @@ _COMPACTED_AFTER = timedelta(hours=1)
 
 def at(address: str, _: object = None) -> "MemoryChannels":
     """`memory://NAME`: the same channels for the same name, within one process."""
-    return _KNOWN.setdefault(address, MemoryChannels(None, name=address.partition("://")[2]))
+    return _CONFIG.setdefault(address, MemoryChannels(None, name=address.partition("://")[2]))
 
 
-_KNOWN: dict[str, "MemoryChannels"] = {}
+_CONFIG: dict[str, "MemoryChannels"] = {}
 
 
 class MemoryChannels:
@@ -70,19 +70,19 @@ class MemoryChannels:
 
     def append(self, channel: str, value: bytes | None, key: bytes | None = None, headers: Headers = ()) -> Entry:
         with self._changed:
-            known, now = self.known(channel), self._clock.now()
-            partition = crc32(key or b"") % len(known.logs)
-            log = known.logs[partition]
+            found, now = self.channel_of(channel), self._clock.now()
+            partition = crc32(key or b"") % len(found.logs)
+            log = found.logs[partition]
             entry = Entry(channel, partition, log.end, now, key, value, tuple(headers))
             log.append(entry)
-            log.tidy(known.topic, now)
+            log.tidy(found.topic, now)
             self._changed.notify_all()
         return entry
 
     def entries(self, channel: str) -> list[Entry]:
         """All entries of a channel, partition by partition."""
         with self._changed:
-            return [entry for log in self.known(channel).logs for entry in log.entries]
+            return [entry for log in self.channel_of(channel).logs for entry in log.entries]
 
     def ensure(self, topics: Sequence[Topic]) -> EnsureResult:
         made, extended = list[str](), list[str]()
@@ -92,10 +92,10 @@ class MemoryChannels:
                 if topic.name not in self._channels:
                     self._channels[topic.name] = _Channel(topic)
                     made.append(topic.name)
-                known = self._channels[topic.name]
-                if known.extend(topic.partitions):
+                found = self._channels[topic.name]
+                if found.extend(topic.partitions):
                     extended.append(topic.name)
-                different += differences(known.topic, topic, "memory://")
+                different += differences(found.topic, topic, "memory://")
             self._changed.notify_all()
         return EnsureResult(tuple(made), tuple(extended), tuple(different))
 
@@ -105,15 +105,15 @@ class MemoryChannels:
 
     def topic(self, channel: str) -> Topic:
         with self._changed:
-            return self.known(channel).topic
+            return self.channel_of(channel).topic
 
     def topic_id(self, channel: str) -> str:
         with self._changed:
-            return self.known(channel).id
+            return self.channel_of(channel).id
 
     def remove(self, channel: str) -> None:
         with self._changed:
-            self.known(channel)
+            self.channel_of(channel)
             del self._channels[channel]
             for state in self._groups.values():
                 state.forget(channel)
@@ -136,13 +136,13 @@ class MemoryChannels:
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
         with self._changed:
-            return {partition: (log.first, log.end) for partition, log in enumerate(self.known(channel).logs)}
+            return {partition: (log.first, log.end) for partition, log in enumerate(self.channel_of(channel).logs)}
 
     def since(self, channel: str, timestamp: Micros) -> Offsets:
         with self._changed:
             return {
                 partition: next((entry.offset for entry in log.entries if entry.appended >= timestamp), log.end)
-                for partition, log in enumerate(self.known(channel).logs)
+                for partition, log in enumerate(self.channel_of(channel).logs)
             }
 
     @contextmanager
@@ -156,7 +156,7 @@ class MemoryChannels:
     def groups(self) -> list[str]:
         with self._changed:
             now = self._clock.now()
-            return sorted(name for name, state in self._groups.items() if state.known(now))
+            return sorted(name for name, state in self._groups.items() if state.exists(now))
 
     def group(self, name: str) -> Group:
         return self.change(name, lambda state, now: describe_group(name, state, now))
@@ -168,7 +168,7 @@ class MemoryChannels:
         with self._changed:
             return change(self._groups.setdefault(group, GroupState()), self._clock.now())
 
-    def known(self, channel: str) -> "_Channel":
+    def channel_of(self, channel: str) -> "_Channel":
         if channel not in self._channels:
             if self._partitions is None:
                 raise Unavailable(f"channel {channel}", f"there is no such channel in {self.where}")
@@ -249,7 +249,7 @@ class _Reader:
             channel: {partition: offset for partition, offset in positions.items() if self._wanted(channel, partition)}
             for channel, positions in start.items()
         }
-        self._ids = {channel: channels.known(channel).id for channel in start}
+        self._ids = {channel: channels.channel_of(channel).id for channel in start}
         self._ended = -math.inf
         self._turn = 0
         self._notice()
@@ -291,10 +291,10 @@ class _Reader:
     def _notice(self) -> None:
         """Read added partitions from their beginning."""
         for channel, positions in self._next.items():
-            known = self._channels.known(channel)
-            if known.id != self._ids[channel]:
+            found = self._channels.channel_of(channel)
+            if found.id != self._ids[channel]:
                 raise another(channel)
-            for partition, log in enumerate(known.logs):
+            for partition, log in enumerate(found.logs):
                 if self._wanted(channel, partition):
                     positions.setdefault(partition, log.first)
 
@@ -305,7 +305,7 @@ class _Reader:
         """Channel, partition, offset and log of all that is read; Unaccounted if the log does not have the offset."""
         found = []
         for channel, positions in self._next.items():
-            logs = self._channels.known(channel).logs
+            logs = self._channels.channel_of(channel).logs
             for partition, stands in positions.items():
                 log = logs[partition] if partition < len(logs) else _Log()
                 if stands < log.first:

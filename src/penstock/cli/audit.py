@@ -92,7 +92,7 @@ def _balance(config: Config, grace: int, wait: float) -> Balance:
     try:
         return _counted(config, grace, wait)
     except Unreadable as error:
-        doubt = Doubt("ledger", error.place, f"{error.place}: {error.problem}; {error.fix}")
+        doubt = Doubt("ledger", error.location, f"{error.location}: {error.problem}; {error.fix}")
         return Balance(SystemClock().now(), None, (), doubts=(doubt,))
 
 

@@ -269,7 +269,7 @@ def show_each(newest: Sequence[Letter], total: int) -> None:
             _when(letter.entry.appended),
             _origin(letter.origin),
             f"{letter.size:,}",
-            printable(letter.place or ""),
+            printable(letter.location or ""),
             back + printable(letter.reason),
         )
     print_table(table, (3,))
@@ -283,7 +283,7 @@ def letter_lines(letter: Letter) -> Iterator[str]:
     yield f"at:       {letter.at}"
     yield f"reason:   {printable(letter.reason)}"
     yield f"rejected: {_when(entry.appended)} UTC"
-    yield f"record:   {printable(letter.place) if letter.place else 'not in its channel'}"
+    yield f"record:   {printable(letter.location) if letter.location else 'not in its channel'}"
     yield f"origin:   {f'{_origin(origin)}, sent {_when(origin.time)} UTC' if origin else 'no identity'}"
     if letter.came_back:
         yield "redriven: once, and rejected again"

@@ -102,7 +102,7 @@ def _show(lag: GroupLag) -> None:
     table = Table("channel", "partition", "committed", "end", "lag", "member")
     for row in lag.rows:
         figures = (_figure(row.committed), _figure(row.end), _figure(row.lag))
-        table.add_row(printable(row.place[0]), str(row.place[1]), *figures, printable(row.member or "-"))
+        table.add_row(printable(row.location[0]), str(row.location[1]), *figures, printable(row.member or "-"))
     for member, assigned in sorted(lag.group.members.items()):
         if not assigned:
             table.add_row("-", "-", "-", "-", "-", printable(member))

@@ -25,7 +25,7 @@ _LABELS = {
     Verdict.PERISHED: "expired",
     Verdict.WAITING: "in flight",
     Verdict.EARLIER: "of an earlier generation",
-    Verdict.UNTOLD: "unknown",
+    Verdict.UNKNOWN: "unknown",
     Verdict.DIFFERENT: "different",
 }
 

@@ -150,7 +150,7 @@ def _channels(channel: str, folder: Path, profile: str | None, servers: str | No
         channels.bounds(channel)
     except Misconfigured as error:
         fix = f"{error.fix}, or give its address: --servers ADDRESS; {files}"
-        raise Misconfigured(f"channel {channel}", f"{error.place}: {error.problem}", fix) from error
+        raise Misconfigured(f"channel {channel}", f"{error.location}: {error.problem}", fix) from error
     except Unavailable as error:
         raise Misconfigured(f"channel {channel}", str(error), files) from error
     return channels

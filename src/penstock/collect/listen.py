@@ -113,10 +113,10 @@ class SenderStates:
 
     def admit(self, sender: str, epoch: int, first: int, last: int) -> None:
         """Check the numbers of a sender. Raises Refused if they jump. The first number of an epoch can be any."""
-        known = self._highest.get(sender)
-        if known is not None and known[0] == epoch and 0 < self._largest_jump < first - known[1] - 1:
+        highest = self._highest.get(sender)
+        if highest is not None and highest[0] == epoch and 0 < self._largest_jump < first - highest[1] - 1:
             reason = (
-                f"number {first} of the sender {sender} is more than {self._largest_jump:,} after {known[1]}, its "
+                f"number {first} of the sender {sender} is more than {self._largest_jump:,} after {highest[1]}, its "
                 f"last one in epoch {epoch}; start another epoch, or set largest_jump of the source"
             )
             raise Refused("records", reason)
@@ -185,10 +185,10 @@ def split_lines(body: bytes, max_size: int, max_count: int) -> list[bytes]:
     return found
 
 
-def too_large(place: str, max_size: int, lines: bool = False) -> Problem:
+def too_large(location: str, max_size: int, lines: bool = False) -> Problem:
     """The response to a record beyond `max_size`. `lines`: whether a body may have one record per line."""
     fix = "to allow it, set max_size= of the source, and on Kafka max.message.bytes of its channel"
     if lines:
         fix = f"if it has one record per line, post it to ?lines; {fix}"
     reason = f"it is larger than {max_size:,} bytes, the limit of a record; nothing was taken"
-    return Problem(413, place, reason, fix, {"limit": max_size, "option": "max_size"})
+    return Problem(413, location, reason, fix, {"limit": max_size, "option": "max_size"})

@@ -147,6 +147,6 @@ def other_collectors(name: str, sources: Iterable[str]) -> Callable[[str], bool]
     `sources`: the sources that fill the same channel. Each worker has the name of its source with a number.
     """
     names = "|".join(map(re.escape, sources))
-    known = re.compile(rf"(?:{names})(?:\.[0-9]+)?(?:{re.escape(HTTP_SUFFIX)}|{re.escape(WEBHOOK_SUFFIX)})?")
+    pattern = re.compile(rf"(?:{names})(?:\.[0-9]+)?(?:{re.escape(HTTP_SUFFIX)}|{re.escape(WEBHOOK_SUFFIX)})?")
     own = {name, f"{name}{HTTP_SUFFIX}", f"{name}{WEBHOOK_SUFFIX}"}
-    return lambda sender: sender not in own and known.fullmatch(sender) is not None
+    return lambda sender: sender not in own and pattern.fullmatch(sender) is not None

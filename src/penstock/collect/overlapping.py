@@ -40,13 +40,13 @@ class Overlapping(SourceWrapper):
     delays: Callable[[], Iterator[float]] = backoff
 
     def __post_init__(self) -> None:
-        place = f"source {self.name}, overlap"
+        location = f"source {self.name}, overlap"
         if self.source.guarantee is not Guarantee.BEST_EFFORT:
-            raise Misconfigured(place, "the source can resume, so it needs one connection", "remove overlap")
+            raise Misconfigured(location, "the source can resume, so it needs one connection", "remove overlap")
         if not 2 <= self.connections <= MAX_CONNECTIONS:
-            raise Misconfigured(place, f"it is {self.connections}", f"set 2 to {MAX_CONNECTIONS} connections")
+            raise Misconfigured(location, f"it is {self.connections}", f"set 2 to {MAX_CONNECTIONS} connections")
         if self.remember < 1:
-            raise Misconfigured(place, "remember is less than 1", "set it to 1 or more")
+            raise Misconfigured(location, "remember is less than 1", "set it to 1 or more")
 
     @property
     def description(self) -> str:

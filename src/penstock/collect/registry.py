@@ -88,13 +88,13 @@ def _factory(name: str, address: str, scheme: str) -> Callable[..., Source]:
     for point in entry_points(group=ENTRY_POINTS, name=scheme):
         loaded: Callable[..., Source] = point.load()
         return loaded
-    known = sorted({*SCHEMES, *(point.name for point in entry_points(group=ENTRY_POINTS))})
-    default = f"use one of {', '.join(f'{one}://' for one in known)}"
+    names = sorted({*SCHEMES, *(point.name for point in entry_points(group=ENTRY_POINTS))})
+    default = f"use one of {', '.join(f'{one}://' for one in names)}"
     match = re.match(r"[a-z+-]*", address.lower())
     start = match[0] if match else ""
     # "http" alone can mean several schemes: "listen+http", "poll+http".
-    similar = " or ".join(f'"{one}://"' for one in known if one.endswith(f"+{start}"))
-    fix = f"did you mean {similar}?" if similar else did_you_mean(start, known, default, '"{}://"')
+    similar = " or ".join(f'"{one}://"' for one in names if one.endswith(f"+{start}"))
+    fix = f"did you mean {similar}?" if similar else did_you_mean(start, names, default, '"{}://"')
     raise Misconfigured(f"source {name}", f"the scheme of {redact_address(address)} is unknown", fix)
 
 
@@ -103,8 +103,8 @@ def _options(name: str, factory: Callable[..., Source], options: Mapping[str, ob
     parsed: dict[str, object] = {}
     for option, value in options.items():
         if option not in parameters:
-            known = ", ".join(sorted({*parameters, *_COMMON} - _INTERNAL))
-            fix = did_you_mean(option, [*parameters, *_COMMON], f"use one of {known}")
+            names = ", ".join(sorted({*parameters, *_COMMON} - _INTERNAL))
+            fix = did_you_mean(option, [*parameters, *_COMMON], f"use one of {names}")
             raise Misconfigured(f"source {name}", f'unknown option "{option}"', fix)
         if isinstance(value, str) and parameters[option].annotation is timedelta:
             try:

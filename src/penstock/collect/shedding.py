@@ -54,19 +54,19 @@ class Shed:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        place = "shed="
+        location = "shed="
         if self.by not in list(By):
-            raise Misconfigured(place, f'by is "{self.by}"', f"the choices are {', '.join(By)}")
+            raise Misconfigured(location, f'by is "{self.by}"', f"the choices are {', '.join(By)}")
         if self.rate is None and self.lag is None:
-            raise Misconfigured(place, "the limit is missing", "set rate=, in records per second, or lag=")
+            raise Misconfigured(location, "the limit is missing", "set rate=, in records per second, or lag=")
         if (self.rate is not None and self.rate <= 0) or (self.lag is not None and self.lag < 1):
-            raise Misconfigured(place, "rate and lag must be more than 0", "set a larger value")
+            raise Misconfigured(location, "rate and lag must be more than 0", "set a larger value")
         if self.by in (By.PRIORITY, By.KEY) and self.field is None:
-            raise Misconfigured(place, f'by "{self.by}" needs a field', 'set it: field="level"')
+            raise Misconfigured(location, f'by "{self.by}" needs a field', 'set it: field="level"')
         if self.by == By.PRIORITY and not self.order:
-            raise Misconfigured(place, "the order is missing", 'set it: order=("error", "warning")')
+            raise Misconfigured(location, "the order is missing", 'set it: order=("error", "warning")')
         if self.by == By.OLDEST and self.lag is None:
-            raise Misconfigured(place, 'by "oldest" needs a lag', "set lag=")
+            raise Misconfigured(location, 'by "oldest" needs a lag', "set lag=")
 
 
 class ShedPolicy:

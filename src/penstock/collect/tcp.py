@@ -99,8 +99,8 @@ class TcpSource:
         return listener_guarantee(self.named, self.shared)[1]
 
     @asynccontextmanager
-    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
-        serving = _Serving(self, taken)
+    async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
+        serving = _Serving(self, resume)
         with endpoint(self.url, self.name, path=False).listen(self.name, self.shared) as listener:
             listener.setblocking(False)
             accepting = asyncio.create_task(serving.accept(listener))
@@ -142,10 +142,10 @@ class _Session:
 class _Serving:
     """The connections of an open source, and the state of each sender."""
 
-    def __init__(self, source: TcpSource, taken: ResumeState) -> None:
+    def __init__(self, source: TcpSource, resume: ResumeState) -> None:
         self.queue = IngestQueue(source.name)
         self._source = source
-        self._senders = SenderStates(taken, 0 if source.shared else source.largest_jump)
+        self._senders = SenderStates(resume, 0 if source.shared else source.largest_jump)
         self._connected: dict[_SenderKey, _Session] = {}
         self._sessions: dict[_Session, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(READING)

@@ -21,13 +21,13 @@ class PenstockError(Exception):
 class Misconfigured(PenstockError):
     """Raised when a setting, a pipeline or a machine has to be changed: the place, the problem and the fix."""
 
-    def __init__(self, place: str, problem: str, fix: str = "") -> None:
-        place, problem, fix = redact(place), redact(problem), redact(fix)
-        super().__init__(place, problem, fix)
-        self.place, self.problem, self.fix = place, problem, fix
+    def __init__(self, location: str, problem: str, fix: str = "") -> None:
+        location, problem, fix = redact(location), redact(problem), redact(fix)
+        super().__init__(location, problem, fix)
+        self.location, self.problem, self.fix = location, problem, fix
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.problem}" + (f"; {self.fix}" if self.fix else "")
+        return f"{self.location}: {self.problem}" + (f"; {self.fix}" if self.fix else "")
 
 
 class SeveralMisconfigured(Misconfigured):
@@ -54,9 +54,9 @@ def located(error: Misconfigured, lines: Mapping[str, str]) -> Misconfigured:
     """The same error with the file and line at which its place is declared, if `lines` has them."""
     if isinstance(error, SeveralMisconfigured):
         return SeveralMisconfigured(tuple(located(one, lines) for one in error.errors))
-    for place, line in lines.items():
-        if error.place == place or error.place.startswith((f"{place},", f"{place}.")):
-            return Misconfigured(f"{line}, {error.place}", error.problem, error.fix)
+    for location, line in lines.items():
+        if error.location == location or error.location.startswith((f"{location},", f"{location}.")):
+            return Misconfigured(f"{line}, {error.location}", error.problem, error.fix)
     return error
 
 

@@ -42,9 +42,9 @@ def load(
     if profile is not None:
         if profile not in profiles:
             raise Misconfigured(FILE, f'there is no profile "{profile}"', _choices(profile, profiles, "profile"))
-        place = f"{FILE}, [profiles.{profile}]"
-        overrides = _table(place, f"profiles.{profile}", profiles[profile])
-        _refuse_unknown(place, "table", overrides, sections)
+        location = f"{FILE}, [profiles.{profile}]"
+        overrides = _table(location, f"profiles.{profile}", profiles[profile])
+        _refuse_unknown(location, "table", overrides, sections)
         layers.append((f"{FILE}, profile {profile}", overrides))
     layers.append(("environment", _from_environment(sections, environ)))
     return {name: _section(name, model, layers) for name, model in sections.items()}
@@ -76,19 +76,19 @@ def _from_environment(sections: Mapping[str, type[Section]], environ: Mapping[st
 
 def _section(name: str, model: type[Section], layers: Iterable[tuple[str, Mapping[str, Any]]]) -> Section:
     values: dict[str, Any] = {}
-    places: dict[str, str] = {}
-    for place, tables in layers:
-        where = f"{place}, [{name}]"
+    locations: dict[str, str] = {}
+    for location, tables in layers:
+        where = f"{location}, [{name}]"
         table = _table(where, name, tables.get(name, {}))
         _refuse_unknown(where, "setting", table, _keys(model, table))
         for key, value in table.items():
-            values[key], places[key] = value, where
+            values[key], locations[key] = value, where
     try:
         return model(**values)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"]) or name
-        where = places.get(str(first["loc"][0]) if first["loc"] else "", f"[{name}]")
+        where = locations.get(str(first["loc"][0]) if first["loc"] else "", f"[{name}]")
         raise Misconfigured(
             where,
             f'"{key}" is {HIDDEN if is_secret(key) else repr(first["input"])}',
@@ -96,10 +96,10 @@ def _section(name: str, model: type[Section], layers: Iterable[tuple[str, Mappin
         ) from error
 
 
-def _table(place: str, name: str, value: object) -> dict[str, Any]:
+def _table(location: str, name: str, value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Misconfigured(
-            place, "this has to be a table", f'write "[{name}]" on its own line and the settings below it'
+            location, "this has to be a table", f'write "[{name}]" on its own line and the settings below it'
         )
     return value
 
@@ -109,10 +109,10 @@ def _keys(model: type[Section], keys: Iterable[str]) -> Iterable[str]:
     return keys if model.model_config.get("extra") == "allow" else model.model_fields
 
 
-def _refuse_unknown(place: str, kind: str, keys: Iterable[str], accepted: Iterable[str]) -> None:
+def _refuse_unknown(location: str, kind: str, keys: Iterable[str], accepted: Iterable[str]) -> None:
     for key in keys:
         if key not in accepted:
-            raise Misconfigured(place, f'"{key}" is not a {kind}', _choices(key, accepted, kind))
+            raise Misconfigured(location, f'"{key}" is not a {kind}', _choices(key, accepted, kind))
 
 
 def _choices(name: str, accepted: Iterable[str], kind: str) -> str:

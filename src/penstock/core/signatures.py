@@ -19,13 +19,13 @@ def new_secret() -> str:
     return PREFIX + base64.b64encode(secrets.token_bytes(32)).decode()
 
 
-def parse_secrets(place: str, secret: str | Sequence[str]) -> list[bytes]:
+def parse_secrets(location: str, secret: str | Sequence[str]) -> list[bytes]:
     """The keys of one or several secrets: each is `whsec_` and base64, or any text."""
     several = re.split(r"[,\s]+", secret.strip()) if isinstance(secret, str) else secret
-    return [parse_secret(place, one) for one in several if one]
+    return [parse_secret(location, one) for one in several if one]
 
 
-def parse_secret(place: str, secret: str) -> bytes:
+def parse_secret(location: str, secret: str) -> bytes:
     if not secret.startswith(PREFIX):
         # A secret from the environment may hold any bytes.
         return secret.encode(errors="surrogateescape")
@@ -36,7 +36,7 @@ def parse_secret(place: str, secret: str) -> bytes:
         key = b""
     if not key:
         # The text of the error must not contain the secret.
-        raise Misconfigured(place, f"the text after {PREFIX} is not base64", "copy the secret again")
+        raise Misconfigured(location, f"the text after {PREFIX} is not base64", "copy the secret again")
     return key
 
 

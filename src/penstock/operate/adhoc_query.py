@@ -24,12 +24,12 @@ from penstock.core.scan import scan
 from penstock.pipeline.config import LOCAL, Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.sql import tables
-from penstock.run.analyse import spark_words
+from penstock.run.analyse import spark_options
 from penstock.run.warm import spark_archive
 from penstock.supervise.java import ensure_jars, find_java
 
 NAME = "SQL"
-_PLACE = f"query {NAME}"
+_LOCATION = f"query {NAME}"
 _MOST = 200_000
 """Records of a batch: the printed rows pass through the memory of this process."""
 _SAMPLE = 500
@@ -57,13 +57,13 @@ class AdhocQuery:
     def checked(self) -> "AdhocQuery":
         """Return self; raise Misconfigured if it cannot run."""
         if not self.names:
-            raise Misconfigured(_PLACE, "it reads no channel", "name one after FROM")
+            raise Misconfigured(_LOCATION, "it reads no channel", "name one after FROM")
         if not self.channels.promise.replay:
             problem = f"reading at {self.channels.where} removes records: {self.channels.promise.description}"
-            raise Misconfigured(_PLACE, problem, "query channels at kafka://, redis:// or file://")
+            raise Misconfigured(_LOCATION, problem, "query channels at kafka://, redis:// or file://")
         for name in self.names:
             if "." in name and f"`{name}`" not in self.sql:
-                raise Misconfigured(_PLACE, f"to Spark, {name} is a table in a database", f"write `{name}`")
+                raise Misconfigured(_LOCATION, f"to Spark, {name} is a table in a database", f"write `{name}`")
         for name in self.schemas:
             if name not in self.names:
                 raise Misconfigured("--schema", f"{name} is not read", f"it reads {', '.join(self.names)}")
@@ -73,11 +73,11 @@ class AdhocQuery:
     def names(self) -> tuple[str, ...]:
         """The channels that it reads."""
         statics = {static.name for static in self.description.statics} if self.description else set()
-        return tuple(name for name in tables(_PLACE, self.sql) if name not in statics)
+        return tuple(name for name in tables(_LOCATION, self.sql) if name not in statics)
 
     @property
     def query(self) -> Query:
-        statics = tuple(name for name in tables(_PLACE, self.sql) if name not in self.names)
+        statics = tuple(name for name in tables(_LOCATION, self.sql) if name not in self.names)
         return Query(
             NAME,
             self.names,
@@ -195,7 +195,7 @@ def newest(channels: Channels, name: str) -> list[bytes | None]:
 def _connector(adhoc: AdhocQuery) -> SparkConnector:
     skip_lost = adhoc.config.channels.lost == "skip"
     if isinstance(adhoc.channels, Kafka):
-        return KafkaConnector(adhoc.channels.servers, spark_words(adhoc.config.kafka.conf), skip_lost, _MOST)
+        return KafkaConnector(adhoc.channels.servers, spark_options(adhoc.config.kafka.conf), skip_lost, _MOST)
     return BinderConnector(adhoc.channels, skip_lost)
 
 

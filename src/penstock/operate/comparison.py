@@ -63,7 +63,7 @@ class Report:
     @property
     def conclusive(self) -> bool:
         """Whether rows could be compared, if there are any, and each difference is certain."""
-        skipped = any(one.counts[Verdict.UNTOLD] for one in self.judged)
+        skipped = any(one.counts[Verdict.UNKNOWN] for one in self.judged)
         return not self.maybe_late and (not skipped or any(one.compared or one.differences for one in self.judged))
 
     @property

@@ -26,7 +26,7 @@ class Letter:
 
     entry: Entry
     reason: str
-    place: str | None
+    location: str | None
     """The position of the record when it was refused; None if it never reached its channel."""
     origin: Origin | None
     came_back: bool
@@ -41,16 +41,16 @@ class Letter:
     @classmethod
     def of(cls, entry: Entry) -> "Letter":
         fields = {name: value.decode(errors="backslashreplace") for name, value in entry.headers}
-        reason, place = fields.get("reason", "no reason"), fields.get("place")
+        reason, location = fields.get("reason", "no reason"), fields.get("place")
         kept = len(entry.value or b"")
         # The collector keeps the beginning of a record that is too large, and adds its size. In a letter of Spark, a
         # header of that name is from the record.
-        size = fields.get("size", "") if place is None else ""
+        size = fields.get("size", "") if location is None else ""
         whole = int(size) if size.isascii() and size.isdigit() and len(size) < 20 else kept
         late_for = fields.get("query") if reason.startswith(LATE_PREFIX) else None
         origin = Origin.read(entry.headers)
         excluded_by = fields.get("query") if reason.startswith(EXCLUDED) else None
-        return cls(entry, reason, place, origin, "redriven" in fields, max(whole, kept), late_for, excluded_by)
+        return cls(entry, reason, location, origin, "redriven" in fields, max(whole, kept), late_for, excluded_by)
 
     @property
     def value(self) -> bytes | None:
@@ -69,12 +69,12 @@ class Letter:
     @property
     def headers(self) -> Headers:
         """The headers of the record before it was refused."""
-        found, added = list(self.entry.headers), ["reason", "place" if self.place is not None else "size"]
+        found, added = list(self.entry.headers), ["reason", "place" if self.location is not None else "size"]
         added += ["query"] if self.late_for is not None else []
         added += ["query", "error"] if self.excluded_by is not None else []
         for name in added:
             # The last of that name: the record can have had such a header.
-            last = max((at for at, (known, _) in enumerate(found) if known == name), default=None)
+            last = max((at for at, (header, _) in enumerate(found) if header == name), default=None)
             if last is not None:
                 del found[last]
         return found
@@ -86,7 +86,7 @@ class Letter:
             "channel": self.entry.channel,
             "partition": self.entry.partition,
             "offset": self.entry.offset,
-            "place": self.place,
+            "place": self.location,
             "reason": self.reason,
             "refused": self.entry.appended,
             "sender": origin and origin.sender,
@@ -108,7 +108,7 @@ class Selection:
     reason: str = ""
     sender: str | None = None
     since: Micros | None = None
-    places: frozenset[str] = frozenset()
+    locations: frozenset[str] = frozenset()
     """Positions of the letters, or of their records; as channel:partition:offset."""
 
     def takes(self, letter: Letter) -> bool:
@@ -116,7 +116,7 @@ class Selection:
             self.reason.casefold() in letter.reason.casefold()
             and (self.sender is None or (letter.origin is not None and letter.origin.sender == self.sender))
             and (self.since is None or letter.entry.appended >= self.since)
-            and (not self.places or letter.at in self.places or letter.place in self.places)
+            and (not self.locations or letter.at in self.locations or letter.location in self.locations)
         )
 
 
@@ -157,7 +157,7 @@ def letter_at(channels: Channels, channel: str, position: str) -> Letter:
         ends = {number: end for number, (_, end) in channels.bounds(channel).items()}
         start = {**ends, int(partition): int(offset)}
     for letter in map(Letter.of, scan(channels, channel, start)):
-        if position in (letter.at, letter.place):
+        if position in (letter.at, letter.location):
             return letter
     raise absent(channels, channel, position)
 
@@ -256,10 +256,10 @@ class _Survey:
 
 
 def _survey(channels: Channels, channel: str, selection: Selection, bounds: Bounds) -> _Survey:
-    survey, unseen = _Survey(), set(selection.places)
+    survey, unseen = _Survey(), set(selection.locations)
     for letter in map(Letter.of, scan(channels, channel, bounds=bounds)):
         survey.add(letter, selection.takes(letter))
-        unseen -= {letter.at, letter.place}
+        unseen -= {letter.at, letter.location}
     if unseen:
         raise absent(channels, channel, min(unseen))
     return survey
@@ -270,7 +270,7 @@ def _print(letter: Letter) -> int:
     if letter.origin is not None:
         return hash(_identity(letter.origin, ""))
     # With the content: in a channel that was created again, the offsets start again.
-    return hash((letter.place or letter.at, letter.entry.key, letter.entry.value))
+    return hash((letter.location or letter.at, letter.entry.key, letter.entry.value))
 
 
 def _identity(origin: Origin | None, position: str) -> Identity:
@@ -328,4 +328,4 @@ async def _send(sender: Sender, into: str, letter: Letter, name: str, verdict: t
 
 
 def _last(headers: Headers, name: str) -> str:
-    return next((value.decode(errors="backslashreplace") for known, value in reversed(headers) if known == name), "")
+    return next((value.decode(errors="backslashreplace") for header, value in reversed(headers) if header == name), "")

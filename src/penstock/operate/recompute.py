@@ -48,7 +48,7 @@ _NAMED = 20
 """Maximum rows for which the one record that makes the difference is searched."""
 _MARGIN = 5_000_000
 """Tolerated difference between the clocks of stores and of this machine, in microseconds."""
-_SHORT = (How.MISSING, How.LACKS, How.OTHERS)
+_SHORT = (How.MISSING, How.FEWER, How.OTHERS)
 _CLOSED = (Verdict.EXACT, Verdict.DIFFERENT, Verdict.EARLIER)
 """A row of these hides no late record: it was compared exactly, or belongs to an earlier generation."""
 

@@ -55,8 +55,8 @@ def damages(config: Config) -> Iterator[Damage]:
 
 
 def _of_kafka(segment: DamagedSegment, aside: Path) -> Damage:
-    place = f"{segment.channel}, partition {segment.partition}"
-    problem = f"the offsets {segment.offsets} of {place} are damaged"
+    location = f"{segment.channel}, partition {segment.partition}"
+    problem = f"the offsets {segment.offsets} of {location} are damaged"
     if not segment.repairable:
         consequence = "Kafka no longer knows its topics, and does not start"
         return Damage(segment.file, problem, consequence, "bring the file back from a copy of the folder")

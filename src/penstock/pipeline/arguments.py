@@ -27,71 +27,71 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
-def check_columns(place: str, option: str, value: str | Sequence[str]) -> tuple[str, ...]:
+def check_columns(location: str, option: str, value: str | Sequence[str]) -> tuple[str, ...]:
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else (value,)
     if not all(isinstance(name, str) for name in names):
-        raise Misconfigured(place, f"{option}= is {value!r}", f'name columns: {option}="…" or {option}=["…", "…"]')
+        raise Misconfigured(location, f"{option}= is {value!r}", f'name columns: {option}="…" or {option}=["…", "…"]')
     return names
 
 
-def check_text(place: str, option: str, value: Any) -> None:
+def check_text(location: str, option: str, value: Any) -> None:
     if value is not None and not isinstance(value, str):
-        raise Misconfigured(place, f"{option}= is {value!r}", f'write a string: {option}="…"')
+        raise Misconfigured(location, f"{option}= is {value!r}", f'write a string: {option}="…"')
 
 
-def check_json(place: str, value: Json) -> Json:
+def check_json(location: str, value: Json) -> Json:
     if value not in (choices := get_args(Json)):
-        raise Misconfigured(place, f'json is "{value}"', f"the choices are {', '.join(choices)}")
+        raise Misconfigured(location, f'json is "{value}"', f"the choices are {', '.join(choices)}")
     return value
 
 
-def check_choice(place: str, option: str, choices: Iterable[Choice], value: str) -> Choice:
+def check_choice(location: str, option: str, choices: Iterable[Choice], value: str) -> Choice:
     choices = list(choices)
     for choice in choices:
         if choice == value:
             return choice
-    raise Misconfigured(place, f'{option} is "{value}"', f"the choices are {', '.join(choices)}")
+    raise Misconfigured(location, f'{option} is "{value}"', f"the choices are {', '.join(choices)}")
 
 
-def check_partitions(place: str, partitions: int) -> int:
+def check_partitions(location: str, partitions: int) -> int:
     if not isinstance(partitions, int) or isinstance(partitions, bool) or partitions < 1:
-        raise Misconfigured(place, f"partitions= is {partitions!r}", "set 1 or more")
+        raise Misconfigured(location, f"partitions= is {partitions!r}", "set 1 or more")
     return partitions
 
 
-def check_duration(place: str, text: str) -> timedelta:
+def check_duration(location: str, text: str) -> timedelta:
     try:
         return duration(text)
     except ValueError as error:
-        raise Misconfigured(place, str(error)) from error
+        raise Misconfigured(location, str(error)) from error
     except (AttributeError, TypeError):
-        raise Misconfigured(place, f"{text!r} is not a duration", 'write a string, such as "10 seconds"') from None
+        raise Misconfigured(location, f"{text!r} is not a duration", 'write a string, such as "10 seconds"') from None
 
 
-def optional_duration(place: str, text: str | None) -> timedelta | None:
-    return None if text is None else check_duration(place, text)
+def optional_duration(location: str, text: str | None) -> timedelta | None:
+    return None if text is None else check_duration(location, text)
 
 
-def check_unique_by(place: str, unique: str | None, columns: str | None) -> str | None:
+def check_unique_by(location: str, unique: str | None, columns: str | None) -> str | None:
     """Check `unique=`: a column, or one of two constants."""
     if unique in (None, NUMBER, PAYLOAD) or unique in (columns or "").replace("`", " ").split():
         return unique
     fix = f'name a column, or "{NUMBER}", or "{PAYLOAD}"'
-    raise Misconfigured(place, f'unique is "{unique}"', fix)
+    raise Misconfigured(location, f'unique is "{unique}"', fix)
 
 
-def check_event_time(place: str, watermark: timedelta | None, emit: Emit, late: Late, lateness: str | None) -> None:
+def check_event_time(location: str, watermark: timedelta | None, emit: Emit, late: Late, lateness: str | None) -> None:
     """Check that the options about event time fit together."""
     if watermark is None:
         for option, needed in (("emit", emit is Emit.FINAL), ("late", late is not Late.DROP), ("lateness", lateness)):
             if needed:
                 fix = 'set how late a record may be: watermark="…"'
-                raise Misconfigured(place, f"{option}= needs watermark=", fix)
+                raise Misconfigured(location, f"{option}= needs watermark=", fix)
     if (late is Late.UPDATE) != (lateness is not None):
-        raise Misconfigured(place, 'late="update" and lateness= need each other', "set both, or neither")
+        raise Misconfigured(location, 'late="update" and lateness= need each other', "set both, or neither")
     if late is Late.UPDATE and emit is Emit.FINAL:
         fix = 'remove emit="final", or set a longer watermark='
-        raise Misconfigured(place, "late records cannot update rows that are final", fix)
+        raise Misconfigured(location, "late records cannot update rows that are final", fix)
 
 
 _SIMPLE: dict[Any, str] = {
@@ -151,17 +151,17 @@ def _without_none(annotation: Any) -> tuple[Any, bool]:
     return annotation, False
 
 
-def _type(kind: Any, place: str) -> str:
+def _type(kind: Any, location: str) -> str:
     if kind in _SIMPLE:
         return _SIMPLE[kind]
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is list and len(arguments) == 1:
-        return f"ARRAY<{_type(_without_none(arguments[0])[0], place)}>"
+        return f"ARRAY<{_type(_without_none(arguments[0])[0], location)}>"
     if origin in (dict, Mapping) and len(arguments) == 2 and arguments[0] is str:
-        return f"MAP<STRING, {_type(_without_none(arguments[1])[0], place)}>"
+        return f"MAP<STRING, {_type(_without_none(arguments[1])[0], location)}>"
     if isinstance(kind, type) and typing.get_type_hints(kind):
         return "STRUCT<" + ", ".join(f"`{name}`: {inner}" for name, inner, _ in _fields(kind)) + ">"
     types = ", ".join(simple.__name__ for simple in _SIMPLE)
     raise Misconfigured(
-        f"schema {place}", f"{kind!r} is not a supported type", f"use {types}, list[…], dict[str, …] or a class"
+        f"schema {location}", f"{kind!r} is not a supported type", f"use {types}, list[…], dict[str, …] or a class"
     )

@@ -190,7 +190,7 @@ class Description:
         _check_unique("query", [query.name for query in self.queries])
         for query in self.queries:
             for name in query.inputs:
-                _check_exists(_reading_place(query, name), name, [*self.channels, *statics])
+                _check_exists(_reading_location(query, name), name, [*self.channels, *statics])
             if not query.inputs:
                 problem = "it reads only static tables"
                 raise Misconfigured(f"query {query.name}", problem, "read a channel, too")
@@ -204,10 +204,10 @@ class Description:
                 problem = f"two {kind} stores keep it"
                 raise Misconfigured(f"channel {name}", problem, "keep one of them, or use another kind")
 
-    def _check_result(self, place: str, channel: str, fix: str) -> None:
-        _check_exists(place, channel, self.channels)
+    def _check_result(self, location: str, channel: str, fix: str) -> None:
+        _check_exists(location, channel, self.channels)
         if not self.channels[channel].result_of:
-            raise Misconfigured(place, f"{channel} is not the result of a query", fix)
+            raise Misconfigured(location, f"{channel} is not the result of a query", fix)
 
 
 @contextmanager
@@ -219,7 +219,7 @@ def locating(lines: Mapping[str, str]) -> Iterator[None]:
         raise located(error, lines) from error
 
 
-def _reading_place(query: Query, channel: str) -> str:
+def _reading_location(query: Query, channel: str) -> str:
     """The place where a query names a channel that it reads."""
     if query.file is None:
         return f"query {query.name}"
@@ -236,10 +236,10 @@ def _check_unique(kind: str, names: Sequence[str]) -> None:
             raise Misconfigured(f"{kind} {name}", "two have this name", "rename one of them: name=…")
 
 
-def _check_exists(place: str, name: str, channels: Collection[str]) -> None:
+def _check_exists(location: str, name: str, channels: Collection[str]) -> None:
     if name not in channels:
         others = f"there are {', '.join(sorted(channels))}" if channels else "declare it: app.channel(…)"
-        raise Misconfigured(place, f'there is no channel "{name}"', did_you_mean(name, channels, others))
+        raise Misconfigured(location, f'there is no channel "{name}"', did_you_mean(name, channels, others))
 
 
 def _check_acyclic(queries: Sequence[Query]) -> None:

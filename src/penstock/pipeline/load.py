@@ -27,12 +27,12 @@ def load(path: Path) -> Description:
     try:
         spec.loader.exec_module(module)
     except PenstockError as error:
-        raise Misconfigured(_place(error, path), str(error)) from error
+        raise Misconfigured(_location(error, path), str(error)) from error
     except TypeError as error:
-        raise _unknown_option(error, path) or Misconfigured(_place(error, path), f"TypeError: {error}") from error
+        raise _unknown_option(error, path) or Misconfigured(_location(error, path), f"TypeError: {error}") from error
     except Exception as error:
         text = error.msg if isinstance(error, SyntaxError) else error
-        raise Misconfigured(_place(error, path), f"{type(error).__name__}: {text}") from error
+        raise Misconfigured(_location(error, path), f"{type(error).__name__}: {text}") from error
     finally:
         # Remove it: functions of a module that cannot be imported are pickled by value for the workers of Spark.
         del sys.modules[spec.name]
@@ -44,9 +44,9 @@ def load(path: Path) -> Description:
     try:
         return found[0].describe()
     except Misconfigured as error:
-        if error.place.startswith(f"{path.name}:"):
+        if error.location.startswith(f"{path.name}:"):
             raise
-        raise Misconfigured(f"{path.name}, {error.place}", error.problem, error.fix) from error
+        raise Misconfigured(f"{path.name}, {error.location}", error.problem, error.fix) from error
 
 
 def _unknown_option(error: TypeError, path: Path) -> Misconfigured | None:
@@ -57,10 +57,10 @@ def _unknown_option(error: TypeError, path: Path) -> Misconfigured | None:
     method, option = match.groups()
     options = [name for name in inspect.signature(getattr(Pipeline, method)).parameters if name != "self"]
     fix = did_you_mean(option, options, f"its options are {', '.join(options)}")
-    return Misconfigured(_place(error, path), f'app.{method}() has no option "{option}"', fix)
+    return Misconfigured(_location(error, path), f'app.{method}() has no option "{option}"', fix)
 
 
-def _place(error: Exception, path: Path) -> str:
+def _location(error: Exception, path: Path) -> str:
     """The file and line of an error: a line of the user's file, or the file with the syntax error."""
     if isinstance(error, SyntaxError):
         name = Path(error.filename or path).name

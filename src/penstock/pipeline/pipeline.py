@@ -107,24 +107,24 @@ class Pipeline:
         accepts by default, see docs/dlq.md. `config`: further settings of the middleware, such as
         `{"max.message.bytes": "5000000"}` for Kafka.
         """
-        place = f"channel {name}"
+        location = f"channel {name}"
         if name in self._channels:
-            raise Misconfigured(place, "it is declared twice", "remove or rename one of them")
+            raise Misconfigured(location, "it is declared twice", "remove or rename one of them")
         columns = None if schema is None else ddl(schema)
-        arguments.check_text(place, "event_time", event_time)
-        self._lines[place] = _line()
+        arguments.check_text(location, "event_time", event_time)
+        self._lines[location] = _line()
         self._channels[arguments.check_name("channel", name)] = Channel(
             name,
             columns,
             event_time,
-            arguments.check_partitions(place, partitions),
+            arguments.check_partitions(location, partitions),
             replicas,
-            arguments.optional_duration(place, retention),
-            arguments.check_duration(place, ahead),
-            arguments.check_unique_by(place, unique, columns),
+            arguments.optional_duration(location, retention),
+            arguments.check_duration(location, ahead),
+            arguments.check_unique_by(location, unique, columns),
             compacted=compacted or table,
             table=table,
-            json=arguments.check_json(place, json),
+            json=arguments.check_json(location, json),
             config={name: str(value) for name, value in (config or {}).items()},
         )
 
@@ -225,16 +225,16 @@ class Pipeline:
         them. `schema`: DDL, or a class with annotated fields. `refresh`: how often it is read again; after a
         change, the queries that read it continue with the new rows.
         """
-        place = f"table {name}"
+        location = f"table {name}"
         if name in self._statics:
-            raise Misconfigured(place, "it is declared twice", "remove or rename one of them")
+            raise Misconfigured(location, "it is declared twice", "remove or rename one of them")
         if isinstance(rows, str) and not rows.endswith(TABLES):
             problem = f"the format of {rows} is not supported"
-            raise Misconfigured(place, problem, f"the name has to end in {', '.join(TABLES)}")
+            raise Misconfigured(location, problem, f"the name has to end in {', '.join(TABLES)}")
         if refresh is not None and not (isinstance(rows, str) or callable(rows)):
-            raise Misconfigured(place, "its rows are in the pipeline and cannot change", "remove refresh=")
-        self._lines[place] = _line()
-        static = Static(name, rows, ddl(schema), arguments.optional_duration(place, refresh), _folder())
+            raise Misconfigured(location, "its rows are in the pipeline and cannot change", "remove refresh=")
+        self._lines[location] = _line()
+        static = Static(name, rows, ddl(schema), arguments.optional_duration(location, refresh), _folder())
         self._statics[arguments.check_name("table", name)] = static
 
     def store(self, channel: str, url: str, *, ttl: str | None = None) -> None:
@@ -264,9 +264,9 @@ class Pipeline:
 
     def describe(self) -> Description:
         """Check that the parts fit together; return them as immutable data."""
-        for line, place in self._undecorated.items():
+        for line, location in self._undecorated.items():
             fix = "write it as a decorator above a function, or use sql_query"
-            raise Misconfigured(f"{line}, {place}", "it has no function", fix)
+            raise Misconfigured(f"{line}, {location}", "it has no function", fix)
         channels = dict(self._channels)
         for source in self._sources:
             channels.setdefault(source.into, Channel(source.into))
@@ -296,36 +296,36 @@ class Pipeline:
         options: QueryOptions,
         file: str | None = None,
     ) -> None:
-        place, into = f"query {name}", options.get("into") or name
-        emit = arguments.check_choice(place, "emit", Emit, options.get("emit") or Emit.CHANGE)
-        late = arguments.check_choice(place, "late", Late, options.get("late") or Late.DROP)
-        watermark = arguments.optional_duration(place, options.get("watermark"))
-        arguments.check_event_time(place, watermark, emit, late, options.get("lateness"))
+        location, into = f"query {name}", options.get("into") or name
+        emit = arguments.check_choice(location, "emit", Emit, options.get("emit") or Emit.CHANGE)
+        late = arguments.check_choice(location, "late", Late, options.get("late") or Late.DROP)
+        watermark = arguments.optional_duration(location, options.get("watermark"))
+        arguments.check_event_time(location, watermark, emit, late, options.get("lateness"))
         if into in self._channels:
-            raise Misconfigured(place, f"it writes into {into}, which is declared already", "name another channel")
-        keys = arguments.check_columns(place, "key", options.get("key", ()))
+            raise Misconfigured(location, f"it writes into {into}, which is declared already", "name another channel")
+        keys = arguments.check_columns(location, "key", options.get("key", ()))
         if not keys:
-            raise Misconfigured(place, "it has no key", "name the columns that identify its rows: key=…")
+            raise Misconfigured(location, "it has no key", "name the columns that identify its rows: key=…")
         query = Query(
             arguments.check_name("query", name),
             inputs,
             into,
             keys,
             build,
-            arguments.check_choice(place, "mode", Mode, options.get("mode") or Mode.AUTO),
+            arguments.check_choice(location, "mode", Mode, options.get("mode") or Mode.AUTO),
             watermark,
-            arguments.optional_duration(place, options.get("every")),
+            arguments.optional_duration(location, options.get("every")),
             options.get("where"),
             doc,
             emit,
             late,
-            arguments.optional_duration(place, options.get("lateness")),
+            arguments.optional_duration(location, options.get("lateness")),
             file,
         )
         self._channels[arguments.check_name("channel", into)] = Channel(
             into,
-            partitions=arguments.check_partitions(place, options.get("partitions", 1)),
-            retention=arguments.optional_duration(place, options.get("retention")),
+            partitions=arguments.check_partitions(location, options.get("partitions", 1)),
+            retention=arguments.optional_duration(location, options.get("retention")),
             result_of=name,
         )
         self._queries.append(query)
@@ -338,18 +338,18 @@ class Pipeline:
             raise Misconfigured(f"query {name}", "it reads no channel", "name one after FROM")
         self._add_query(name, inputs, sql, doc, options, file)
 
-    def _add_file(self, path: Path, shown: str, options: QueryOptions, name: str) -> None:
-        file = read_file(path, shown, OPTIONS)
+    def _add_file(self, path: Path, label: str, options: QueryOptions, name: str) -> None:
+        file = read_file(path, label, OPTIONS)
         for option, line in file.lines.items():
             if options.get(option):
-                raise Misconfigured(f"{shown}:{line}", f"the pipeline sets {option}=, too", "set it once")
+                raise Misconfigured(f"{label}:{line}", f"the pipeline sets {option}=, too", "set it once")
         if not (options.get("key") or file.options.get("key")):
             fix = 'name the columns that identify its rows, in a line at its top: "-- key: …"'
-            raise Misconfigured(shown, "it has no key", fix)
+            raise Misconfigured(label, "it has no key", fix)
         try:
-            self._add_sql(name, file.text, {**options, **_parsed(file)}, file.doc, shown)
+            self._add_sql(name, file.text, {**options, **_parsed(file)}, file.doc, label)
         except Misconfigured as error:
-            raise Misconfigured(file.place(error.problem), error.problem, error.fix) from error
+            raise Misconfigured(file.location(error.problem), error.problem, error.fix) from error
 
 
 OPTIONS = tuple(QueryOptions.__annotations__)

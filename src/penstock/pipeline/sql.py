@@ -9,7 +9,7 @@ from sqlglot.errors import ParseError, SqlglotError
 from penstock.core.errors import Misconfigured
 
 
-def tables(place: str, sql: str) -> tuple[str, ...]:
+def tables(location: str, sql: str) -> tuple[str, ...]:
     """The tables that a query reads, in the order of the text, without those that a WITH clause defines.
 
     Misconfigured if the text is not a query, because Spark would run any other statement immediately.
@@ -18,9 +18,9 @@ def tables(place: str, sql: str) -> tuple[str, ...]:
         statement = _parsed(sql)
     except SqlglotError as error:
         fix = "correct it; if Spark accepts it, write it as a function of DataFrames"
-        raise Misconfigured(place, f"its SQL cannot be parsed: {_reason(error)}", fix) from error
+        raise Misconfigured(location, f"its SQL cannot be parsed: {_reason(error)}", fix) from error
     if not isinstance(statement, exp.Query | exp.Values):
-        raise Misconfigured(place, "its SQL is not a query", "begin with SELECT, WITH or FROM")
+        raise Misconfigured(location, "its SQL is not a query", "begin with SELECT, WITH or FROM")
     found = sorted((table.this.meta.get("start", 0), _name(table)) for table in _read(statement))
     return tuple(dict.fromkeys(name for _, name in found))
 

@@ -25,7 +25,7 @@ class SqlFile:
     """The content of a file."""
 
     path: Path
-    shown: str
+    label: str
     """The name of the file in messages."""
     text: str
     """The whole file, so that line numbers stay the same."""
@@ -34,10 +34,10 @@ class SqlFile:
     lines: Mapping[str, int]
     """The line of each option."""
 
-    def place(self, problem: str) -> str:
+    def location(self, problem: str) -> str:
         """The file, with the line of the option whose value the problem quotes."""
         quoted = [line for option, line in self.lines.items() if f'"{self.options[option]}"' in problem]
-        return f"{self.shown}:{quoted[0]}" if quoted else self.shown
+        return f"{self.label}:{quoted[0]}" if quoted else self.label
 
 
 def is_file(text: str) -> bool:
@@ -45,9 +45,9 @@ def is_file(text: str) -> bool:
     return text.endswith(SUFFIX) and len(text.split()) == 1
 
 
-def read_file(path: Path, shown: str, accepted: Collection[str]) -> SqlFile:
+def read_file(path: Path, label: str, accepted: Collection[str]) -> SqlFile:
     """Read a file and its options; Misconfigured with the line for an unknown option."""
-    text = _text(path, shown)
+    text = _text(path, label)
     options: dict[str, str] = {}
     lines: dict[str, int] = {}
     doc: list[str] = []
@@ -56,42 +56,42 @@ def read_file(path: Path, shown: str, accepted: Collection[str]) -> SqlFile:
             doc.append(comment.removeprefix("--").strip())
             continue
         option, value = match[1], match[2].strip()
-        place = f"{shown}:{line}"
+        location = f"{label}:{line}"
         if option not in accepted:
             others = f"the options are {', '.join(sorted(accepted))}; other comments begin with a capital letter"
             fix = did_you_mean(option, accepted, others, '"{}:"')
-            raise Misconfigured(place, f'a query has no option "{option}:"', fix)
+            raise Misconfigured(location, f'a query has no option "{option}:"', fix)
         if option in options:
-            raise Misconfigured(place, f'"{option}:" is there already, on line {lines[option]}', "keep one of them")
+            raise Misconfigured(location, f'"{option}:" is there already, on line {lines[option]}', "keep one of them")
         if not value:
-            raise Misconfigured(place, f'"{option}:" has no value', "write one, or remove the line")
+            raise Misconfigured(location, f'"{option}:" has no value', "write one, or remove the line")
         options[option], lines[option] = value, line
-    return SqlFile(path, shown, text, " ".join(filter(None, doc)), options, lines)
+    return SqlFile(path, label, text, " ".join(filter(None, doc)), options, lines)
 
 
-def list_files(path: Path, shown: str) -> list[Path]:
+def list_files(path: Path, label: str) -> list[Path]:
     """The SQL files of a folder, in alphabetical order."""
     if not path.is_dir():
-        raise Misconfigured(shown, "there is no such folder", "name a folder beside the pipeline")
+        raise Misconfigured(label, "there is no such folder", "name a folder beside the pipeline")
     # The names of temporary files of editors begin with a dot.
     found = sorted(one for one in path.glob(f"*{SUFFIX}") if not one.name.startswith(".") and one.is_file())
     if not found:
-        raise Misconfigured(shown, f"no file in it ends in {SUFFIX}", f"write one: NAME{SUFFIX}")
+        raise Misconfigured(label, f"no file in it ends in {SUFFIX}", f"write one: NAME{SUFFIX}")
     return found
 
 
-def _text(path: Path, shown: str) -> str:
+def _text(path: Path, label: str) -> str:
     try:
         # A file from Windows may begin with a byte order mark.
         text = path.read_bytes().decode("utf-8-sig").replace("\r\n", "\n")
     except FileNotFoundError:
-        raise Misconfigured(shown, "there is no such file", f"it has to lie at {path.parent}") from None
+        raise Misconfigured(label, "there is no such file", f"it has to lie at {path.parent}") from None
     except UnicodeDecodeError as error:
-        raise Misconfigured(shown, f"it is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise Misconfigured(label, f"it is not UTF-8: {error.reason} at byte {error.start}") from None
     except OSError as error:
-        raise Misconfigured(shown, f"it cannot be read: {error.strerror}") from error
+        raise Misconfigured(label, f"it cannot be read: {error.strerror}") from error
     if "\0" in text:
-        raise Misconfigured(shown, "it contains a NUL character")
+        raise Misconfigured(label, "it contains a NUL character")
     return text
 
 

@@ -31,12 +31,12 @@ class Finding:
     """An error or a warning: the place, the problem, the fix."""
 
     level: Level
-    place: str
+    location: str
     problem: str
     fix: str = ""
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.problem}" + (f"; {self.fix}" if self.fix else "")
+        return f"{self.location}: {self.problem}" + (f"; {self.fix}" if self.fix else "")
 
 
 def unconnected(description: Description) -> list[Finding]:
@@ -152,8 +152,8 @@ def check(description: Description, config: Config, environ: Mapping[str, str] |
 def _check_ports(sources: Iterable[Source]) -> None:
     """Each listening source needs its own port."""
     urls = {source.name: str(getattr(source, "url", "")) for source in sources}
-    doors = [(name, endpoint(url, name)) for name, url in urls.items() if url.startswith("listen+")]
-    for (other, there), (name, at) in combinations(doors, 2):
+    listeners = [(name, endpoint(url, name)) for name, url in urls.items() if url.startswith("listen+")]
+    for (other, there), (name, at) in combinations(listeners, 2):
         if at.port == there.port and (at.host == there.host or not {at.host, there.host}.isdisjoint(_EVERYWHERE)):
             problem = f"it listens on {at.authority}, as source {other} does"
             raise Misconfigured(f"source {name}", problem, "give each source its own port")
@@ -170,8 +170,8 @@ def _check_replay(description: Description, channels: Channels) -> None:
         )
 
 
-def _check_scheme(place: str, url: str, schemes: tuple[str, ...]) -> None:
+def _check_scheme(location: str, url: str, schemes: tuple[str, ...]) -> None:
     scheme, separator, _ = url.partition("://")
     if not separator or scheme not in schemes:
-        examples = ", ".join(f'"{known}://…"' for known in schemes)
-        raise Misconfigured(place, f"{url} is not an address of a store", f"write {examples}")
+        examples = ", ".join(f'"{one}://…"' for one in schemes)
+        raise Misconfigured(location, f"{url} is not an address of a store", f"write {examples}")

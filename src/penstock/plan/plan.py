@@ -125,7 +125,7 @@ def plan(description: Description, config: Config, engine: Engine, say: Callable
         remarks += _remarks(query, identity, engine, guarantees[query.name])
         verdict, cost, diagnosis = verdicts[query.name], engine.cost(query), examined(engine, query)
         if diagnosis.fit is Fit.REFUSED:
-            findings.append(Finding(Level.ERROR, diagnosis.place, diagnosis.problem, diagnosis.fix))
+            findings.append(Finding(Level.ERROR, diagnosis.location, diagnosis.problem, diagnosis.fix))
         queries.append(
             QueryPlan(
                 query.name, verdict.mode, verdict.why, query.inputs, query.into, query.key, identity, query.doc,

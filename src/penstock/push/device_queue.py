@@ -104,7 +104,7 @@ class DeviceQueue:
         """Count bytes that are being stored."""
         self._in_flight += size
 
-    async def stored(self, size: int) -> None:
+    async def resume(self, size: int) -> None:
         """Count bytes that are stored now."""
         async with self._disk_alone:
             await asyncio.to_thread(self._look)
@@ -150,9 +150,9 @@ class QueuedSource(SourceWrapper):
     queue: DeviceQueue
 
     @asynccontextmanager
-    async def open(self, taken: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
+    async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         await self.queue.wait_for_room()
-        async with self.source.open(taken) as intakes, aclosing(self._intakes(intakes)) as counted:
+        async with self.source.open(resume) as intakes, aclosing(self._intakes(intakes)) as counted:
             yield counted
 
     async def _intakes(self, intakes: AsyncIterator[Intake]) -> AsyncGenerator[Intake, None]:
@@ -166,6 +166,6 @@ class QueuedSource(SourceWrapper):
 
         async def settle(error: Exception | None) -> None:
             await intake.settle(error)
-            await self.queue.stored(size)
+            await self.queue.resume(size)
 
         return Intake(intake.arrivals, settle)

@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 _LOOK_EVERY = 0.5
 _BOUNDARY = 0.05
-_PATIENCE = 120.0
+_TIMEOUT = 120.0
 _ALL_OF_THEM = 20.0
 
 
@@ -58,7 +58,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
 
 
 def _run(description: Description, config: Config, stop: threading.Event, ready: Ready, slots: int | None) -> None:
-    _require_letters(description)
+    _require_dead_channels(description)
     channels = config.bind()
     started = threading.Event()
     threading.Thread(target=_leave_at_once, args=(stop, started), daemon=True).start()
@@ -133,7 +133,7 @@ def engine(
         yield replace(own, tables=tables).knowing(description.queries)
 
 
-def _require_letters(description: Description) -> None:
+def _require_dead_channels(description: Description) -> None:
     """Raise Misconfigured for dead letters of a result, which has none."""
     for query in description.queries:
         if query.late is Late.DEAD and any(description.channels[name].result_of for name in query.inputs):
@@ -168,12 +168,12 @@ def connector(config: Config) -> SparkConnector:
     channels, skip_lost = config.bind(), config.channels.lost == "skip"
     if isinstance(channels, Kafka):
         return KafkaConnector(
-            channels.servers, spark_words(config.kafka.conf), skip_lost, ahead=config.spark.reads_ahead
+            channels.servers, spark_options(config.kafka.conf), skip_lost, ahead=config.spark.reads_ahead
         )
     return BinderConnector(channels, skip_lost)
 
 
-def spark_words(conf: Mapping[str, str]) -> dict[str, str]:
+def spark_options(conf: Mapping[str, str]) -> dict[str, str]:
     """The settings with the same name in both Kafka clients; others are for librdkafka only."""
     return {name: value for name, value in conf.items() if name.startswith(("security.", "sasl.", "ssl."))}
 
@@ -194,7 +194,7 @@ def _arrived(channels: Channels) -> None:
             if _all_there(channels) or waited > _ALL_OF_THEM:
                 return
         except Unavailable:
-            if waited > _PATIENCE:
+            if waited > _TIMEOUT:
                 raise
         time.sleep(0.1)
 

@@ -72,7 +72,7 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
             last, copy = clock.elapsed(), set_aside(config.ledger)
             kept = f"; it is kept as {copy}" if copy else ""
             rebuilt = f"{error.problem}{kept}; a new one is built from the channels"
-            log.error("%s: %s", error.place, rebuilt)
+            log.error("%s: %s", error.location, rebuilt)
 
 
 def _audit(description: Description, config: Config, stop: threading.Event, ready: Ready, rebuilt: str) -> None:

@@ -190,8 +190,8 @@ def _unwrapped(work: Callable[[], None]) -> None:
     try:
         work()
     except BaseExceptionGroup as group:
-        known, _ = group.split(PenstockError)
-        error: BaseException = known or group
+        expected, _ = group.split(PenstockError)
+        error: BaseException = expected or group
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         raise error from group

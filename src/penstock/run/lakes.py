@@ -62,9 +62,9 @@ class Lake:
             raise
         table.begin(start)
         self._accounting.look(table)
-        letters = DeadLetters(self._channels, self._channel.dead, lambda: table.committed) if self._judged else None
+        dead = DeadLetters(self._channels, self._channel.dead, lambda: table.committed) if self._judged else None
         left_out = self._engine.left_out(self.name, self._channel.name)
-        filling = Filling(table, self._shape, self._store.keyed, letters, self.chosen, left_out)
+        filling = Filling(table, self._shape, self._store.keyed, dead, self.selected, left_out)
         query = fill(self._engine, self.name, self._channel.name, start, partial(self._fill, table, filling))
         self._figures.set_state("loading")
         return query
@@ -91,10 +91,10 @@ class Lake:
             # The query fails, and is restarted after a pause.
             self._figures.set_state("waiting", telling(error))
             raise
-        taken, rows, refused = (now - then for now, then in zip(
+        consumed, rows, refused = (now - then for now, then in zip(
             (filling.taken, filling.rows, filling.refused), before, strict=True
         ))  # fmt: skip
-        self._figures.stored(taken, rows, refused, filling.newest)
+        self._figures.stored(consumed, rows, refused, filling.newest)
         self._figures.set_state("loading")
         self._accounting.look(table)
 
@@ -111,16 +111,16 @@ class Lake:
         start = {partition: stands.get(partition, low) for partition, (low, _) in bounds.items()}
         return from_what_is_kept(start, bounds) if self._engine.connector.skip_lost else start
 
-    def chosen(self, raw: Frame) -> Frame:
+    def selected(self, raw: Frame) -> Frame:
         """The records without forged rows of a result."""
         if self._writers is None:
             return raw
         # A writer is announced before its first row: all writers in this batch are known now.
         self._writers.refresh()
-        name, known = self._channel.name, self._writers.known
-        if not (tokens := known.tokens(name)):
+        name, writers = self._channel.name, self._writers.known
+        if not (tokens := writers.tokens(name)):
             return raw
-        return raw.where(genuine(ResultWriters([one.decode() for one in tokens], known.first(name))))
+        return raw.where(genuine(ResultWriters([one.decode() for one in tokens], writers.first(name))))
 
     def _lag(self) -> int:
         account = self._accounting.account(self.stage)

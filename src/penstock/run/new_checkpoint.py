@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from penstock.analysis.checkpoints.batches import format_offsets, on_disk
-from penstock.analysis.checkpoints.note import Note, last_life, next_life, set_aside
+from penstock.analysis.checkpoints.note import Note, last_generation, next_generation, set_aside
 from penstock.analysis.checkpoints.rescale import recover
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Offsets
@@ -51,7 +51,7 @@ class Renewal:
 
     def require(self, description: Description) -> None:
         """Misconfigured for an unknown query, or a channel that no query reads."""
-        read = {channel for name in self.names for channel in _chosen(description, name)[1]}
+        read = {channel for name in self.names for channel in _selected(description, name)[1]}
         if strangers := sorted(self.begin.offsets.keys() - read):
             problem = f"{strangers[0]} is read by none of {', '.join(self.names)}"
             raise Misconfigured(OPTION, problem, f"they read {', '.join(sorted(read))}")
@@ -63,11 +63,13 @@ class Renewal:
         """
         accounts = last_accounts(channels, description.bookmarks)
         notes: dict[str, Note] = {}
-        for name, inputs in (_chosen(description, one) for one in self.names):
+        for name, inputs in (_selected(description, one) for one in self.names):
             # An interrupted rescaling would replace the new checkpoint.
             recover(f"{checkpoints}/{name}")
             account = accounts.get(f"query:{name}")
-            generation = next_life(name, max(last_life(f"{checkpoints}/{name}"), account.number if account else 0))
+            generation = next_generation(
+                name, max(last_generation(f"{checkpoints}/{name}"), account.number if account else 0)
+            )
             since = {channel: self.begin.positions(channels, channel) for channel in inputs}
             notes[name] = Note({channel: channels.topic_id(channel) for channel in inputs}, generation, since)
         for name, note in notes.items():
@@ -86,10 +88,10 @@ def _begun(name: str, folder: str, note: Note) -> str:
     return f"query {name} starts a new generation: {since}{old}"
 
 
-def _chosen(description: Description, name: str) -> tuple[str, Sequence[str]]:
+def _selected(description: Description, name: str) -> tuple[str, Sequence[str]]:
     """The query's name and its input channels."""
-    sifted = {channel.dead: channel.name for channel in description.validated}
-    if name in sifted:
-        return name, (sifted[name],)
+    validated = {channel.dead: channel.name for channel in description.validated}
+    if name in validated:
+        return name, (validated[name],)
     query = description.query(name)
     return query.name, query.inputs

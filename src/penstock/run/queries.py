@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 
 from penstock.analysis.accounting import QueryAccounting
-from penstock.analysis.checkpoints.doctor import Known
+from penstock.analysis.checkpoints.doctor import Facts
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
@@ -19,7 +19,7 @@ from penstock.analysis.modes import Verdict
 from penstock.analysis.poison import Isolation, Work, validation_of, work_of
 from penstock.analysis.progress import Progress, StreamingQuery
 from penstock.analysis.query import Late, Mode, Query
-from penstock.analysis.session import is_alive
+from penstock.analysis.session import is_running
 from penstock.analysis.supervision import Isolate, Streaming, Supervised, retrying
 from penstock.audit.account import Account, Outcome
 from penstock.audit.writers import Writers
@@ -75,13 +75,13 @@ class Queries:
         for channel in self._description.validated:
             require_validation(self._engine, channel.shape, channel.dead, self._ids_of(channel.name))
         self._giving_up = {query.name for query in queries if self._engine.abandons(query)}
-        places, until = self._engine.settings.real_time_queries, time.monotonic() + _FIRST
+        locations, until = self._engine.settings.real_time_queries, time.monotonic() + _FIRST
         sizes = {query.name: _size(channels, query.into) for query in queries}
         for turn, query in enumerate(queries):
-            running, verdict = retrying(partial(begin, self._engine, query, fits[query.name], places, turn))
+            running, verdict = retrying(partial(begin, self._engine, query, fits[query.name], locations, turn))
             self._verdicts[query.name] = verdict
             self._open(query, running, before.get(_node(query)))
-            places -= verdict.mode is Mode.REAL_TIME
+            locations -= verdict.mode is Mode.REAL_TIME
             log.info("query %s runs, %s: %s", query.name, verdict.mode, verdict.why)
             # One after the other: otherwise all would be slow to write their first rows.
             _first_rows(running, partial(_grown, channels, query.into, sizes[query.name]), until)
@@ -100,7 +100,7 @@ class Queries:
         except Unavailable:
             # For example an unavailable store: the start is retried.
             supervised.again()
-        self._beside(f"supervision of {name}", supervised.run, self._ending)
+        self._in_background(f"supervision of {name}", supervised.run, self._ending)
 
     def again(self, engine: Engine, query: Query) -> None:
         """Restart a stopped query from its checkpoint, in its mode."""
@@ -120,7 +120,7 @@ class Queries:
 
     def failed(self) -> Unavailable | None:
         """The error when Spark has ended. A failed query is restarted alone."""
-        return None if is_alive(self._engine.spark) else Unavailable("Spark", "its session has ended")
+        return None if is_running(self._engine.spark) else Unavailable("Spark", "its session has ended")
 
     def warm_up(self, stop: threading.Event) -> None:
         """Shorten the pauses of real-time queries, see `launch.warm_up`."""
@@ -142,28 +142,28 @@ class Queries:
 
     def accounts(self) -> list[Account]:
         """The complete accounts."""
-        for books in list(self._books.values()):
-            books.remember()
-        return [books.account for books in list(self._books.values()) if books.complete]
+        for accounts in list(self._books.values()):
+            accounts.remember()
+        return [accounts.account for accounts in list(self._books.values()) if accounts.complete]
 
     def figures(self) -> Figures:
         """The figures of each query for the status and the page."""
-        return {"nodes": {_node(query): self._told(query) for query in self._description.queries}}
+        return {"nodes": {_node(query): self._report(query) for query in self._description.queries}}
 
-    def _told(self, query: Query) -> dict[str, object]:
-        name, rate, books = query.name, self._rates[query.name], self._books.get(query.name)
+    def _report(self, query: Query) -> dict[str, object]:
+        name, rate, accounts = query.name, self._rates[query.name], self._books.get(query.name)
         supervised = self._supervised[name].figures()
-        if books is None:
+        if accounts is None:
             return supervised
         # Spark reports the rate at the end of a batch, which in real time is a minute later.
         rate.set_total(_size(self._channels, query.into))
         return {
             **self._progress[name].look(self.running(name)),
             **supervised,
-            "accounting": books.accounting,
+            "accounting": accounts.accounting,
             "note": f"{self._verdicts[name].mode}: {self._verdicts[name].why}",
             "mode": self._verdicts[name].mode,
-            **_counted(books.account),
+            **_counted(accounts.account),
             "rate": rate.per_second(),
         }
 
@@ -183,8 +183,8 @@ class Queries:
     def _launched(self, query: Query) -> tuple[StreamingQuery, Verdict]:
         engine = self._engines.get(query.name, self._engine)
         turn = [one.name for one in self._description.queries].index(query.name)
-        place = self._verdicts[query.name].mode is Mode.REAL_TIME
-        running, verdict = launch(engine, query, int(place), self._ids_of(*query.inputs, query.into), turn)
+        location = self._verdicts[query.name].mode is Mode.REAL_TIME
+        running, verdict = launch(engine, query, int(location), self._ids_of(*query.inputs, query.into), turn)
         self._books[query.name].follow(engine, running)
         return running, verdict
 
@@ -195,21 +195,21 @@ class Queries:
             # A new generation finds the same records late: dead letters of earlier generations are read.
             at = before.at if before is not None and before.generation == str(running.id) else 0
             late_records = LateRecords(query.name, self._channels, at)
-        books = QueryAccounting(self._engine, query, running, before, self._channels, SystemClock(), late_records)
+        accounts = QueryAccounting(self._engine, query, running, before, self._channels, SystemClock(), late_records)
         self._supervised[query.name].adopt(running)
-        self._books[query.name] = books
-        self._beside(f"supervision of {query.name}", self._supervised[query.name].run, self._ending)
-        self._beside(f"account of {query.name}", partial(_keep, query.name, books), self._stopped)
+        self._books[query.name] = accounts
+        self._in_background(f"supervision of {query.name}", self._supervised[query.name].run, self._ending)
+        self._in_background(f"account of {query.name}", partial(_keep, query.name, accounts), self._stopped)
 
-    def _beside(self, name: str, work: Callable[[threading.Event], None], stop: threading.Event) -> None:
+    def _in_background(self, name: str, work: Callable[[threading.Event], None], stop: threading.Event) -> None:
         thread = threading.Thread(target=work, args=(stop,), name=name, daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def _fitting(self, query: Query, before: Account | None) -> Fitting:
         bounds = {name: self._channels.bounds(name) for name in query.inputs}
-        known = Known(bounds=bounds, account=before)
-        return fitting(self._engine, query, self._ids_of(*query.inputs, query.into), known)
+        facts = Facts(bounds=bounds, account=before)
+        return fitting(self._engine, query, self._ids_of(*query.inputs, query.into), facts)
 
     def _ids_of(self, *channels: str) -> dict[str, str]:
         return {name: self._ids[name] for name in channels}
@@ -236,19 +236,19 @@ def result_writers(channels: Channels, description: Description, engine: Engine)
     return found
 
 
-def _keep(name: str, books: QueryAccounting, stop: threading.Event) -> None:
+def _keep(name: str, accounts: QueryAccounting, stop: threading.Event) -> None:
     """Keep an account until `stop`, and update it a last time."""
     failure = ""
     while True:
         ended = stop.is_set()
         try:
-            books.look()
+            accounts.look()
             failure = ""
         except Exception as error:  # noqa: BLE001 - it is retried, and shown in the status
             # Log each failure once.
-            if failure != books.accounting:
+            if failure != accounts.accounting:
                 log.warning("the account of query %s cannot be kept: %s", name, error)
-            failure = books.accounting
+            failure = accounts.accounting
         if ended:
             return
         stop.wait(_ACCOUNT_EVERY)

@@ -10,7 +10,7 @@ from penstock.channels.kafka import Kafka
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
-from penstock.run.analyse import spark_words
+from penstock.run.analyse import spark_options
 from penstock.run.warm import spark_archive
 from penstock.supervise.java import ensure_jars, find_java
 
@@ -30,4 +30,4 @@ def spark_reader(description: Description, config: Config, log: IO[bytes] | None
     flags = spark_archive(java, jars).use_flags()
     name = f"{description.name} audit"
     with session(name, config.spark, java.path, jars.spark, SLOTS, log, flags) as spark:
-        yield SparkAuditReader(spark, channels.servers, spark_words(config.kafka.conf))
+        yield SparkAuditReader(spark, channels.servers, spark_options(config.kafka.conf))

@@ -171,4 +171,4 @@ def _public_name(host: str) -> str:
 
 async def _not_found(_: Request, error: Exception) -> Response:
     assert isinstance(error, Misconfigured)
-    return error_response(404, error.problem, {"place": error.place, "fix": error.fix})
+    return error_response(404, error.problem, {"place": error.location, "fix": error.fix})

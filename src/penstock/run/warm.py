@@ -54,7 +54,7 @@ def warm_up(java: Java, jars: Jars) -> None:
             settings = SparkSettings()
             log = sys.stderr.buffer
             with session(
-                "warm", settings, java.path, jars.spark, 8, log, spark.create_flags(), patience=TIMEOUT
+                "warm", settings, java.path, jars.spark, 8, log, spark.create_flags(), timeout=TIMEOUT
             ) as running:
                 engine = Engine(running, settings, KafkaConnector(servers), str(folder.sub("checkpoints")), _SHAPES)
                 _run_queries(engine, Kafka(servers))

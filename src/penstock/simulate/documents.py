@@ -48,18 +48,18 @@ OPTIONS = ("rate", "senders", "seed", "count", "epoch", "file", "no-resume")
 """The options of an address, `simulate://NAME?rate=200&seed=7`."""
 
 
-def kind_of(name: str, place: str) -> Kind:
+def kind_of(name: str, location: str) -> Kind:
     """The kind of this name; Misconfigured if there is none."""
     if name not in KINDS:
-        raise Misconfigured(place, f'there is no simulation "{name}"', _suggestion(name, KINDS))
+        raise Misconfigured(location, f'there is no simulation "{name}"', _suggestion(name, KINDS))
     return KINDS[name]
 
 
-def check_options(options: Iterable[str], place: str) -> None:
+def check_options(options: Iterable[str], location: str) -> None:
     """Raise Misconfigured for an unknown option of an address."""
     for option in options:
         if option not in OPTIONS:
-            raise Misconfigured(place, f'a simulation has no option "{option}"', _suggestion(option, OPTIONS))
+            raise Misconfigured(location, f'a simulation has no option "{option}"', _suggestion(option, OPTIONS))
 
 
 def _suggestion(name: str, choices: Collection[str]) -> str:

@@ -34,7 +34,7 @@ _HISTORY = 5_000
 """At the first look, at most this many commits are read. Older ones are not checked."""
 _TURN = 1.0
 """Seconds after which the reading of commits continues in the next turn."""
-_KNOWN_FILES = 200_000
+_EXPECTED_FILES = 200_000
 
 Stamp = tuple[int, int]
 """Size and modification time (ns) of a file; (-1, -1) when it cannot be read."""
@@ -125,7 +125,7 @@ class CommitLog:
                 some = runs.get(path, ())
                 rows = sum(last - first + 1 for _, first, last in some)
                 self._removed[path] = ForeignChange(version, path, rows, some, removed=True)
-        while len(self._genuine) > _KNOWN_FILES:
+        while len(self._genuine) > _EXPECTED_FILES:
             del self._genuine[next(iter(self._genuine))]
 
 

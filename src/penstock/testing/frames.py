@@ -35,15 +35,15 @@ def frame(spark: SparkSession, shape: Channel | Shape | str, *rows: Mapping[str,
     `shape` is a channel of a pipeline, or the columns of one as DDL. A row is a payload; it may hold an `Origin` under
     "origin", and is the next record of the sender "test" otherwise. Refused when a row does not fit its channel.
     """
-    known = _shape(shape)
-    records = [_raw(known, seq, row) for seq, row in enumerate(rows, start=1)]
+    columns = _shape(shape)
+    records = [_raw(columns, seq, row) for seq, row in enumerate(rows, start=1)]
     raw = spark.createDataFrame(records, RAW)
-    fitting = typed(raw, known)
+    fitting = typed(raw, columns)
     if fitting.count() < len(rows):
-        refused = dead_letters(raw, known).collect()[0]
+        refused = dead_letters(raw, columns).collect()[0]
         headers = {header["key"]: bytes(header["value"]).decode() for header in refused["headers"]}
         offset = int(headers["place"].rpartition(":")[2])
-        raise Refused(f"row {offset + 1} of {known.channel}", headers["reason"])
+        raise Refused(f"row {offset + 1} of {columns.channel}", headers["reason"])
     return fitting
 
 
@@ -55,29 +55,29 @@ def answer(
     Static tables are given by name, as frames or rows; one that is not is read as it was declared.
     """
     description = pipeline.describe()
-    known = {one.name: one for one in description.queries}
-    if query not in known:
-        raise Misconfigured(f"pipeline {pipeline.name}", f'it has no query "{query}"', f"it has {', '.join(known)}")
-    meant = known[query]
-    if unknown := [name for name in tables if name not in meant.statics]:
-        fix = f"those that it names: {', '.join(meant.statics) or 'none'}"
+    queries = {one.name: one for one in description.queries}
+    if query not in queries:
+        raise Misconfigured(f"pipeline {pipeline.name}", f'it has no query "{query}"', f"it has {', '.join(queries)}")
+    declared = queries[query]
+    if unknown := [name for name in tables if name not in declared.statics]:
+        fix = f"those that it names: {', '.join(declared.statics) or 'none'}"
         raise Misconfigured(f"query {query}", f'it names no static table "{unknown[0]}"', fix)
     spark = frames[0].sparkSession
-    statics = {one.name: one for one in description.statics if one.name in meant.statics}
+    statics = {one.name: one for one in description.statics if one.name in declared.statics}
     static = {name: _table(spark, one, tables.get(name)) for name, one in statics.items()}
-    return built(meant, [wanted(frame, meant) for frame in frames], static)
+    return built(declared, [wanted(frame, declared) for frame in frames], static)
 
 
-def _table(spark: SparkSession, static: Static, given: DataFrame | Sequence[Mapping[str, Any]] | None) -> DataFrame:
-    if isinstance(given, DataFrame):
-        return given
-    return table(spark, static if given is None else replace(static, rows=given)).frame
+def _table(spark: SparkSession, static: Static, columns: DataFrame | Sequence[Mapping[str, Any]] | None) -> DataFrame:
+    if isinstance(columns, DataFrame):
+        return columns
+    return table(spark, static if columns is None else replace(static, rows=columns)).frame
 
 
 def rows(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
     """What a frame holds, sorted: all columns, or these, each a name or a SQL expression."""
-    chosen = frame.selectExpr(*columns) if columns else frame
-    return sorted((tuple(row) for row in chosen.collect()), key=_order)
+    selected = frame.selectExpr(*columns) if columns else frame
+    return sorted((tuple(row) for row in selected.collect()), key=_order)
 
 
 def _shape(shape: Channel | Shape | str) -> Shape:

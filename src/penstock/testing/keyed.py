@@ -20,7 +20,7 @@ from penstock.core.clock import duration
 from penstock.core.errors import Misconfigured
 from penstock.testing.clock import ManualClock
 
-Given = list[dict[str, Any]]
+Input = list[dict[str, Any]]
 """Rows, by their columns."""
 
 
@@ -47,7 +47,7 @@ class Driver:
     def now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.now() / 1e6, UTC)
 
-    def feed(self, key: Any, *records: Mapping[str, Any]) -> Given:
+    def feed(self, key: Any, *records: Mapping[str, Any]) -> Input:
         """The rows that these records of a key give, and timers that are due.
 
         A record comes now, by its `event_time`, and as the next one of its channel, by its `origin`, if it says no
@@ -58,7 +58,7 @@ class Driver:
         rows = [self._record(whole, record) for record in records]
         return [*self._collected(self._processor.handleInputRows(whole, rows, self._times())), *self._due()]
 
-    def move(self, by: float | str) -> Given:
+    def move(self, by: float | str) -> Input:
         """Let time pass, in seconds or as in "10 minutes"; the rows of the timers that are due by then."""
         self._clock.move(duration(by).total_seconds() if isinstance(by, str) else by)
         return self._due()
@@ -76,18 +76,18 @@ class Driver:
         }
         return Row(**{**dict(zip(self._key, key, strict=True)), "event_time": self.now, "origin": origin, **record})
 
-    def _due(self) -> Given:
-        found: Given = []
+    def _due(self) -> Input:
+        found: Input = []
         for at, key in sorted(self._kept.due(), key=lambda due: due[0]):
             self._kept.key = key
-            given = self._processor.handleExpiredTimer(key, self._times(), ExpiredTimerInfo(at))
-            found += self._collected(given)
+            input_ = self._processor.handleExpiredTimer(key, self._times(), ExpiredTimerInfo(at))
+            found += self._collected(input_)
             self._kept.deleteTimer(at)
         return found
 
-    def _collected(self, given: Iterator[Any]) -> Given:
+    def _collected(self, input_: Iterator[Any]) -> Input:
         try:
-            rows = [row.asDict() for row in given]
+            rows = [row.asDict() for row in input_]
         except Misconfigured as error:
             raise (error.__cause__ or error) from None
         return [{name: value for name, value in row.items() if name != "origin"} for row in rows]

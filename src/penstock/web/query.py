@@ -93,8 +93,8 @@ class Query:
         return found
 
 
-def integer(place: str, text: str, most: int = LARGEST, least: int = 0) -> int:
+def integer(location: str, text: str, most: int = LARGEST, least: int = 0) -> int:
     # Longer texts are not parsed: a number of more than twenty digits is out of range anyway.
     if not re.fullmatch(r"[0-9]{1,20}", text) or not least <= int(text) <= most:
-        raise Problem(400, place, f'"{text[:40]}" is not a valid integer', f"use a number from {least} to {most}")
+        raise Problem(400, location, f'"{text[:40]}" is not a valid integer', f"use a number from {least} to {most}")
     return int(text)

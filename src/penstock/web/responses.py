@@ -37,13 +37,13 @@ class Problem(PenstockError):
     """Raised when a request is rejected: the status, the place, the problem, the fix."""
 
     def __init__(
-        self, status: int, place: str, error: str, fix: str = "", facts: Mapping[str, object] | None = None
+        self, status: int, location: str, error: str, fix: str = "", facts: Mapping[str, object] | None = None
     ) -> None:
-        super().__init__(status, place, error, fix, facts)
-        self.status, self.place, self.error, self.fix, self.facts = status, place, error, fix, facts or {}
+        super().__init__(status, location, error, fix, facts)
+        self.status, self.location, self.error, self.fix, self.facts = status, location, error, fix, facts or {}
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.error}" + (f"; {self.fix}" if self.fix else "")
+        return f"{self.location}: {self.error}" + (f"; {self.fix}" if self.fix else "")
 
 
 def handlers(server: str, not_found: str) -> Mapping[type[Exception], Handler]:
@@ -63,13 +63,13 @@ def handlers(server: str, not_found: str) -> Mapping[type[Exception], Handler]:
     async def on_http(request: Request, error: Exception) -> Response:
         """Unknown addresses and methods."""
         assert isinstance(error, HTTPException)
-        place = f"{request.method} {request.url.path}"
+        location = f"{request.method} {request.url.path}"
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "")
-            return _response(Problem(405, place, "method not allowed", f"use {allowed}"), error.headers)
+            return _response(Problem(405, location, "method not allowed", f"use {allowed}"), error.headers)
         if error.status_code == 404:
-            return _response(Problem(404, place, "unknown address", not_found))
-        return _response(Problem(error.status_code, place, error.detail), error.headers)
+            return _response(Problem(404, location, "unknown address", not_found))
+        return _response(Problem(error.status_code, location, error.detail), error.headers)
 
     async def on_fault(request: Request, error: Exception) -> Response:
         """An internal error: the traceback goes to the log, not to the client."""
@@ -99,12 +99,12 @@ def _as_problem(error: PenstockError, server: str) -> Problem:
         case Refused():
             return Problem(400, error.what, error.reason)
         case Misconfigured():
-            return Problem(409, error.place, error.problem, error.fix)
+            return Problem(409, error.location, error.problem, error.fix)
     return Problem(500, server, str(error))
 
 
 def _response(error: Problem, headers: Mapping[str, str] | None = None) -> Response:
-    facts = {"place": error.place, "fix": error.fix, **error.facts}
+    facts = {"place": error.location, "fix": error.fix, **error.facts}
     return error_response(error.status, error.error, facts, headers)
 
 

@@ -219,7 +219,7 @@ def test_a_list_that_cannot_be_read_is_named(text: str, tmp_path: Path) -> None:
     (tmp_path / EXCLUDED_FILE).write_text(text)
     with pytest.raises(Misconfigured) as told:
         excluded(str(tmp_path))
-    assert told.value.place == f"checkpoint {tmp_path}"
+    assert told.value.location == f"checkpoint {tmp_path}"
 
 
 def test_where_this_machine_cannot_look_nothing_is_excluded() -> None:

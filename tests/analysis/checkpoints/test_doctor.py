@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.analysis.checkpoints.folders import checkpoint
 
-from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known, examine, readable
+from penstock.analysis.checkpoints.doctor import Diagnosis, Facts, Fit, examine, readable
 from penstock.analysis.checkpoints.note import LAST, Fingerprint, Note, Operator
 from penstock.audit.account import Account, Share
 from penstock.core.errors import Misconfigured
@@ -19,8 +19,8 @@ KEEP = "keep the query unchanged and give the new one another name, or begin ane
 ANEW = "begin anew: penstock run FILE --new-checkpoint q --from beginning|MOMENT|CHANNEL:PARTITION=OFFSET,…"
 
 
-def examined(path: Path, now: Fingerprint = QUERY, known: Known | None = None, spark: str | None = None) -> Diagnosis:
-    return examine("q", str(path), now, known or Known(), lambda *_: spark)
+def examined(path: Path, now: Fingerprint = QUERY, facts: Facts | None = None, spark: str | None = None) -> Diagnosis:
+    return examine("q", str(path), now, facts or Facts(), lambda *_: spark)
 
 
 def kept(path: Path, note: Note | None = None, **facts: object) -> Path:
@@ -30,9 +30,9 @@ def kept(path: Path, note: Note | None = None, **facts: object) -> Path:
     return made
 
 
-def account(until: int, generation: str = "an-id", number: int = 0, step: int = 2) -> Known:
+def account(until: int, generation: str = "an-id", number: int = 0, step: int = 2) -> Facts:
     share = Share({0: 0}, {0: until}, until)
-    return Known(account=Account("query:q", generation, 0, {"things": share}, step, number=number))
+    return Facts(account=Account("query:q", generation, 0, {"things": share}, step, number=number))
 
 
 def refused(found: Diagnosis, description: str) -> str:
@@ -46,30 +46,30 @@ def refused(found: Diagnosis, description: str) -> str:
 
 
 def test_a_query_without_a_checkpoint_is_new(tmp_path: Path) -> None:
-    found = examined(tmp_path / "q", known=Known({"things": "one"}))
+    found = examined(tmp_path / "q", facts=Facts({"things": "one"}))
     assert (found.fit, str(found)) == (Fit.NEW, "new")
     assert found.require() == Note({"things": "one"}, query=QUERY)
 
 
 def test_a_query_that_is_as_it_was_fits(tmp_path: Path) -> None:
-    known = replace(account(20), topics={"things": "one", "totals": "two"}, bounds={"things": {0: (0, 30)}})
-    found = examined(kept(tmp_path / "q"), known=known)
+    facts = replace(account(20), topics={"things": "one", "totals": "two"}, bounds={"things": {0: (0, 30)}})
+    found = examined(kept(tmp_path / "q"), facts=facts)
     assert (found.fit, found.remarks) == (Fit.FITS, ())
     assert found.require() == Note({"things": "one", "totals": "two"}, query=QUERY)
 
 
 def test_what_lies_elsewhere_is_left_to_spark() -> None:
-    found = examine("q", "s3://bucket/q", QUERY, Known())
+    found = examine("q", "s3://bucket/q", QUERY, Facts())
     assert found.fit is Fit.UNSEEN
     assert found.require() == Note()
 
 
 def test_another_topic_of_the_same_name_is_refused_even_before_its_first_batch(tmp_path: Path) -> None:
     description = "the topic things was recreated after this checkpoint"
-    other = Known({"things": "two"})
-    assert refused(examined(kept(tmp_path / "q"), known=other), description) == ANEW
+    other = Facts({"things": "two"})
+    assert refused(examined(kept(tmp_path / "q"), facts=other), description) == ANEW
     Note({"things": "one"}).write(str(tmp_path / "begun"))
-    assert refused(examined(tmp_path / "begun", known=other), description) == ANEW
+    assert refused(examined(tmp_path / "begun", facts=other), description) == ANEW
 
 
 @pytest.mark.parametrize(
@@ -167,15 +167,15 @@ def test_channels_have_to_hold_the_places_where_it_stands(
     bounds: dict[int, tuple[int, int]], description: str, tmp_path: Path
 ) -> None:
     path = kept(tmp_path / "q")
-    refused(examined(path, known=Known(bounds={"things": bounds})), description)
-    lenient = examined(path, known=Known(bounds={"things": {0: (25, 30)}}, skip_lost=True))
+    refused(examined(path, facts=Facts(bounds={"things": bounds})), description)
+    lenient = examined(path, facts=Facts(bounds={"things": {0: (25, 30)}}, skip_lost=True))
     assert lenient.fit is Fit.FITS
-    assert examined(path, known=Known(bounds={"things": {0: (20, 20), 1: (0, 5)}})).fit is Fit.FITS
+    assert examined(path, facts=Facts(bounds={"things": {0: (20, 20), 1: (0, 5)}})).fit is Fit.FITS
 
 
 def test_an_older_checkpoint_is_refused(tmp_path: Path) -> None:
     description = "it is an older one: it is at 0=20 in things, and the query has read things up to 0=30 (partition 0)"
-    ways = refused(examined(kept(tmp_path / "q"), known=account(30)), description)
+    ways = refused(examined(kept(tmp_path / "q"), facts=account(30)), description)
     assert ways == f"bring the one that it had back from a copy, or {ANEW}"
 
 
@@ -184,40 +184,40 @@ def test_a_checkpoint_of_which_no_batch_is_finished_is_older_than_any_account(tm
     description = (
         "it is an older one: it has no commit in things, and the query has read things up to 0=5 (partition 0)"
     )
-    refused(examined(path, known=account(5)), description)
+    refused(examined(path, facts=account(5)), description)
 
 
 def test_a_checkpoint_that_is_gone_is_missed(tmp_path: Path) -> None:
     description = "its checkpoint is missing, and it has read things up to 0=30: all would be counted again"
-    refused(examined(tmp_path / "q", known=account(30)), description)
+    refused(examined(tmp_path / "q", facts=account(30)), description)
     # Unless nothing was covered.
-    assert examined(tmp_path / "q", known=account(0, step=0)).fit is Fit.NEW
+    assert examined(tmp_path / "q", facts=account(0, step=0)).fit is Fit.NEW
 
 
 def test_one_that_was_set_aside_does_not_come_back_unnoticed(tmp_path: Path) -> None:
     path = kept(tmp_path / "q")
     description = "the query has had a newer one, and has read things up to 0=30 with it"
-    refused(examined(path, known=account(30, "another-id")), description)
+    refused(examined(path, facts=account(30, "another-id")), description)
     # Rows of a life may be there before it has told of a batch.
     older = "its rows would always count as older than those of generation 1"
     for step in (0, 2):
-        known = account(30, "another-id", number=1, step=step)
-        refused(examined(path, known=known), f"the query has had a newer one: {older}")
-        refused(examined(tmp_path / "none", known=known), f"its checkpoint is missing: {older}")
+        facts = account(30, "another-id", number=1, step=step)
+        refused(examined(path, facts=facts), f"the query has had a newer one: {older}")
+        refused(examined(tmp_path / "none", facts=facts), f"its checkpoint is missing: {older}")
 
 
 def test_a_checkpoint_that_has_lost_its_note_is_not_taken_for_a_first_life(tmp_path: Path) -> None:
     path = checkpoint(tmp_path / "q", batches=2)
-    assert examined(path, known=account(20)).fit is Fit.FITS
-    assert examined(path, known=account(20, number=1)).fit is Fit.REFUSED
+    assert examined(path, facts=account(20)).fit is Fit.FITS
+    assert examined(path, facts=account(20, number=1)).fit is Fit.REFUSED
 
 
 def test_a_new_life_need_not_have_told_of_itself_yet(tmp_path: Path) -> None:
-    known = account(30, "another-id", number=1)
+    facts = account(30, "another-id", number=1)
     Note(generation=2, since={"things": {0: 3}}).write(str(tmp_path / "begun"))
-    assert examined(tmp_path / "begun", known=known).fit is Fit.NEW
+    assert examined(tmp_path / "begun", facts=facts).fit is Fit.NEW
     path = kept(tmp_path / "q", Note(generation=2, since={"things": {0: 3}}, query=QUERY))
-    assert examined(path, known=known).fit is Fit.FITS
+    assert examined(path, facts=facts).fit is Fit.FITS
 
 
 def test_damage_is_told_with_the_ways_out(tmp_path: Path) -> None:
@@ -233,8 +233,8 @@ def test_damage_is_told_with_the_ways_out(tmp_path: Path) -> None:
 
 
 def test_settings_that_a_checkpoint_keeps_are_told(tmp_path: Path) -> None:
-    known = Known(setting={"spark.sql.shuffle.partitions": "8"}.get)
-    found = examined(kept(tmp_path / "q"), known=known)
+    facts = Facts(setting={"spark.sql.shuffle.partitions": "8"}.get)
+    found = examined(kept(tmp_path / "q"), facts=facts)
     assert found.fit is Fit.FITS
     assert found.remarks == (
         "it uses spark.sql.shuffle.partitions = 2 of its checkpoint, not 8: penstock state rescale changes it",

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from tests.channels.traffic import send
 
-from penstock.analysis.checkpoints.doctor import Diagnosis, Fit, Known
+from penstock.analysis.checkpoints.doctor import Diagnosis, Facts, Fit
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import description, encoded, seen
@@ -53,7 +53,7 @@ class Stand:
 
     engine: Engine
     query: Query
-    known: Known
+    facts: Facts
 
     def changed(self, name: str, query: Query) -> tuple[Diagnosis, str | None]:
         """What the doctor says, and what Spark has against it."""
@@ -63,7 +63,7 @@ class Stand:
         (folder / query.name / "metadata").write_text(json.dumps({"id": str(uuid4())}))
         (folder / query.name / ".metadata.crc").unlink(missing_ok=True)
         engine = replace(self.engine, checkpoints=str(folder))
-        said = examined(engine, query, self.known)
+        said = examined(engine, query, self.facts)
         return said, started_anyway(engine, query)
 
 
@@ -102,7 +102,7 @@ def standing(
     for name in (*channels, others):
         send(kafka, name, [thing(seq) for seq in range(50, 60)])
     topics = {name: kafka.topic_id(name) for name in channels}
-    yield Stand(engine, query, Known(topics, {name: kafka.bounds(name) for name in channels}))
+    yield Stand(engine, query, Facts(topics, {name: kafka.bounds(name) for name in channels}))
 
 
 ACCEPTED: dict[str, Change] = {

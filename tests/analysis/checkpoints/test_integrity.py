@@ -133,5 +133,5 @@ def test_damage_to_a_real_checkpoint_is_named(
     damage(harmed, random.Random(1))
     with pytest.raises(Misconfigured) as told:
         written(path)
-    assert str(path) in told.value.place
+    assert str(path) in told.value.location
     assert str(harmed.relative_to(path)) in told.value.problem

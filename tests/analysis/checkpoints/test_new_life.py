@@ -11,7 +11,7 @@ from tests.channels.traffic import send
 
 from penstock.analysis.accounting import QueryAccounting
 from penstock.analysis.checkpoints.batches import covered
-from penstock.analysis.checkpoints.doctor import Known
+from penstock.analysis.checkpoints.doctor import Facts
 from penstock.analysis.checkpoints.note import note_of, set_aside
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
@@ -71,7 +71,7 @@ def test_a_query_goes_on_in_either_mode_and_begins_anew_where_it_is_told(
     def launched(mode: Mode) -> QueryAccounting:
         query = Query(into, (things,), into, ("name",), totals, mode)
         running, verdict = launch(
-            engine, query, 1, ids, 0, Known(bounds={things: kafka.bounds(things)}, account=account)
+            engine, query, 1, ids, 0, Facts(bounds={things: kafka.bounds(things)}, account=account)
         )
         assert verdict.mode is mode
         return QueryAccounting(engine, query, running, account, kafka, SystemClock())

@@ -14,7 +14,7 @@ from penstock.analysis.checkpoints.note import (
     Note,
     Operator,
     fingerprint,
-    last_life,
+    last_generation,
     note_of,
     plain,
     set_aside,
@@ -68,9 +68,9 @@ def test_a_checkpoint_is_set_aside_under_a_number_of_its_own(tmp_path: Path) -> 
     (tmp_path / "q.7x").mkdir()
     for generation in range(3):
         Note(generation=generation).write(str(path))
-        assert last_life(str(path)) == generation
+        assert last_generation(str(path)) == generation
         assert set_aside(path) == tmp_path / f"q.{generation + 1}"
-    assert last_life(str(path)) == 2
+    assert last_generation(str(path)) == 2
     assert not path.exists()
 
 

@@ -41,7 +41,7 @@ def main(servers: str, run: str, checkpoints: str, local: str, order: str) -> No
     partitions = {channel(run, name): number for name, number in PARTITIONS.items()}
     slots = need([trial.query for trial in known.values()], live, partitions, [], settings.shuffle_partitions)
     archive = spark_archive(java, jars).use_flags()
-    with session("killed", settings, java.path, jars.spark, slots.standing + AT_ONCE, None, archive) as spark:
+    with session("killed", settings, java.path, jars.spark, slots.fixed + AT_ONCE, None, archive) as spark:
         sys.stdout.write(UP)
         sys.stdout.flush()
         before = last_accounts(kafka, bookmarks(run))

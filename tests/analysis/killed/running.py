@@ -190,8 +190,8 @@ class Run:
         newest = {1: max(event.at for some in self.streams.events for event in some), 2: self.streams.closing.at}
         for name in _FINAL:
             query = self.trials[name].query
-            assert query.patience is not None
-            last = newest[len(query.inputs)] - query.patience.total_seconds() * 1_000
+            assert query.max_lateness is not None
+            last = newest[len(query.inputs)] - query.max_lateness.total_seconds() * 1_000
             if batches(self.checkpoint(name))[-1].watermark != last:
                 return False
         return True
@@ -233,11 +233,11 @@ class Run:
         local = self.folder / f"local-{len(self.begun)}"
         local.mkdir()
         script = str(Path(__file__).with_name("driver.py"))
-        places = (self.kafka.servers, self.name, str(self.folder / "checkpoints"), str(local), ",".join(order))
+        locations = (self.kafka.servers, self.name, str(self.folder / "checkpoints"), str(local), ",".join(order))
         modules = os.pathsep.join((str(_ROOT), *filter(None, sys.path)))
         env = {**os.environ, "TZ": "America/New_York", "PYTHONPATH": modules}
         with self._log.open("wb") as log:
-            process = subprocess.Popen([sys.executable, script, *places], env=env, stdout=log, stderr=log)
+            process = subprocess.Popen([sys.executable, script, *locations], env=env, stdout=log, stderr=log)
         try:
             # By now, what the one before it had on its way is there.
             self._wait(process, lambda: UP in self._log.read_text(), pause=0.05)

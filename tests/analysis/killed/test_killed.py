@@ -238,7 +238,7 @@ def test_each_late_record_lies_in_the_dead_letters_once(run: Run) -> None:
         }
         # The letter is the record as it came, and what was added to it can be told apart.
         for letter in letters:
-            record = by_place[letter.place or ""]
+            record = by_place[letter.location or ""]
             assert (letter.value, letter.entry.key) == (record.value, record.key)
             assert list(letter.headers) == list(record.headers)
             assert letter.reason == f"late: its window was closed in query {name}"

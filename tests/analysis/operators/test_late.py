@@ -94,8 +94,8 @@ def raw(offset: int, value: bytes | None = b"{}") -> dict[str, Any]:
     return {"topic": "events", "partition": 0, "offset": offset, "key": None, "value": value, "headers": told}
 
 
-def places(channels: MemoryChannels) -> list[str | None]:
-    return [Letter.of(entry).place for entry in channels.entries("events.dead")]
+def locations(channels: MemoryChannels) -> list[str | None]:
+    return [Letter.of(entry).location for entry in channels.entries("events.dead")]
 
 
 def test_letters_that_an_earlier_life_has_written_are_not_written_again() -> None:
@@ -103,17 +103,17 @@ def test_letters_that_an_earlier_life_has_written_are_not_written_again() -> Non
     LateRecords("q", channels, 0).write("events", [raw(1), raw(2)])
     again = LateRecords("q", channels, SystemClock().now())
     again.write("events", [raw(1), raw(2), raw(3)])
-    assert places(channels) == ["events:0:1", "events:0:2", "events:0:3"]
+    assert locations(channels) == ["events:0:1", "events:0:2", "events:0:3"]
     # For another query, the same record is late on its own.
     LateRecords("other", channels, 0).write("events", [raw(1)])
-    assert len(places(channels)) == 4
+    assert len(locations(channels)) == 4
 
 
 def test_a_record_of_a_channel_that_was_made_anew_is_another_one() -> None:
     channels = MemoryChannels()
     LateRecords("q", channels, 0).write("events", [raw(1)])
     LateRecords("q", channels, 0).write("events", [raw(1, b'{"other": 1}')])
-    assert places(channels) == ["events:0:1", "events:0:1"]
+    assert locations(channels) == ["events:0:1", "events:0:1"]
 
 
 def test_a_late_record_without_a_value_has_a_letter_without_one() -> None:
@@ -128,7 +128,7 @@ def test_what_is_accounted_for_is_forgotten() -> None:
     late_records.write("events", [raw(1), raw(2)])
     late_records.accounted({0: 2})
     late_records.write("events", [raw(2), raw(3)])
-    assert places(channels) == ["events:0:1", "events:0:2", "events:0:3"]
+    assert locations(channels) == ["events:0:1", "events:0:2", "events:0:3"]
 
 
 class Flaky(MemoryChannels):
@@ -164,7 +164,7 @@ def test_what_was_sent_before_a_failure_is_not_sent_again() -> None:
         late_records.write("events", map(raw, range(700)))
     late_records.write("events", map(raw, range(700)))
     assert calls == [500, 200, 200]
-    assert len(set(places(channels))) == len(places(channels)) == 700
+    assert len(set(locations(channels))) == len(locations(channels)) == 700
 
 
 def test_a_record_too_large_for_a_letter_does_not_hold_up_the_others(caplog: pytest.LogCaptureFixture) -> None:
@@ -173,7 +173,7 @@ def test_a_record_too_large_for_a_letter_does_not_hold_up_the_others(caplog: pyt
 
     channels = Flaky(fails)
     LateRecords("q", channels, 0).write("events", [raw(1), raw(2, b"large"), raw(3)])
-    assert places(channels) == ["events:0:1", "events:0:3"]
+    assert locations(channels) == ["events:0:1", "events:0:3"]
     assert "the record events:0:2 gets no dead letter: it is too large" in caplog.text
 
 

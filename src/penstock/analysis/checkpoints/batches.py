@@ -88,14 +88,14 @@ def _batch(path: Path, number: int) -> Batch:
     for line in sources:
         fields = json.loads(line) if line != "-" else {}
         for channel, offsets in fields.items():
-            known = ends.setdefault(channel, {})
+            starts = ends.setdefault(channel, {})
             for partition, offset in offsets.items():
                 # A query may read a channel twice: what both have read is covered.
-                known[int(partition)] = min(int(offset), known.get(int(partition), int(offset)))
+                starts[int(partition)] = min(int(offset), starts.get(int(partition), int(offset)))
     return Batch(number, int(json.loads(metadata).get("batchWatermarkMs", 0)), ends)
 
 
-_GIVEN_UP = "given-up"
+_ABANDONED = "given-up"
 _FIRST_COMMIT = 'v1\n{"nextBatchWatermarkMs":0}'
 
 
@@ -108,13 +108,13 @@ def abandon_batch(folder: str) -> int | None:
     path, left = on_disk(folder), unfinished(folder)
     if path is None or left is None:
         return None
-    (path / _GIVEN_UP).mkdir(exist_ok=True)
+    (path / _ABANDONED).mkdir(exist_ok=True)
     # In this order: otherwise, after a crash in between, the batch would look complete.
-    (path / _GIVEN_UP / str(left)).touch()
+    (path / _ABANDONED / str(left)).touch()
     finished = numbers(path / "commits")
     note = (path / "commits" / str(finished[-1])).read_text(encoding="utf-8") if finished else _FIRST_COMMIT
     (path / "commits").mkdir(exist_ok=True)
-    written = path / _GIVEN_UP / "commit"
+    written = path / _ABANDONED / "commit"
     written.write_text(note, encoding="utf-8")
     written.replace(path / "commits" / str(left))
     return left
@@ -126,13 +126,13 @@ def resume_batch(folder: str) -> None:
         finished = numbers(path / "commits")
         for number in abandoned_batches(folder):
             if not finished or number > finished[-1]:
-                (path / _GIVEN_UP / str(number)).unlink()
+                (path / _ABANDONED / str(number)).unlink()
 
 
 def abandoned_batches(folder: str) -> frozenset[int]:
     """The abandoned batches of a checkpoint."""
     path = on_disk(folder)
-    return frozenset() if path is None else frozenset(numbers(path / _GIVEN_UP))
+    return frozenset() if path is None else frozenset(numbers(path / _ABANDONED))
 
 
 EXCLUDED_FILE = "excluded.json"
@@ -173,10 +173,10 @@ def exclude(folder: str, records: Iterable[Excluded]) -> None:
     path = on_disk(folder)
     if path is None:
         raise Misconfigured(f"checkpoint {folder}", "records cannot be excluded there", "keep it in a local folder")
-    known = {(one.channel, one.partition, one.offset): one for one in [*excluded(folder), *records]}
+    everything = {(one.channel, one.partition, one.offset): one for one in [*excluded(folder), *records]}
     written = path / f"{EXCLUDED_FILE}.new"
     with written.open("w", encoding="utf-8") as file:
-        json.dump({"format": _EXCLUDED_FORMAT, "records": [asdict(one) for one in known.values()]}, file, indent=1)
+        json.dump({"format": _EXCLUDED_FORMAT, "records": [asdict(one) for one in everything.values()]}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
     written.replace(path / EXCLUDED_FILE)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from penstock.analysis.checkpoints.batches import covered, format_offsets, on_disk
 from penstock.analysis.checkpoints.integrity import Written, written
-from penstock.analysis.checkpoints.note import Fingerprint, Note, Operator, next_life, note_of
+from penstock.analysis.checkpoints.note import Fingerprint, Note, Operator, next_generation, note_of
 from penstock.audit.account import Account
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured
@@ -34,7 +34,7 @@ class Fit(StrEnum):
 
 
 @dataclass(frozen=True)
-class Known:
+class Facts:
     """Facts about a query from outside of its checkpoint, as far as they are available."""
 
     topics: Mapping[str, str] = field(default_factory=dict)
@@ -52,7 +52,7 @@ class Known:
 @dataclass(frozen=True)
 class Diagnosis:
     fit: Fit
-    place: str
+    location: str
     note: Note
     problem: str = ""
     fix: str = ""
@@ -69,41 +69,41 @@ class Diagnosis:
     def require(self) -> Note:
         """The note to write when the query starts; Misconfigured when it must not start."""
         if self.fit is Fit.REFUSED:
-            raise Misconfigured(self.place, self.problem, self.fix)
+            raise Misconfigured(self.location, self.problem, self.fix)
         return self.note
 
 
-def examine(name: str, folder: str, now: Fingerprint, known: Known, planned: Planned = lambda *_: None) -> Diagnosis:
+def examine(name: str, folder: str, now: Fingerprint, facts: Facts, planned: Planned = lambda *_: None) -> Diagnosis:
     """Compare a checkpoint with its query. Changes nothing."""
-    place, path = f"query {name}, checkpoint {folder}", on_disk(folder)
+    location, path = f"query {name}, checkpoint {folder}", on_disk(folder)
     if path is None:
-        return Diagnosis(Fit.UNSEEN, place, Note())
+        return Diagnosis(Fit.UNSEEN, location, Note())
     try:
         note, found = note_of(folder), written(path)
     except Misconfigured as damaged:
-        return Diagnosis(Fit.REFUSED, place, Note(), damaged.problem, _back_or_anew(name, "the file"))
-    case = _Case(name, folder, note, known)
+        return Diagnosis(Fit.REFUSED, location, Note(), damaged.problem, _back_or_anew(name, "the file"))
+    case = _Case(name, folder, note, facts)
     faults = case.at_its_beginning() if found is None else case.faults(found, now, lambda: planned(path, found))
     if (fault := next(faults, None)) is not None:
-        return Diagnosis(Fit.REFUSED, place, note, *fault)
-    kept = note.touching(known.topics, now)
+        return Diagnosis(Fit.REFUSED, location, note, *fault)
+    kept = note.touching(facts.topics, now)
     if found is None:
-        if known.bounds and note.began is None:
-            lows = {name: {at: low for at, (low, _) in bounds.items()} for name, bounds in known.bounds.items()}
+        if facts.bounds and note.began is None:
+            lows = {name: {at: low for at, (low, _) in bounds.items()} for name, bounds in facts.bounds.items()}
             kept = replace(kept, began=lows)
         if note.query in (None, now):
-            return Diagnosis(Fit.NEW, place, kept)
+            return Diagnosis(Fit.NEW, location, kept)
         # In real time, rows are written before the first batch ends: rows of the previous version may exist.
         remark = "it changed before its first commit: it starts a new generation"
         try:
             return Diagnosis(
-                Fit.NEW, place, replace(kept, generation=next_life(name, note.generation)), remarks=(remark,)
+                Fit.NEW, location, replace(kept, generation=next_generation(name, note.generation)), remarks=(remark,)
             )
         except Misconfigured as ended:
-            return Diagnosis(Fit.REFUSED, place, note, ended.problem, ended.fix)
-    remarks = tuple(_remarks(note.query, now, found, known.setting))
+            return Diagnosis(Fit.REFUSED, location, note, ended.problem, ended.fix)
+    remarks = tuple(_remarks(note.query, now, found, facts.setting))
     why = "its checkpoint was begun in a format that Spark takes in micro-batches only" if found.numbered else None
-    return Diagnosis(Fit.FITS, place, kept, remarks=remarks, in_batches_only=why)
+    return Diagnosis(Fit.FITS, location, kept, remarks=remarks, in_batches_only=why)
 
 
 def readable(name: str, folder: str) -> Note:
@@ -111,14 +111,14 @@ def readable(name: str, folder: str) -> Note:
     try:
         return note_of(folder)
     except Misconfigured as damaged:
-        place = f"query {name}, checkpoint {folder}"
-        raise Misconfigured(place, damaged.problem, _back_or_anew(name, "the file")) from damaged
+        location = f"query {name}, checkpoint {folder}"
+        raise Misconfigured(location, damaged.problem, _back_or_anew(name, "the file")) from damaged
 
 
 def begin_anew(name: str) -> str:
-    """The fix that is always possible."""
-    places = "beginning|MOMENT|CHANNEL:PARTITION=OFFSET,…"
-    return f"begin anew: penstock run FILE --new-checkpoint {name} --from {places}"
+    """The fix that is alfix possible."""
+    locations = "beginning|MOMENT|CHANNEL:PARTITION=OFFSET,…"
+    return f"begin anew: penstock run FILE --new-checkpoint {name} --from {locations}"
 
 
 def _back_or_anew(name: str, what: str) -> str:
@@ -130,7 +130,7 @@ class _Case:
     name: str
     folder: str
     note: Note
-    known: Known
+    facts: Facts
 
     @cached_property
     def ends(self) -> Mapping[str, Offsets]:
@@ -140,7 +140,7 @@ class _Case:
     def at_its_beginning(self) -> Iterator[Fault]:
         """The faults of a checkpoint without batches."""
         yield from self._of_topics()
-        yield from self._of_lives(None)
+        yield from self._of_generations(None)
 
     def faults(self, found: Written, now: Fingerprint, planned: Callable[[], str | None]) -> Iterator[Fault]:
         """The faults of a checkpoint with batches, the clearest first."""
@@ -151,29 +151,29 @@ class _Case:
             problem = f"it wrote into {before.into}; {now.into} would hold only rows that change from now on"
             yield problem, changed
         yield from ((problem, changed) for problem in _of_sources(found, before, now))
-        yield from self._of_lives(found)
-        yield from self._of_places()
+        yield from self._of_generations(found)
+        yield from self._of_locations()
         if before is not None:
             yield from ((problem, changed) for problem in _of_state(before.operators, now.operators))
         if (objection := planned()) is not None:
             yield objection, changed
 
-    def _of_lives(self, found: Written | None) -> Iterator[Fault]:
+    def _of_generations(self, found: Written | None) -> Iterator[Fault]:
         """Compare the checkpoint with the last account: the same generation, and not older."""
-        account = self.known.account
+        account = self.facts.account
         if account is None or self.note.generation > account.number:
             return
-        ways = _back_or_anew(self.name, "the one that it had")
+        fix = _back_or_anew(self.name, "the one that it had")
         if self.note.generation < account.number:
             # In real time, rows of that generation exist before its first account.
             what = "its checkpoint is missing" if found is None else "the query has had a newer one"
-            yield f"{what}: its rows would always count as older than those of generation {account.number}", ways
+            yield f"{what}: its rows would alfix count as older than those of generation {account.number}", fix
         elif not account.step:
             return
         elif found is None:
             yield (
                 f"its checkpoint is missing, and it has read {_reached(account)}: all would be counted again",
-                ways,
+                fix,
             )
         elif found.id == account.generation:
             for channel, share in account.shares.items():
@@ -181,21 +181,21 @@ class _Case:
                 if behind := [at for at, until in share.until.items() if stands.get(at, 0) < until]:
                     covers = f"it is at {format_offsets(stands)}" if stands else "it has no commit"
                     problem = f"it is an older one: {covers} in {channel}, and the query has read {_reached(account)}"
-                    yield f"{problem} (partition {_list(map(str, behind))})", ways
+                    yield f"{problem} (partition {_list(map(str, behind))})", fix
         elif self.note.query is not None:
-            yield f"the query has had a newer one, and has read {_reached(account)} with it", ways
+            yield f"the query has had a newer one, and has read {_reached(account)} with it", fix
 
     def _of_topics(self) -> Iterator[Fault]:
-        for topic, known in self.note.topics.items():
-            if self.known.topics.get(topic, known) != known:
+        for topic, recorded in self.note.topics.items():
+            if self.facts.topics.get(topic, recorded) != recorded:
                 problem = f"the topic {topic} was recreated after this checkpoint"
                 yield problem, begin_anew(self.name)
 
-    def _of_places(self) -> Iterator[Fault]:
+    def _of_locations(self) -> Iterator[Fault]:
         """Check that the channels still have the offsets of the checkpoint."""
         anew = begin_anew(self.name)
         for channel, positions in self.ends.items():
-            bounds = self.known.bounds.get(channel)
+            bounds = self.facts.bounds.get(channel)
             if bounds is None:
                 continue
             if gone := sorted(positions.keys() - bounds.keys()):
@@ -206,7 +206,7 @@ class _Case:
                 if stands > end:
                     problem = f"it is at offset {stands} of {where}, which ends at {end}"
                     yield f"{problem}: the channel was recreated, or has lost its last records", anew
-                if stands < first and not self.known.skip_lost:
+                if stands < first and not self.facts.skip_lost:
                     problem = f"the offsets {stands}–{first - 1} of {where} were removed before it read them"
                     yield problem, f'skip them with [channels] lost = "skip", or {anew}'
 
@@ -215,7 +215,7 @@ def _of_sources(found: Written, before: Fingerprint | None, now: Fingerprint) ->
     """Spark identifies sources by their order in the plan."""
     was = list(found.sources)
     if before is not None and len(before.sources) == len(was):
-        was = [channel or known for channel, known in zip(was, before.sources, strict=True)]
+        was = [channel or source for channel, source in zip(was, before.sources, strict=True)]
     change = f"it read {_list(one or '?' for one in was)}, and now reads {_list(now.sources)}"
     if len(was) != len(now.sources):
         yield f"{change}: the number of its sources may not change"

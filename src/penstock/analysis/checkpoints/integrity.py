@@ -50,11 +50,11 @@ def written(path: Path) -> Written | None:
         raise _damaged(path, f"batch {last} was started, and the previous one is not committed")
     for number in begun[-2:]:
         metadata, sources = offsets(path, number)
-    known: set[str] = set()
+    ids: set[str] = set()
     if finished:
-        known = _committed(path, finished[-1])
-        _state(path, finished[-1] + 1, known)
-    numbered = bool(finished) and not known and any(path.glob("state/[0-9]*"))
+        ids = _committed(path, finished[-1])
+        _state(path, finished[-1] + 1, ids)
+    numbered = bool(finished) and not ids and any(path.glob("state/[0-9]*"))
     return Written(identity, last, finished[-1] if finished else None, metadata, sources, numbered)
 
 
@@ -102,12 +102,12 @@ def _committed(path: Path, number: int) -> set[str]:
         raise _damaged(path, f"commits/{number} cannot be read: {error}") from error
 
 
-def _state(path: Path, version: int, known: set[str]) -> None:
+def _state(path: Path, version: int, ids: set[str]) -> None:
     """Check the files from which Spark loads a version: the last snapshot before it, and each later change."""
     for store in _stores(path):
         there = [match for file in store.iterdir() if (match := _STATE.fullmatch(file.name))]
         # Files of an interrupted batch have another id.
-        mine = [match for match in there if int(match[1]) != version or not known or match[2] in known]
+        mine = [match for match in there if int(match[1]) != version or not ids or match[2] in ids]
         files = {(match[3], int(match[1])): store / match[0] for match in mine}
         if not there:
             continue

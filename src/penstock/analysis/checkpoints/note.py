@@ -22,7 +22,7 @@ from penstock.core.errors import Misconfigured
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_TAKEN = " taken"
+_RESERVED = " taken"
 """The suffix of the observation in Spark's plan where the records of a channel enter a query."""
 _STATEFUL = re.compile(r"Aggregate|Distinct|Deduplicate|WithState|Limit")
 _LAMBDA = re.compile(r"\b(lambda \w+?)_\d+(?=#\d)")
@@ -75,7 +75,7 @@ def fingerprint(result: "DataFrame", into: str, output: str) -> Fingerprint:
             operators.append(_operator(node, kind))
         if kind == "CollectMetrics":
             name = str(node.name())
-            sources += [name.removesuffix(_TAKEN)] if name.endswith(_TAKEN) else []
+            sources += [name.removesuffix(_RESERVED)] if name.endswith(_RESERVED) else []
         elif node.children().size():
             # Sources contain addresses, which may change. Observations change nothing.
             lines.append(plain(str(node.simpleString(_MOST))))
@@ -199,7 +199,7 @@ def note_of(folder: str) -> Note:
     return Note.read(folder) or Note()
 
 
-def last_life(folder: str) -> int:
+def last_generation(folder: str) -> int:
     """The highest generation of a checkpoint and those that were set aside; 0 when there is none."""
     path, generations = on_disk(folder), [0]
     for one in [] if path is None else [path, *_aside(path).values()]:
@@ -208,7 +208,7 @@ def last_life(folder: str) -> int:
     return max(generations)
 
 
-def next_life(name: str, generation: int) -> int:
+def next_generation(name: str, generation: int) -> int:
     """The next generation of a query; Misconfigured after the last one."""
     if generation >= LAST:
         problem = f"it has had {LAST} generations, and versions cannot count more"

@@ -68,8 +68,8 @@ def recover(folder: str) -> bool:
     """
     if (path := on_disk(folder)) is None:
         return False
-    shutil.rmtree(_beside(path, _COPYING), ignore_errors=True)
-    if not (copy := _beside(path, _BEFORE)).exists():
+    shutil.rmtree(_sibling(path, _COPYING), ignore_errors=True)
+    if not (copy := _sibling(path, _BEFORE)).exists():
         return False
     if path.exists():
         shutil.rmtree(path)
@@ -113,7 +113,7 @@ def ready(query: str, folder: str, partitions: int, say: Say = lambda _: None) -
     if (path := on_disk(folder)) is None:
         problem = f"its checkpoint at {folder} is not on a local file system"
         raise Misconfigured(f"query {query}", problem, "copy it to a local folder ([spark] checkpoints), and back")
-    if not path.exists() and not _beside(path, _BEFORE).exists():
+    if not path.exists() and not _sibling(path, _BEFORE).exists():
         problem = f"it has no checkpoint at {folder}"
         raise Misconfigured(f"query {query}", problem, "set [spark] shuffle_partitions before its first run")
     if recover(folder):
@@ -130,7 +130,7 @@ def ready(query: str, folder: str, partitions: int, say: Say = lambda _: None) -
 @contextmanager
 def _kept(query: str, path: Path, size: int) -> Iterator[None]:
     """Keep a copy of the folder while the body changes it; restore it if that fails."""
-    copying, copy = _beside(path, _COPYING), _beside(path, _BEFORE)
+    copying, copy = _sibling(path, _COPYING), _sibling(path, _BEFORE)
     try:
         shutil.copytree(path, copying)
         copying.rename(copy)
@@ -161,11 +161,11 @@ def _rows(spark: SparkSession, folder: str) -> dict[str, int]:
     """How many rows each store of each stateful operator holds."""
     found: dict[str, int] = {}
     for one in spark.read.format("state-metadata").load(folder).collect():
-        place = {"operatorId": str(one["operatorId"]), "storeName": one["stateStoreName"]}
+        location = {"operatorId": str(one["operatorId"]), "storeName": one["stateStoreName"]}
         properties = json.loads(one["operatorProperties"] or "{}")
         for variable in properties.get("stateVariables", [{"stateName": ""}]):
             name = str(variable["stateName"])
-            reader = spark.read.format("statestore").options(**place, **_reading(name))
+            reader = spark.read.format("statestore").options(**location, **_reading(name))
             found[f"{one['operatorName']}/{one['stateStoreName']}/{name}"] = reader.load(folder).count()
     return found
 
@@ -194,5 +194,5 @@ def _counts(rows: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} in {name}" for name, count in sorted(rows.items()))
 
 
-def _beside(path: Path, suffix: str) -> Path:
+def _sibling(path: Path, suffix: str) -> Path:
     return path.with_name(path.name + suffix)

@@ -33,10 +33,10 @@ def interval_join(
     would have to keep every record forever.
     """
     keys = (key,) if isinstance(key, str) else tuple(key)
-    place = f"interval_join({', '.join(f'{name}=…' for name in sides)})"
-    _check(place, keys, how, sides)
+    location = f"interval_join({', '.join(f'{name}=…' for name in sides)})"
+    _check(location, keys, how, sides)
     (first, left), (second, right) = sides.items()
-    bounds = _bounds(place, within)
+    bounds = _bounds(location, within)
     if how == _SEMI:
         own = {key: key for key in keys}
         return left.join(_side(right, "_right", keys), _near("event_time", own, bounds), "left_semi")
@@ -91,13 +91,13 @@ def _seen() -> Column:
     )
 
 
-def _bounds(place: str, within: str | tuple[str, str]) -> tuple[Column, Column]:
+def _bounds(location: str, within: str | tuple[str, str]) -> tuple[Column, Column]:
     try:
         before, after = ("0 seconds", within) if isinstance(within, str) else within
         return _interval(duration(before)), _interval(duration(after))
     except ValueError as error:
         fix = 'write within="1 hour", or within=("5 minutes", "1 hour") for before and after'
-        raise Misconfigured(place, f"within is {within!r}: {error}", fix) from error
+        raise Misconfigured(location, f"within is {within!r}: {error}", fix) from error
 
 
 def _interval(span: timedelta) -> Column:
@@ -105,31 +105,33 @@ def _interval(span: timedelta) -> Column:
     return F.expr(f"INTERVAL '{span.total_seconds():.6f}' SECOND")
 
 
-def _check(place: str, keys: Sequence[str], how: str, sides: dict[str, DataFrame]) -> None:
+def _check(location: str, keys: Sequence[str], how: str, sides: dict[str, DataFrame]) -> None:
     if len(sides) != 2:
         fix = "give each of two a name: interval_join(impression=impressions, click=clicks, …)"
-        raise Misconfigured(place, f"it joins {len(sides)} streams", fix)
+        raise Misconfigured(location, f"it joins {len(sides)} streams", fix)
     if how not in _HOWS:
-        raise Misconfigured(place, f'how is "{how}"', f"the choices are {', '.join(_HOWS)}")
+        raise Misconfigured(location, f'how is "{how}"', f"the choices are {', '.join(_HOWS)}")
     if not keys:
-        raise Misconfigured(place, "key names no column", "name those that are equal on both sides")
+        raise Misconfigured(location, "key names no column", "name those that are equal on both sides")
     for name, frame in sides.items():
         if name in (*keys, *_RESERVED):
-            raise Misconfigured(place, f'"{name}" is a column of the result already', "rename this side")
+            raise Misconfigured(location, f'"{name}" is a column of the result already', "rename this side")
         if absent := [column for column in (*keys, "event_time", "origin") if column not in frame.columns]:
             has = ", ".join(frame.columns)
             raise Misconfigured(
-                place, f"{name} has no column {' and '.join(absent)}", f"it has {has}; give both sides the same names"
+                location,
+                f"{name} has no column {' and '.join(absent)}",
+                f"it has {has}; give both sides the same names",
             )
         if DELETED in frame.columns:
             raise Misconfigured(
-                place,
+                location,
                 f"{name} is a table, whose rows change and may have no time",
                 "join tables by tables.join or tables.foreign_key_join, a stream with one by tables.lookup",
             )
         if frame.isStreaming and not watermarked(frame.schema["event_time"]):
             raise Misconfigured(
-                place,
+                location,
                 "it has no watermark, so all its records would have to be kept forever",
                 'add to the query: watermark="10 minutes"',
             )

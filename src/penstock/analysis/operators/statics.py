@@ -64,7 +64,7 @@ def table(spark: SparkSession, static: Static, before: Table | None = None) -> T
     Returns `before` if it holds the same rows.
     """
     columns = _columns(static)
-    found = [(place, _dumped(static, columns, place, row)) for place, row in _read(static, columns)]
+    found = [(location, _dumped(static, columns, location, row)) for location, row in _read(static, columns)]
     rows = tuple(sorted(text for _, text in found))
     if before is not None and before.rows == rows:
         return before
@@ -138,7 +138,7 @@ def _columns(static: Static) -> StructType:
 
 def _frame(spark: SparkSession, static: Static, columns: StructType, found: Sequence[tuple[str, bytes]]) -> DataFrame:
     """The rows as a local relation, parsed as payloads are; Misconfigured when a row does not fit."""
-    rows = [{"place": place, "value": text.decode()} for place, text in found]
+    rows = [{"place": location, "value": text.decode()} for location, text in found]
     texts = spark.createDataFrame(pa.Table.from_pylist(rows, _TEXTS))
     parsed = _evaluated(texts.select("place", "value", validation.parsed(columns, "strict").alias("doc")))
     wrong = F.lit(None).cast("string")
@@ -167,18 +167,22 @@ def _evaluated(frame: DataFrame) -> DataFrame:
     return DataFrame(jvm.org.apache.spark.sql.classic.Dataset.ofRows(spark._jsparkSession, plan), spark)
 
 
-def _dumped(static: Static, columns: StructType, place: str, row: Any) -> bytes:
+def _dumped(static: Static, columns: StructType, location: str, row: Any) -> bytes:
     """The columns of a row as JSON."""
     if not isinstance(row, Mapping):
-        raise Misconfigured(place, f"it is a {type(row).__name__}", "a row must be a dict of column names and values")
-    known = {name: row.get(name) for name in columns.names}
+        raise Misconfigured(
+            location, f"it is a {type(row).__name__}", "a row must be a dict of column names and values"
+        )
+    values = {name: row.get(name) for name in columns.names}
     try:
-        if wild := [name for name, value in known.items() if not _finite(value)]:
+        if wild := [name for name, value in values.items() if not _finite(value)]:
             # JSON cannot represent them.
-            raise Misconfigured(place, f'"{wild[0]}" holds NaN or an infinite number', "use null, or leave it out")
-        return orjson.dumps(known, default=_plain, option=orjson.OPT_SORT_KEYS)
+            raise Misconfigured(location, f'"{wild[0]}" holds NaN or an infinite number', "use null, or leave it out")
+        return orjson.dumps(values, default=_plain, option=orjson.OPT_SORT_KEYS)
     except (TypeError, RecursionError) as error:
-        raise Misconfigured(place, f"it cannot be written as JSON: {error}", f"its columns are {static.ddl}") from None
+        raise Misconfigured(
+            location, f"it cannot be written as JSON: {error}", f"its columns are {static.ddl}"
+        ) from None
 
 
 def _finite(value: Any) -> bool:
@@ -208,8 +212,8 @@ def _called(static: Static, function: Callable[[], Any]) -> list[Any]:
     except Exception as error:
         own = getattr(getattr(function, "__code__", None), "co_filename", None)
         lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == own]
-        place = f"{Path(str(own)).name}:{lines[-1]}, table {static.name}" if lines else f"table {static.name}"
-        raise Misconfigured(place, f"{type(error).__name__}: {error}") from error
+        location = f"{Path(str(own)).name}:{lines[-1]}, table {static.name}" if lines else f"table {static.name}"
+        raise Misconfigured(location, f"{type(error).__name__}: {error}") from error
 
 
 def _file(static: Static, columns: StructType, path: Path) -> Iterator[PlacedRow]:
@@ -234,15 +238,15 @@ def _csv(path: Path, columns: StructType) -> Iterator[PlacedRow]:
                 f"add it to the header line, which has {has}",
             )
         for row in rows:
-            place = f"{path.name}:{rows.line_num}"
+            location = f"{path.name}:{rows.line_num}"
             if None in row or None in row.values():
                 raise Misconfigured(
-                    place, "it has more or fewer fields than the first line", "quote what holds a comma"
+                    location, "it has more or fewer fields than the first line", "quote what holds a comma"
                 )
-            yield place, {one.name: _cell(place, one, row[one.name]) for one in columns.fields}
+            yield location, {one.name: _cell(location, one, row[one.name]) for one in columns.fields}
 
 
-def _cell(place: str, column: StructField, text: str) -> Any:
+def _cell(location: str, column: StructField, text: str) -> Any:
     """Parse a field of a CSV file: an empty field is null; types other than text are written as in JSON."""
     if text == "":
         return None
@@ -259,7 +263,7 @@ def _cell(place: str, column: StructField, text: str) -> Any:
             return json.loads(text)
     except (ValueError, KeyError, RecursionError):
         message = f'"{column.name}" is {text[:60]!r}, and not {kind.simpleString()[:60]}'
-        raise Misconfigured(place, message, "correct it, or leave the field empty") from None
+        raise Misconfigured(location, message, "correct it, or leave the field empty") from None
     return text
 
 
@@ -274,11 +278,13 @@ def _json_lines(path: Path, columns: StructType) -> Iterator[PlacedRow]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if line.strip():
-                place = f"{path.name}:{number}"
+                location = f"{path.name}:{number}"
                 try:
-                    yield place, orjson.loads(line)
+                    yield location, orjson.loads(line)
                 except orjson.JSONDecodeError as error:
-                    raise Misconfigured(place, f"it is not JSON: {error}", "write a JSON object in each line") from None
+                    raise Misconfigured(
+                        location, f"it is not JSON: {error}", "write a JSON object in each line"
+                    ) from None
 
 
 def _parquet(path: Path, columns: StructType) -> Iterator[PlacedRow]:

@@ -20,8 +20,8 @@ from penstock.core.errors import Misconfigured
 FOUND = "found"
 """The column with the row that a lookup finds."""
 
-_TOLD = "offset BIGINT, newest BIGINT, appended BIGINT, mark BIGINT"
-MOVED = f"place STRING, key STRING, row STRING, gone BOOLEAN, told BOOLEAN, changes BIGINT, {_TOLD}"
+_ORIGIN_FIELDS = "offset BIGINT, newest BIGINT, appended BIGINT, mark BIGINT"
+MOVED = f"place STRING, key STRING, row STRING, gone BOOLEAN, told BOOLEAN, changes BIGINT, {_ORIGIN_FIELDS}"
 RELATED = (
     "key STRING, left STRING, right STRING, "
     "seen STRUCT<count: BIGINT, newest: BIGINT, appended: BIGINT, mark: BIGINT, deleted: BOOLEAN>"
@@ -52,7 +52,7 @@ class _Held(NamedTuple):
         return _Held(text, row.gone, changes, row.offset, row.newest, row.appended, row.mark)
 
 
-_HELD = f"row STRING, gone BOOLEAN, changes BIGINT, {_TOLD}"
+_HELD = f"row STRING, gone BOOLEAN, changes BIGINT, {_ORIGIN_FIELDS}"
 
 
 class Moves(StatefulProcessor):
@@ -77,14 +77,14 @@ class Moves(StatefulProcessor):
             self._at.update((before, held.changes, offset))
             return
         own = f"-{key[0]}"
-        place = own if names is None else f"={names}"
+        location = own if names is None else f"={names}"
         if held.gone:
-            place = before or own
-        self._at.update((None if held.gone else place, held.changes, held.offset))
-        told = {"key": key[0], **held._asdict()}
-        if before is not None and before != place:
-            yield Row(**{**told, "gone": True}, place=before, told=False)
-        yield Row(**told, place=place, told=True)
+            location = before or own
+        self._at.update((None if held.gone else location, held.changes, held.offset))
+        fields = {"key": key[0], **held._asdict()}
+        if before is not None and before != location:
+            yield Row(**{**fields, "gone": True}, place=before, told=False)
+        yield Row(**fields, place=location, told=True)
 
     def close(self) -> None:
         """Nothing to release."""
@@ -114,25 +114,25 @@ class Relation(StatefulProcessor):
         # A row without a reference is not stored: only its own changes matter.
         alone = key[0].startswith("-")
         for name, row in lefts.items():
-            known = None if alone else self._lefts.getValue((name,))
+            stored = None if alone else self._lefts.getValue((name,))
             left = _Held(*(row[field] for field in _Held._fields))
             if row.gone:
-                if known is not None:
+                if stored is not None:
                     self._lefts.removeKey((name,))
                 if row.told:
-                    last = left._replace(row=row.row or (known[0] if known else None))
+                    last = left._replace(row=row.row or (stored[0] if stored else None))
                     yield _related(name, last, _Held(row=right.row), True)
             elif alone:
-                yield self._told(name, left, right)
+                yield self._pair(name, left, right)
             else:
                 self._lefts.updateValue((name,), left)
                 if right == before:
-                    yield self._told(name, left, right)
+                    yield self._pair(name, left, right)
         if right != before:
             for (name,), values in list(self._lefts.iterator()):
-                yield self._told(name, _Held(*values), right)
+                yield self._pair(name, _Held(*values), right)
 
-    def _told(self, name: str, left: _Held, right: _Held) -> Row:
+    def _pair(self, name: str, left: _Held, right: _Held) -> Row:
         if self._without and right.gone:
             return _related(name, left, right._replace(row=None), False)
         return _related(name, left, right, right.gone)
@@ -195,8 +195,8 @@ _TAG, _DELETED, _ORIGIN = "_tag", "_gone", "_origin"
 def latest(table: DataFrame) -> DataFrame:
     """The last value of each key: `key`, the columns of the payload, `seen`."""
     payload = _payload("latest", table)
-    if taken := [name for name in payload if name in _OWN]:
-        raise Misconfigured("tables.latest", f"the table has a column {taken[0]} of its own", "rename it before")
+    if reserved := [name for name in payload if name in _OWN]:
+        raise Misconfigured("tables.latest", f"the table has a column {reserved[0]} of its own", "rename it before")
     folded = _folded([("row", table)])
     return folded.select("key", *(F.col(f"_known.row.`{name}`").alias(name) for name in payload), _seen(~_there(0)))
 
@@ -207,11 +207,11 @@ def join(how: Literal["inner", "left", "outer"] = "inner", **tables: DataFrame) 
     A row exists while all tables have the key ("inner"), the first has it ("left"), or any has it ("outer"). Without a
     row in a table, its struct is null. In a deleted row, each struct keeps its last value.
     """
-    _chosen("join", how, ("inner", "left", "outer"))
+    _check_choice("join", how, ("inner", "left", "outer"))
     if len(tables) < 2:
         raise Misconfigured("tables.join", "it needs two tables or more", "name them: join(one=…, another=…)")
-    if taken := [name for name in tables if name in _OWN]:
-        raise Misconfigured("tables.join", f"{taken[0]} is a column that it adds", "rename the table")
+    if reserved := [name for name in tables if name in _OWN]:
+        raise Misconfigured("tables.join", f"{reserved[0]} is a column that it adds", "rename the table")
     folded = _folded(list(tables.items()))
     there = [_there(index) for index in range(len(tables))]
     whole = {"inner": reduce(Column.__and__, there), "left": there[0], "outer": reduce(Column.__or__, there)}[how]
@@ -229,33 +229,33 @@ def foreign_key_join(
     The result has the keys of the left table. A change on either side changes all affected rows. The count in `seen` is
     only a version, not a number of records.
     """
-    _chosen("foreign_key_join", how, ("inner", "left"))
-    kept, known = _payload("foreign_key_join", left), _payload("foreign_key_join", right)
+    _check_choice("foreign_key_join", how, ("inner", "left"))
+    columns, others = _payload("foreign_key_join", left), _payload("foreign_key_join", right)
     if key not in left.columns:
         raise Misconfigured(
-            "tables.foreign_key_join", f'the left table has no column "{key}"', f"it has {', '.join(kept)}"
+            "tables.foreign_key_join", f'the left table has no column "{key}"', f"it has {', '.join(columns)}"
         )
     changes = left.select(
         F.col(KEY).alias("key"),
         F.col(f"`{key}`").cast("string").alias("names"),
-        _text(left, kept).alias("row"),
+        _text(left, columns).alias("row"),
         F.col(DELETED).alias("gone"),
-        *_told(),
+        *_origin_columns(),
     )
     moves = changes.groupBy("key").transformWithState(Moves(), MOVED, "update", "none")
     rows = right.select(
         F.concat(F.lit("="), KEY).alias("place"),
         F.lit(None).cast("string").alias("key"),
-        _text(right, known).alias("row"),
+        _text(right, others).alias("row"),
         F.col(DELETED).alias("gone"),
         F.lit(True).alias("told"),
         F.lit(1).cast("bigint").alias("changes"),
-        *_told(),
+        *_origin_columns(),
     )
     related = moves.unionByName(rows).groupBy("place")
     result = related.transformWithState(Relation(how == "left"), RELATED, "update", "none")
     return result.select(
-        "key", _read("left", left, kept).alias("left"), _read("right", right, known).alias("right"), "seen"
+        "key", _read("left", left, columns).alias("left"), _read("right", right, others).alias("right"), "seen"
     )
 
 
@@ -265,31 +265,31 @@ def lookup(stream: DataFrame, table: DataFrame, *, key: str, how: Literal["inner
     `key` is the column of the stream that references the row. Later changes of the table do not change results. In a
     batch, records of the table come first.
     """
-    _chosen("lookup", how, ("inner", "left"))
-    known = _payload("lookup", table)
+    _check_choice("lookup", how, ("inner", "left"))
+    columns = _payload("lookup", table)
     if absent := [name for name in (key, "origin") if name not in stream.columns]:
         raise Misconfigured("tables.lookup", f'the stream has no column "{absent[0]}"', "keep it in the frame")
     if FOUND in stream.columns:
         raise Misconfigured("tables.lookup", f'the stream has a column "{FOUND}" of its own', "rename it before")
-    place = F.col(f"`{key}`").cast("string")
+    reference = F.col(f"`{key}`").cast("string")
     records = stream.select(
-        F.when(place.isNotNull(), F.concat(F.lit("="), place)).otherwise("-").alias("place"),
+        F.when(reference.isNotNull(), F.concat(F.lit("="), reference)).otherwise("-").alias("place"),
         F.lit(False).alias("known"),
         _text(stream, stream.columns).alias("row"),
         F.lit(False).alias("gone"),
-        *_place(),
+        *_position(),
     )
     rows = table.select(
         F.concat(F.lit("="), KEY).alias("place"),
         F.lit(True).alias("known"),
-        _text(table, known).alias("row"),
+        _text(table, columns).alias("row"),
         F.col(DELETED).alias("gone"),
-        *_place(),
+        *_position(),
     )
     looked = rows.unionByName(records).groupBy("place")
     result = looked.transformWithState(Lookup(how == "left"), LOOKED_UP, "update", "none")
     own = F.from_json("row", _shape(stream, stream.columns), EXACT)
-    read = result.select(own.alias("own"), _read(FOUND, table, known).alias(FOUND))
+    read = result.select(own.alias("own"), _read(FOUND, table, columns).alias(FOUND))
     return read.select("own.*", FOUND).alias(AS_IT_CAME)
 
 
@@ -325,7 +325,7 @@ def _folded(tables: Sequence[tuple[str, DataFrame]]) -> DataFrame:
         F.expr(f"max_by(`{name}`, {_ORIGIN}.offset) {of(index, False)}").alias(f"_row{index}")
         for index, (name, _) in enumerate(tables)
     ]
-    places = [
+    positions = [
         F.expr(f"max({_ORIGIN}.offset) {of(index, deleted)}").alias(f"_{'gone' if deleted else 'there'}{index}")
         for index in range(len(tables))
         for deleted in (False, True)
@@ -333,9 +333,9 @@ def _folded(tables: Sequence[tuple[str, DataFrame]]) -> DataFrame:
     mark = MARK.replace("origin.", f"{_ORIGIN}.")
     counted = f"struct(count(1) AS count, max({_ORIGIN}.time) AS newest, max({_ORIGIN}.appended) AS appended"
     union = reduce(DataFrame.unionByName, tagged)
-    folded = union.groupBy("key").agg(*last, *places, F.expr(f"{counted}, bit_xor({mark}) AS mark)").alias("seen"))
-    known = F.struct(*(F.col(f"_row{index}").alias(name) for index, (name, _) in enumerate(tables)))
-    return folded.withColumn("_known", known)
+    folded = union.groupBy("key").agg(*last, *positions, F.expr(f"{counted}, bit_xor({mark}) AS mark)").alias("seen"))
+    rows = F.struct(*(F.col(f"_row{index}").alias(name) for index, (name, _) in enumerate(tables)))
+    return folded.withColumn("_known", rows)
 
 
 def _row(name: str, frame: DataFrame, own: bool) -> Column:
@@ -355,15 +355,15 @@ def _seen(deleted: Column) -> Column:
     return F.col("seen").withField("deleted", deleted).alias("seen")
 
 
-def _payload(place: str, table: DataFrame) -> list[str]:
+def _payload(function: str, table: DataFrame) -> list[str]:
     """The columns of a table's payload, without `key` and `seen` of a result, which are computed again."""
     columns = table.columns
     if not {KEY, DELETED, "origin"} <= set(columns):
         problem = f"one of its frames has no {KEY}, {DELETED} and origin"
         fix = "declare the channel with table=True, and keep these columns"
-        raise Misconfigured(f"tables, {place}", problem, fix)
-    said = _OWN if "seen" in columns and _fields(table, "seen") == ["count", "newest"] else ()
-    return [name for name in columns if name not in (*ADDED, KEY, DELETED, *said)]
+        raise Misconfigured(f"tables, {function}", problem, fix)
+    own = _OWN if "seen" in columns and _fields(table, "seen") == ["count", "newest"] else ()
+    return [name for name in columns if name not in (*ADDED, KEY, DELETED, *own)]
 
 
 def _fields(frame: DataFrame, column: str) -> list[str]:
@@ -387,11 +387,11 @@ def _read(column: str, frame: DataFrame, columns: Sequence[str]) -> Column:
     return F.from_json(column, _shape(frame, columns), EXACT)
 
 
-def _place() -> list[Column]:
+def _position() -> list[Column]:
     return [F.col("origin.partition").alias("partition"), F.col("origin.offset").alias("offset")]
 
 
-def _told() -> list[Column]:
+def _origin_columns() -> list[Column]:
     return [
         F.col("origin.offset").alias("offset"),
         F.col("origin.time").alias("newest"),
@@ -400,6 +400,6 @@ def _told() -> list[Column]:
     ]
 
 
-def _chosen(place: str, how: str, choices: Sequence[str]) -> None:
+def _check_choice(function: str, how: str, choices: Sequence[str]) -> None:
     if how not in choices:
-        raise Misconfigured(f"tables.{place}", f'how is "{how}"', f"the choices are {', '.join(choices)}")
+        raise Misconfigured(f"tables.{function}", f'how is "{how}"', f"the choices are {', '.join(choices)}")

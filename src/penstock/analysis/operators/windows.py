@@ -172,21 +172,21 @@ def _columns(window: Window) -> tuple[Row, str, Row]:
 
 
 def _check(frame: DataFrame, size: int, slide: int, keys: Sequence[str]) -> None:
-    place = "count_window()"
+    location = "count_window()"
     if size < 1:
-        raise Misconfigured(place, f"size is {size}", "use 1 or more")
+        raise Misconfigured(location, f"size is {size}", "use 1 or more")
     if not 1 <= slide <= size:
         problem = f"slide is {slide}, with windows of {size} records"
-        raise Misconfigured(place, problem, f"use a slide from 1 to {size}, so that each record is in a window")
+        raise Misconfigured(location, problem, f"use a slide from 1 to {size}, so that each record is in a window")
     columns = frame.columns
     if missing := [name for name in ADDED if name not in columns]:
         fix = "pass the frame of a channel, or keep these columns in select()"
-        raise Misconfigured(place, f"its frame has no column {' and '.join(missing)}", fix)
+        raise Misconfigured(location, f"its frame has no column {' and '.join(missing)}", fix)
     if DELETED in columns:
         fix = "use tables.latest, join or foreign_key_join"
-        raise Misconfigured(place, "its frame is a table, whose rows change and may have no time", fix)
+        raise Misconfigured(location, "its frame is a table, whose rows change and may have no time", fix)
     if unknown := [name for name in keys if name not in columns or name == "origin"]:
         others = ", ".join(name for name in columns if name != "origin")
-        raise Misconfigured(place, f"key= names {' and '.join(unknown)}", f"name columns of its frame: {others}")
+        raise Misconfigured(location, f"key= names {' and '.join(unknown)}", f"name columns of its frame: {others}")
     if reserved := [name for name in keys if name in ("window", "rows", "seen")]:
-        raise Misconfigured(place, f"{reserved[0]} is a column of the result", "rename the one in key=")
+        raise Misconfigured(location, f"{reserved[0]} is a column of the result", "rename the one in key=")

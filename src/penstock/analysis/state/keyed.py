@@ -193,15 +193,15 @@ class Processor(StatefulProcessor):
         if not kind.schema:
             raise Misconfigured(kind.__name__, "it has no schema", 'write schema = "card STRING, …"')
         try:
-            given = Columns(kind.__name__, read(kind.schema))
+            columns = Columns(kind.__name__, read(kind.schema))
         except ValueError as error:
             raise Misconfigured(f"{kind.__name__}.schema", str(error)) from error
-        for name in given.names:
+        for name in columns.names:
             if name.lower() == _ORIGIN:
                 raise Misconfigured(f"{kind.__name__}.schema", "origin is added automatically", "leave it out")
             if name.lower() == _VERSION:
                 raise Misconfigured(f"{kind.__name__}.schema", "seen is reserved for seen()", "choose another name")
-        self.schema = given.schema
+        self.schema = columns.schema
 
     def init(self, handle: Any) -> None:
         self._user = self._kind()
@@ -238,10 +238,10 @@ class Processor(StatefulProcessor):
     def _in_order(self, key: Any, rows: Iterable[Any]) -> list[Any]:
         records = list(rows)
         if any(record[_ORIGIN] is None for record in records):
-            place = f"{self._kind.__name__} for the key {_shown(key)}"
+            location = f"{self._kind.__name__} for the key {_key_text(key)}"
             problem = "a row has no origin, so its order is unknown"
-            raise Misconfigured(place, problem, "keep the origin of a record in each row of the frame")
-        return sorted(records, key=_place)
+            raise Misconfigured(location, problem, "keep the origin of a record in each row of the frame")
+        return sorted(records, key=_location)
 
     def _set_time(self, values: Any) -> None:
         if self._timers is not None:
@@ -271,9 +271,9 @@ class Processor(StatefulProcessor):
         lines = [
             one.lineno for one in traceback.extract_tb(error.__traceback__) if own and one.filename == own.co_filename
         ]
-        place = f"{Path(own.co_filename).name}:{lines[-1]}, " if own and lines else ""
+        location = f"{Path(own.co_filename).name}:{lines[-1]}, " if own and lines else ""
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        return Misconfigured(f"{place}{self._kind.__name__}.{method} for the key {_shown(key)}", message)
+        return Misconfigured(f"{location}{self._kind.__name__}.{method} for the key {_key_text(key)}", message)
 
 
 class _Timers:
@@ -289,16 +289,16 @@ def _timers(keyed: Keyed) -> _Timers:
     return found
 
 
-def _each(given: Any) -> Iterable[Any]:
+def _each(columns: Any) -> Iterable[Any]:
     """The rows that a method returned: none, one row, or several."""
-    if given is None:
+    if columns is None:
         return ()
-    if isinstance(given, str | bytes):
-        raise TypeError(f"{given!r} is not a row: return a mapping, or a tuple of all columns")
-    return (given,) if isinstance(given, Mapping | tuple) else given
+    if isinstance(columns, str | bytes):
+        raise TypeError(f"{columns!r} is not a row: return a mapping, or a tuple of all columns")
+    return (columns,) if isinstance(columns, Mapping | tuple) else columns
 
 
-def _place(record: Any) -> tuple[int, int]:
+def _location(record: Any) -> tuple[int, int]:
     origin = record[_ORIGIN]
     return origin["partition"], origin["offset"]
 
@@ -314,7 +314,7 @@ def _milliseconds(at: datetime) -> int:
     return math.ceil((at - datetime.fromtimestamp(0, UTC)) / timedelta(milliseconds=1))
 
 
-def _shown(key: Sequence[Any]) -> str:
+def _key_text(key: Sequence[Any]) -> str:
     text = repr(key[0] if len(key) == 1 else tuple(key))
     return text if len(text) <= 80 else f"{text[:79]}…"
 

@@ -58,13 +58,13 @@ def opened(engine: Engine, query: Query, clock: Clock) -> tuple[dict[str, Any], 
     """The query with its offsets and a note; and the readable parts of its state."""
     folder = engine.checkpoint(query.name)
     header: dict[str, Any] = {"query": query.name, "into": query.into, "position": None, "note": None}
-    known = batches(folder)
-    if not known and on_disk(folder) is not None:
+    finished = batches(folder)
+    if not finished and on_disk(folder) is not None:
         return {**header, "note": "it has no committed batch"}, []
     with spark_errors(query):
         operators = _operators(engine, folder)
-        number = known[-1].number if known else max((one["maxBatchId"] for one in operators), default=None)
-        header["position"] = _position(folder, known[-1] if known else None, number)
+        number = finished[-1].number if finished else max((one["maxBatchId"] for one in operators), default=None)
+        header["position"] = _position(folder, finished[-1] if finished else None, number)
         parts: list[Part] = []
         notes: dict[str, None] = {}
         for operator in operators:
@@ -229,7 +229,7 @@ def get(engine: Engine, query: Query, key: str, clock: Clock | None = None, most
                 found["note"] = f"its state has the key {_names(columns)}, not the key of its rows"
                 continue
             found["key"], wanted = _parsed(engine, columns, values)
-            entries = _taken(part, columns, _equal(columns, wanted), most + 1 if part.several else 1)
+            entries = _first_rows(part, columns, _equal(columns, wanted), most + 1 if part.several else 1)
             if len(entries) > most:
                 found["note"] = f"{part.variable} has more than {most:,} entries"
             if entries:
@@ -237,7 +237,7 @@ def get(engine: Engine, query: Query, key: str, clock: Clock | None = None, most
         if parts and found["state"] is None:
             # All entries of a list or a map may have one key.
             first = min(parts, key=lambda part: part.several)
-            some = _taken(first, _ordered(first.key, query.key), F.lit(True), _EXAMPLES)
+            some = _first_rows(first, _ordered(first.key, query.key), F.lit(True), _EXAMPLES)
             found["keys"] = list({json.dumps(entry["key"]): entry["key"] for entry in some}.values())
     return {**header, **found}
 
@@ -254,7 +254,7 @@ def scan(engine: Engine, query: Query, prefix: str, limit: int, clock: Clock | N
             which = F.lit(True)
             if prefix and columns:
                 which = _text(columns[0]).startswith(F.lit(prefix))
-            entries += _taken(part, columns, which, limit + 1 - len(entries))
+            entries += _first_rows(part, columns, which, limit + 1 - len(entries))
     return {**header, "entries": entries[:limit], "more": len(entries) > limit}
 
 
@@ -348,7 +348,7 @@ def _text(column: tuple[str, Column, DataType]) -> Column:
 # --- entries ----------------------------------------------------------------------------------------------------------
 
 
-def _taken(part: Part, columns: Columns, which: Column, most: int) -> list[dict[str, Any]]:
+def _first_rows(part: Part, columns: Columns, which: Column, most: int) -> list[dict[str, Any]]:
     if most < 1:
         return []
     header = [part.value.alias("value")]

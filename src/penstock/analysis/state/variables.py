@@ -55,13 +55,13 @@ class Variable(ABC):
         except KeyError:
             raise AttributeError(f"{self.name} is available only in process() and on_timer()") from None
 
-    def read(self, place: str, read: Read) -> tuple["Columns", ...]:
+    def read(self, location: str, read: Read) -> tuple["Columns", ...]:
         """Parse its columns; Misconfigured when its DDL or its ttl is invalid."""
         try:
             self.milliseconds()
-            return tuple(Columns(f"{place}.{self.name}", read(ddl)) for ddl in self.ddls)
+            return tuple(Columns(f"{location}.{self.name}", read(ddl)) for ddl in self.ddls)
         except ValueError as error:
-            raise Misconfigured(f"{place}.{self.name}", str(error)) from error
+            raise Misconfigured(f"{location}.{self.name}", str(error)) from error
 
     def milliseconds(self) -> int | None:
         return None if self.ttl is None else max(1, duration(self.ttl) // timedelta(milliseconds=1))
@@ -237,8 +237,8 @@ class KeptMap:
 class Columns:
     """Columns of state or results: converts between Python's values and Spark's."""
 
-    def __init__(self, place: str, schema: Schema) -> None:
-        self.place = place
+    def __init__(self, location: str, schema: Schema) -> None:
+        self.location = location
         self.schema = schema
         self._verify: Callable[[Any], None] = lambda _: None
         self._fractions: list[bool] = []
@@ -262,7 +262,7 @@ class Columns:
     def named(self, value: Mapping[str, Any]) -> tuple[Any, ...]:
         """Convert a row by column names for Spark; ValueError with the place when it does not fit."""
         if strange := [name for name in value if name not in self.names]:
-            raise ValueError(f'{self.place} has no column "{strange[0]}"; it has {", ".join(self.names)}')
+            raise ValueError(f'{self.location} has no column "{strange[0]}"; it has {", ".join(self.names)}')
         return self._fitting(tuple(value.get(name) for name in self.names))
 
     def from_spark(self, kept: Any) -> Any:
@@ -279,12 +279,14 @@ class Columns:
         try:
             self._verify(row)
         except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.place}: {_message(error)}") from None
+            raise ValueError(f"{self.location}: {_message(error)}") from None
         return row
 
     def _by_position(self, value: Any) -> tuple[Any, ...]:
         if not isinstance(value, tuple | list) or len(value) != len(self.names):
-            raise ValueError(f"{self.place} takes {len(self.names)} columns ({', '.join(self.names)}), not {value!r}")
+            raise ValueError(
+                f"{self.location} takes {len(self.names)} columns ({', '.join(self.names)}), not {value!r}"
+            )
         return tuple(value)
 
 

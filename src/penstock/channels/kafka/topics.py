@@ -66,7 +66,7 @@ def ensure(admin: AdminClient, topics: Sequence[Topic], usual: int | None) -> En
     if more:
         for result in admin.create_partitions(more, operation_timeout=30).values():
             _unless(result, KafkaError.INVALID_PARTITIONS)
-    _wait_until_known(
+    _wait_until_visible(
         admin, {one.topic: one.num_partitions for one in new} | {one.topic: one.new_total_count for one in more}
     )
     return EnsureResult(tuple(one.topic for one in new), tuple(one.topic for one in more), tuple(differences))
@@ -86,7 +86,7 @@ def _existing(admin: AdminClient, topics: Sequence[Topic]) -> tuple[ClusterMetad
     return retry(check, also=_SPREADING)
 
 
-def _wait_until_known(admin: AdminClient, partitions: Mapping[str, int]) -> None:
+def _wait_until_visible(admin: AdminClient, partitions: Mapping[str, int]) -> None:
     """Wait until the brokers know the new partitions: another broker may have created them."""
 
     def check() -> None:

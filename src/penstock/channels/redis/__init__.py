@@ -167,7 +167,7 @@ class RedisChannels:
 
     def groups(self) -> list[str]:
         documents, now = self._server().groups()
-        return sorted(name for name, document in documents.items() if GroupState.loads(document).known(now))
+        return sorted(name for name, document in documents.items() if GroupState.loads(document).exists(now))
 
     def group(self, name: str) -> Group:
         return self.change(name, lambda state, now: describe_group(name, state, now))
@@ -183,7 +183,7 @@ class RedisChannels:
             before = documents.get(group, b"")
             state = GroupState.loads(before)
             answer = change(state, now)
-            after = state.dumps() if state.known(now) else b""
+            after = state.dumps() if state.exists(now) else b""
             if after == before or server.one("swap", [GROUPS], group, before, after):
                 return answer
 

@@ -45,18 +45,18 @@ class Address:
 
     def __init__(self, url: str) -> None:
         try:
-            told = urlsplit(url)
-            port = told.port
-            (told.hostname or "").encode("idna")  # Raises for a name that cannot be looked up.
+            options = urlsplit(url)
+            port = options.port
+            (options.hostname or "").encode("idna")  # Raises for a name that cannot be looked up.
         except ValueError as error:
             raise _wrong("an address of Redis", str(error)) from error
         self.where = redact_address(url)
-        self.server_name = f"Redis at {told.hostname}:{port or 6379}"
-        if not told.hostname:
+        self.server_name = f"Redis at {options.hostname}:{port or 6379}"
+        if not options.hostname:
             raise _wrong(f"channels at {self.where}", "it has no host")
-        if (base := told.path.strip("/")) and not base.isdecimal():
+        if (base := options.path.strip("/")) and not base.isdecimal():
             raise _wrong(f"channels at {self.where}", f'"{base}" is not the number of a database')
-        pipeline = parse_qsl(told.query, keep_blank_values=True)
+        pipeline = parse_qsl(options.query, keep_blank_values=True)
         for name, value in pipeline:
             if name == "volatile" and value not in ("yes", "no"):
                 raise Misconfigured(f"channels at {self.where}", f'volatile is "{value}"', "write yes or no")
@@ -66,15 +66,15 @@ class Address:
                     f'"{name}" is not a setting',
                     f"the settings are volatile=yes, and for TLS: {', '.join(_TLS)}",
                 )
-            if name in _TLS and told.scheme != "rediss":
+            if name in _TLS and options.scheme != "rediss":
                 raise Misconfigured(f"channels at {self.where}", f"{name} is a setting of TLS", "write rediss://")
             if name == "ssl_cert_reqs" and value not in _CHECKED:
                 problem = f'{name} is "{value}"'
                 raise Misconfigured(f"channels at {self.where}", problem, f"write {' or '.join(_CHECKED)}")
         self.volatile = dict(pipeline).get("volatile") == "yes"
         # The client would use our setting as an argument of a connection.
-        theirs = "&".join(part for part in told.query.split("&") if not part.startswith("volatile="))
-        self.url = urlunsplit((told.scheme, told.netloc, told.path, theirs, ""))
+        theirs = "&".join(part for part in options.query.split("&") if not part.startswith("volatile="))
+        self.url = urlunsplit((options.scheme, options.netloc, options.path, theirs, ""))
 
 
 class Server:
@@ -120,12 +120,12 @@ class Server:
                         pipeline.evalsha(self._sha, len(keys), *keys, *arguments)
                     pipeline.info("server")
                     pipeline.info("persistence")
-                    *told, server, file = pipeline.execute(raise_on_error=False)
-                for answer in (*told, server, file):
+                    *options, server, file = pipeline.execute(raise_on_error=False)
+                for answer in (*options, server, file):
                     if isinstance(answer, Exception) and not isinstance(answer, NoScriptError):
                         raise answer
                 self._settle(server, file)
-                done = {at: one for at, one in zip(missing, told, strict=True) if not isinstance(one, NoScriptError)}
+                done = {at: one for at, one in zip(missing, options, strict=True) if not isinstance(one, NoScriptError)}
                 answers |= done
                 if len(done) < len(missing):
                     # Redis forgets scripts when it restarts; these commands were not executed.
@@ -162,20 +162,20 @@ class Server:
     def check(self) -> None:
         """Raise Misconfigured if the server would lose acknowledged records."""
         with self._translating():
-            told = self._redis.info()
-        version = str(told["redis_version"])
+            options = self._redis.info()
+        version = str(options["redis_version"])
         if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST:
             raise Misconfigured(self.server_name, f"it is version {version}", "channels need Redis 6.2 or later")
-        if told.get("redis_mode") == "cluster":
+        if options.get("redis_mode") == "cluster":
             raise Misconfigured(self.server_name, "it is part of a cluster", "channels need a single server")
-        policy = told.get("maxmemory_policy", "noeviction")
+        policy = options.get("maxmemory_policy", "noeviction")
         if policy != "noeviction":
             raise Misconfigured(
                 self.server_name,
                 f"its maxmemory-policy is {policy}: it would drop records when its memory is full",
                 "set maxmemory-policy noeviction",
             )
-        if not self._address.volatile and not told.get("aof_enabled"):
+        if not self._address.volatile and not options.get("aof_enabled"):
             raise self._forgetful()
 
     def hash(self, key: str) -> dict[str, bytes]:
@@ -194,10 +194,10 @@ class Server:
             else:
                 pipeline.hgetall(GROUPS)
             pipeline.time()
-            told, (seconds, micros) = pipeline.execute()
-        documents = dict(zip(names, told, strict=True)) if names else told
-        known = {_text(name): document for name, document in documents.items() if document}
-        return known, seconds * 1_000_000 + micros
+            options, (seconds, micros) = pipeline.execute()
+        documents = dict(zip(names, options, strict=True)) if names else options
+        states = {_text(name): document for name, document in documents.items() if document}
+        return states, seconds * 1_000_000 + micros
 
     def ring(self, channel_positions: Sequence[tuple[str, int, int]], wait: float) -> None:
         """Wait until one of these partitions has a record at its offset or behind it, or the time is over."""
@@ -245,5 +245,5 @@ def _bytes(value: bytes | str) -> bytes:
     return value.encode() if isinstance(value, str) else value
 
 
-def _wrong(place: str, problem: str) -> Misconfigured:
-    return Misconfigured(place, problem, "write redis://host:6379/0")
+def _wrong(location: str, problem: str) -> Misconfigured:
+    return Misconfigured(location, problem, "write redis://host:6379/0")

@@ -61,18 +61,18 @@ _REMOVED, _NEW = ".removed-", ".new"
 
 def at(address: str, _: object = None) -> "SqliteChannels":
     """`file:///absolute/path?sync=yes|no`."""
-    place, parts = f"channels at {address}", urlsplit(address)
+    location, parts = f"channels at {address}", urlsplit(address)
     path = Path(unquote(parts.path))
     if parts.netloc not in ("", "localhost") or not parts.path.strip("/") or ".." in path.parts:
-        raise Misconfigured(place, "it has no absolute path", "write file:///absolute/path, with three slashes")
+        raise Misconfigured(location, "it has no absolute path", "write file:///absolute/path, with three slashes")
     options = dict(parse_qsl(parts.query, keep_blank_values=True))
     for name in options:
         if name != "sync":
             raise Misconfigured(
-                place, f'"{name}" is not an option', did_you_mean(name, ["sync"], "the only option is sync")
+                location, f'"{name}" is not an option', did_you_mean(name, ["sync"], "the only option is sync")
             )
     if (sync := options.get("sync", "yes")) not in ("yes", "no"):
-        raise Misconfigured(place, f'sync is "{sync}"', "write sync=yes or sync=no")
+        raise Misconfigured(location, f'sync is "{sync}"', "write sync=yes or sync=no")
     return SqliteChannels(path, sync == "yes")
 
 
@@ -233,7 +233,7 @@ class SqliteChannels:
 
     def groups(self) -> list[str]:
         now = SystemClock().now()
-        return sorted(name for name, state in self._states().items() if state.known(now))
+        return sorted(name for name, state in self._states().items() if state.exists(now))
 
     def group(self, name: str) -> Group:
         return describe_group(name, self._states().get(name, GroupState()), SystemClock().now())
@@ -319,12 +319,12 @@ class SqliteChannels:
         return Unavailable(f"channel {channel}", f"there is no such channel in {self.folder}")
 
     def _check_folder(self) -> None:
-        place = f"channels in {self.folder}"
+        location = f"channels in {self.folder}"
         if self.folder.exists() and not self.folder.is_dir():
-            raise Misconfigured(place, "it is not a folder", "give a folder")
+            raise Misconfigured(location, "it is not a folder", "give a folder")
         if not self.folder.parent.is_dir():
             # It is not created: where a disk is not mounted, the records would go to another one.
-            raise Misconfigured(place, f"there is no folder {self.folder.parent}", "create it, or give another one")
+            raise Misconfigured(location, f"there is no folder {self.folder.parent}", "create it, or give another one")
 
     @contextmanager
     def _alone(self) -> Iterator[None]:

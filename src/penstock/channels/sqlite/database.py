@@ -72,37 +72,37 @@ class Removed(Unavailable):
 
 def translate(path: Path, error: sqlite3.Error | OSError) -> PenstockError:
     """An error of SQLite or of the operating system, as an error with a place and a fix."""
-    place, code = f"channels in {path.parent}", getattr(error, "sqlite_errorcode", None)
+    location, code = f"channels in {path.parent}", getattr(error, "sqlite_errorcode", None)
     if isinstance(error, OSError):
-        return _translate_os(place, path, error)
+        return _translate_os(location, path, error)
     if code is None:  # Python raises some errors itself.
         code = sqlite3.SQLITE_CORRUPT if isinstance(error, sqlite3.DatabaseError) else sqlite3.SQLITE_MISUSE
     match code & 0xFF:
         case sqlite3.SQLITE_CORRUPT | sqlite3.SQLITE_NOTADB | sqlite3.SQLITE_CONSTRAINT | sqlite3.SQLITE_ERROR:
             return damaged(path, str(error))
         case sqlite3.SQLITE_FULL:
-            return Unavailable(place, "the disk is full")
+            return Unavailable(location, "the disk is full")
         case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
-            return Unavailable(place, f"another process has locked {path} for {_LOCKED:g} s")
+            return Unavailable(location, f"another process has locked {path} for {_LOCKED:g} s")
         case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_PERM | sqlite3.SQLITE_AUTH:
-            return _forbidden(place, path, str(error))
+            return _forbidden(location, path, str(error))
         case sqlite3.SQLITE_CANTOPEN if path.exists():
-            return _forbidden(place, path, str(error))
-    return Unavailable(place, f"{path}: {error}")
+            return _forbidden(location, path, str(error))
+    return Unavailable(location, f"{path}: {error}")
 
 
-def _translate_os(place: str, path: Path, error: OSError) -> PenstockError:
+def _translate_os(location: str, path: Path, error: OSError) -> PenstockError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return Unavailable(place, f"the disk is full: {error.strerror}")
+        return Unavailable(location, f"the disk is full: {error.strerror}")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return _forbidden(place, Path(error.filename or path), str(error.strerror))
+        return _forbidden(location, Path(error.filename or path), str(error.strerror))
     if error.errno == errno.ENOTDIR:
-        return Misconfigured(place, "it is not a folder", "give a folder")
-    return Unavailable(place, f"{error.filename or path}: {error.strerror}")
+        return Misconfigured(location, "it is not a folder", "give a folder")
+    return Unavailable(location, f"{error.filename or path}: {error.strerror}")
 
 
-def _forbidden(place: str, path: Path, why: str) -> Misconfigured:
-    return Misconfigured(place, f"{path}: {why}", "let this user write there, or use another folder")
+def _forbidden(location: str, path: Path, why: str) -> Misconfigured:
+    return Misconfigured(location, f"{path}: {why}", "let this user write there, or use another folder")
 
 
 def damaged(path: Path, why: str) -> Unaccounted:

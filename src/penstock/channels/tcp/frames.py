@@ -33,7 +33,7 @@ HEAD = _HEAD.size
 
 class Kind(IntEnum):
     HELLO = 1
-    WELCOME = 2
+    HELLO_REPLY = 2
     BATCH = 3
     ACKNOWLEDGED = 4
     FAULT = 5
@@ -45,8 +45,8 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
-    taken: int
+class HelloReply:
+    acknowledged: int
     channels: tuple[str, ...]
 
 
@@ -68,16 +68,16 @@ class Fault:
     description: str
 
 
-Frame = Hello | Welcome | Batch | Acknowledged | Fault
+Frame = Hello | HelloReply | Batch | Acknowledged | Fault
 
 
 def hello(identity: bytes) -> bytes:
     return _framed(Kind.HELLO, _IDENTITY.pack(identity))
 
 
-def welcome(taken: int, channels: Iterable[str]) -> bytes:
+def hello_reply(acknowledged: int, channels: Iterable[str]) -> bytes:
     names = [_field(name.encode()) for name in channels]
-    return _framed(Kind.WELCOME, _NUMBER.pack(taken) + _COUNT.pack(len(names)) + b"".join(names))
+    return _framed(Kind.HELLO_REPLY, _NUMBER.pack(acknowledged) + _COUNT.pack(len(names)) + b"".join(names))
 
 
 def batch(number: int, records: bytes) -> bytes:
@@ -85,7 +85,7 @@ def batch(number: int, records: bytes) -> bytes:
     return _framed(Kind.BATCH, _NUMBER.pack(number) + records)
 
 
-def taken(number: int) -> bytes:
+def acknowledged(number: int) -> bytes:
     return _framed(Kind.ACKNOWLEDGED, _NUMBER.pack(number))
 
 
@@ -144,8 +144,8 @@ def _read(kind: Kind, cursor: "_Cursor") -> Frame:
     match kind:
         case Kind.HELLO:
             return Hello(cursor.identity())
-        case Kind.WELCOME:
-            return Welcome(cursor.number(), tuple(cursor.name() for _ in range(cursor.count())))
+        case Kind.HELLO_REPLY:
+            return HelloReply(cursor.number(), tuple(cursor.name() for _ in range(cursor.count())))
         case Kind.ACKNOWLEDGED:
             return Acknowledged(cursor.number())
         case Kind.FAULT:

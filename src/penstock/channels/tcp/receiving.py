@@ -63,8 +63,8 @@ class Inbox:
                 return True
             now, start = self._clock.now(), self._end[batch.channel]
             entries = deque(
-                Entry(batch.channel, 0, start + place, now, key, value, headers)
-                for place, (key, value, headers) in enumerate(batch.records)
+                Entry(batch.channel, 0, start + location, now, key, value, headers)
+                for location, (key, value, headers) in enumerate(batch.records)
             )
             self._end[batch.channel] += len(entries)
             self._batches.append((entries, cost))
@@ -174,7 +174,7 @@ def _bound(host: str, port: int, where: str) -> socket.socket:
 class _Peer:
     """A sender, and the number of its last accepted batch."""
 
-    taken: int = 0
+    acknowledged: int = 0
     connections: int = 0
 
 
@@ -227,7 +227,7 @@ class _Server:
             for out, peer in self._writers.items():
                 # Not to a sender that does not read.
                 if not out.is_closing() and out.transport.get_write_buffer_size() == 0:
-                    out.write(frames.taken(peer.taken))
+                    out.write(frames.acknowledged(peer.acknowledged))
 
     async def _serve(self, stream: StreamReader, out: StreamWriter) -> None:
         self._connections += 1
@@ -246,11 +246,11 @@ class _Server:
             if self._connections > self._most:
                 raise Refused("a connection", f"the limit of {self._most} connected senders is reached")
             async with self._identified(stream) as peer:
-                out.write(frames.welcome(peer.taken, self._inbox.channels))
+                out.write(frames.hello_reply(peer.acknowledged, self._inbox.channels))
                 self._writers[out] = peer
                 while True:
                     await self._take(peer, await received(stream, _WHOLE))
-                    out.write(frames.taken(peer.taken))
+                    out.write(frames.acknowledged(peer.acknowledged))
                     await out.drain()
         except Refused as error:
             self._writers.pop(out, None)
@@ -288,10 +288,10 @@ class _Server:
         while True:
             self._room.clear()
             # Checked after each pause: it may have arrived over another connection.
-            if frame.number <= peer.taken:
+            if frame.number <= peer.acknowledged:
                 return
             if self._inbox.put(frame):
-                peer.taken = frame.number
+                peer.acknowledged = frame.number
                 return
             await self._room.wait()
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from penstock.channels.tcp import frames
-from penstock.channels.tcp.frames import Acknowledged, Fault, Frame, Welcome
+from penstock.channels.tcp.frames import Acknowledged, Fault, Frame, HelloReply
 from penstock.core.clock import Clock
 from penstock.core.contracts import Sender
 from penstock.core.errors import PenstockError, Refused, Unavailable
@@ -128,7 +128,7 @@ class Window:
     def empty(self) -> bool:
         return not self._batches
 
-    def taken(self, number: int) -> None:
+    def acknowledged(self, number: int) -> None:
         """Acknowledge all batches up to this one."""
         while self.first <= number and self.first < self.next:
             if self.first in self._batches:
@@ -179,9 +179,9 @@ class _Connector:
             since = self._clock.elapsed() if since is None else since
             try:
                 async with self._connected() as (stream, out):
-                    welcome = await self._greet(stream, out)
+                    hello_reply = await self._greet(stream, out)
                     pause, since = _FIRST_PAUSE, None
-                    await self._exchange(stream, out, welcome)
+                    await self._exchange(stream, out, hello_reply)
             except (OSError, EOFError, Refused) as error:
                 lost = self._clock.elapsed()
                 since = lost if since is None else since
@@ -205,17 +205,20 @@ class _Connector:
         finally:
             out.transport.abort()
 
-    async def _greet(self, stream: StreamReader, out: StreamWriter) -> Welcome:
+    async def _greet(self, stream: StreamReader, out: StreamWriter) -> HelloReply:
         out.write(frames.hello(self._identity))
         answer = await self._answer(stream)
-        if not isinstance(answer, Welcome):
+        if not isinstance(answer, HelloReply):
             raise Refused("an answer", "it is not a welcome")
-        self.window.taken(answer.taken)
+        self.window.acknowledged(answer.acknowledged)
         return answer
 
-    async def _exchange(self, stream: StreamReader, out: StreamWriter, welcome: Welcome) -> None:
+    async def _exchange(self, stream: StreamReader, out: StreamWriter, hello_reply: HelloReply) -> None:
         """Send batches and read acknowledgements until the connection breaks."""
-        tasks = {asyncio.create_task(self._send_batches(out, welcome)), asyncio.create_task(self._read_answers(stream))}
+        tasks = {
+            asyncio.create_task(self._send_batches(out, hello_reply)),
+            asyncio.create_task(self._read_answers(stream)),
+        }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -225,16 +228,16 @@ class _Connector:
         for task in done:
             task.result()
 
-    async def _send_batches(self, out: StreamWriter, welcome: Welcome) -> None:
+    async def _send_batches(self, out: StreamWriter, hello_reply: HelloReply) -> None:
         number = self.window.first
         while True:
             while number < self.window.next:
                 batch = self.window.get(number)
-                if batch is not None and batch.channel in welcome.channels:
+                if batch is not None and batch.channel in hello_reply.channels:
                     out.write(batch.frame)
                     await out.drain()
                 elif batch is not None:
-                    read = ", ".join(welcome.channels)
+                    read = ", ".join(hello_reply.channels)
                     why = f'channel "{batch.channel}" is not read there, only {read}'
                     self.window.drop(number, Unavailable(self.where, why))
                 number += 1
@@ -246,7 +249,7 @@ class _Connector:
             answer = await self._answer(stream)
             if not isinstance(answer, Acknowledged):
                 raise Refused("an answer", "it is not an acknowledgement")
-            self.window.taken(answer.number)
+            self.window.acknowledged(answer.number)
 
     async def _answer(self, stream: StreamReader) -> Frame:
         async with asyncio.timeout(self._silence):

@@ -46,19 +46,19 @@ class FilesSource:
     max_size: int = 900_000
 
     def __post_init__(self) -> None:
-        place = f"source {self.name}"
+        location = f"source {self.name}"
         path = self.url.partition("://")[2]
         if not Path(path).name or "\0" in path:
-            raise Misconfigured(place, "the address has no path", "write file://PATH, such as file://data/in")
+            raise Misconfigured(location, "the address has no path", "write file://PATH, such as file://data/in")
         if _is_pattern(str(Path(path).parent)):
             problem = "only the last part of a path may be a pattern"
-            raise Misconfigured(place, problem, "write it like file://data/in/*.log")
+            raise Misconfigured(location, problem, "write it like file://data/in/*.log")
         if self.format not in ("lines", "whole"):
-            raise Misconfigured(f"{place}, format", f'unknown value "{self.format}"', "use one of lines, whole")
+            raise Misconfigured(f"{location}, format", f'unknown value "{self.format}"', "use one of lines, whole")
         if self.max_size < 1:
-            raise Misconfigured(f"{place}, max_size", "it must be at least 1")
+            raise Misconfigured(f"{location}, max_size", "it must be at least 1")
         if self.every <= timedelta():
-            raise Misconfigured(f"{place}, every", "it must be more than 0", 'write it like "1 s"')
+            raise Misconfigured(f"{location}, every", "it must be more than 0", 'write it like "1 s"')
 
     @property
     def guarantee(self) -> Guarantee:
@@ -142,7 +142,7 @@ class _Reading:
     def _scan(self) -> tuple[list[tuple[File, bool]], bool]:
         """The files to read, each with whether it is the last time; and whether other files must wait."""
         now, progress = time.time(), self._progress
-        changed = progress.update(self._folder.list_files(progress.is_known), now, self._folder.same)
+        changed = progress.update(self._folder.list_files(progress.is_tracked), now, self._folder.same)
         ended = [
             file for file in progress.files.values() if file.missing_at is not None and self._is_finished(file, now)
         ]
@@ -227,12 +227,12 @@ class _Reading:
         whole = checksum(begins, COMPARED)
         arrivals: list[Arrival] = []
         size = 0
-        for value, place, why in found:
-            check = whole if place >= COMPARED else checksum(begins, place)
+        for value, location, why in found:
+            check = whole if location >= COMPARED else checksum(begins, location)
             flag = "skip" if why is not None else ""
-            cursor, dedup_key = head + tail(check, flag, place), file.dedup_key(check, flag, place)
+            cursor, dedup_key = head + tail(check, flag, location), file.dedup_key(check, flag, location)
             arrivals.append(Arrival(value, cursor=cursor, refused=why, dedup_key=dedup_key))
-            file.offset, file.check, file.flag = place, check, flag
+            file.offset, file.check, file.flag = location, check, flag
             size += len(value)
             if len(arrivals) >= BATCH_RECORDS or size >= BATCH_BYTES:
                 yield self._intake(arrivals)
@@ -263,8 +263,10 @@ class _Reading:
     def _corrupt(self, file: File, corrupt: CorruptFile, head: str) -> Intake:
         file.flag = "bad"
         why = f"{file.name} cannot be read after byte {file.offset}: {corrupt.why}"
-        place = file.check or 0, "bad", file.offset
-        return self._intake([Arrival(b"", cursor=head + tail(*place), refused=why, dedup_key=file.dedup_key(*place))])
+        location = file.check or 0, "bad", file.offset
+        return self._intake(
+            [Arrival(b"", cursor=head + tail(*location), refused=why, dedup_key=file.dedup_key(*location))]
+        )
 
     def _intake(self, arrivals: list[Arrival]) -> Intake:
         self._in_flight += 1

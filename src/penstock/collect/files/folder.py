@@ -111,13 +111,13 @@ class Folder:
     """By inode; the file that was read last comes last."""
     _compressed: CompressedFile | None = None
 
-    def list_files(self, known: Callable[[int, str], bool]) -> list[FileStat]:
+    def list_files(self, tracked: Callable[[int, str], bool]) -> list[FileStat]:
         """The selected files, and known files that were renamed. Regular files only."""
         found: list[FileStat] = []
         try:
             with os.scandir(self.path) as entries:
                 for entry in entries:
-                    if self._is_selected(entry.name) or known(entry.inode(), entry.name):
+                    if self._is_selected(entry.name) or tracked(entry.inode(), entry.name):
                         info = self._stat(entry.name)
                         if info is not None:
                             found.append(info)

@@ -121,15 +121,15 @@ class Progress:
                     raise ValueError(name)
                 info = FileStat(str(name), int(inode), 0, 0, 0)
                 first_inode, generation = generation if isinstance(generation, list) else (inode, generation)
-                known = None if check is None else int(check)
-                file = File(info, int(first_inode), int(generation), int(offset), known, str(flag), from_cursor=True)
+                checksum = None if check is None else int(check)
+                file = File(info, int(first_inode), int(generation), int(offset), checksum, str(flag), from_cursor=True)
                 self.files[file.info.inode] = file
                 self._listed[file.info.inode] = file.entry()
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError) as error:
             problem = "the channel has records of another kind of source with this name"
             raise Misconfigured(f"source {self._source}", problem, "give it another name") from error
 
-    def is_known(self, inode: int, name: str) -> bool:
+    def is_tracked(self, inode: int, name: str) -> bool:
         """Whether this file was seen before, perhaps with another name."""
         if (file := self.files.get(inode)) is None:
             return False

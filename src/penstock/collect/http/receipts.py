@@ -345,8 +345,8 @@ class Answers:
             raise Problem(503, "the source", f"{self._max_waiting} requests wait for answers", "try again later")
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self.expect(key[0])
-        if (known := self._recent.get(key)) is not None:
-            answer.set_result(known)
+        if (previous := self._recent.get(key)) is not None:
+            answer.set_result(previous)
         self._waiting.setdefault(key, set()).add(answer)
         self.waiting += 1
         try:
@@ -369,12 +369,12 @@ class Answers:
     def _add(self, found: Sequence[tuple[Key, Answer]]) -> None:
         self._ahead.release()
         for key, answer in found:
-            known = self._recent.get(key)
+            previous = self._recent.get(key)
             # The first row of a record is the answer. A refused record can be redriven, and then has a row.
-            if known is not None and (known.refused is None or answer.refused is not None):
+            if previous is not None and (previous.refused is None or answer.refused is not None):
                 continue
             self._recent[key] = answer
-            self._bytes += len(answer.row) - (len(known.row) if known else 0)
+            self._bytes += len(answer.row) - (len(previous.row) if previous else 0)
             for future in self._waiting.get(key, ()):
                 if not future.done():
                     future.set_result(answer)

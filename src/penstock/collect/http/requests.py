@@ -76,12 +76,12 @@ def _identity(request: Request, query: Query, source: str, own: str) -> SenderId
         identity = named
     if not identity:
         return None
-    place = _KEY_HEADER if key else "?sender, ?epoch, ?seq"
+    location = _KEY_HEADER if key else "?sender, ?epoch, ?seq"
     if missing := [name for name in _IDENTITY if name not in identity]:
-        raise Problem(400, place, f"{' and '.join(missing)} is missing", "set all three, or none")
+        raise Problem(400, location, f"{' and '.join(missing)} is missing", "set all three, or none")
     reason = invalid_sender(identity["sender"], source) or invalid_sender(identity["sender"], own)
     if reason is not None:
-        raise Problem(400, place, reason, "choose another name")
+        raise Problem(400, location, reason, "choose another name")
     epoch, seq = (integer(_KEY_HEADER if key else f"?{name}", identity[name]) for name in ("epoch", "seq"))
     return SenderIdentity(identity["sender"], epoch, seq)
 

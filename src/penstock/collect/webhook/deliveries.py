@@ -85,7 +85,7 @@ class Deliveries:
 
     def __init__(self, folder: Path, name: str, now: Micros, highest: tuple[int, int] = (0, 0)) -> None:
         self.path = folder / f"{quote(name, safe='')}.sqlite"
-        self._place = f"source {name}, {self.path}"
+        self._location = f"source {name}, {self.path}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = sqlite3.connect(self.path, timeout=1, isolation_level=None, check_same_thread=False)
@@ -116,16 +116,16 @@ class Deliveries:
             if not epochs or in_use > (epochs[-1][1], last):
                 if epochs:
                     log.warning(
-                        "%s is older than the channel: deliveries that are repeated may be stored twice", self._place
+                        "%s is older than the channel: deliveries that are repeated may be stored twice", self._location
                     )
                 epochs.append((last + 1, max(now, in_use[0] + 1)))
                 self._file.execute("insert or replace into epochs values (?, ?)", epochs[-1])
             return epochs
         except sqlite3.OperationalError as error:
-            raise Unavailable(self._place, str(error)) from error
+            raise Unavailable(self._location, str(error)) from error
         except sqlite3.DatabaseError as error:
             fix = "move it away; repeated deliveries with its ids are then stored twice"
-            raise Misconfigured(self._place, f"the file is damaged: {error}", fix) from error
+            raise Misconfigured(self._location, f"the file is damaged: {error}", fix) from error
 
     def epoch(self, seq: int) -> int:
         """The epoch of a number."""
@@ -150,15 +150,15 @@ class Deliveries:
                     self._file.execute("rollback")
                 raise
         except sqlite3.Error as error:
-            raise Unavailable(self._place, str(error), 1.0) from error
+            raise Unavailable(self._location, str(error), 1.0) from error
         return rows
 
     def _row(self, one: Delivery) -> Row:
-        known = self._file.execute(
+        row = self._file.execute(
             "select seq, time, digest = ?, body is null from deliveries where id = ?", (one.digest, one.id)
         ).fetchone()
-        if known is not None:
-            seq, time, same, durable = known
+        if row is not None:
+            seq, time, same, durable = row
             return Row(seq, time, bool(same), bool(durable))
         made = self._file.execute(
             "insert into deliveries (id, digest, time, body) values (?, ?, ?, ?)",
@@ -172,7 +172,7 @@ class Deliveries:
             not_safe = "from deliveries where body is not null and seq > ? order by seq limit ?"
             found = self._file.execute(f"select seq, time, body, digest {not_safe}", (after, most)).fetchall()
         except sqlite3.Error as error:
-            raise Unavailable(self._place, str(error)) from error
+            raise Unavailable(self._location, str(error)) from error
         return [Pending(seq, time, body, hashlib.sha256(body).digest() != digest) for seq, time, body, digest in found]
 
     def count(self) -> int:
