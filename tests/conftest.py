@@ -46,29 +46,28 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-_LONGEST = (
-    "tests/soak/test_verdicts.py",
-    "tests/analysis/killed/test_killed.py",
-    "tests/test_run.py",
-    "tests/analysis/test_poison.py",
-    "tests/analysis/test_accounting.py",
+_WHOLE_PIPELINES = (
     "tests/soak/",
+    "tests/analysis/killed/",
+    "tests/analysis/test_poison.py",
+    "tests/test_run",
     "tests/test_examples",
-    "tests/operate/test_recompute.py",
+    "tests/test_quickstart.py",
     "tests/cli/test_up.py",
-    "tests/analysis/",
-    "tests/run/",
-    "tests/stores/",
-    "tests/cli/",
+    "tests/cli/test_query.py",
+    "tests/cli/test_run.py",
 )
-"""The files that take minutes. They start first, so that no process is left with one of them at the end."""
+"""Tests that run several JVMs at a time. One process runs all of them, one after the other: two would not fit on two
+cores."""
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    def rank(item: pytest.Item) -> int:
-        return next((at for at, prefix in enumerate(_LONGEST) if item.nodeid.startswith(prefix)), len(_LONGEST))
-
-    items.sort(key=rank)
+    """Distribute the tests by file over the processes, whole pipelines first."""
+    for item in items:
+        file = item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group("pipelines" if file.startswith(_WHOLE_PIPELINES) else file))
+    items.sort(key=lambda item: not item.nodeid.startswith(_WHOLE_PIPELINES))
 
 
 @pytest.fixture(scope="session")

@@ -24,9 +24,9 @@ class Order:
     day: date
     paid: bool
     seal: bytes
-    location: Venue
+    place: Venue
     tags: list[str]
-    locations: list[Venue]
+    places: list[Venue]
     counts: dict[str, int]
     note: str | None
     old: Optional[str]  # noqa: UP045 (both spellings are accepted)

@@ -116,7 +116,7 @@ def readable(name: str, folder: str) -> Note:
 
 
 def begin_anew(name: str) -> str:
-    """The fix that is alfix possible."""
+    """The fix that is always possible."""
     locations = "beginning|MOMENT|CHANNEL:PARTITION=OFFSET,…"
     return f"begin anew: penstock run FILE --new-checkpoint {name} --from {locations}"
 
@@ -167,7 +167,7 @@ class _Case:
         if self.note.generation < account.number:
             # In real time, rows of that generation exist before its first account.
             what = "its checkpoint is missing" if found is None else "the query has had a newer one"
-            yield f"{what}: its rows would alfix count as older than those of generation {account.number}", fix
+            yield f"{what}: its rows would always count as older than those of generation {account.number}", fix
         elif not account.step:
             return
         elif found is None:
