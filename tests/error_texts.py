@@ -1,4 +1,4 @@
-"""The texts of all errors that Penstock raises, read from its source: `python -m tests.error_texts` writes errors.txt."""
+"""The texts of all errors that Penstock raises, from its source. `python -m tests.error_texts` writes errors.txt."""
 
 import ast
 from collections.abc import Iterator
