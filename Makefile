@@ -15,7 +15,7 @@ run: .venv/ready ## run the RSVP analyzer: Kafka, Spark, Redis, a lake and a liv
 	@$(BIN)/penstock demo
 
 test: .venv/ready chromium ## run all tests, with the real parts
-	@$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+	@$(BIN)/python -m pytest --numprocesses 2 --no-loadscope-reorder
 
 soak: .venv/ready ## run the long tests in their full sizes: an hour, and a table of figures
 	@PENSTOCK_SOAK=1 $(BIN)/python -m pytest tests/soak --timeout 3600

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
 from pyspark.sql import SparkSession
 from tests.channels.servers import HURRIED, KafkaServer
 from tests.servers import RedisServer
+from xdist.scheduler import LoadFileScheduling
 
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
@@ -61,12 +63,19 @@ _WHOLE_PIPELINES = (
 cores."""
 
 
-@pytest.hookimpl(tryfirst=True)
+class _ByFile(LoadFileScheduling):  # type: ignore[misc]  # it has no types
+    """Distributes the tests by file over the processes, but all whole pipelines to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "pipelines" if nodeid.startswith(_WHOLE_PIPELINES) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> _ByFile:
+    return _ByFile(config, log)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Distribute the tests by file over the processes, whole pipelines first."""
-    for item in items:
-        file = item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group("pipelines" if file.startswith(_WHOLE_PIPELINES) else file))
+    """Start with the whole pipelines, which take longest."""
     items.sort(key=lambda item: not item.nodeid.startswith(_WHOLE_PIPELINES))
 
 
