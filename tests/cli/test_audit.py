@@ -238,7 +238,7 @@ def test_records_in_a_spool_are_doubted_while_nothing_runs(tmp_path: Path) -> No
 def test_a_spool_that_cannot_be_read_is_doubted_with_its_file(tmp_path: Path) -> None:
     audited(tmp_path, 1, 2)
     leave(tmp_path, "rsvps", "rsvps")
-    (file,) = (Config.read(tmp_path).state / "spool" / "rsvps" / "0").glob("*.log")
+    (file,) = (Config.read(tmp_path).state / "spool").rglob("*.db")
     emptied(file, random.Random(1))
     (doubt,) = json.loads(command(tmp_path, "--json").stdout)["doubts"]
     assert doubt["kind"] == "spool"

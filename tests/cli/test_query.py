@@ -34,24 +34,24 @@ def refused(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["a", "b", "c"], '3 arguments are given; write [FILE.py] "SELECT …"'),
-        (["SELECT 1", "SELECT 2"], "2 arguments are given"),
+        (["a", "b", "c"], '3 arguments given; write [FILE.py] "SELECT …"'),
+        (["SELECT 1", "SELECT 2"], "2 arguments given"),
         (["SELECT * FROM a", "--from", "noon"], '--from: "noon" is not a valid time'),
         (["SELECT * FROM a", "--for", "ever"], '--for: "ever" is not a duration'),
         (["SELECT * FROM a", "--watermark", "x"], '--watermark: "x" is not a duration'),
         (["DROP VIEW a"], "query SQL: its SQL is not a query"),
         (["nowhere.sql"], "nowhere.sql: there is no such file"),
         (["nowhere.py", "SELECT * FROM a"], "there is no such file"),
-        (["SELECT * FROM a"], "channel a: there is no such channel"),
-        (["SELECT * FROM a, b", "--schema", "x INT"], "--schema: it reads a and b; say of which: --schema CHANNEL=…"),
-        (["SELECT * FROM a", "--servers", "tcp://127.0.0.1:1"], "is gone for others"),
+        (["SELECT * FROM a"], "channel a: not found"),
+        (["SELECT * FROM a, b", "--schema", "x INT"], "--schema: the query reads a and b; name one: --schema CHANNEL=…"),
+        (["SELECT * FROM a", "--servers", "tcp://127.0.0.1:1"], "removes records"),
     ],
 )
 def test_what_cannot_work_is_refused_before_spark_starts(
     arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    address = [] if "--servers" in arguments else ["--channels", "file://" + str(tmp_path / "channels")]
+    address = [] if "--servers" in arguments else ["--servers", "file://" + str(tmp_path / "channels")]
     assert said in refused(*arguments, *address)
 
 
@@ -140,8 +140,8 @@ def test_a_query_is_followed_until_ctrl_c_and_leaves_nothing(
     assert said.splitlines() == [
         "starting Spark …",
         f"{cities}: city STRING,land STRING; inferred from 3 records, --schema overrides it",
-        f"reading {by_city}, {cities} from the beginning; Ctrl-C ends it",
-        "3 rows; left out: 2 records that did not fit",
+        f"reading {by_city}, {cities} from the beginning; Ctrl-C stops",
+        "3 rows; dropped: 2 records that did not fit the schema",
     ]
     assert not [one for one in below if one.is_running()]
     assert list(temporary.iterdir()) == []

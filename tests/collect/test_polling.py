@@ -168,7 +168,7 @@ async def test_a_cursor_that_goes_back_is_followed_without_haste_and_said_once(
         await running.until(lambda: len(server.heads) == 12)
     assert sorted(running.values().elements()) == [b'"a"', b'"b"', b'"c"']
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert sum("goes back" in warning for warning in warnings) == 1
+    assert sum("moves back" in warning for warning in warnings) == 1
 
 
 @pytest.mark.parametrize(

@@ -337,10 +337,10 @@ async def test_a_length_that_is_absurd_has_a_receipt_and_ends_the_connection() -
             sender.send(b"x")
             sender.writer.write(b"\xff\xff\xff\xff" + b"x" * 100_000)
             found = await taken(intakes, 2)
-            assert await sender.error() == "a record of 4294967295 bytes is announced, and 900000 is the most"
+            assert await sender.error() == "the length of a record is 4294967295 bytes, the limit is 900000"
         assert [(one.value, one.refused) for one in found] == [
             (b"x", None),
-            (b"", "a record of 4294967295 bytes is announced, and 900000 is the most"),
+            (b"", "the length of a record is 4294967295 bytes, the limit is 900000"),
         ]
         async with sending(source, HELLO) as sender:
             assert await sender.hear() == {"after": 2}
@@ -378,7 +378,7 @@ async def test_half_a_record_that_nobody_sends_again_has_a_receipt() -> None:
         sender.writer.write_eof()
         assert [(one.value, one.refused) for one in await taken(intakes, 2)] == [
             (b"one", None),
-            (b"t", "the stream ends after 1 bytes of it"),
+            (b"t", "the stream ends after 1 bytes of the record"),
         ]
     source = replace(source, frames="lines", stalled_after=QUICK)
     async with source.open(ResumeState()) as intakes:

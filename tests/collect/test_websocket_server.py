@@ -172,7 +172,7 @@ async def test_a_connection_that_comes_back_unnoticed_takes_the_place_of_the_old
         await old.recv()
         async with connect(f"{url}?sender=a&epoch=1") as new:
             await new.recv()
-            with pytest.raises(ConnectionClosed, match="another connection of this sender"):
+            with pytest.raises(ConnectionClosed, match="the sender has another connection"):
                 await old.recv()
             await new.send("x")
             assert len(await taken(intakes, 1)) == 1
@@ -221,7 +221,7 @@ async def test_what_was_not_taken_ends_the_connection() -> None:
         await sender.recv()
         await sender.send("x")
         await (await anext(intakes)).settle(Unavailable("the channel", "away"))
-        with pytest.raises(ConnectionClosed, match=r"1013 .*not taken"):
+        with pytest.raises(ConnectionClosed, match=r"1013 .*not stored"):
             await sender.recv()
         async with connect(f"{url}?sender=a&epoch=1") as again:
             assert orjson.loads(await again.recv()) == {"after": 0}
@@ -257,20 +257,20 @@ async def test_at_the_end_senders_hear_what_is_safe() -> None:
 @pytest.mark.parametrize(
     ("path", "status", "said"),
     [
-        ("/nowhere", 404, "There is only / here"),
-        ("/?sender=a", 400, "in which life"),
-        ("/?sender=a&epoch=-1", 400, "in which life"),
-        ("/?sender=a&epoch=9223372036854775808", 400, "in which life"),
-        ("/?sender=a&epoch=%D9%A1", 400, "in which life"),
-        ("/?sender=a&epoch=1&seq=0", 400, "counted from 1"),
-        ("/?sender=a&epoch=1&seq=x", 400, "counted from 1"),
+        ("/nowhere", 404, "Unknown path; use /"),
+        ("/?sender=a", 400, "epoch is missing"),
+        ("/?sender=a&epoch=-1", 400, "epoch is missing"),
+        ("/?sender=a&epoch=9223372036854775808", 400, "epoch is missing"),
+        ("/?sender=a&epoch=%D9%A1", 400, "epoch is missing"),
+        ("/?sender=a&epoch=1&seq=0", 400, "numbered from 1"),
+        ("/?sender=a&epoch=1&seq=x", 400, "numbered from 1"),
         ("/?sender=&epoch=1", 400, "1 to 200 characters"),
         ("/?sender=" + "a" * 201 + "&epoch=1", 400, "1 to 200 characters"),
         ("/?sender=a%0Ab&epoch=1", 400, "printable"),
         ("/?sender=a%1B%5B2J&epoch=1", 400, "printable"),
         ("/?sender=door&epoch=1", 400, "the name of this source"),
         ("/?sender=a&sender=b&epoch=1", 400, "each once"),
-        ("/?token=1", 400, "may tell sender, epoch and seq"),
+        ("/?token=1", 400, "can have sender, epoch and seq"),
     ],
 )
 async def test_who_does_not_say_enough_is_turned_away_with_the_reason(path: str, status: int, said: str) -> None:
@@ -286,7 +286,7 @@ async def test_a_name_is_asked_for_unless_it_is_not_needed() -> None:
     async with opened(source) as (url, _):
         with pytest.raises(InvalidStatus) as error:
             await connect(url)
-        assert b"Say who sends: /in?sender=NAME&epoch=N" in error.value.response.body
+        assert b"Name the sender: /in?sender=NAME&epoch=N" in error.value.response.body
 
 
 async def test_pages_of_other_sites_are_turned_away() -> None:

@@ -183,7 +183,7 @@ class _Server:
             return client.respond(HTTPStatus.BAD_REQUEST, f"{refused.reason}.\n")
         if sender_epoch is None and self._source.named:
             return client.respond(
-                HTTPStatus.BAD_REQUEST, f"Say sender_epoch sends: {self._endpoint.path}?sender=NAME&epoch=N.\n"
+                HTTPStatus.BAD_REQUEST, f"Name the sender: {self._endpoint.path}?sender=NAME&epoch=N.\n"
             )
         return None
 

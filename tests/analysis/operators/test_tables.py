@@ -75,7 +75,7 @@ def test_a_record_that_is_older_than_the_last_one_moves_nothing() -> None:
     handle, moves = Handle(), Moves()
     moves.init(cast(StatefulProcessorHandle, handle))
     [moved] = moves.handleInputRows(("k",), iter([row(9, names="b"), row(7, names="a")]), None)
-    assert (moved.location, moved.changes) == ("=b", 2)
+    assert (moved.place, moved.changes) == ("=b", 2)
     assert list(moves.handleInputRows(("k",), iter([row(8, names="c")]), None)) == []
     assert handle.value.held == ("=b", 3, 9)
 
