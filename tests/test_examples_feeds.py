@@ -482,7 +482,7 @@ def test_a_time_that_cannot_be_read_is_now(told: object) -> None:
         ({"products": ["../BTC"]}, 'write it like "BTC-USD"'),
         ({"products": "BTC-USD"}, 'write it like "BTC-USD"'),
         ({"fill": -1}, "fill"),
-        ({"history": "ftp://x"}, "none of HTTP"),
+        ({"history": "ftp://x"}, "not an HTTP address"),
         ({"address": "https://x"}, "write wss://host"),
     ],
 )

@@ -42,5 +42,5 @@ async def test_a_proxy_prints_its_address_serves_and_stops_cleanly(tmp_path: Pat
 def test_a_wrong_setting_has_its_place(tmp_path: Path) -> None:
     with pytest.raises(Misconfigured, match="--wake-again"):
         proxy("http://host/", tmp_path, wake_again="soon")
-    with pytest.raises(Misconfigured, match="none of HTTP"):
+    with pytest.raises(Misconfigured, match="not an HTTP address"):
         proxy("host/", tmp_path)

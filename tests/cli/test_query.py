@@ -43,7 +43,10 @@ def refused(*arguments: str) -> str:
         (["nowhere.sql"], "nowhere.sql: there is no such file"),
         (["nowhere.py", "SELECT * FROM a"], "there is no such file"),
         (["SELECT * FROM a"], "channel a: not found"),
-        (["SELECT * FROM a, b", "--schema", "x INT"], "--schema: the query reads a and b; name one: --schema CHANNEL=…"),
+        (
+            ["SELECT * FROM a, b", "--schema", "x INT"],
+            "--schema: the query reads a and b; name one: --schema CHANNEL=…",
+        ),
         (["SELECT * FROM a", "--servers", "tcp://127.0.0.1:1"], "removes records"),
     ],
 )

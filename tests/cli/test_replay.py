@@ -3,7 +3,9 @@
 import asyncio
 import json
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -95,18 +97,25 @@ def test_what_keeps_nothing_has_no_history() -> None:
     assert result.exception.location == "channel cars"
 
 
+def change_values(folder: Path, channel: str, first: int) -> None:
+    """Turn the bytes of the values from this record on around; once more, and they are whole again."""
+    (file,) = (folder / "channels" / channel).glob("*.db")
+    with closing(sqlite3.connect(file)) as database, database:
+        for id, value in database.execute("SELECT id, value FROM records ORDER BY id").fetchall()[first - 1 :]:
+            changed = bytes(255 - byte for byte in value)
+            database.execute("UPDATE records SET value = ? WHERE id = ?", (changed, id))
+
+
 def test_a_replay_that_breaks_off_tells_how_far_it_was_and_can_go_on(address: str, tmp_path: Path) -> None:
     """What is damaged near its end can be read up to there; mended, the rest can be replayed."""
     bind(address).ensure([Topic("long")])
     fill(address, "long", 1_200)
-    log = tmp_path / "channels" / "long" / "0" / f"{0:020}.log"
-    whole = log.read_bytes()
-    log.write_bytes(whole[:-20] + bytes(255 - byte for byte in whole[-20:]))
+    change_values(tmp_path, "long", 1_200)
     result = penstock("replay", "long", "--into", "again", "--servers", address)
     assert (result.exit_code, result.stdout) == (1, "long: 1,000 records copied to again before it failed\n")
     failure, go_on = result.stderr.splitlines()
-    assert failure.startswith("penstock: long: ")
-    log.write_bytes(whole)
+    assert failure.startswith("penstock: channel long: ")
+    change_values(tmp_path, "long", 1_200)
     (since,) = re.findall(r"^to continue: --since (\S+); ", go_on)
     assert penstock("replay", "long", "--into", "again", "--servers", address, "--since", since).exit_code == 0
     assert penstock("verify", "again", "--first", "1", "--servers", address).exit_code == 0
@@ -115,8 +124,7 @@ def test_a_replay_that_breaks_off_tells_how_far_it_was_and_can_go_on(address: st
 
 
 def test_a_replay_that_breaks_off_is_told_as_json(address: str, tmp_path: Path) -> None:
-    log = next((tmp_path / "channels" / "cars" / "0").glob("*.log"))
-    log.write_bytes(bytes(255 - byte for byte in log.read_bytes()))
+    change_values(tmp_path, "cars", 1)
     result = penstock("replay", "cars", "--into", "again", "--servers", address, "--json")
     told = json.loads(result.stdout)
     assert (result.exit_code, told["complete"], told["sent"], told["last"]) == (1, False, 0, None)

@@ -31,12 +31,12 @@ class Finding:
     """An error or a warning: the place, the problem, the fix."""
 
     level: Level
-    location: str
+    place: str
     problem: str
     fix: str = ""
 
     def __str__(self) -> str:
-        return f"{self.location}: {self.problem}" + (f"; {self.fix}" if self.fix else "")
+        return f"{self.place}: {self.problem}" + (f"; {self.fix}" if self.fix else "")
 
 
 def unconnected(description: Description) -> list[Finding]:
