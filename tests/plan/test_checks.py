@@ -126,7 +126,7 @@ def test_a_table_whose_file_is_not_there_is_found_before_anything_starts(tmp_pat
 
 
 def levels(made: Pipeline) -> list[tuple[Level, str]]:
-    return [(finding.level, finding.location) for finding in unconnected(made.describe())]
+    return [(finding.level, finding.place) for finding in unconnected(made.describe())]
 
 
 def test_a_source_that_nothing_reads_is_a_warning_until_a_store_or_a_query_reads_it() -> None:
@@ -151,7 +151,7 @@ def test_both_at_once_are_an_error_that_names_the_other_channel() -> None:
     made.source("ws://host/path", into="rsvp")
     made.sql_query("by_city", key="city", sql="SELECT city, seen() FROM rsvps GROUP BY city")
     found = unconnected(made.describe())
-    assert [(one.level, one.location) for one in found] == [
+    assert [(one.level, one.place) for one in found] == [
         (Level.ERROR, "source rsvp"),
         (Level.ERROR, "channel rsvps"),
     ]

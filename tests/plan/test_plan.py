@@ -60,7 +60,7 @@ def test_a_chart_that_names_no_column_is_a_warning(spark: SparkSession, tmp_path
     assert not planned(app, tmp_path, spark).findings
     app.page("by_city", title="wrong", chart={"mark": "bar", "encoding": {"x": {"field": "window.start"}, "y": y}})
     found = planned(app, tmp_path, spark)
-    assert [(one.level, one.location) for one in found.findings] == [(Level.WARNING, "page wrong")] * 2
+    assert [(one.level, one.place) for one in found.findings] == [(Level.WARNING, "page wrong")] * 2
     assert '"window_start"' in found.findings[1].fix
     assert not found.wrong
 
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_does_not_fit_is_an_error_with_the_fix(spark: SparkSes
     (finding,) = found.findings
     assert found.wrong
     assert finding.level is Level.ERROR
-    assert "by_city" in finding.location
+    assert "by_city" in finding.place
     assert "--new-checkpoint by_city" in finding.fix
     assert found.to_json()["findings"][0]["level"] == "error"
 
