@@ -178,7 +178,7 @@ def test_the_last_batch_of_a_query_and_its_age() -> None:
     assert value(samples, "penstock_query_event_time_skew_seconds", query="a") == 0.4
     assert value(samples, "penstock_query_batch_seconds", query="a", part="planning") == 0.09
     assert value(samples, "penstock_query_batch_seconds", query="a", part="commit") is None
-    assert value(samples, "penstock_query_state_bytes", query="a", location="disk") == 1_000
+    assert value(samples, "penstock_query_state_bytes", query="a", place="disk") == 1_000
     assert value(samples, "penstock_query_state_load_seconds", query="a", when="start") == 0.25
     assert value(samples, "penstock_query_state_cache_hit_ratio", query="a") == 0.75
     assert not any(("query", name) in labels for name in ("b", "new") for _, labels in samples)

@@ -164,7 +164,7 @@ def test_rows_without_an_identity_and_channels_without_a_schema_are_remarked(
     found = planned(app, tmp_path, spark)
     assert [query.identity for query in found.queries] == ["origin of its record", "none"]
     assert [remark.split(";")[0] for remark in found.remarks] == [
-        "query bare: its rows carry neither seen() nor origin",
+        "query bare: its rows have neither seen() nor origin",
         "channel log: it has no schema",
     ]
 
@@ -178,7 +178,7 @@ def test_what_would_count_twice_is_remarked(spark: SparkSession, tmp_path: Path)
     app.sql_query("counted", key="city", sql=COUNTS)
     app.sql_query("both", key="city", watermark="1 second", sql=COUNTS.replace("rsvps", both))
     found = planned(app, tmp_path, spark)
-    assert [remark for remark in found.remarks if "twice" in remark] == [
+    assert [remark for remark in found.remarks if "duplicates" in remark] == [
         "query counted: without watermark= it cannot recognize duplicates in its channel.",
         "query both: it reads several channels, and reads duplicates in them twice.",
     ]
@@ -199,7 +199,7 @@ def test_a_pipeline_gets_the_delivery_that_it_asks_for_or_is_told(spark: SparkSe
     assert given == ["best effort", "at least once", "exactly once"]
     assert [remark.split(" is weaker than exactly once, which is required")[1][:20] for remark in weaker] == [
         ": add seen() to its ",
-        "; use a feed that can",
+        "; use a feed that ca",
     ]
     given, weaker = hops("at least once")
     assert (given, len(weaker)) == (["best effort", "at least once", "exactly once"], 1)
