@@ -81,6 +81,8 @@ def started(engine: Engine, query: Query) -> StreamingQuery:
     rows = encoded(engine.frame(query, engine.stream), query)
     writer = engine.connector.into(rows, query.into).option("checkpointLocation", engine.checkpoint(query.name))
     mode = "append" if query.name == "sessions" else "update"
+    # An earlier query of the session may have allowed batches without data: with timers they never end.
+    engine.spark.conf.set("spark.sql.streaming.noDataMicroBatches.enabled", "false")
     running = writer.outputMode(mode).trigger(processingTime="1 second").start()
     running.processAllAvailable()
     return running
@@ -170,7 +172,7 @@ def test_variables_of_ones_own_are_told_by_their_names(asked: Asked) -> None:
     assert get(engine, queries["remembering"], "ann")["state"] == expected
     some = get(engine, queries["remembering"], "ann", most=3)
     assert some["state"] == {**expected, "recent": expected["recent"][:3]}
-    assert some["note"] == "recent has more entries than the 3 that are told of"
+    assert some["note"] == "recent has more than 3 entries"
 
 
 def test_where_there_is_nothing_some_keys_are_named(asked: Asked) -> None:
@@ -227,7 +229,7 @@ def test_a_scan_of_ones_own_state_names_the_variables(asked: Asked) -> None:
 
 def test_what_cannot_be_asked_says_why(asked: Asked) -> None:
     engine, queries = asked
-    assert "what it has seen" in get(engine, queries["once"], "ann")["note"]
+    assert "known records, to find duplicates" in get(engine, queries["once"], "ann")["note"]
     assert "it has no state" in scan(engine, queries["plain"], "", 10)["note"]
     new = Query("new", ("asked-things",), "asked-f", ("name",), windowed)
     assert get(engine, new, "ann")["note"] == "it has no committed batch"
