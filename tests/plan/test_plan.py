@@ -251,7 +251,7 @@ def test_the_class_of_each_query_and_the_slots_of_all_are_told(spark: SparkSessi
     assert [(query["cost"], query["price"]) for query in found["queries"]] == 2 * [
         ("jvm", "no Python: everything runs in the JVM")
     ]
-    assert found["slots"] == {"standing": (3 + 2) + 3, "waiting": 3}
+    assert found["slots"] == {"fixed": (3 + 2) + 3, "waiting": 3}
     (tmp_path / "penstock.toml").write_text('[spark]\nmaster = "local[12]"\nshuffle_partitions = 10\n')
     with pytest.raises(
         Misconfigured, match=r"the queries need 14 slots at once, and local\[12\] has 12; use more slots"

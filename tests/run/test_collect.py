@@ -228,7 +228,7 @@ def test_records_that_wait_on_disk_are_not_left_behind_by_a_setting(kafka: Kafka
     (tmp_path / ".penstock").mkdir()
     SqliteChannels(tmp_path / ".penstock" / "spool").ensure([Topic("waits")])
     asyncio.run(leave_one())
-    with pytest.raises(Misconfigured, match="records that were acknowledged wait on disk"):
+    with pytest.raises(Misconfigured, match="acknowledged records wait on disk"):
         run(Tier.COLLECT, description, Config.read(tmp_path, environ={}), threading.Event(), lambda: None)
 
 
