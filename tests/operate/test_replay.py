@@ -160,5 +160,5 @@ def test_a_replay_that_breaks_off_tells_how_far_it_is_and_why(channels: MemoryCh
 
 
 def test_what_keeps_nothing_has_no_stretch() -> None:
-    with pytest.raises(Misconfigured, match="keeps nothing, so there is no history"):
+    with pytest.raises(Misconfigured, match="keeps no records"):
         stretch(Tcp("127.0.0.1", 1), "cars", None, None)
