@@ -294,7 +294,7 @@ class TestCoinbase(SourceContract):
     def upstream(self, exchange: Exchange) -> Exchange:
         return exchange
 
-    async def test_what_was_not_taken_is_not_acknowledged_and_comes_again(self, upstream: Any) -> None:
+    async def test_a_record_that_was_not_stored_is_repeated(self, upstream: Any) -> None:
         """Before the first trade that is safe there is no place behind which more could be asked for."""
 
 

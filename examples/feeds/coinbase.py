@@ -92,7 +92,7 @@ class Coinbase:
         if not re.match(r"wss?://\w", self.address):
             raise Misconfigured(f"{source}, address", "it is not a WebSocket", "write wss://host/path")
         if not re.match(r"https?://\w", self.history):
-            raise Misconfigured(f"{source}, history", "it is none of HTTP", "write https://host/path")
+            raise Misconfigured(f"{source}, history", "it is not an HTTP address", "write https://host/path")
 
     @property
     def description(self) -> str:
