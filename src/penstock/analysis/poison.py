@@ -210,7 +210,9 @@ class Replay:
             raise Unavailable(f"query {self._work.name}", "the replay of its batch was stopped")
         if error is None:
             return None
-        return self._too_large if self._too_large in str(error) else telling(error)
+        # The text of an error holds the plan, which holds our message in any case.
+        raised = f"[USER_RAISED_EXCEPTION] {self._too_large}"
+        return self._too_large if raised in str(error) else telling(error)
 
     def _checked(self, rows: DataFrame) -> DataFrame:
         size = row_size()
