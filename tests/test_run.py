@@ -162,7 +162,7 @@ def test_the_status_tells_latency_and_memory(run: Run) -> None:
     told = run.penstock("status", "--json")
     assert told.returncode == 0, told.stdout + told.stderr
     status = json.loads(told.stdout)
-    assert status["nodes"]["feed:by_country"]["door"]["p50"] > 0
+    assert status["nodes"]["feed:by_country"]["delivery"]["p50"] > 0
     source = status["nodes"]["source:rsvps"]
     # It ends after some records: then it is done, and has no connection that it could lack.
     assert (source["connected"], source["state"]) in [(True, "connected"), (False, "waiting"), (None, "done")]
@@ -214,4 +214,4 @@ def test_ctrl_c_stops_everything_in_time(run: Run) -> None:
     assert run.stop() == 0
     assert time.monotonic() - began < 15  # ten seconds for the services, and some for a busy machine
     assert not any(alive(child) for child in children)
-    assert "stopped; the next run goes on from here" in run.said
+    assert "stopped; the next run continues from here" in run.said

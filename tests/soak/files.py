@@ -77,23 +77,28 @@ def ledger(run: Run, pid_of: PidOf, damage: Damage) -> Iterator[None]:
 
 @contextmanager
 def redis_file(run: Run, pid_of: PidOf) -> Iterator[None]:
-    """Redis reads its file when it starts."""
-    folder = state(run) / "redis"
-    os.kill(pid_of(run, "redis"), signal.SIGKILL)
+    """Redis reads its file when it starts. It is paused first: it could be started again before the damage is done."""
+    folder, pid = state(run) / "redis", pid_of(run, "redis")
+    os.kill(pid, signal.SIGSTOP)
     file = max([*folder.glob("appendonly.aof"), *folder.glob("appendonlydir/*.incr.aof")])
     with restored(file):
         overwritten(file, random.Random(1))
+        os.kill(pid, signal.SIGKILL)
         yield
 
 
 @contextmanager
 def checkpoint(run: Run, pid_of: PidOf, query: str, kind: str, damage: Damage) -> Iterator[None]:
-    """A query reads its checkpoint when it starts."""
-    os.kill(pid_of(run, "analyse"), signal.SIGKILL)
+    """A query reads its checkpoint when it starts. The driver is paused first, as Redis is."""
+    pids = pid_of(run, "jvm"), pid_of(run, "analyse")
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
     folder = state(run) / "checkpoints" / query
     files = {int(file.name): file for file in (folder / kind).iterdir() if file.name.isdigit()}
     with restored(files[max(files)]):
         damage(files[max(files)], random.Random(1))
+        for pid in reversed(pids):
+            os.kill(pid, signal.SIGKILL)
         yield
 
 

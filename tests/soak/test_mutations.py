@@ -239,7 +239,7 @@ def test_a_record_that_the_lake_lost_is_missing_there_and_named(mutated: Told) -
 def test_a_row_that_redis_lost_is_told_there_and_named_by_a_recomputation(mutated: Told) -> None:
     assert (mutated.redis.due, mutated.redis.in_flight) == (mutated.redis.taken, 0)
     # Compaction would take it away, too: the balance alone cannot call it a loss.
-    assert mutated.redis.note == "1 rows were outdated before it read them"
+    assert mutated.redis.note == "1 rows were compacted away before it read them"
     lacking = {one.holder.partition("/")[0]: {row.key for row in one.differences} for one in mutated.report.judged}
     [key] = lacking["store:redis"] - lacking[f"channel:{mutated.line.totals}"]
     window, name = json.loads(key)
