@@ -152,10 +152,6 @@ def subjects(told: Mapping[str, Any]) -> list[str]:
     return [one["stage"] for one in told["discrepancies"]] + [one["subject"] for one in told["doubts"]]
 
 
-def whole(run: Run) -> bool:
-    return bool(judged(run)["verdict"] == "whole")
-
-
 def cases() -> list[Fault]:
     chosen = random.Random(16)
     every = processes() + files()
@@ -165,9 +161,15 @@ def cases() -> list[Fault]:
 
 @pytest.mark.parametrize("fault", cases(), ids=str)
 def test_the_verdict_is_never_better_than_what_is_known(run: Run, fault: Fault) -> None:
-    wait(lambda: whole(run), RECOVERS)
+    said: list[dict[str, Any]] = []
+
+    def whole() -> bool:
+        said.append(judged(run))
+        return bool(said[-1]["verdict"] == "whole")
+
+    wait(whole, RECOVERS, said)
+    said.clear()
     with fault.inject(run):
-        said: list[dict[str, Any]] = []
 
         def named() -> bool:
             said.append(judged(run))
