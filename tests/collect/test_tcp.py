@@ -15,8 +15,8 @@ import pytest
 from tests.collect.outside import Keeper, taken, trying
 from tests.ports import later_port
 
-from penstock.collect import tcp
 from penstock.collect.tcp import TcpSource
+from penstock.core import tcp
 from penstock.core.contracts import Arrival, Guarantee, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.testing.killing import CrashContract

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 
 from tests.fuzz.target import Input, chunks_of, limits, target
 
-from penstock.collect import framing, sse
-from penstock.collect.framing import FAR, Found, Framing, Lengths, Lines
+from penstock.collect import sse
 from penstock.collect.sse import LONGEST_RETRY, Event, EventStream, cursor_of, last_id
+from penstock.core import framing
+from penstock.core.framing import FAR, Found, Framing, Lengths, Lines
 
 _KEPT = 16
 _ID = 8

@@ -10,16 +10,13 @@ from urllib.parse import urlsplit
 from penstock.collect.numbers import SENDERS
 from penstock.core.contracts import Guarantee, ResumeState
 from penstock.core.errors import Misconfigured, Refused
-from penstock.core.record import LARGEST_JUMP, LONGEST_SENDER
+from penstock.core.record import LARGEST_JUMP, LONGEST_SENDER, MAX_NUMBER
+from penstock.core.tcp import SEND_TIMEOUT
 from penstock.web.responses import Problem
 from penstock.web.server import authority, listen
 
 T = TypeVar("T")
 
-SEND_TIMEOUT = 30.0
-"""Seconds after which the kernel drops a peer that does not read what is sent to it."""
-MAX_NUMBER = 2**63 - 1
-"""The largest epoch and the largest number. An origin and a bookmark hold 64 bits."""
 _KEEPS = "senders keep records until they are acknowledged"
 
 

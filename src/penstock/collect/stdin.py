@@ -8,11 +8,11 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
-from penstock.collect.framing import Found, Lines
 from penstock.collect.ingest import BATCH_RECORDS
 from penstock.collect.reconnecting import no_acknowledgement
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.framing import Found, Lines
 
 CHUNK = 64 << 10
 

@@ -25,7 +25,6 @@ from websockets.http11 import Request, Response
 
 from penstock.collect.ingest import IngestQueue
 from penstock.collect.listen import (
-    MAX_NUMBER,
     Endpoint,
     SenderStates,
     allowed_origins,
@@ -40,7 +39,7 @@ from penstock.collect.websocket import received
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Refused, Unavailable
-from penstock.core.record import LARGEST_JUMP, Origin
+from penstock.core.record import LARGEST_JUMP, MAX_NUMBER, Origin
 from penstock.web.origin_check import OriginCheck
 
 log = logging.getLogger(__name__)

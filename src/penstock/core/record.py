@@ -29,6 +29,8 @@ LONGEST_SENDER = 200
 """Characters that the name of a sender may have."""
 LARGEST_JUMP = 1_000_000
 """The largest gap in the numbers of a sender whose records are counted as missing. A wrong number may be 2^62."""
+MAX_NUMBER = 2**63 - 1
+"""The largest epoch and the largest number. An origin and a bookmark hold 64 bits."""
 GENERATIONS = 2**44
 """A version is the generation of its query times this number, plus the count of `seen()`."""
 

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from penstock.collect.files.folder import Content, CorruptFile, Folder
 from penstock.collect.files.progress import REMOVED_AFTER, File, Progress, TooRecent, checksum, tail
-from penstock.collect.framing import KEPT, Found, Lines
 from penstock.collect.ingest import BATCH_BYTES, BATCH_RECORDS
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.framing import KEPT, Found, Lines
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)

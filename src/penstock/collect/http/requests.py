@@ -20,9 +20,10 @@ from starlette.routing import Route
 
 from penstock.collect.http.receipts import Answer, Answers, Key, Location, Locator, Receipt, ReceiptSigner
 from penstock.collect.ingest import IngestQueue
-from penstock.collect.listen import MAX_NUMBER, SenderStates, invalid_sender, split_lines, too_large
+from penstock.collect.listen import SenderStates, invalid_sender, split_lines, too_large
 from penstock.core.contracts import Arrival, ResumeState
 from penstock.core.errors import Refused, Unavailable
+from penstock.core.record import MAX_NUMBER
 from penstock.web.bodies import BodyReader
 from penstock.web.query import Query, integer
 from penstock.web.responses import Problem, SecurityHeaders, error_response, handlers, reply

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from penstock.collect.framing import KEPT, Found, Framing, Lengths, Lines
+from penstock.core.framing import KEPT, Found, Framing, Lengths, Lines
 
 
 def framed(*payloads: bytes) -> bytes:

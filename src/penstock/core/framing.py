@@ -1,6 +1,18 @@
-"""Framing: splits a stream of bytes into records. No I/O."""
+"""The protocol between a sender and a receiver of records. No I/O.
 
+A sender begins with `{"sender": "NAME", "epoch": N, "seq": M}`. The epoch grows with each start of the sender. Records
+are numbered within an epoch, and `seq` is the first one that the sender still has (default: 1). The answer
+`{"after": 41}` means: send the records after 41. `{"safe": 45}` means: the records up to 45 are safe. `{"error": "…"}`
+is the reason for the end of a connection. These messages have the same framing as the records.
+"""
+
+from collections.abc import Mapping
 from typing import Protocol
+
+import orjson
+
+from penstock.core.errors import Refused
+from penstock.core.record import MAX_NUMBER
 
 KEPT = 64 << 10
 """How many of the first bytes of a record beyond the limit its dead letter has."""
@@ -172,3 +184,36 @@ FRAMES = ("lines", "length")
 
 def framing(frames: str, max_size: int) -> Framing:
     return Lines(max_size) if frames == "lines" else Lengths(max_size)
+
+
+def framed(frames: str, record: bytes) -> bytes:
+    return record + b"\n" if frames == "lines" else len(record).to_bytes(4, "big") + record
+
+
+def framed_message(frames: str, message: Mapping[str, object]) -> bytes:
+    return framed(frames, orjson.dumps(message))
+
+
+HELLO_EXPECTED = 'begin with the sender, and an epoch that grows with each start: {"sender": "NAME", "epoch": 1}'
+
+SenderKey = tuple[str, int]
+"""The name and the epoch of a sender."""
+
+
+def parse_hello(hello: Found) -> tuple[SenderKey, int]:
+    """The sender, and the first number that it still has; Refused if the message is not valid."""
+    match {"seq": 1, **(parse_message(hello) or {})}:
+        case {"sender": str(sender), "epoch": int(epoch), "seq": int(first), **more} if not more:
+            if 0 <= epoch <= MAX_NUMBER and 1 <= first <= MAX_NUMBER and not {type(epoch), type(first)} & {bool}:
+                return (sender, epoch), first
+    raise Refused("a connection", HELLO_EXPECTED)
+
+
+def parse_message(found: Found) -> dict[str, object] | None:
+    """A message; None if it is not one."""
+    value, _, why = found
+    try:
+        message = None if why else orjson.loads(value)
+    except orjson.JSONDecodeError:
+        return None
+    return message if isinstance(message, dict) else None
