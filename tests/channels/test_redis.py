@@ -14,11 +14,11 @@ import pytest
 from tests.channels.traffic import send
 from tests.servers import RedisServer
 
+from penstock.channels.common import unpack
 from penstock.channels.leases import GroupState
 from penstock.channels.redis import RedisChannels, at
 from penstock.channels.redis.client import Address, Arguments, Server, written
-from penstock.channels.redis.codec import LIMIT, pack, partition_of, unpack
-from penstock.channels.redis.sender import Courier, Delivery, RedisSender, parcels
+from penstock.channels.redis.sender import LIMIT, Courier, Delivery, RedisSender, encode, parcels, partition_of
 from penstock.core.clock import duration
 from penstock.core.contracts import ChannelPartition, Entry, Topic
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
@@ -389,7 +389,7 @@ async def test_a_sender_learns_of_more_partitions_and_keeps_the_order_of_each_ke
     assert sorted(values(entries)) == list(range(1_000))
     for entry in entries:
         late = int(entry.value or b"") >= 500
-        assert entry.partition == (partition_of(pack(Record(b"", None, entry.key)), 5) if late else 0)
+        assert entry.partition == (partition_of(encode(Record(b"", None, entry.key)), 5) if late else 0)
     assert values(everything(channels, channel, {0: channels.bounds(channel)[0][1]})) == [
         value for value in values(entries) if value >= 500 and entries[values(entries).index(value)].partition != 0
     ]
@@ -622,7 +622,7 @@ def test_a_group_whose_members_are_silent_and_left_nothing_is_none(
     ],
 )
 def test_a_record_comes_out_as_it_was_packed(record: Record) -> None:
-    packed = b"before" + pack(record) + b"behind"
+    packed = b"before" + encode(record) + b"behind"
     key, value, headers, end = unpack(packed, 6)
     assert (key, value, list(headers)) == (record.key, record.value, record.headers())
     assert packed[end:] == b"behind"

@@ -5,20 +5,24 @@ import pickle
 import socket
 import struct
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, closing
+from contextlib import AbstractContextManager, asynccontextmanager, closing
 from datetime import timedelta
+from typing import Any
 
+import orjson
 import pytest
 from tests.ports import later_port
 
 from penstock.channels.binders import bind
-from penstock.channels.tcp import Tcp, frames
-from penstock.channels.tcp.receiving import ROOM, Inbox, listening
-from penstock.channels.tcp.sending import sending
+from penstock.channels.tcp import Tcp
+from penstock.channels.tcp.reader import ROOM, Decoded, Inbox, listening
+from penstock.channels.tcp.sender import LIMIT, Part, Window, encode, sending
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Entry, Reader, Topic
 from penstock.core.errors import Misconfigured, Refused, Unavailable
+from penstock.core.framing import framed, framed_message
 from penstock.core.record import Origin, Record
 
 Eventually = Callable[..., None]
@@ -182,12 +186,12 @@ async def test_many_senders_at_once_lose_nothing(tcp: Tcp) -> None:
 
 
 def test_a_record_of_nearly_the_limit_arrives_and_a_larger_one_is_refused(tcp: Tcp) -> None:
-    overhead = len(next(frames.packed("a", [Record(b"")]))) + 8
+    overhead = len(encode("a", Record(b""))) - 4
     with tcp.reader({"a": {}}) as reader:
-        sent(tcp, "a", [Record(b"x" * (frames.LIMIT - overhead)), *numbers(1, 2)])
-        assert [len(one.value or b"") for one in read(reader, 3)] == [frames.LIMIT - overhead, 1, 1]
+        sent(tcp, "a", [Record(b"x" * (LIMIT - overhead)), *numbers(1, 2)])
+        assert [len(one.value or b"") for one in read(reader, 3)] == [LIMIT - overhead, 1, 1]
         with pytest.raises(Refused, match="4,194,304"):
-            sent(tcp, "a", [*numbers(1, 2), Record(b"x" * (frames.LIMIT - overhead + 1))])
+            sent(tcp, "a", [*numbers(1, 2), Record(b"x" * (LIMIT - overhead + 1))])
         assert reader.read(1, 0) == []
 
 
@@ -229,15 +233,17 @@ async def test_a_slow_reader_slows_the_sender_and_gets_everything(tcp: Tcp) -> N
     assert overhead(entries) == list(range(400))
 
 
-def test_the_inbox_is_bounded_and_takes_one_batch_that_is_larger_than_it() -> None:
+def test_the_inbox_is_bounded_and_takes_one_record_that_is_larger_than_it() -> None:
     box = Inbox(["a"], SystemClock(), room=2_000)
-    batches = [
-        frames.Batch(number, "a", [(None, b"x" * size, ())]) for number, size in enumerate((500, 500, 300, 9_000))
-    ]
-    assert [box.put(one) for one in batches] == [True, True, False, False]
+    first, large = (
+        deque[Decoded | None](("a", None, b"x" * size, ()) for size in sizes) for sizes in ((500, 500, 300), (9_000,))
+    )
+    assert (box.put(first), len(first)) == (2, 1)
+    assert box.put(large) == 0
     assert len(box.take(2, 0)) == 2
-    assert [box.put(one) for one in reversed(batches)] == [True, False, False, False]
-    assert [entry.offset for entry in box.take(9, 0)] == [2]
+    assert [box.put(one) for one in (large, first)] == [1, 0]
+    assert [(entry.offset, len(entry.value or b"")) for entry in box.take(9, 0)] == [(2, 9_000)]
+    assert [box.put(one) for one in (first, large)] == [1, 0]
 
 
 async def test_a_sender_waits_for_a_reader_that_comes_late(tcp: Tcp) -> None:
@@ -391,140 +397,258 @@ async def test_a_receiver_that_is_full_is_not_taken_for_dead(tcp: Tcp) -> None:
     assert overhead(box.take(10, 0)) == [2]
 
 
-def test_a_batch_that_comes_again_over_another_connection_is_dropped(tcp: Tcp) -> None:
+def test_records_that_come_again_over_another_connection_are_dropped(tcp: Tcp) -> None:
     with tcp.reader({"a": {}}) as reader:
         for last in (1, 3, 4):
-            with closing(socket.create_connection((tcp.host, tcp.port), timeout=10)) as connection:
-                connection.sendall(HELLO)
-                for number in range(1, last + 1):
-                    body = next(frames.packed("a", numbers(number, number)))
-                    connection.sendall(frames.batch(number, body))
-                answers, whole = b"", frames.acknowledged(last)
-                while whole not in answers:
-                    answers += connection.recv(1 << 16)
+            with Peer(tcp) as peer:
+                peer.say(HELLO)
+                after = peer.hear()["after"]
+                peer.say(*(one(number) for number in range(after + 1, last + 1)))
+                peer.hear_safe(last)
         assert overhead(read(reader, 4)) == [1, 2, 3, 4]
         assert reader.read(1, 0) == []
 
 
+def test_a_sender_that_connects_again_takes_over_and_its_old_connection_adds_nothing_more(tcp: Tcp) -> None:
+    """The old connection waits for room with records that come again over the new one."""
+    box = Inbox(["a"], SystemClock(), room=1_000)
+    with listening(tcp.host, tcp.port, tcp.where, box), Peer(tcp) as old, Peer(tcp) as new:
+        old.say(HELLO, *(one(number, size=900) for number in (1, 2, 3)))
+        assert old.hear() == {"after": 0, "channels": ["a"]}
+        old.hear_safe(1)
+        new.say(HELLO)
+        assert new.hear() == {"after": 1, "channels": ["a"]}
+        new.say(one(2, size=900), one(3, size=900), one(4))
+        found: list[Entry] = []
+        while len(found) < 4:
+            found += box.take(10, 10)
+        new.hear_safe(4)
+        assert overhead(found) == [1, 2, 3, 4]
+        assert "there is another connection" in old.last()["error"]
+        assert box.take(1, 0) == []
+
+
 def test_a_sender_that_is_connected_is_remembered_however_many_come_and_go(tcp: Tcp) -> None:
     box = Inbox(["a"], SystemClock())
-
-    def came(identity: bytes, *batches: bytes) -> tuple[socket.socket, frames.HelloReply]:
-        connection = socket.create_connection((tcp.host, tcp.port), timeout=10)
-        connection.sendall(frames.hello(identity) + b"".join(batches))
-        heard = [frames.read(*_frame(connection)) for _ in (0, *batches)]
-        assert isinstance(heard[0], frames.HelloReply)
-        return connection, heard[0]
-
-    with listening(tcp.host, tcp.port, tcp.where, box, remembered=3):
-        first, _ = came(b"i" * 16, frames.batch(1, ONE))
+    with listening(tcp.host, tcp.port, tcp.where, box, remembered=3), Peer(tcp) as first:
+        first.say(HELLO, one(1))
+        first.hear()
+        first.hear_safe(1)
         for number in range(10):
-            came(b"%016d" % number)[0].close()
-        again, hello_reply = came(b"i" * 16)
-        assert hello_reply.acknowledged == 1, "or what it sends again would be taken twice"
-        first.close()
-        again.close()
+            with Peer(tcp) as other:
+                other.say(hello(f"other-{number}"))
+                assert other.hear()["after"] == 0
+        with Peer(tcp) as again:
+            again.say(HELLO)
+            assert again.hear()["after"] == 1, "or what it sends again would be taken twice"
     assert overhead(box.take(10, 0)) == [1]
 
 
-def _frame(connection: socket.socket) -> tuple[frames.Kind, bytes]:
-    kind, length = frames.head(connection.recv(frames.HEAD, socket.MSG_WAITALL))
-    return kind, connection.recv(length, socket.MSG_WAITALL)
+def test_a_sender_goes_on_where_it_says_when_the_reader_does_not_know_it(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}}) as reader, Peer(tcp) as peer:
+        peer.say(hello("i", seq=42))
+        assert peer.hear() == {"after": 41, "channels": ["a"]}
+        peer.say(one(42), one(43))
+        peer.hear_safe(43)
+        assert overhead(read(reader, 2)) == [42, 43]
+
+
+async def test_a_reader_of_other_channels_fails_their_records_and_gets_the_rest_with_their_numbers() -> None:
+    window, loop = Window(), asyncio.get_running_loop()
+    parts = {name: Part(name, [b"1" + name.encode(), b"2"], 2, loop.create_future(), last=True) for name in "abc"}
+    window.add(parts["a"])
+    window.add(parts["b"])
+    window.resume(0)
+    assert [window.next("abc", "here"), window.next("abc", "here"), window.next("abc", "here")] == [
+        b"1a2",
+        b"1b2",
+        None,
+    ]
+    window.add(parts["c"])
+    window.resume(1)
+    assert [window.next("b", "here"), window.next("b", "here"), window.next("b", "here")] == [bytes(4), b"1b2", None]
+    assert isinstance(parts["a"].done.exception(), Unavailable)
+    assert isinstance(parts["c"].done.exception(), Unavailable)
+    window.acknowledge(4)
+    assert parts["b"].done.result() is None
+    assert window.empty
+    with pytest.raises(Refused, match="record 5, which was not sent"):
+        window.acknowledge(5)
+    with pytest.raises(Refused, match="record 3, which was acknowledged"):
+        window.resume(2)
+
+
+async def test_the_numbers_of_records_that_were_given_up_are_not_used_again() -> None:
+    window, done = Window(), asyncio.get_running_loop().create_future()
+    window.add(Part("a", [b"1", b"2"], 2, done, last=True))
+    assert window.next("a", "here") == b"12"
+    window.give_up(Unavailable("here", "nobody"))
+    assert isinstance(done.exception(), Unavailable)
+    assert (window.acknowledged, window.empty) == (2, True)
+
+
+async def test_a_record_that_was_given_up_has_a_number_and_is_not_read(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}}) as reader, Peer(tcp) as peer:
+        peer.say(HELLO, one(1), framed("length", b""), one(3))
+        peer.hear()
+        peer.hear_safe(3)
+        assert [(entry.offset, overhead([entry])) for entry in read(reader, 2)] == [(0, [1]), (1, [3])]
 
 
 # --- strangers
 
 
-def talk(tcp: Tcp, *said: bytes) -> list[frames.Frame]:
-    """Say this, and hear all answers until the other side has closed."""
-    heard = b""
-    with closing(socket.create_connection((tcp.host, tcp.port), timeout=10)) as connection:
-        for one in said:
-            connection.sendall(one)
-        while data := connection.recv(1 << 16):
-            heard += data
-    answers = []
-    while heard:
-        kind, length = frames.head(heard[: frames.HEAD])
-        answers.append(frames.read(kind, heard[frames.HEAD : frames.HEAD + length]))
-        heard = heard[frames.HEAD + length :]
-    return answers
+class Peer(AbstractContextManager["Peer"]):
+    """A connection to a reader, byte by byte."""
+
+    def __init__(self, tcp: Tcp) -> None:
+        self.connection = socket.create_connection((tcp.host, tcp.port), timeout=10)
+
+    def __exit__(self, *_: object) -> None:
+        self.connection.close()
+
+    def say(self, *said: bytes) -> None:
+        self.connection.sendall(b"".join(said))
+
+    def hear(self) -> dict[str, Any]:
+        (length,) = struct.unpack("!I", self.connection.recv(4, socket.MSG_WAITALL))
+        found: dict[str, Any] = orjson.loads(self.connection.recv(length, socket.MSG_WAITALL))
+        return found
+
+    def hear_safe(self, number: int) -> None:
+        while (heard := self.hear()) != {"safe": number}:
+            assert heard["safe"] < number
+
+    def last(self) -> dict[str, Any]:
+        """The last answer before the other side has closed."""
+        found: dict[str, Any] = {}
+        try:
+            while True:
+                found = self.hear()
+        except (struct.error, ConnectionError):
+            return found
 
 
-HELLO = frames.hello(b"i" * 16)
-ONE = next(frames.packed("a", numbers(1, 1)))
+def hello(sender: str, **more: int) -> bytes:
+    return framed_message("length", {"sender": sender, "epoch": 1, **more})
+
+
+def one(number: int, size: int = 0) -> bytes:
+    return encode("a", numbers(number, number, size)[0])
+
+
+def altered(record: bytes, at: int, by: bytes) -> bytes:
+    return framed("length", record[4 : at + 4] + by + record[at + 4 + len(by) :])
+
+
+HELLO = hello("i")
+ONE = one(1)
+"""After the length of the frame: 1, "a", the lengths of key (-1) and value (1), the number of headers, the value."""
+BEGIN = "begin with the sender"
 
 
 @pytest.mark.parametrize(
     ("said", "description"),
     [
-        ([b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"], "another protocol"),
-        ([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 500], "another protocol"),
-        ([b"PNST\x02\x01\x00\x00\x00\x00"], "version 2"),
-        ([b"PNST\x01\x09\x00\x00\x00\x00"], "kind 9"),
-        ([b"PNST\x01\x01\xff\xff\xff\xff"], "4,294,967,295 bytes"),
-        ([b"PNST\x01\x01\x00\x00\x00\x00"], "shorter than its contents"),
-        ([frames.batch(1, ONE)], "it does not begin with the identity of a sender"),
-        ([HELLO, HELLO], "a batch was expected"),
-        ([HELLO, frames.batch(1, next(frames.packed("other", numbers(1, 1))))], 'channel "other"'),
-        ([HELLO, frames.batch(1, ONE[:-1])], "shorter than its contents"),
-        ([HELLO, frames.batch(1, ONE[:-5])], "a field of 1 bytes"),
-        ([HELLO, frames.batch(1, ONE + b"!")], "1 bytes follow its contents"),
-        ([HELLO, frames.batch(1, b"\x00\x00\x00\x01\xff" + ONE[5:])], "not UTF-8"),
-        ([HELLO, frames.batch(1, ONE[:5] + struct.pack("!I", 2**32 - 1) + ONE[9:])], "4,294,967,295 records"),
-        ([HELLO, frames.batch(1, ONE[:9] + struct.pack("!i", -2) + ONE[13:])], "a field of -2 bytes"),
+        ([b"GET / HTTP/1.1\r\nHost: here\r\n\r\n"], BEGIN),
+        ([b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\x00" * 500], "this port does not use TLS"),
+        ([b"PNST\x01\x01\x00\x00\x00\x10" + b"i" * 16], BEGIN),
+        ([b"\xff\xff\xff\xff"], BEGIN),
+        ([b"\x00\x3f\xff\xff" + b"{" * 10_000], BEGIN),
+        ([framed("length", b"not JSON")], BEGIN),
+        ([framed("length", b"")], BEGIN),
+        ([hello("")], "1 to 200 characters"),
+        ([hello("i" * 201)], "1 to 200 characters"),
+        ([hello("i", seq=0)], BEGIN),
+        ([hello("i", seq=2**63)], BEGIN),
+        ([hello("i", other=1)], BEGIN),
+        ([ONE], BEGIN),
+        ([HELLO, HELLO], "shorter than its contents"),
+        ([HELLO, encode("other", numbers(1, 1)[0])], 'channel "other"'),
+        ([HELLO, framed("length", ONE[4:-1])], "shorter than its contents"),
+        ([HELLO, framed("length", ONE[4:-5])], "shorter than its contents"),
+        ([HELLO, framed("length", ONE[4:6])], "shorter than its contents"),
+        ([HELLO, framed("length", ONE[4:] + b"!")], "1 bytes follow its contents"),
+        ([HELLO, altered(ONE, 4, b"\xff")], "not UTF-8"),
+        ([HELLO, altered(ONE, 0, struct.pack("!I", 2**32 - 1))], "its channel is not UTF-8"),
+        ([HELLO, altered(ONE, 5, struct.pack("!i", -2))], "a field of -2 bytes"),
+        ([HELLO, altered(ONE, 9, struct.pack("!i", 2**31 - 1))], "shorter than its contents"),
+        ([HELLO, altered(ONE, 13, struct.pack("!I", 2**32 - 1))], "shorter than its contents"),
+        ([HELLO, altered(encode("a", Record(b"", extra=(("h", b""),))), 25, b"\xff")], "not UTF-8"),
+        ([HELLO, struct.pack("!I", LIMIT + 1) + b"x" * (LIMIT + 1)], "4194305 bytes, the limit of a record is 4194304"),
+        ([HELLO, b"\xff\xff\xff\xff"], "4294967295 bytes"),
     ],
 )
 def test_what_cannot_be_read_is_told_and_the_reader_lives(tcp: Tcp, said: list[bytes], description: str) -> None:
     with tcp.reader({"a": {}}) as reader:
-        last = talk(tcp, *said)[-1]
-        assert isinstance(last, frames.Fault)
-        assert description in last.description
+        with Peer(tcp) as peer:
+            peer.say(*said)
+            assert description in peer.last()["error"]
         sent(tcp, "a", numbers(1, 2))
         assert overhead(read(reader, 2)) == [1, 2]
 
 
-def test_half_a_frame_and_a_reset_hurt_nobody(tcp: Tcp) -> None:
+def test_the_records_before_a_malformed_one_are_taken(tcp: Tcp) -> None:
     with tcp.reader({"a": {}}) as reader:
-        with closing(socket.create_connection((tcp.host, tcp.port))) as connection:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            connection.sendall(HELLO + frames.batch(1, ONE)[:-3])
+        with Peer(tcp) as peer:
+            peer.say(HELLO, one(1), one(2), framed("length", b"!"), one(4))
+            assert "shorter than its contents" in peer.last()["error"]
+        with Peer(tcp) as peer:
+            peer.say(HELLO)
+            assert peer.hear()["after"] == 2
+        assert overhead(read(reader, 2)) == [1, 2]
+        assert reader.read(1, 0) == []
+
+
+def test_half_a_record_and_a_reset_hurt_nobody(tcp: Tcp) -> None:
+    with tcp.reader({"a": {}}) as reader:
+        with Peer(tcp) as peer:
+            peer.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            peer.say(HELLO, ONE[:-3])
         sent(tcp, "a", numbers(1, 2))
         assert overhead(read(reader, 2)) == [1, 2]
 
 
 def test_a_length_that_is_announced_and_never_sent_holds_nobody_up(tcp: Tcp) -> None:
-    with tcp.reader({"a": {}}) as reader, closing(socket.create_connection((tcp.host, tcp.port))) as connection:
-        connection.sendall(HELLO + b"PNST\x01\x03\x00\x3f\xff\xff")
+    with tcp.reader({"a": {}}) as reader, Peer(tcp) as peer:
+        peer.say(HELLO, b"\x00\x3f\xff\xff")
         sent(tcp, "a", numbers(1, 2))
         assert overhead(read(reader, 2)) == [1, 2]
 
 
 def test_too_many_connections_are_told_so(tcp: Tcp) -> None:
     box = Inbox(["a"], SystemClock())
-    with (
-        listening(tcp.host, tcp.port, tcp.where, box, connections=1),
-        closing(socket.create_connection((tcp.host, tcp.port))) as first,
-    ):
-        first.sendall(HELLO)
-        assert first.recv(1)
+    with listening(tcp.host, tcp.port, tcp.where, box, connections=1), Peer(tcp) as first:
+        first.say(HELLO)
+        assert first.hear()
         with pytest.raises(Unavailable, match="limit of 1 "):
             sent(tcp, "a", numbers(1, 2))
 
 
-def test_a_sender_says_what_it_has_met_when_it_is_no_reader(tcp: Tcp) -> None:
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "another protocol"),
+        (framed("length", b"[]"), "another protocol"),
+        (framed_message("length", {"after": 0}), "not that of a reader"),
+        (framed_message("length", {"after": 1, "channels": ["a"]}), "record 1, which was not sent"),
+        (framed_message("length", {"after": -1, "channels": ["a"]}), "record 0, which was acknowledged"),
+        (framed_message("length", {"error": "no room"}), "no room"),
+    ],
+)
+def test_a_sender_says_what_it_has_met_when_it_is_no_reader(tcp: Tcp, answer: bytes, why: str) -> None:
     with closing(socket.create_server((tcp.host, tcp.port))) as server:
 
-        def answer() -> Iterator[None]:
+        def reply() -> Iterator[None]:
             while True:
                 connection, _ = server.accept()
                 with connection:
                     connection.recv(100)
-                    connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+                    connection.sendall(answer)
                 yield
 
-        threading.Thread(target=lambda: next(answer()), daemon=True).start()
-        with pytest.raises(Unavailable, match="another protocol"):
+        threading.Thread(target=lambda: next(reply()), daemon=True).start()
+        with pytest.raises(Unavailable, match=why):
             sent(Tcp(tcp.host, tcp.port, timeout=0), "a", numbers(1, 1))
 
 

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TypeVar
 from zlib import crc32
 
-from penstock.channels.checks import another, beyond, differences, overtaken
+from penstock.channels.common import another, beyond, differences, overtaken
 from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, describe_group, membership, move_offsets
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import (

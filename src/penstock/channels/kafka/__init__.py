@@ -10,7 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from penstock.channels.checks import beyond
+from penstock.channels.common import beyond
 from penstock.channels.kafka import groups, topics
 from penstock.channels.kafka.client import checked, common, configuring, retry, translating
 from penstock.channels.kafka.groups import KafkaMember

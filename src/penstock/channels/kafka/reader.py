@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from penstock.channels.checks import another
+from penstock.channels.common import another
 from penstock.core.contracts import ChannelPartition, Entry, Offsets
 from penstock.core.errors import PenstockError, Unaccounted, Unavailable
 

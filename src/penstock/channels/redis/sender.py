@@ -6,17 +6,31 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from zlib import crc32
 
+from penstock.channels.common import pack, packed_key
 from penstock.channels.redis.client import Server, key_of
-from penstock.channels.redis.codec import pack, partition_of
 from penstock.core.contracts import ChannelPartition
 from penstock.core.errors import PenstockError, Unavailable
 from penstock.core.record import Record
 
+LIMIT = 16 << 20
+"""Bytes of one record: while Redis handles one, all other clients wait."""
 _PARCEL = 1 << 18
 _BATCH = 1 << 20
 _ROOM = 1 << 24
 """Bytes that can wait; then `send` waits."""
+
+
+def encode(record: Record) -> bytes:
+    """As `pack`. `log.lua` reads the key from it."""
+    return pack(record, LIMIT, "redis://")
+
+
+def partition_of(packed: bytes, partitions: int) -> int | None:
+    """The partition of a record's key; None without a key: any partition will do."""
+    key = packed_key(packed)
+    return None if key is None else crc32(key) % partitions
 
 
 class Delivery:
@@ -52,7 +66,7 @@ def parcels(channel: str, records: Sequence[Record], delivery: Delivery) -> Iter
     some: list[bytes] = []
     size = 0
     for record in records:
-        some.append(pack(record))
+        some.append(encode(record))
         size += len(some[-1])
         if size >= _PARCEL:
             yield Parcel(channel, some, size, delivery)

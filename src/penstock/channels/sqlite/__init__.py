@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from penstock.channels.checks import differences, spelled
+from penstock.channels.common import differences, spelled
 from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, describe_group, membership, move_offsets
 from penstock.channels.sqlite.database import (
     COMPACT_AFTER,

@@ -22,7 +22,7 @@ from zlib import crc32
 
 import orjson
 
-from penstock.channels.checks import beyond, overtaken
+from penstock.channels.common import beyond, overtaken
 from penstock.core.clock import Micros, duration
 from penstock.core.contracts import Entry, Topic
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from penstock.channels.checks import beyond
+from penstock.channels.common import beyond
 from penstock.channels.sqlite.database import Database, Removed
 from penstock.core.contracts import ChannelPartition, Entry, Offsets
 from penstock.core.errors import PenstockError, Unavailable

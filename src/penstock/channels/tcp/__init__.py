@@ -11,8 +11,9 @@ from datetime import timedelta
 from typing import NoReturn
 from urllib.parse import urlsplit
 
-from penstock.channels.tcp.receiving import Inbox, TcpReader, listening
-from penstock.channels.tcp.sending import TcpSender, posting, sending
+from penstock.channels.common import posting
+from penstock.channels.tcp.reader import Inbox, TcpReader, listening
+from penstock.channels.tcp.sender import TcpSender, sending
 from penstock.core.clock import Micros, SystemClock
 from penstock.core.contracts import (
     ChannelPartition,

@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from penstock.channels.checks import beyond, differences, overtaken, spelled
+from penstock.channels.common import beyond, differences, overtaken, spelled
 from penstock.channels.memory import MemoryChannels
 from penstock.core.clock import duration
 from penstock.core.contracts import EnsureResult, Topic
