@@ -130,7 +130,7 @@ class TcpServer(ABC):
     """Receives the records of many senders, and reports what is safe.
 
     `named`: senders have to identify themselves. `acknowledge`: if False, nothing is sent to senders. `reading`:
-    connections that hold data in memory while it waits for room; that of the others stays in the kernel. `welcome`:
+    connections that hold data in memory while it waits for room; that of the others stays in the kernel. `answer_fields`:
     more fields of the answer to a sender that identified itself.
     """
 
@@ -146,11 +146,11 @@ class TcpServer(ABC):
         frames: str = "length",
         named: bool = True,
         acknowledge: bool = True,
-        welcome: Mapping[str, object] | None = None,
+        answer_fields: Mapping[str, object] | None = None,
     ) -> None:
         self._name, self._frames, self._max_size, self._most = name, frames, max_size, connections
         self._hello_within, self._stalled_after = hello_within, stalled_after
-        self._named, self._acknowledge, self._welcome = named, acknowledge, welcome or {}
+        self._named, self._acknowledge, self._answer_fields = named, acknowledge, answer_fields or {}
         self.connected: dict[SenderKey, Session] = {}
         self._sessions: dict[Session, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(reading)
@@ -311,7 +311,7 @@ class TcpServer(ABC):
         self.connected[sender_key] = session
         session.sender_key, session.identified = sender_key, True
         session.last = session.safe = session.reported = after
-        await self._send(session, after=after, **self._welcome)
+        await self._send(session, after=after, **self._answer_fields)
 
     async def _end(self, session: Session, broken: str | None) -> None:
         """Ingest the unfinished record, unless the sender waits for acknowledgements and sends it again."""

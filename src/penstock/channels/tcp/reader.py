@@ -179,7 +179,7 @@ class _Server(TcpServer):
             reading=most,
             hello_within=_HELLO,
             stalled_after=_WHOLE,
-            welcome={"channels": inbox.channels},
+            answer_fields={"channels": inbox.channels},
         )
         self._bound, self._inbox, self._beat, self._remembered = bound, inbox, beat, remembered
         self._last: OrderedDict[SenderKey, int] = OrderedDict()
