@@ -16,7 +16,7 @@ from tests.channels.traffic import Noted, carried, eventually, gathered, numbere
 from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
 from penstock.channels.kafka.client import checked
-from penstock.channels.kafka.reader import CONF, KafkaReader, Polled, entry_of
+from penstock.channels.kafka.consumer import CONF, KafkaReader, Polled, entry_of
 from penstock.channels.kafka.settings import KafkaSettings
 from penstock.channels.kafka.topics import settings_of
 from penstock.core.contracts import EnsureResult, Entry, Topic

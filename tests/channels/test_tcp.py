@@ -16,8 +16,7 @@ import pytest
 from tests.ports import later_port
 
 from penstock.channels.binders import bind
-from penstock.channels.tcp import Tcp
-from penstock.channels.tcp.reader import ROOM, Decoded, Inbox, listening
+from penstock.channels.tcp import ROOM, Decoded, Inbox, Tcp, listening
 from penstock.channels.tcp.sender import LIMIT, Part, Window, encode, sending
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Entry, Reader, Topic
@@ -240,9 +239,9 @@ def test_the_inbox_is_bounded_and_takes_one_record_that_is_larger_than_it() -> N
     )
     assert (box.put(first), len(first)) == (2, 1)
     assert box.put(large) == 0
-    assert len(box.take(2, 0)) == 2
+    assert len(box.read(2, 0)) == 2
     assert [box.put(one) for one in (large, first)] == [1, 0]
-    assert [(entry.offset, len(entry.value or b"")) for entry in box.take(9, 0)] == [(2, 9_000)]
+    assert [(entry.offset, len(entry.value or b"")) for entry in box.read(9, 0)] == [(2, 9_000)]
     assert [box.put(one) for one in (first, large)] == [1, 0]
 
 
@@ -284,7 +283,7 @@ async def test_a_reader_that_ends_says_how_much_of_what_it_acknowledged_was_neve
     async with tcp.sender() as sender:
         with listening(tcp.host, tcp.port, tcp.where, box):
             await sender.send("a", numbers(1, 3))
-            assert overhead(box.take(1, 5)) == [1]
+            assert overhead(box.read(1, 5)) == [1]
             waiting = asyncio.create_task(sender.send("a", numbers(4, 4, size=10_000)))  # Connected, and no room.
             await until(lambda: not sender.window.empty)
         waiting.cancel()
@@ -391,10 +390,10 @@ async def test_a_receiver_that_is_full_is_not_taken_for_dead(tcp: Tcp) -> None:
             waiting = asyncio.create_task(sender.send("a", numbers(2, 2, size=900)))
             await until(lambda: box.age() > 1.5)
             assert not waiting.done()
-            assert overhead(box.take(10, 0)) == [1]
+            assert overhead(box.read(10, 0)) == [1]
             await waiting
             assert wire.connections == 1
-    assert overhead(box.take(10, 0)) == [2]
+    assert overhead(box.read(10, 0)) == [2]
 
 
 def test_records_that_come_again_over_another_connection_are_dropped(tcp: Tcp) -> None:
@@ -421,11 +420,11 @@ def test_a_sender_that_connects_again_takes_over_and_its_old_connection_adds_not
         new.say(one(2, size=900), one(3, size=900), one(4))
         found: list[Entry] = []
         while len(found) < 4:
-            found += box.take(10, 10)
+            found += box.read(10, 10)
         new.hear_safe(4)
         assert overhead(found) == [1, 2, 3, 4]
         assert "there is another connection" in old.last()["error"]
-        assert box.take(1, 0) == []
+        assert box.read(1, 0) == []
 
 
 def test_a_sender_that_is_connected_is_remembered_however_many_come_and_go(tcp: Tcp) -> None:
@@ -441,7 +440,7 @@ def test_a_sender_that_is_connected_is_remembered_however_many_come_and_go(tcp: 
         with Peer(tcp) as again:
             again.say(HELLO)
             assert again.hear()["after"] == 1, "or what it sends again would be taken twice"
-    assert overhead(box.take(10, 0)) == [1]
+    assert overhead(box.read(10, 0)) == [1]
 
 
 def test_a_sender_goes_on_where_it_says_when_the_reader_does_not_know_it(tcp: Tcp) -> None:

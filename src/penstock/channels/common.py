@@ -86,19 +86,19 @@ def pack(record: Record, limit: int, binder: str, before: bytes = b"") -> bytes:
 
     Refused if it is too large, or a header is not valid text.
     """
-    key, value, headers = record.key, record.value, record.headers()
+    key, value = record.key, record.value
+    try:
+        headers = [(name.encode(), content or b"") for name, content in record.headers()]
+    except UnicodeEncodeError as error:
+        raise Refused("a record", "a header cannot be written as UTF-8") from error
     parts = [
         before,
         _LENGTHS.pack(-1 if key is None else len(key), -1 if value is None else len(value), len(headers)),
         key or b"",
         value or b"",
     ]
-    try:
-        for name, content in headers:
-            encoded = name.encode()
-            parts += (_HEADER.pack(len(encoded), len(content or b"")), encoded, content or b"")
-    except UnicodeEncodeError as error:
-        raise Refused("a record", "a header cannot be written as UTF-8") from error
+    for name, content in headers:
+        parts += (_HEADER.pack(len(name), len(content)), name, content)
     packed = b"".join(parts)
     if len(packed) > limit:
         raise Refused("a record", f"it has {len(packed):,} bytes; the limit of {binder} is {limit:,}")
@@ -137,6 +137,19 @@ def packed_key(packed: bytes) -> bytes | None:
     """The key of a packed record."""
     of_key, _, _ = _LENGTHS.unpack_from(packed)
     return None if of_key < 0 else packed[_LENGTHS.size : _LENGTHS.size + of_key]
+
+
+# --- calls that wait
+
+
+def settle(future: "asyncio.Future[None]", error: Exception | None) -> None:
+    """Let a call that waits return, or raise this error; a call that waits no more is ignored."""
+    if future.done():
+        return
+    if error is None:
+        future.set_result(None)
+    else:
+        future.set_exception(error)
 
 
 # --- figures

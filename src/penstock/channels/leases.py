@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 
 import orjson
 
-from penstock.core.clock import Micros
+from penstock.core.clock import Micros, micros
 from penstock.core.contracts import ChannelPartition, Entry, Group, Offsets, Reader, RebalanceListener
 from penstock.core.errors import Unavailable
 
@@ -77,7 +77,7 @@ class GroupState:
     def expire(self, now: Micros) -> None:
         # If the clock was set back, a lease of a dead member can end far in the future.
         self.members = {
-            name: state for name, state in self.members.items() if now < state.until <= now + 2 * _micros(state.lease)
+            name: state for name, state in self.members.items() if now < state.until <= now + 2 * micros(state.lease)
         }
 
     def exists(self, now: Micros) -> bool:
@@ -90,7 +90,7 @@ class GroupState:
         self.expire(now)
         new = name not in self.members
         state = self.members.setdefault(name, MemberState({}, 0))
-        state.channels, state.until, state.lease = dict(channels), now + _micros(lease), lease
+        state.channels, state.until, state.lease = dict(channels), now + micros(lease), lease
         target = assign_partitions(self.members)[name]
         moved = {topic_partition for one in self.members.values() for topic_partition in one.held}
         state.held |= target - moved
@@ -346,10 +346,6 @@ class LeasedConsumer:
                 start[channel][partition] = offset
             self._reader = self._opened.enter_context(self._binder.reader(start, only=set(self._next)))
         self._read_by_it = set(self._next)
-
-
-def _micros(span: timedelta) -> Micros:
-    return round(span.total_seconds() * 1e6)
 
 
 def describe_group(name: str, state: GroupState, now: Micros) -> Group:

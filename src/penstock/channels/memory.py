@@ -14,7 +14,7 @@ from zlib import crc32
 
 from penstock.channels.common import another, beyond, differences, overtaken
 from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, describe_group, membership, move_offsets
-from penstock.core.clock import Clock, Micros, SystemClock
+from penstock.core.clock import Clock, Micros, SystemClock, micros
 from penstock.core.contracts import (
     ChannelPartition,
     EnsureResult,
@@ -205,14 +205,14 @@ class _Log:
     def tidy(self, topic: Topic, now: Micros) -> None:
         """Apply retention and compaction."""
         if topic.retention is not None:
-            oldest = now - _micros(topic.retention)
+            oldest = now - micros(topic.retention)
             stay = next((turn for turn, entry in enumerate(self.entries) if entry.appended > oldest), len(self.entries))
             if stay:
                 del self.entries[:stay]
                 self.first = self.entries[0].offset if self.entries else self.end
-        if topic.compacted and self.entries and self.entries[0].appended <= now - _micros(_COMPACTED_AFTER):
+        if topic.compacted and self.entries and self.entries[0].appended <= now - micros(_COMPACTED_AFTER):
             last = {entry.key: entry.offset for entry in self.entries}
-            young = now - _micros(_COMPACTED_AFTER)
+            young = now - micros(_COMPACTED_AFTER)
             self.entries = [
                 entry for entry in self.entries if entry.appended > young or last[entry.key] == entry.offset
             ]
@@ -221,10 +221,6 @@ class _Log:
         """Up to `most` entries from an offset on."""
         begin = bisect_left(self.entries, offset, key=lambda entry: entry.offset)
         return self.entries[begin : begin + most]
-
-
-def _micros(span: timedelta) -> Micros:
-    return round(span.total_seconds() * 1e6)
 
 
 class _Sender:

@@ -130,8 +130,8 @@ class TcpServer(ABC):
     """Receives the records of many senders, and reports what is safe.
 
     `named`: senders have to identify themselves. `acknowledge`: if False, nothing is sent to senders. `reading`:
-    connections that hold data in memory while it waits for room; that of the others stays in the kernel. `answer_fields`:
-    more fields of the answer to a sender that identified itself.
+    connections that hold data in memory while it waits for room; that of the others stays in the kernel.
+    `answer_fields`: more fields of the answer to a sender that identified itself.
     """
 
     def __init__(

@@ -5,22 +5,23 @@ import re
 import threading
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any
+from typing import Any, TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from penstock.channels.common import beyond
-from penstock.channels.kafka import groups, topics
+from penstock.channels.kafka import topics
 from penstock.channels.kafka.client import checked, common, configuring, retry, translating
-from penstock.channels.kafka.groups import KafkaMember
-from penstock.channels.kafka.reader import CONF, KafkaReader
+from penstock.channels.kafka.consumer import CONF, KafkaMember, KafkaReader, describe_group, group_names, move_offsets
 from penstock.channels.kafka.sender import BATCH, KafkaSender
 from penstock.channels.kafka.settings import KafkaSettings
 from penstock.channels.leases import membership
 from penstock.core.clock import Micros
 from penstock.core.contracts import ChannelPartition, EnsureResult, Group, Offsets, Promise, RebalanceListener, Topic
 from penstock.core.errors import Misconfigured
+
+Answer = TypeVar("Answer")
 
 _PROMISE = Promise(
     durable=True,
@@ -78,25 +79,21 @@ class Kafka:
     # --- topics
 
     def ensure(self, topics_: Sequence[Topic]) -> EnsureResult:
-        with translating(self.servers), self._administering() as admin:
-            return topics.ensure(admin, topics_, self._settings.replicas)
+        return self._ask(lambda admin: topics.ensure(admin, topics_, self._settings.replicas))
 
     def names(self) -> list[str]:
         """The names of the channels, without Kafka's internal topics."""
-        with translating(self.servers), self._administering() as admin:
-            return sorted(name for name in admin.list_topics(timeout=10).topics if not name.startswith("__"))
+        names = self._ask(lambda admin: admin.list_topics(timeout=10).topics)
+        return sorted(name for name in names if not name.startswith("__"))
 
     def topic(self, channel: str) -> Topic:
-        with translating(self.servers), self._administering() as admin:
-            return topics.describe(admin, channel)
+        return self._ask(lambda admin: topics.describe(admin, channel))
 
     def topic_id(self, channel: str) -> str:
-        with translating(self.servers), self._administering() as admin:
-            return topics.topic_id(admin, channel)
+        return self._ask(lambda admin: topics.topic_id(admin, channel))
 
     def remove(self, channel: str) -> None:
-        with translating(self.servers), self._administering() as admin:
-            topics.remove(admin, channel)
+        self._ask(lambda admin: topics.remove(admin, channel))
 
     def limit(self, channel: str) -> int | None:
         """The largest record in bytes, with headers and framing; None if we are not allowed to read it."""
@@ -106,17 +103,14 @@ class Kafka:
 
     def alter(self, channel: str, settings: Mapping[str, str]) -> None:
         """Change settings of a channel, by their names in Kafka."""
-        with translating(self.servers), self._administering() as admin:
-            topics.alter(admin, channel, settings)
+        self._ask(lambda admin: topics.alter(admin, channel, settings))
 
     def copies(self, channel: str) -> Mapping[int, topics.Copies]:
         """The brokers of each partition."""
-        with translating(self.servers), self._administering() as admin:
-            return topics.copies(admin, channel)
+        return self._ask(lambda admin: topics.copies(admin, channel))
 
     def brokers(self, timeout: float = 10) -> int:
-        with translating(self.servers), self._administering() as admin:
-            return len(admin.list_topics(timeout=timeout).brokers)
+        return self._ask(lambda admin: len(admin.list_topics(timeout=timeout).brokers))
 
     # --- in
 
@@ -221,16 +215,13 @@ class Kafka:
             yield member
 
     def groups(self) -> list[str]:
-        with translating(self.servers), self._administering() as admin:
-            return groups.names(admin)
+        return self._ask(group_names)
 
     def group(self, name: str) -> Group:
-        with translating(self.servers), self._administering() as admin:
-            return groups.group(admin, name)
+        return self._ask(lambda admin: describe_group(admin, name))
 
     def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
-        with translating(self.servers), self._administering() as admin:
-            groups.move(admin, group, positions)
+        self._ask(lambda admin: move_offsets(admin, group, positions))
 
     # --- clients
 
@@ -256,6 +247,10 @@ class Kafka:
                 with configuring():
                     self._administrator = AdminClient(self._common)
             return self._administrator
+
+    def _ask(self, call: Callable[[AdminClient], Answer]) -> Answer:
+        with translating(self.servers), self._administering() as admin:
+            return call(admin)
 
     @contextmanager
     def _administering(self) -> Iterator[AdminClient]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from penstock.channels.common import settle
 from penstock.core.errors import PenstockError, Refused, Unavailable
 from penstock.core.record import Headers, Record
 
@@ -42,9 +43,9 @@ class KafkaSender:
             nonlocal left
             left -= 1
             if error is not None:
-                loop.call_soon_threadsafe(_fail, done, _error_of(channel, error))
+                loop.call_soon_threadsafe(settle, done, _error_of(channel, error))
             elif left == 0:
-                loop.call_soon_threadsafe(_succeed, done)
+                loop.call_soon_threadsafe(settle, done, None)
 
         try:
             await self._launch(channel, records, delivered)
@@ -146,13 +147,3 @@ def _error_of(channel: str, error: KafkaError) -> PenstockError:
 
 
 _NEVER = {KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_RECORD}
-
-
-def _succeed(future: "asyncio.Future[None]") -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _fail(future: "asyncio.Future[None]", error: Exception) -> None:
-    if not future.done():
-        future.set_exception(error)

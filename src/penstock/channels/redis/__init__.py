@@ -17,7 +17,7 @@ from penstock.channels.common import another, beyond, differences, overtaken, sp
 from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, describe_group, membership, move_offsets
 from penstock.channels.redis.client import GROUPS, NAMES, Address, Arguments, Server, key_of
 from penstock.channels.redis.sender import Courier, Delivery, Parcel, RedisSender, encode
-from penstock.core.clock import Micros, duration
+from penstock.core.clock import Micros, duration, micros
 from penstock.core.contracts import (
     ChannelPartition,
     EnsureResult,
@@ -226,11 +226,11 @@ _SETTINGS = {"compaction.lag": ("lag", "1 hour"), "deletions.keep": ("deletions"
 def _fields_of(topic: Topic, generation: str) -> dict[str, str]:
     found = {"id": generation}
     if topic.retention is not None:
-        found["keep"] = _micros(topic.retention)
+        found["keep"] = str(micros(topic.retention))
     if topic.compacted:
         for setting, (name, usual) in _SETTINGS.items():
             try:
-                found[name] = _micros(duration(topic.config.get(setting, usual)))
+                found[name] = str(micros(duration(topic.config.get(setting, usual))))
             except ValueError as error:
                 raise Misconfigured(f"channel {topic.name}, {setting}", str(error)) from error
     return found
@@ -259,10 +259,6 @@ def _differences(declared: Topic, there: Topic) -> list[str]:
         ):
             found.append(f"channel {declared.name} has {setting}={there.config[setting]}, and {value} is declared")
     return found
-
-
-def _micros(span: timedelta) -> str:
-    return str(round(span.total_seconds() * 1e6))
 
 
 def _span(micros: bytes) -> timedelta:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from zlib import crc32
 
-from penstock.channels.common import pack, packed_key
+from penstock.channels.common import pack, packed_key, settle
 from penstock.channels.redis.client import Server, key_of
 from penstock.core.contracts import ChannelPartition
 from penstock.core.errors import PenstockError, Unavailable
@@ -212,7 +212,7 @@ class RedisSender:
         if not records:
             return
         done: asyncio.Future[None] = self._loop.create_future()
-        delivery = Delivery(len(records), lambda error: self._call(lambda: _settle(done, error)))
+        delivery = Delivery(len(records), lambda error: self._call(lambda: settle(done, error)))
         # Otherwise, two calls that wait for room could overtake each other.
         try:
             async with self._order:
@@ -242,12 +242,3 @@ def _by_channel(batch: Sequence[Parcel]) -> dict[str, list[Parcel]]:
         if not parcel.delivery.failed:
             found[parcel.channel].append(parcel)
     return found
-
-
-def _settle(future: "asyncio.Future[None]", error: PenstockError | None) -> None:
-    if future.done():
-        return
-    if error is None:
-        future.set_result(None)
-    else:
-        future.set_exception(error)

@@ -23,7 +23,7 @@ from zlib import crc32
 import orjson
 
 from penstock.channels.common import beyond, overtaken
-from penstock.core.clock import Micros, duration
+from penstock.core.clock import Micros, duration, micros
 from penstock.core.contracts import Entry, Topic
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
 from penstock.core.record import Headers, Record
@@ -429,9 +429,9 @@ class Database(Connection):
         _, topic = self.topic()
         if topic.retention is not None:
             for partition in range(topic.partitions):
-                self.forget(partition, self.since(partition, now - _micros(topic.retention) + 1))
+                self.forget(partition, self.since(partition, now - micros(topic.retention) + 1))
         if topic.compacted:
-            self._compact(now - _micros(compact_after(topic)), now - _micros(_TOMBSTONES))
+            self._compact(now - micros(compact_after(topic)), now - micros(_TOMBSTONES))
 
     def _compact(self, oldest: Micros, tombstones: Micros) -> None:
         # A deletion goes only after all that it deletes: otherwise older records of the key would come back.
@@ -490,7 +490,3 @@ def compact_after(topic: Topic) -> timedelta:
         return duration(value) if value is not None else _HOUR
     except ValueError as error:
         raise Misconfigured(f"channel {topic.name}", f"{COMPACT_AFTER}: {error}") from error
-
-
-def _micros(span: timedelta) -> Micros:
-    return round(span.total_seconds() * 1e6)

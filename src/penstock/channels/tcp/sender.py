@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from penstock.channels.common import pack, unpack
+from penstock.channels.common import pack, settle, unpack
 from penstock.core.clock import Clock
 from penstock.core.errors import PenstockError, Refused, Unavailable
 from penstock.core.framing import Lengths, framed, framed_message, parse_message
@@ -57,9 +57,8 @@ async def sending(
     host: str, port: int, where: str, give_up_after: float, clock: Clock, silence: float = SILENCE
 ) -> AsyncIterator["TcpSender"]:
     """A sender that connects when it has something to send, and again when the connection breaks."""
-    sender = TcpSender()
-    connector = _Connector(host, port, where, give_up_after, silence, clock, sender.window)
-    running = asyncio.create_task(_run_to_end(connector))
+    sender = TcpSender(host, port, where, give_up_after, clock, silence)
+    running = asyncio.create_task(sender.run())
     try:
         yield sender
     finally:
@@ -68,43 +67,6 @@ async def sending(
             await running
         # A task that never started has not closed the window.
         sender.window.close(Unavailable(where, "its sender was closed"))
-
-
-async def _run_to_end(connector: "_Connector") -> None:
-    """Run the connection; at its end, fail all waiting calls."""
-    why = "its sender was closed"
-    try:
-        await connector.run()
-    except Exception as error:
-        why = f"its sender has failed: {error!r}"
-        raise
-    finally:
-        connector.window.close(Unavailable(connector.where, why))
-
-
-class TcpSender:
-    def __init__(self) -> None:
-        self._order = asyncio.Lock()
-        self.window = Window()
-
-    async def send(self, channel: str, records: Sequence[Record]) -> None:
-        """As `Sender.send`. If a record is too large, none is sent."""
-        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        parts = list(_parts(channel, records, done))
-        if not parts:
-            return
-        parts[-1].last = True
-        # Otherwise, two calls that wait for room could overtake each other.
-        try:
-            async with self._order:
-                for part in parts:
-                    await self.window.room(done)
-                    if done.done():
-                        break
-                    self.window.add(part)
-            await done
-        finally:
-            done.cancel()  # A result that comes later is ignored.
 
 
 @dataclass(slots=True)
@@ -161,7 +123,7 @@ class Window:
 
     def add(self, part: Part) -> None:
         if self._closed is not None:
-            part.done.set_exception(self._closed)
+            settle(part.done, self._closed)
             return
         self._waiting.append(part)
         self._bytes += part.size
@@ -202,8 +164,8 @@ class Window:
             self.acknowledged += count
             if not part.frames:
                 self._release(parts.popleft())
-                if part.last and not part.done.done():
-                    part.done.set_result(None)
+                if part.last:
+                    settle(part.done, None)
 
     def give_up(self, why: PenstockError) -> None:
         """Fail all records. The numbers of those that were sent are not used again."""
@@ -220,8 +182,7 @@ class Window:
 
     def _fail(self, part: Part, why: PenstockError) -> None:
         self._release(part)
-        if not part.done.done():
-            part.done.set_exception(why)
+        settle(part.done, why)
 
     def _release(self, part: Part) -> None:
         self._bytes -= part.size
@@ -229,17 +190,45 @@ class Window:
         self._emptied.set()
 
 
-class _Connector:
-    """Connects again and again while there is something to send."""
-
-    def __init__(
-        self, host: str, port: int, where: str, timeout: float, silence: float, clock: Clock, window: Window
-    ) -> None:
-        self._host, self._port, self.where = host, port, where
-        self._timeout, self._silence, self._clock, self.window = timeout, silence, clock, window
+class TcpSender:
+    def __init__(self, host: str, port: int, where: str, timeout: float, clock: Clock, silence: float) -> None:
+        self._host, self._port, self._where = host, port, where
+        self._timeout, self._clock, self._silence = timeout, clock, silence
         self._identity = uuid.uuid4().hex
+        self._order = asyncio.Lock()
+        self.window = Window()
+
+    async def send(self, channel: str, records: Sequence[Record]) -> None:
+        """As `Sender.send`. If a record is too large, none is sent."""
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        parts = list(_parts(channel, records, done))
+        if not parts:
+            return
+        parts[-1].last = True
+        # Otherwise, two calls that wait for room could overtake each other.
+        try:
+            async with self._order:
+                for part in parts:
+                    await self.window.room(done)
+                    if done.done():
+                        break
+                    self.window.add(part)
+            await done
+        finally:
+            done.cancel()  # A result that comes later is ignored.
 
     async def run(self) -> None:
+        """Send until this is cancelled; at the end, fail all waiting calls."""
+        why = "its sender was closed"
+        try:
+            await self._connect_again_and_again()
+        except Exception as error:
+            why = f"its sender has failed: {error!r}"
+            raise
+        finally:
+            self.window.close(Unavailable(self._where, why))
+
+    async def _connect_again_and_again(self) -> None:
         pause, since = _FIRST_PAUSE, None
         while True:
             while self.window.empty:
@@ -257,7 +246,7 @@ class _Connector:
                 since = lost if since is None else since
                 if lost - since >= self._timeout:
                     why = f"no reader for {self._timeout:g} s: {_reason(error)}"
-                    self.window.give_up(Unavailable(self.where, why))
+                    self.window.give_up(Unavailable(self._where, why))
                     pause, since = _FIRST_PAUSE, None
                     continue
                 await asyncio.sleep(pause)
@@ -304,7 +293,7 @@ class _Connector:
 
     async def _send_all(self, out: StreamWriter, channels: Collection[str]) -> None:
         while True:
-            while (data := self.window.next(channels, self.where)) is not None:
+            while (data := self.window.next(channels, self._where)) is not None:
                 out.write(data)
                 await out.drain()
             self.window.filled.clear()
@@ -330,7 +319,7 @@ class _Connector:
                 if answer is None:
                     raise Refused("an answer", "it is not a message: this is another protocol")
                 if "error" in answer:
-                    raise Unavailable(self.where, str(answer["error"]))
+                    raise Unavailable(self._where, str(answer["error"]))
                 yield answer
 
 
