@@ -15,7 +15,7 @@ CORPUS = FOLDER / "corpus"
 GENERATED = Path(".penstock/fuzz")
 # Modules are imported with their target only, so that they can be instrumented.
 MODULES = {
-    **dict.fromkeys(("lines", "lengths", "events"), "streams"),
+    **dict.fromkeys(("lines", "lengths", "channel_record", "events"), "streams"),
     **dict.fromkeys(("body_lines", "gzip_bodies", "gzip_files"), "bodies"),
     **dict.fromkeys(("hello", "websocket_query", "handshake", "post_options"), "handshakes"),
     **dict.fromkeys(("messages", "trades", "timestamps", "retry_after_header", "record_keys"), "messages"),

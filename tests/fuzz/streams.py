@@ -3,13 +3,17 @@
 import re
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 
-from tests.fuzz.target import Input, chunks_of, limits, target
+from tests.fuzz.target import Input, chunks_of, limits, result_or_error, target
 
+from penstock.channels.tcp.sender import decode, encode
 from penstock.collect import sse
 from penstock.collect.sse import LONGEST_RETRY, Event, EventStream, cursor_of, last_id
 from penstock.core import framing
+from penstock.core.errors import Refused
 from penstock.core.framing import FAR, Found, Framing, Lengths, Lines
+from penstock.core.record import Record
 
 _KEPT = 16
 _ID = 8
@@ -45,6 +49,19 @@ def lengths(data: bytes) -> None:
     most, sizes, stream = 1 + inputs.byte() % 40, inputs.sized(), inputs.rest()
     with limits(framing, KEPT=_KEPT):
         _check(lambda: Lengths(most), stream, sizes, _lengths_of(stream, most), 4 + max(most, _KEPT))
+
+
+@target(
+    b"\0\0\0\x01a\0\0\0\x01\0\0\0\x02\0\0\0\x01kvv\0\0\0\x01\0\0\0\x01h!",
+    b"\0\0\0\0\xff\xff\xff\xff\xff\xff\xff\xff\0\0\0\0",
+    b"\0\0\0\x01a\0\0\0\x09\xff\xff\xff\xfe\xff\xff\xff\xffk",
+)
+def channel_record(data: bytes) -> None:
+    """A record of a channel over TCP is exactly what its sender encoded, or refused."""
+    found = result_or_error(partial(decode, data), Refused)
+    if not isinstance(found, Refused):
+        channel, key, value, headers = found
+        assert encode(channel, Record(value, key=key, extra=headers))[4:] == data
 
 
 def _check(make: Callable[[], Framing], stream: bytes, sizes: bytes, expected: list[Found], held: int) -> None:

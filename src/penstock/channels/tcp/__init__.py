@@ -189,14 +189,11 @@ class Inbox:
         self._held = 0
         self._end = dict.fromkeys(channels, 0)
         self._next = dict(self._end)
+        self.channels = tuple(self._end)
         self._filled: float | None = None  # Since then it has not been empty.
         self._failure: BaseException | None = None
         self.on_room: Callable[[], None] = lambda: None
         """Called by the reading thread when there may be room again."""
-
-    @property
-    def channels(self) -> tuple[str, ...]:
-        return tuple(self._end)
 
     def put(self, records: "deque[Decoded | None]") -> int:
         """Move records into the queue while there is room; how many. None stands for a record that was given up."""
