@@ -111,7 +111,6 @@ class Session:
 
     connection: Connection
     framing: Framing
-    identified: bool
     sender_key: SenderKey | None = None
     last: int = 0
     safe: int = 0
@@ -183,7 +182,7 @@ class TcpServer(ABC):
             if len(self._sessions) >= self._most + _LEAVING:
                 connection.close()
                 continue
-            session = Session(Connection(connection, str(address[0])), self._framing(), identified=not self._named)
+            session = Session(Connection(connection, str(address[0])), self._framing())
             if len(self._sessions) >= self._most:
                 self.warn(why := f"the limit of {self._most} connections is reached; try again later")
                 session.connection.leave(why)
@@ -256,7 +255,7 @@ class TcpServer(ABC):
             try:
                 await session.connection.readable(self._read_timeout(session, hello_until - loop.time()))
             except TimeoutError:
-                why = "timeout in the middle of a record" if session.identified else HELLO_EXPECTED
+                why = HELLO_EXPECTED if self._expects_hello(session) else "timeout in the middle of a record"
                 raise Refused("a connection", why) from None
             session.connection.require()
             async with self._turns:
@@ -273,8 +272,11 @@ class TcpServer(ABC):
             await self._wait_until_safe(session)
             session.connection.require()
 
+    def _expects_hello(self, session: Session) -> bool:
+        return self._named and session.sender_key is None
+
     def _read_timeout(self, session: Session, hello: float) -> float | None:
-        if not session.identified:
+        if self._expects_hello(session):
             return max(0.0, hello)
         return self._stalled_after if session.framing.midway else None
 
@@ -288,9 +290,9 @@ class TcpServer(ABC):
                 return []
         found = session.framing.push(data)
         self._limit_unfinished(session)
-        if not session.identified and found:
+        if self._expects_hello(session) and found:
             await self._identify(session, *parse_hello(found.pop(0)))
-        if not session.identified and session.framing.held > _HELLO:
+        if self._expects_hello(session) and session.framing.held > _HELLO:
             raise Refused("a connection", HELLO_EXPECTED)
         return found
 
@@ -309,7 +311,7 @@ class TcpServer(ABC):
             # The sender lost that connection, and connected again.
             before.connection.leave("there is another connection of this sender")
         self.connected[sender_key] = session
-        session.sender_key, session.identified = sender_key, True
+        session.sender_key = sender_key
         session.last = session.safe = session.reported = after
         await self._send(session, after=after, **self._answer_fields)
 
