@@ -217,14 +217,11 @@ class Leaves(Protocol):
         """Leave the group; `tell` gets the partitions that are still owned."""
 
 
-OneOf = TypeVar("OneOf", bound=Leaves)
-
-
 @contextmanager
-def membership(member: OneOf, listener: RebalanceListener) -> Iterator[OneOf]:
+def membership(member: Leaves, listener: RebalanceListener) -> Iterator[None]:
     """Leave the group at the end of the block. If the block raises, the partitions count as lost, not as revoked."""
     try:
-        yield member
+        yield
     except BaseException:
         member.leave(listener.lost)
         raise
