@@ -34,7 +34,7 @@ from penstock.analysis.checkpoints.batches import batches, covered, unfinished
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.launch import failed, launch
-from penstock.analysis.progress import told
+from penstock.analysis.supervision import batch_figures
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
@@ -189,7 +189,7 @@ def drive(servers: str, folder: str, local: str) -> None:
             for progress in query.recentProgress:
                 if progress.batchId > last and progress.numInputRows:
                     last = progress.batchId
-                    print(json.dumps({**told(progress), "restored": restoring.seconds}), flush=True)
+                    print(json.dumps({**batch_figures(progress), "restored": restoring.seconds}), flush=True)
             time.sleep(0.05)
         raise error
 

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from penstock.analysis.frames import seen
     from penstock.analysis.operators import tables
     from penstock.analysis.operators.joins import interval_join
+    from penstock.analysis.operators.keyed import Keyed
+    from penstock.analysis.operators.variables import ListState, MapState, ValueState
     from penstock.analysis.operators.windows import average, count_window, total
-    from penstock.analysis.state.keyed import Keyed
-    from penstock.analysis.state.variables import ListState, MapState, ValueState
     from penstock.channels.binders import bind
     from penstock.collect.shedding import Shed
 
@@ -62,11 +62,11 @@ __all__ = [
 
 _MODULES = {"sources": "penstock.sources", "tables": "penstock.analysis.operators.tables"}
 _LAZY = {
-    "Keyed": "analysis.state.keyed",
-    "ListState": "analysis.state.variables",
-    "MapState": "analysis.state.variables",
+    "Keyed": "analysis.operators.keyed",
+    "ListState": "analysis.operators.variables",
+    "MapState": "analysis.operators.variables",
     "Shed": "collect.shedding",
-    "ValueState": "analysis.state.variables",
+    "ValueState": "analysis.operators.variables",
     "average": "analysis.operators.windows",
     "bind": "channels.binders",
     "count_window": "analysis.operators.windows",

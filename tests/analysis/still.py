@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.analysis.frames import RAW
-from penstock.analysis.modes import empty_stream
+from penstock.analysis.plans import empty_stream
 from penstock.core.contracts import Offsets
 
 _ARRIVED = datetime(2030, 1, 1, tzinfo=UTC)

@@ -16,9 +16,9 @@ from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine, in_order
 from penstock.analysis.frames import seen
 from penstock.analysis.launch import failed, launch, validate
-from penstock.analysis.progress import progress
 from penstock.analysis.query import Emit, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
+from penstock.analysis.supervision import progress
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured

@@ -13,9 +13,19 @@ from pyspark.sql.types import StringType
 
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import MARK, RAW, built, dead_letters, encoded, query_input, schema_of, seen, typed
-from penstock.analysis.modes import empty_stream
-from penstock.analysis.plans import operators
+from penstock.analysis.frames import (
+    MARK,
+    RAW,
+    Spelled,
+    built,
+    dead_letters,
+    encoded,
+    query_input,
+    schema_of,
+    seen,
+    typed,
+)
+from penstock.analysis.plans import empty_stream, operators
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.core.errors import Misconfigured
@@ -395,3 +405,37 @@ def test_the_function_still_works(spark: SparkSession) -> None:
     query = Query("loud", ("things",), "loud", ("name",), around(upper))
     frame = spark.createDataFrame([("a", 1)], "name STRING, origin INT").coalesce(1)
     assert [row["name"] for row in built(query, [frame]).collect()] == ["A"]
+
+
+def spelled(text: str) -> Spelled:
+    return Spelled.out(text, lambda names: f"<{'+'.join(names)}>")
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        ("SELECT a, seen() FROM t", "SELECT a, <> FROM t"),
+        ("SELECT SEEN( ) as Seen FROM t", "SELECT <> FROM t"),
+        ("SELECT seen(i), seen(i, c)", "SELECT <i>, <i+c>"),
+        ("SELECT 'seen()', \"seen()\", `seen()` -- seen()\n/* seen() */", None),
+        ("SELECT overseen(), f.seen(), seen FROM t", None),
+    ],
+)
+def test_seen_is_spelled_out_where_it_is_a_word_of_its_own(own: str, text: str | None) -> None:
+    assert spelled(own).text == (own if text is None else text)
+
+
+@pytest.mark.parametrize(
+    ("said", "location"),
+    [
+        ("Syntax error (line 1, pos 0)", (1, 1)),
+        ("unresolved; line 2 pos 2;", (2, 3)),
+        ("within what was put in; line 1 pos 11", (1, 11)),
+        ("behind it on the same line; line 1 pos 15", (1, 20)),
+        ("behind the second; line 2 pos 5", (2, 10)),
+        ("nothing of a position", None),
+    ],
+)
+def test_a_position_of_sparks_is_told_in_the_users_text(said: str, location: tuple[int, int] | None) -> None:
+    # 1: SELECT a, seen(x), b     2: , seen() c
+    assert spelled("SELECT a, seen(x), b\n, seen() c").location(said) == location

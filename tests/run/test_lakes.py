@@ -9,8 +9,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 from tests.channels.traffic import send
 
-from penstock.analysis.binder import BinderConnector
-from penstock.analysis.connectors import KafkaConnector, SparkConnector
+from penstock.analysis.connectors import BinderConnector, KafkaConnector, SparkConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.settings import SparkSettings
 from penstock.audit.account import Outcome

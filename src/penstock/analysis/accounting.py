@@ -9,27 +9,39 @@ import json
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from datetime import datetime
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
+from pyspark.sql import Column, DataFrame, Row
+from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.analysis.checkpoints.batches import Batch, abandoned_batches, batches, on_disk
+from penstock.analysis.checkpoints.batches import Batch, abandoned_batches, batches, on_disk, parse_offsets
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
-from penstock.analysis.frames import counts, description
+from penstock.analysis.frames import (
+    ONCE,
+    accepted,
+    counts,
+    description,
+    fits_and_wanted,
+    names_of,
+    outcome_counts,
+    validated,
+)
+from penstock.analysis.plans import by_time, empty_stream, gap_of, judges, of_sessions
 from penstock.analysis.query import Query
-from penstock.analysis.recount import NAMED, Late, Log, Recount, Stretch
-from penstock.analysis.supervision import last_commit
+from penstock.analysis.supervision import last_commit, timestamp
 from penstock.audit.account import Account, Outcome, Share
 from penstock.core.clock import Clock
-from penstock.core.contracts import Offsets
+from penstock.core.contracts import Channels, Offsets
 from penstock.core.runs import Runs
 
 log = logging.getLogger(__name__)
@@ -54,6 +66,190 @@ def beginning(folder: str, channels: Iterable[str], bounds: Bounds) -> dict[str,
     return found
 
 
+NAMED = 100
+"""How many late records are named."""
+_TURN = "_turn"
+Number = tuple[str, int, int]
+"""Sender, epoch, and number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    channel: str
+    start: Offsets
+    end: Offsets
+    watermark: int
+    """The watermark that Spark used for it, in milliseconds; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """The number of late records (None: unknown), the first of them by number and offset, and a frame of all."""
+
+    count: int | None
+    numbers: list[Number] = field(default_factory=list)
+    records: DataFrame | None = None
+    offsets: list[tuple[int, int]] = field(default_factory=list)
+    """Partition and offset."""
+
+    @classmethod
+    def of(cls, count: int, records: DataFrame) -> "Late":
+        rows = records.orderBy("event_time").limit(NAMED).select("origin.*").collect()
+        numbers = ((row["sender"], row["epoch"], row["seq"]) for row in rows)
+        offsets = [(row["partition"], row["offset"]) for row in rows]
+        return cls(count, [number for number in numbers if None not in number], records, offsets)
+
+
+@dataclass(frozen=True)
+class Recount:
+    """Counts ranges of the log again: the outcomes of their records in a query, and the late ones."""
+
+    engine: Engine
+    query: Query
+    channels: Channels
+
+    def outcomes(
+        self, stretches: Sequence[Stretch], begin: Offsets
+    ) -> tuple[dict[Outcome, int], list[tuple[Stretch, Late]]]:
+        """The outcomes of consecutive ranges, in a log that starts at `begin`; and the late records of each range."""
+        first, last = stretches[0], stretches[-1]
+        frame = self._frame(Stretch(first.channel, first.start, last.end, 0)).withColumn(_TURN, _turn(stretches))
+        old = F.lit(False)
+        for turn, stretch in enumerate(stretches):
+            if stretch.watermark and (self._gated or self._judges):
+                old = F.when(F.col(_TURN) == turn, F.col("event_time") <= _moment(stretch.watermark)).otherwise(old)
+        # One job for all ranges: a job takes a second, and queries use the same cores.
+        rows = frame.groupBy(_TURN).agg(*outcome_counts(), F.count_if(fits_and_wanted() & old).alias("old")).collect()
+        totals = {name: sum(row[name] for row in rows) for name in ("taken", "refused", "filtered")}
+        late = [(stretches[row[_TURN]], self.late(stretches[row[_TURN]])) for row in rows if row["old"]]
+        late.sort(key=lambda one: stretches.index(one[0]))
+        left = totals["taken"] - totals["refused"] - totals["filtered"]
+        passed = left - (dropped := sum(found.count or 0 for _, found in late))
+        if self._gated:
+            keys = [ONCE, "event_time"]
+            fresh = accepted(frame).where(~F.coalesce(old, F.lit(False))).dropDuplicates(keys)
+            remembered = self._frame(Stretch(first.channel, self._remembered(first, begin), first.start, 0))
+            passed = fresh.join(accepted(remembered).select(*keys), keys, "left_anti").count()
+        return {
+            Outcome.PASSED: passed,
+            Outcome.REFUSED: totals["refused"],
+            Outcome.FILTERED: totals["filtered"],
+            Outcome.LATE: dropped,
+            Outcome.DUPLICATE: left - dropped - passed,
+        }, late
+
+    def late(self, stretch: Stretch) -> Late:
+        """The records of a range that Spark has dropped as late, by Spark's own rules.
+
+        Deduplication, a join of streams, and state in Python with event time drop each record that is not after the
+        watermark. A query with windows drops rows of closed windows: the query is run over the old records to find
+        these rows. With overlapping windows, a record is late when all its windows were closed.
+        """
+        if not stretch.watermark or not (self._gated or self._judges):
+            return Late(0)
+        timestamp = _moment(stretch.watermark)
+        old = accepted(self._frame(stretch)).where(F.col("event_time") <= timestamp)
+        if not (count := old.count()):
+            return Late(0)
+        if self._gated or self._judges == [True]:
+            return Late.of(count, old)
+        if len(self.query.inputs) > 1:
+            return Late(None)
+        result = self.engine.built(self.query, [old.select(*names_of(self.engine.shapes[stretch.channel]))])
+        if of_sessions(result):
+            return self._late_for_sessions(old, stretch, result)
+        if not {"window", "seen"} <= set(result.columns):
+            # Only Spark knows which records were dropped.
+            return Late(None)
+        if not by_time(result):
+            return Late(0)
+        bounds = [F.unix_micros(f"window.{side}").alias(side) for side in ("start", "end")]
+        rows = result.select(*bounds, "seen.count").collect()
+        closed = [row for row in rows if row["end"] <= stretch.watermark * 1_000]
+        still_open = [row for row in rows if row["end"] > stretch.watermark * 1_000]
+        dropped = old.where(within(closed) & ~within(still_open))
+        # Records that the query's function skips were not dropped.
+        most = sum(row["count"] for row in closed)
+        return Late.of(min(dropped.count(), most), dropped)
+
+    def _late_for_sessions(self, old: DataFrame, stretch: Stretch, result: DataFrame) -> Late:
+        """Spark drops a record whose own session (from its time to a gap later) is over, and merges the others."""
+        if (gap := gap_of(result)) is None or "seen" not in result.columns:
+            return Late(None)
+        dropped = old.where(F.expr(f"event_time + INTERVAL '{gap}'") <= _moment(stretch.watermark))
+        counted = self.engine.built(self.query, [dropped.select(*names_of(self.engine.shapes[stretch.channel]))])
+        # Records that the query's function skips were not dropped.
+        most = counted.agg(F.coalesce(F.sum("seen.count"), F.lit(0))).head()
+        return Late.of(min(dropped.count(), most[0] if most else 0), dropped)
+
+    def raw(self, stretch: Stretch, late: Late) -> Iterator[Row]:
+        """The late records of a range, raw."""
+        if late.records is None:
+            return iter(())
+        records = self.engine.batch(stretch.channel, stretch.end, stretch.start)
+        locations = late.records.select("origin.partition", "origin.offset")
+        found = records.join(locations, ["partition", "offset"], "left_semi").orderBy("partition", "offset")
+        return found.toLocalIterator()
+
+    @property
+    def _gated(self) -> bool:
+        return self.engine.gated(self.query)
+
+    @cached_property
+    def _judges(self) -> list[bool]:
+        # Over streams: in a batch there is no watermark.
+        return judges(self.engine.frame(self.query, lambda _: empty_stream(self.engine.spark)))
+
+    def _frame(self, stretch: Stretch) -> DataFrame:
+        start = {at: stretch.start.get(at, 0) for at in stretch.end}
+        if any(at not in stretch.start for at in stretch.end):
+            # A new partition is read from its beginning.
+            start = {at: max(begin, self.channels.bounds(stretch.channel)[at][0]) for at, begin in start.items()}
+        raw = self.engine.admitted(
+            self.query.name, stretch.channel, self.engine.batch(stretch.channel, stretch.end, start)
+        )
+        return validated(raw, self.engine.shapes[stretch.channel], self.query)
+
+    def _remembered(self, stretch: Stretch, begin: Offsets) -> Offsets:
+        """The first offsets of the records that Spark still keeps for deduplication."""
+        if not stretch.watermark:
+            return begin
+        ahead = self.engine.shapes[stretch.channel].ahead // timedelta(microseconds=1)
+        found = self.channels.since(stretch.channel, stretch.watermark * 1_000 - ahead)
+        return {at: min(found.get(at, to), to) for at, to in stretch.start.items()}
+
+
+def _turn(stretches: Sequence[Stretch]) -> Column:
+    """The index of a record's range: the first range that ends after it."""
+    turn = F.lit(len(stretches) - 1)
+    for number in reversed(range(len(stretches) - 1)):
+        within = F.lit(False)
+        for partition, end in stretches[number].end.items():
+            within = within | ((F.col("origin.partition") == partition) & (F.col("origin.offset") < end))
+        turn = F.when(within, number).otherwise(turn)
+    return turn
+
+
+def _moment(milliseconds: int) -> Column:
+    return F.timestamp_millis(F.lit(milliseconds))
+
+
+def within(windows: Iterable[Row]) -> Column:
+    """Whether the event time is in one of these windows. Adjacent windows are merged."""
+    spans: list[tuple[int, int]] = []
+    for start, end in sorted({(row["start"], row["end"]) for row in windows}):
+        if spans and start <= spans[-1][1]:
+            spans[-1] = spans[-1][0], max(end, spans[-1][1])
+        else:
+            spans.append((start, end))
+    if not spans:
+        return F.lit(False)
+    # One array instead of nested conditions, whose depth Spark limits.
+    ranges = ", ".join(f"struct({start}L AS begin, {end}L AS until)" for start, end in spans)
+    at = "unix_micros(event_time)"
+    return F.expr(f"exists(array({ranges}), span -> {at} >= span.begin AND {at} < span.until)")
+
+
 class QueryAccounting:
     """The account of one query. `look` is called repeatedly; it is cheap when no batch has ended."""
 
@@ -63,22 +259,22 @@ class QueryAccounting:
         query: Query,
         running: StreamingQuery,
         before: Account | None,
-        channels: Log,
+        channels: Channels,
         clock: Clock,
         late_records: LateRecords | None = None,
     ) -> None:
         """`before` is the last known account. `late_records` writes late records to the dead letters."""
         self._query = query
         self._runs = deque([(engine, running)])
-        self._log = channels
+        self._channels = channels
         self._recount = Recount(engine, query, channels)
         self._late_records = late_records
         self._batches: dict[int, Batch] = {}
         self._remembering = threading.Lock()
         self._clock = clock
         self._gated = engine.gated(query)
-        self._late: dict[str, dict[tuple[str, int], Runs]] = {channel: {} for channel in query.inputs}
-        self._late_at: dict[str, dict[int, Runs]] = {channel: {} for channel in query.inputs}
+        self._late: dict[str, defaultdict[str, defaultdict[str, Runs]]] = {}
+        self._late_at: dict[str, defaultdict[str, Runs]] = {}
         self._looked = ""
         self._conserved: bool | None = None
         self._guessed = False
@@ -88,11 +284,6 @@ class QueryAccounting:
         generation = str(running.id)
         if before is not None and before.generation == generation:
             self._account, self._guessed = before, before.guessed
-            for channel, late in self._late.items():
-                for sender, epochs in before.shares[channel].late.items():
-                    late.update({(sender, int(epoch)): Runs(runs) for epoch, runs in epochs.items()})
-                at = before.shares[channel].late_at
-                self._late_at[channel] = {int(partition): Runs(runs) for partition, runs in at.items()}
         else:
             begin = beginning(engine.checkpoint(query.name), query.inputs, channels.bounds)
             fresh = {channel: Share(at, at, 0, dict.fromkeys(Outcome, 0)) for channel, at in begin.items()}
@@ -102,6 +293,12 @@ class QueryAccounting:
             self._account = Account(
                 name, generation, clock.now(), fresh, number=note.generation, start_declared=declared
             )
+        for channel, share in self._account.shares.items():
+            late, at = self._late, self._late_at
+            late[channel] = defaultdict(lambda: defaultdict(Runs))
+            for sender, epochs in share.late.items():
+                late[channel][sender].update({epoch: Runs(runs) for epoch, runs in epochs.items()})
+            at[channel] = defaultdict(Runs, {partition: Runs(runs) for partition, runs in share.late_at.items()})
 
     @property
     def account(self) -> Account:
@@ -179,7 +376,7 @@ class QueryAccounting:
             if not self._committed(progress.batchId):
                 # A real-time batch is reported before it is committed. After a crash in between, the batch differs.
                 return
-            if self._has_counts(progress):
+            if any(counts(progress.observedMetrics, channel) for channel in self._query.inputs):
                 self._take(progress)
         self._looked = last.timestamp
 
@@ -230,9 +427,6 @@ class QueryAccounting:
             for number in covered[:-2]:
                 del self._batches[number]
 
-    def _has_counts(self, progress: Any) -> bool:
-        return any(counts(progress.observedMetrics, channel) for channel in self._query.inputs)
-
     def _take(self, progress: Any) -> None:
         starts, ends = _offsets(progress.sources, "startOffset"), _offsets(progress.sources, "endOffset")
         shares = dict(self._account.shares)
@@ -255,13 +449,20 @@ class QueryAccounting:
         What the deduplication dropped was a duplicate, which its operator counts, or late. Without deduplication,
         Spark drops rows, not records: then the batch is counted again from the log.
         """
-        before = self._watermark_before(progress)
-        stretch = Stretch(channel, since, until, before)
+        # Spark uses the watermark of the previous batch to decide which records are late.
+        earlier = self._batches.get(progress.batchId - 1)
+        reported_watermark = progress.eventTime.get("watermark")
+        if earlier is not None:
+            watermark = earlier.watermark
+        else:
+            watermark = timestamp(reported_watermark) // 1_000 if reported_watermark else 0
+        stretch = Stretch(channel, since, until, watermark)
         dropped = reported["taken"] - reported["refused"] - reported["filtered"] - reported["passed"]
         doubled = late = 0
         if self._gated:
             # A query may drop duplicates of its own, behind ours.
-            doubled = min(dropped, sum(_metric(one, "numDroppedDuplicateRows") for one in progress.stateOperators))
+            metrics = [operator.customMetrics for operator in progress.stateOperators]
+            doubled = min(dropped, sum(int(one.get("numDroppedDuplicateRows", 0)) for one in metrics))
             late = dropped - doubled
         if late or any(one.numRowsDroppedByWatermark for one in progress.stateOperators):
             late = self._late_in(stretch, late)
@@ -288,11 +489,6 @@ class QueryAccounting:
             return reported
         self._guessed = self._guessed or found.count is None
         return found.count or 0
-
-    def _watermark_before(self, progress: Any) -> int:
-        """The watermark of the previous batch, in milliseconds. Spark uses it to decide which records are late."""
-        earlier = self._batches.get(progress.batchId - 1)
-        return earlier.watermark if earlier is not None else _timestamp(progress.eventTime.get("watermark"))
 
     def _made_up(self, channel: str, share: Share, until: Offsets) -> Share:
         """Count the committed batches up to these offsets that were not reported."""
@@ -340,12 +536,14 @@ class QueryAccounting:
         if self._late_records is not None and late.count:
             self._late_records.write(stretch.channel, self._recount.raw(stretch, late))
         for sender, epoch, seq in late.numbers:
-            if sum(len(list(runs)) for some in self._late.values() for runs in some.values()) < NAMED:
-                self._late[stretch.channel].setdefault((sender[:LONGEST], epoch), Runs()).add(seq)
-
+            if (
+                _count(runs for some in self._late.values() for named in some.values() for runs in named.values())
+                < NAMED
+            ):
+                self._late[stretch.channel][sender[:LONGEST]][str(epoch)].add(seq)
         for partition, offset in late.offsets:
-            if sum(len(list(runs)) for some in self._late_at.values() for runs in some.values()) < NAMED:
-                self._late_at[stretch.channel].setdefault(partition, Runs()).add(offset)
+            if _count(runs for some in self._late_at.values() for runs in some.values()) < NAMED:
+                self._late_at[stretch.channel][str(partition)].add(offset)
 
     def _conserves(self) -> bool:
         if self._conserved is None:
@@ -362,22 +560,18 @@ class QueryAccounting:
             conserved=self._conserves(),
             step=batch + 1,
             guessed=self._guessed,
-            wrote={into: {partition: end for partition, (_, end) in self._log.bounds(into).items()}},
+            wrote={into: {partition: end for partition, (_, end) in self._channels.bounds(into).items()}},
         )
         if self._late_records is not None:
             (share,) = shares.values()
             self._late_records.accounted(share.until)
 
     def _with_late(self, channel: str, share: Share) -> Share:
-        at = {str(partition): list(runs) for partition, runs in self._late_at[channel].items()}
-        return replace(share, late=self._named(channel), late_at=at)
-
-    def _named(self, channel: str) -> dict[str, dict[str, list[tuple[int, int]]]]:
-        """The first late records of a channel, in the form of `Share.late`."""
-        named: dict[str, dict[str, list[tuple[int, int]]]] = {}
-        for (sender, epoch), runs in self._late[channel].items():
-            named.setdefault(sender, {})[str(epoch)] = list(runs)
-        return named
+        late = {
+            sender: {epoch: list(runs) for epoch, runs in epochs.items()}
+            for sender, epochs in self._late[channel].items()
+        }
+        return replace(share, late=late, late_at={at: list(runs) for at, runs in self._late_at[channel].items()})
 
     @property
     def _checkpoint(self) -> str:
@@ -398,18 +592,12 @@ def _ahead(stands: Offsets, other: Offsets) -> bool:
     return all(stands.get(partition, 0) >= offset for partition, offset in other.items())
 
 
-def _offsets(sources: Any, which: str) -> dict[str, dict[int, int]]:
-    found: dict[str, dict[int, int]] = {}
+def _offsets(sources: Any, which: str) -> dict[str, Offsets]:
+    found: dict[str, Offsets] = {}
     for source in sources:
-        text = getattr(source, which)
-        for channel, offsets in ((json.loads(text) if text else None) or {}).items():
-            found[channel] = {int(partition): int(offset) for partition, offset in offsets.items()}
+        found |= parse_offsets(json.loads(getattr(source, which) or "null") or {})
     return found
 
 
-def _metric(operator: Any, name: str) -> int:
-    return int(operator.customMetrics.get(name, 0))
-
-
-def _timestamp(text: str | None) -> int:
-    return int(datetime.fromisoformat(text).timestamp() * 1000) if text else 0
+def _count(named: Iterable[Runs]) -> int:
+    return sum(len(list(runs)) for runs in named)

@@ -1,14 +1,36 @@
-"""Connectors between Spark and the channels: Spark's Kafka source and sink; for other binders see `analysis.binder`."""
+"""Connectors between Spark and the channels: Spark's Kafka source and sink, and one for any other binder.
 
+With another binder, Spark's Python workers read and write its partitions.
+"""
+
+import asyncio
+import base64
 import json
-from collections.abc import Mapping
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.core.contracts import Offsets
+from penstock.analysis.checkpoints.batches import parse_offsets
+from penstock.analysis.frames import RAW
+from penstock.audit.retention import from_what_is_kept
+from penstock.core.contracts import Channels, Entry, Offsets
+from penstock.core.record import Record
+from penstock.core.scan import scan_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
 
 
 class SparkConnector(Protocol):
@@ -38,8 +60,11 @@ class SparkConnector(Protocol):
         """A writer of a stream into a channel, at least once; `at_once`: without waiting for larger requests."""
 
 
-def offsets_json(channel: str, offsets: Mapping[int, int]) -> dict[str, dict[str, int]]:
-    """Offsets in the JSON form of checkpoints."""
+OffsetsJson = dict[str, dict[str, int]]
+"""Offsets by channel and partition, in the form of checkpoints."""
+
+
+def offsets_json(channel: str, offsets: Offsets) -> OffsetsJson:
     return {channel: {str(partition): offset for partition, offset in offsets.items()}}
 
 
@@ -120,3 +145,230 @@ class KafkaConnector:
     def _common(self) -> dict[str, str]:
         named = {f"kafka.{name}": value for name, value in self.client.items()}
         return {"kafka.bootstrap.servers": self.servers, **named}
+
+
+FORMAT = "penstock"
+_MOST = 2_000
+"""How many entries are passed to Spark at once."""
+
+
+@dataclass(frozen=True)
+class BinderConnector:
+    channels: Channels
+    skip_lost: bool = False
+    """Skip records that were removed unread, instead of failing."""
+    most: int | None = None
+    """How many records a batch reads; None: all."""
+    _streams: dict[tuple[str, str, int | None], DataFrame] = field(default_factory=dict, compare=False)
+    """Cached streaming frames: Spark starts a process for each; queries can share them."""
+
+    @property
+    def objection(self) -> str | None:
+        return "it reads only Kafka in real time, and the channels are at " + self.channels.where
+
+    def limited(self, most: int) -> "BinderConnector":
+        return replace(self, most=most)
+
+    def stream(self, spark: SparkSession, channel: str, since: Offsets | None = None) -> DataFrame:
+        begin = "" if since is None else json.dumps(offsets_json(channel, since))
+        if (of := (channel, begin, self.most)) not in self._streams:
+            spark.dataSource.register(ChannelSource)
+            reader = spark.readStream.format(FORMAT).options(**self._options(channel))
+            if begin:
+                reader = reader.option("since", begin)
+            if self.most is not None:
+                reader = reader.option("most", self.most)
+            self._streams[of] = reader.load()
+        return self._streams[of]
+
+    def batch(
+        self, spark: SparkSession, channel: str, since: Offsets | None = None, until: Offsets | None = None
+    ) -> DataFrame:
+        spark.dataSource.register(ChannelSource)
+        reader = spark.read.format(FORMAT).options(**self._options(channel))
+        for name, offsets in (("since", since), ("until", until)):
+            if offsets is not None:
+                reader = reader.option(name, json.dumps(offsets_json(channel, offsets)))
+        return reader.load()
+
+    def into(self, records: DataFrame, channel: str, at_once: bool = False) -> DataStreamWriter:
+        channels = self.channels
+
+        def send(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            asyncio.run(_sent(channels, channel, batches))
+            return iter(())
+
+        def write(batch: DataFrame, _: int) -> None:
+            # A Python sink would start processes for each batch, and does not support update mode. A repeated batch is
+            # written again: its rows have the same identity.
+            batch.mapInArrow(send, "sent BIGINT").collect()
+
+        return records.writeStream.foreachBatch(write)
+
+    def _options(self, channel: str) -> dict[str, str]:
+        return {
+            "channel": channel,
+            "channels": base64.b64encode(pickle.dumps(self.channels)).decode(),
+            "skip_lost": "yes" if self.skip_lost else "",
+        }
+
+
+class ChannelSource(DataSource):
+    """The data source that Spark asks for readers."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> str:
+        return RAW
+
+    def reader(self, schema: "StructType") -> "ChannelReader":
+        return ChannelReader(*self._channel, self._offsets("since"), until=self._offsets("until"))
+
+    def streamReader(self, schema: "StructType") -> "ChannelStream":
+        most = self.options.get("most")
+        return ChannelStream(*self._channel, self._offsets("since"), None if most is None else int(most))
+
+    @property
+    def _channel(self) -> tuple[Channels, str, bool]:
+        """The arguments that both readers have."""
+        channels: Channels = pickle.loads(base64.b64decode(self.options["channels"]))
+        return channels, str(self.options["channel"]), bool(self.options["skip_lost"])
+
+    def _offsets(self, name: str) -> Offsets | None:
+        text = self.options.get(name)
+        return None if text is None else parse_offsets(json.loads(text))[self.options["channel"]]
+
+
+@dataclass
+class Stretch(InputPartition):
+    """The offsets that one task reads."""
+
+    partition: int
+    since: int
+    until: int
+
+
+@dataclass
+class _Reader:
+    """What the two readers of a channel share."""
+
+    channels: Channels
+    channel: str
+    skip_lost: bool
+    since: Offsets | None = None
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """The entries of a range. Raises Unaccounted when they were removed, Unavailable when they do not arrive."""
+        assert isinstance(partition, Stretch)
+        bounds = {partition.partition: (partition.since, partition.until)}
+        return map(raw_table, scan_batches(self.channels, self.channel, bounds=bounds, most=_MOST))
+
+    def _kept(self, starts: Offsets) -> Offsets:
+        """The start offsets, without removed records if these are skipped."""
+        return from_what_is_kept(starts, self.channels.bounds(self.channel)) if self.skip_lost else starts
+
+
+@dataclass
+class ChannelReader(_Reader, DataSourceReader):
+    """A channel as a table."""
+
+    until: Offsets | None = None
+
+    def partitions(self) -> Sequence[InputPartition]:
+        bounds = self.channels.bounds(self.channel)
+        ends = {partition: end for partition, (_, end) in bounds.items()} if self.until is None else self.until
+        since = self.since or {}
+        return _stretches(self._kept({at: since.get(at, bounds[at][0]) for at in ends}), ends)
+
+
+@dataclass
+class ChannelStream(_Reader, DataSourceStreamReader):
+    """A channel as a stream. Its offsets have the same JSON form as Kafka's in a checkpoint."""
+
+    most: int | None = None
+
+    def initialOffset(self) -> OffsetsJson:
+        bounds = self.channels.bounds(self.channel)
+        lows = {partition: low for partition, (low, _) in bounds.items()}
+        return offsets_json(self.channel, {**lows, **(self.since or {})})
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        return ReadAllAvailable() if self.most is None else ReadMaxRows(self.most)
+
+    def latestOffset(self, start: OffsetsJson, limit: ReadLimit) -> OffsetsJson:
+        latest = self.reportLatestOffset()
+        if not isinstance(limit, ReadMaxRows):
+            return latest
+        return offsets_json(self.channel, up_to(*self._span(start, latest), limit.max_rows))
+
+    def reportLatestOffset(self) -> OffsetsJson:
+        bounds = self.channels.bounds(self.channel)
+        return offsets_json(self.channel, {partition: end for partition, (_, end) in bounds.items()})
+
+    def partitions(self, start: OffsetsJson, end: OffsetsJson) -> Sequence[InputPartition]:
+        return _stretches(*self._span(start, end))
+
+    def _span(self, start: OffsetsJson, end: OffsetsJson) -> tuple[Offsets, Offsets]:
+        """The first and last offsets to read, per partition."""
+        starts, ends = parse_offsets(start)[self.channel], parse_offsets(end)[self.channel]
+        # A new partition is read from its beginning.
+        return self._kept({partition: starts.get(partition, 0) for partition in ends}), ends
+
+
+def up_to(starts: Offsets, ends: Offsets, most: int) -> dict[int, int]:
+    """The ends of a read of at most `most` entries: a share of each partition by its size, at least one."""
+    left = {partition: end - starts[partition] for partition, end in ends.items() if end > starts[partition]}
+    if (total := sum(left.values())) <= most:
+        return dict(ends)
+    return {**ends, **{one: starts[one] + max(1, there * most // total) for one, there in left.items()}}
+
+
+def _stretches(starts: Offsets, ends: Offsets) -> list[Stretch]:
+    return [Stretch(partition, starts[partition], end) for partition, end in ends.items() if starts[partition] < end]
+
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+_SCHEMA = pa.schema(
+    [
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("topic", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("timestampType", pa.int32()),
+        ("headers", _HEADERS),
+    ]
+)
+
+
+def raw_table(entries: Sequence[Entry]) -> pa.RecordBatch:
+    """Convert entries of a channel to the columns of raw records."""
+    rows = [
+        {
+            "key": entry.key,
+            "value": entry.value,
+            "topic": entry.channel,
+            "partition": entry.partition,
+            "offset": entry.offset,
+            "timestamp": entry.appended,
+            "timestampType": 0,
+            "headers": [{"key": name, "value": value} for name, value in entry.headers] or None,
+        }
+        for entry in entries
+    ]
+    return pa.RecordBatch.from_pylist(rows, schema=_SCHEMA)
+
+
+async def _sent(channels: Channels, channel: str, batches: Iterator[pa.RecordBatch]) -> None:
+    async with channels.sender() as sender:
+        for batch in batches:
+            await sender.send(channel, [_record(row) for row in batch.to_pylist()])
+
+
+def _record(row: dict[str, Any]) -> Record:
+    headers = row["headers"] or ()
+    extra = tuple((header["key"], header["value"] or b"") for header in headers)
+    return Record(row["value"], None, row["key"], extra)

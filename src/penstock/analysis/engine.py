@@ -25,12 +25,25 @@ from penstock.analysis.frames import (
     seen_payload,
     typed,
 )
-from penstock.analysis.modes import Verdict, accepts_update, decide, empty_stream, objection, refused
+from penstock.analysis.operators.keyed import keeps_state
 from penstock.analysis.operators.statics import Table
-from penstock.analysis.plans import Cost, against, cost, of_sessions, shuffles, stateless, why_late_unknown
+from penstock.analysis.plans import (
+    Cost,
+    Verdict,
+    accepts_update,
+    against,
+    cost,
+    decide,
+    empty_stream,
+    objection,
+    of_sessions,
+    refused,
+    shuffles,
+    stateless,
+    why_late_unknown,
+)
 from penstock.analysis.query import Emit, Late, Mode, Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.analysis.state.keyed import keeps_state
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured
 

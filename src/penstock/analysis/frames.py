@@ -21,7 +21,6 @@ from pyspark.util import PythonEvalType
 
 from penstock.analysis import validation
 from penstock.analysis.query import NUMBER, PAYLOAD, Query, Shape
-from penstock.analysis.sqltext import Spelled
 from penstock.analysis.validation import Objection, because
 from penstock.audit.writers import HEADER
 from penstock.core.contracts import Offsets
@@ -284,13 +283,10 @@ def names_of(shape: Shape) -> list[str]:
 
 
 def _seen_of(shape: Shape) -> list[Column]:
-    payload = [
-        validation.declared(F.col(f"doc.`{one.name}`"), one.dataType).alias(one.name) for one in schema_of(shape)
-    ]
     added = [F.col(name) for name in ADDED]
     if shape.table:
         added += [_key().alias(KEY), F.col("value").isNull().alias(DELETED)]
-    return [*payload, *added]
+    return [*validation.payload(schema_of(shape)), *added]
 
 
 def _key() -> Column:
@@ -312,13 +308,14 @@ def fits(shape: Shape) -> Column:
 
 def dead_letters(raw: DataFrame, shape: Shape) -> DataFrame:
     """The records that do not fit, unchanged, with the reason and the place as headers."""
-    reason = F.lit(None).cast("string")
-    for objection, description in reversed(_objections(shape)):
-        reason = F.when(objection, description()).otherwise(reason)
     location = F.concat_ws(":", F.col("topic"), F.col("partition"), F.col("offset"))
     added = F.array(_header("reason", F.col("reason")), _header("place", location))
     headers = F.concat(F.coalesce(F.col("headers"), F.array().cast("array<struct<key:string,value:binary>>")), added)
-    refused = parsed(raw, shape).withColumn("reason", reason).where(F.col("reason").isNotNull())
+    refused = (
+        parsed(raw, shape)
+        .withColumn("reason", validation.first_reason(_objections(shape)))
+        .where(F.col("reason").isNotNull())
+    )
     return refused.select("key", "value", headers.alias("headers"))
 
 
@@ -354,11 +351,6 @@ def _objections(shape: Shape) -> list[Objection]:
         found = [because(F.col("key").isNull(), "it has no key, and its channel is a table")]
     if shape.ddl is not None:
         found += [(there & wrong, why) for wrong, why in validation.objections(F.col("doc"), schema, shape.json)]
-        found += [
-            because(there & F.col(f"doc.`{column.name}`").isNull(), f'the field "{column.name}" is missing or null')
-            for column in schema.fields
-            if not column.nullable
-        ]
     without = "it has no origin, and the channel declares no event time"
     if shape.event_time is not None:
         without = f"its event time ({shape.event_time}) is null"
@@ -393,6 +385,55 @@ def built(query: Query, frames: Sequence[DataFrame], tables: Mapping[str, DataFr
         raise Misconfigured(_location_in(query, spelled.location(str(error))), message, _advice(message)) from None
 
 
+_SEEN_CALL = re.compile(
+    r"""(?P<skip>--[^\n]*|/\*.*?\*/|'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*"|`[^`]*`)"""
+    r"""|(?<![\w.])seen\(\s*(?P<of>\w+(?:\s*,\s*\w+)*)?\s*\)(?:\s+AS\s+seen\b)?""",
+    re.IGNORECASE | re.DOTALL,
+)
+_POSITION = re.compile(r"\bline (\d+),? pos (\d+)")
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """The expanded SQL, and the mapping of its positions to the user's SQL."""
+
+    own: str
+    text: str
+    put: tuple[tuple[slice, slice], ...] = ()
+    """The expansions: the slice in Spark's text, and the slice in the user's text."""
+
+    @classmethod
+    def out(cls, own: str, counted: Callable[[tuple[str, ...]], str]) -> "Spelled":
+        """`counted` returns the expansion of `seen(…)` for its arguments."""
+        text, done, put = "", 0, []
+        for match in _SEEN_CALL.finditer(own):
+            if match["skip"]:
+                continue
+            text += own[done : match.start()]
+            meaning = counted(tuple(re.findall(r"\w+", match["of"] or "")))
+            put.append((slice(len(text), len(text) + len(meaning)), slice(*match.span())))
+            text, done = text + meaning, match.end()
+        return cls(own, text + own[done:], tuple(put))
+
+    def location(self, message: str) -> tuple[int, int] | None:
+        """The line and column in the user's text, from 1, of an error of Spark; None without a position."""
+        if (found := _POSITION.search(message)) is None:
+            return None
+        line, column = int(found[1]), int(found[2])
+        index = sum(len(one) + 1 for one in self.text.split("\n")[: line - 1]) + column
+        before = self.own[: self._own(index)]
+        return before.count("\n") + 1, len(before) - before.rfind("\n")
+
+    def _own(self, index: int) -> int:
+        """The index in the user's text of an index in Spark's text."""
+        for there, here in reversed(self.put):
+            if index >= there.stop:
+                return int(index - there.stop + here.stop)
+            if index >= there.start:
+                return int(here.start)
+        return index
+
+
 # A view name is reused for many frames: no other thread may replace the view in between.
 _VIEWS = Lock()
 
@@ -425,15 +466,16 @@ def _called(
     except PySparkException as error:
         # Read now: after the session has ended, Spark cannot describe the error.
         message = description(error)
-        raise Misconfigured(_line_of(error, build, query), message, _advice(message)) from None
+        raise Misconfigured(line_in(build, error, f"query {query}"), message, _advice(message)) from None
     except Exception as error:
-        raise Misconfigured(_line_of(error, build, query), f"{type(error).__name__}: {error}") from error
+        raise Misconfigured(line_in(build, error, f"query {query}"), f"{type(error).__name__}: {error}") from error
 
 
-def _line_of(error: Exception, build: Callable[..., Any], query: str) -> str:
-    own = getattr(getattr(build, "__code__", None), "co_filename", None)
+def line_in(function: Any, error: Exception, location: str) -> str:
+    """A location with the file and line of the user's function in which an error was raised, if it was there."""
+    own = getattr(getattr(function, "__code__", None), "co_filename", None)
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == own]
-    return f"{Path(str(own)).name}:{lines[-1]}, query {query}" if lines else f"query {query}"
+    return f"{Path(str(own)).name}:{lines[-1]}, {location}" if lines else location
 
 
 _ADVICE = {

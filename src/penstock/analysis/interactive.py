@@ -17,8 +17,7 @@ from pyspark.sql.types import ArrayType, StructType
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import ADDED, counts
 from penstock.analysis.launch import failed
-from penstock.analysis.modes import accepts_update, plainly, refused
-from penstock.analysis.plans import analyzed, each, grouped, kind_of
+from penstock.analysis.plans import accepts_update, analyzed, each, grouped, kind_of, plainly, refused
 from penstock.analysis.query import Query
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Unavailable

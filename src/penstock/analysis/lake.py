@@ -77,9 +77,7 @@ def columns(shape: Shape, keyed: bool) -> StructType:
 def records(raw: DataFrame, shape: Shape, keyed: bool, judged: bool) -> DataFrame:
     """All records of a channel as rows of its lake, with a column for whether each fits."""
     frame = parsed(raw, shape)
-    own = [F.col("value")] if shape.ddl is None else [
-        validation.declared(F.col(f"doc.`{one.name}`"), one.dataType).alias(one.name) for one in schema_of(shape)
-    ]  # fmt: skip
+    own = [F.col("value")] if shape.ddl is None else validation.payload(schema_of(shape))
     whole = F.lit(True)
     for name in ("sender", "epoch", "seq", "time"):
         whole = whole & F.col(f"origin.{name}").isNotNull()

@@ -18,16 +18,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, abandon_batch, excluded, on_disk, resume_batch
+from penstock.analysis.checkpoints.batches import EXCLUDED_FILE, Written, abandon_batch, excluded, on_disk, resume_batch
 from penstock.analysis.checkpoints.doctor import Diagnosis, Facts, Fit, begin_anew, examine, readable
-from penstock.analysis.checkpoints.integrity import Written
 from penstock.analysis.checkpoints.note import NAME, Fingerprint, Note, fingerprint
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import dead_letters, description, encoded
-from penstock.analysis.modes import Verdict, accepts_update, decide, plainly, refusal
-from penstock.analysis.plans import analyzed, by_arrival
+from penstock.analysis.operators.keyed import keeps_state, waits
+from penstock.analysis.plans import Verdict, accepts_update, analyzed, by_arrival, decide, plainly, refusal
 from penstock.analysis.query import Emit, Mode, Query, Shape
-from penstock.analysis.state.keyed import keeps_state, waits
 from penstock.analysis.supervision import telling
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Unavailable

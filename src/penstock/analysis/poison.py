@@ -29,10 +29,18 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from penstock.analysis.accounting import beginning
-from penstock.analysis.binder import raw_table
-from penstock.analysis.checkpoints.batches import Excluded, batches, covered, exclude, excluded, on_disk, unfinished
-from penstock.analysis.checkpoints.integrity import written
+from penstock.analysis.checkpoints.batches import (
+    Excluded,
+    batches,
+    covered,
+    exclude,
+    excluded,
+    on_disk,
+    unfinished,
+    written,
+)
 from penstock.analysis.checkpoints.note import note_of
+from penstock.analysis.connectors import raw_table
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import RAW, dead_letters, encoded

@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.engine import Engine, OffsetRanges
 from penstock.analysis.frames import MARK, description, encoded, typed
+from penstock.analysis.operators.keyed import waits
 from penstock.analysis.plans import by_arrival
 from penstock.analysis.query import Query
-from penstock.analysis.state.keyed import waits
 from penstock.core.clock import Micros
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Unavailable

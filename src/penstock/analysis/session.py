@@ -128,7 +128,7 @@ def conf(settings: SparkSettings, slots: int) -> dict[str, str]:
         # A static table uses at least one page with each batch; Spark's default is 32 MiB.
         "spark.buffer.pageSize": "1m",
         # Spark would fail a real-time query when its batch starts while tasks of others wait for slots. The number of
-        # slots is checked before queries start, see modes.need; then tasks only wait for each other.
+        # slots is checked before queries start, see plans.need; then tasks only wait for each other.
         "spark.scheduler.pipelinedGroup.slotCheck.enabled": "false",
         # State passes timestamps to Python without a time zone: with DST, an hour would be ambiguous.
         "spark.executorEnv.TZ": "UTC",

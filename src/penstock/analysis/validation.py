@@ -5,7 +5,7 @@ is replaced by one more member and a brace. The parser finds this member only if
 else. So the whole payload is checked without parsing it twice.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
 from uuid import uuid4
@@ -58,6 +58,11 @@ def declared(column: Column, kind: DataType) -> Column:
     return column if optional(kind, ShortType()) == optional(kind) else column.try_cast(optional(kind))
 
 
+def payload(schema: StructType) -> list[Column]:
+    """The columns of a schema, from a payload that was parsed as the column `doc`."""
+    return [declared(F.col(f"doc.`{one.name}`"), one.dataType).alias(one.name) for one in schema]
+
+
 def optional(kind: DataType, byte: DataType = _BYTE) -> DataType:
     """A type as the parser gives it: NOT NULL holds for columns, not inside of them.
 
@@ -83,6 +88,14 @@ def because(condition: Column, reason: str) -> Objection:
     return condition, lambda: F.lit(reason)
 
 
+def first_reason(objections: Sequence[Objection]) -> Column:
+    """The reason of the first condition that is true; null when none is."""
+    reason = F.lit(None).cast("string")
+    for condition, description in reversed(objections):
+        reason = F.when(condition, description()).otherwise(reason)
+    return reason
+
+
 def objections(doc: Column, schema: StructType, json: Json) -> list[Objection]:
     """Why a payload does not fit its schema, given what was parsed: conditions in order, and the reason for each."""
     found = [
@@ -97,6 +110,11 @@ def objections(doc: Column, schema: StructType, json: Json) -> list[Objection]:
         if (beyond := _beyond(doc[column.name], column.dataType, json)) is not None:
             reason = f'the field "{column.name}" holds what {_type(column)} cannot hold'
             found.append(because(F.coalesce(beyond, F.lit(False)), reason))
+    found += [
+        because(doc[column.name].isNull(), f'the field "{column.name}" is missing or null')
+        for column in schema
+        if not column.nullable
+    ]
     return found
 
 

@@ -213,7 +213,7 @@ class StateReader:
         return status.get(ADDRESS) if is_running(status.get("at"), SystemClock().now()) else None
 
     def _read_checkpoint(self, read: Callable[[Any, Any], dict[str, Any]]) -> dict[str, Any]:
-        from penstock.analysis.state import lookup
+        from penstock.analysis import state_lookup as lookup
         from penstock.run.analyse import engine
 
         inform("the pipeline is not running; starting Spark to read its checkpoint …")

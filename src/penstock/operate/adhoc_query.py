@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 
-from penstock.analysis.binder import BinderConnector
-from penstock.analysis.connectors import KafkaConnector, SparkConnector
+from penstock.analysis.connectors import BinderConnector, KafkaConnector, SparkConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.interactive import InteractiveQuery, Result, inferred, result
 from penstock.analysis.operators.statics import table

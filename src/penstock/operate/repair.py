@@ -13,8 +13,8 @@ from deltalake.exceptions import DeltaError
 from pyarrow import ArrowException  # type: ignore[import-untyped]  # it ships no types
 from pyarrow.parquet import ParquetFile  # type: ignore[import-untyped]  # it ships no types
 
+from penstock.analysis.checkpoints.batches import written
 from penstock.analysis.checkpoints.doctor import begin_anew
-from penstock.analysis.checkpoints.integrity import written
 from penstock.analysis.checkpoints.note import note_of
 from penstock.audit.ledger import Ledger, Unreadable, set_aside
 from penstock.channels.sqlite.repairing import DamagedLog, damaged_logs

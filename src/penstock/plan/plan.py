@@ -8,10 +8,10 @@ from penstock.analysis.checkpoints.doctor import Fit
 from penstock.analysis.checkpoints.rescale import spread
 from penstock.analysis.engine import Engine
 from penstock.analysis.launch import examined
-from penstock.analysis.modes import Need, Verdict, guessed, need
+from penstock.analysis.operators.keyed import keeps_state, unnumbered
+from penstock.analysis.plans import Need, Verdict, guessed, need
 from penstock.analysis.query import Mode, Query, Static
 from penstock.analysis.session import wait_for_slots
-from penstock.analysis.state.keyed import keeps_state, unnumbered
 from penstock.collect.registry import kind_of
 from penstock.collect.shedding import shedding
 from penstock.core.errors import Misconfigured, raise_all

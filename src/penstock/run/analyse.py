@@ -11,10 +11,9 @@ from dataclasses import replace
 from functools import partial
 from typing import IO
 
-from penstock.analysis.binder import BinderConnector
 from penstock.analysis.checkpoints.note import Note
 from penstock.analysis.checkpoints.rescale import recover
-from penstock.analysis.connectors import KafkaConnector, SparkConnector
+from penstock.analysis.connectors import BinderConnector, KafkaConnector, SparkConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.operators.statics import Watch, table
 from penstock.analysis.query import Late, Query

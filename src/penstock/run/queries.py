@@ -15,12 +15,11 @@ from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import ResultWriters
 from penstock.analysis.launch import Fitting, begin, fitting, launch, require_validation, validate, warm_up
-from penstock.analysis.modes import Verdict
+from penstock.analysis.plans import Verdict
 from penstock.analysis.poison import Isolation, Work, validation_of, work_of
-from penstock.analysis.progress import Progress, StreamingQuery
 from penstock.analysis.query import Late, Mode, Query
 from penstock.analysis.session import is_running
-from penstock.analysis.supervision import Isolate, Streaming, Supervised, retrying
+from penstock.analysis.supervision import Isolate, Progress, Streaming, StreamingQuery, Supervised, retrying
 from penstock.audit.account import Account, Outcome
 from penstock.audit.writers import Writers
 from penstock.core.clock import SystemClock

@@ -16,8 +16,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from penstock.analysis import state_lookup as lookup
 from penstock.analysis.engine import Engine
-from penstock.analysis.state import lookup
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.pipeline.description import Description
 from penstock.run.background import run_in_background

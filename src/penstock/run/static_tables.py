@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from penstock.analysis.checkpoints.batches import unfinished
 from penstock.analysis.engine import Engine
 from penstock.analysis.operators.statics import Watch
-from penstock.analysis.progress import ended
 from penstock.analysis.query import Query
+from penstock.analysis.supervision import ended
 from penstock.core.clock import Clock, Micros
 
 log = logging.getLogger(__name__)

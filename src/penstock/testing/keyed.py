@@ -14,8 +14,8 @@ from typing import Any
 from pyspark.sql import Row
 from pyspark.sql.streaming.stateful_processor import ExpiredTimerInfo, TimerValues
 
+from penstock.analysis.operators.keyed import Keyed, Processor
 from penstock.analysis.plans import CLOCK
-from penstock.analysis.state.keyed import Keyed, Processor
 from penstock.core.clock import duration
 from penstock.core.errors import Misconfigured
 from penstock.testing.clock import ManualClock

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.analysis.checkpoints.rescale import recover, rescale, spread
-from penstock.analysis.modes import need
+from penstock.analysis.plans import need
 from penstock.analysis.query import Query
 from penstock.core.errors import Misconfigured
 

@@ -14,7 +14,7 @@ from tests.analysis.killed.queries import PARTITIONS, UP, Trial, bookmarks, chan
 from penstock.analysis.accounting import QueryAccounting
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.launch import failed, launch
-from penstock.analysis.modes import need
+from penstock.analysis.plans import need
 from penstock.analysis.query import Late, Mode
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings

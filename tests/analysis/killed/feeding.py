@@ -8,9 +8,8 @@ from itertools import pairwise
 from typing import TypeVar
 
 from tests.analysis.killed.queries import TABLES, channel
-from tests.analysis.operators import join_oracles, oracles, table_oracles
+from tests.analysis.operators import cards, join_oracles, oracles, table_oracles
 from tests.analysis.operators.table_oracles import Change
-from tests.analysis.state import cards
 from tests.channels.traffic import send
 
 from penstock.core.contracts import Channels

@@ -7,8 +7,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from tests.analysis.operators import oracles
-from tests.analysis.state import cards
+from tests.analysis.operators import cards, oracles
 
 from penstock import Keyed, MapState, ValueState, count_window, interval_join, seen, tables, total
 from penstock.analysis.connectors import KafkaConnector

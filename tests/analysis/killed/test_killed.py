@@ -19,10 +19,9 @@ from pyspark.sql import SparkSession
 from tests.analysis.killed import queries
 from tests.analysis.killed.queries import IDLE, JOINS, LABELS, LATENESS, TABLES, channel, engine_for
 from tests.analysis.killed.running import SPREAD, Run
-from tests.analysis.operators import join_oracles, oracles, table_oracles
+from tests.analysis.operators import cards, join_oracles, oracles, table_oracles
 from tests.analysis.operators.oracles import Event, Placed, Snapshot, in_batches, placed, portions
 from tests.analysis.operators.table_oracles import Change, flat
-from tests.analysis.state import cards
 from tests.stores.lakes import LoadedLake
 
 from penstock.analysis.accounting import QueryAccounting

@@ -21,9 +21,9 @@ from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.launch import failed, launch
 from penstock.analysis.operators.statics import Table, Watch, table
-from penstock.analysis.progress import StreamingQuery
 from penstock.analysis.query import Mode, Query, Shape, Static
 from penstock.analysis.settings import SparkSettings
+from penstock.analysis.supervision import StreamingQuery
 from penstock.audit.account import Outcome
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock, duration

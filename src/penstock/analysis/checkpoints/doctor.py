@@ -10,8 +10,7 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path
 
-from penstock.analysis.checkpoints.batches import covered, format_offsets, on_disk
-from penstock.analysis.checkpoints.integrity import Written, written
+from penstock.analysis.checkpoints.batches import Written, covered, format_offsets, on_disk, written
 from penstock.analysis.checkpoints.note import Fingerprint, Note, Operator, next_generation, note_of
 from penstock.audit.account import Account
 from penstock.core.contracts import Offsets

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 from zlib import crc32
 
-from penstock.analysis.checkpoints.batches import on_disk
+from penstock.analysis.checkpoints.batches import on_disk, parse_offsets
 from penstock.analysis.plans import analyzed, bare, each, kind_of, nodes
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured
@@ -165,10 +165,10 @@ class Note:
                 _topics(fields["topics"]),
                 # Notes of earlier versions call it "life".
                 int(fields["generation"] if "generation" in fields else fields["life"]),
-                _by_channel(fields["since"]),
+                None if fields["since"] is None else parse_offsets(fields["since"]),
                 None if fields["query"] is None else Fingerprint.of(fields["query"]),
                 str(fields.get("writer", "")),
-                _by_channel(fields.get("began")),
+                None if fields.get("began") is None else parse_offsets(fields["began"]),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             problem = f"its note {NAME} cannot be read: {error!r}"
@@ -234,11 +234,3 @@ def _aside(path: Path) -> dict[int, Path]:
 
 def _topics(fields: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): str(topic) for name, topic in fields.items()}
-
-
-def _by_channel(fields: Mapping[str, Any] | None) -> dict[str, Offsets] | None:
-    return None if fields is None else {str(name): _positions(at) for name, at in fields.items()}
-
-
-def _positions(fields: Mapping[str, Any]) -> Offsets:
-    return {int(partition): int(offset) for partition, offset in fields.items()}

@@ -17,7 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from penstock.analysis.checkpoints.batches import numbers, on_disk
+from penstock.analysis.checkpoints.batches import numbers, on_disk, read_offsets
 from penstock.analysis.frames import description
 from penstock.core.errors import Misconfigured, Unaccounted, Unavailable
 
@@ -55,8 +55,8 @@ def spread(folder: str) -> int | None:
     if path is None or not (begun := numbers(path / "offsets")):
         return None
     try:
-        _, metadata, *_ = (path / "offsets" / str(begun[-1])).read_text(encoding="utf-8").splitlines()
-        return int(json.loads(metadata)["conf"][_PARTITIONS])
+        metadata, _ = read_offsets(path, begun[-1])
+        return int(metadata["conf"][_PARTITIONS])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 

@@ -11,7 +11,6 @@ import logging
 import math
 import re
 import threading
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +34,7 @@ from pyspark.sql.types import (
 )
 
 from penstock.analysis import validation
-from penstock.analysis.frames import columns_of, description
+from penstock.analysis.frames import columns_of, description, line_in
 from penstock.analysis.query import Static
 from penstock.core.clock import Clock
 from penstock.core.errors import Misconfigured
@@ -141,21 +140,11 @@ def _frame(spark: SparkSession, static: Static, columns: StructType, found: Sequ
     rows = [{"place": location, "value": text.decode()} for location, text in found]
     texts = spark.createDataFrame(pa.Table.from_pylist(rows, _TEXTS))
     parsed = _evaluated(texts.select("place", "value", validation.parsed(columns, "strict").alias("doc")))
-    wrong = F.lit(None).cast("string")
-    for objection, reason in reversed(validation.objections(F.col("doc"), columns, "strict")):
-        wrong = F.when(objection, reason()).otherwise(wrong)
-    for column in columns.fields:
-        if not column.nullable:
-            absent = F.col(f"doc.`{column.name}`").isNull()
-            wrong = F.coalesce(wrong, F.when(absent, F.lit(f'the field "{column.name}" is missing or null')))
+    wrong = validation.first_reason(validation.objections(F.col("doc"), columns, "strict"))
     # A local relation needs no job.
     for row in _evaluated(parsed.select("place", wrong.alias("wrong")).where("wrong IS NOT NULL")).take(1):
         raise Misconfigured(row["place"], row["wrong"], f"its columns are {static.ddl}")
-    return _evaluated(
-        parsed.select(
-            *(validation.declared(F.col(f"doc.`{one.name}`"), one.dataType).alias(one.name) for one in columns)
-        )
-    )
+    return _evaluated(parsed.select(*validation.payload(columns)))
 
 
 def _evaluated(frame: DataFrame) -> DataFrame:
@@ -210,9 +199,7 @@ def _called(static: Static, function: Callable[[], Any]) -> list[Any]:
     try:
         return list(function())
     except Exception as error:
-        own = getattr(getattr(function, "__code__", None), "co_filename", None)
-        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == own]
-        location = f"{Path(str(own)).name}:{lines[-1]}, table {static.name}" if lines else f"table {static.name}"
+        location = line_in(function, error, f"table {static.name}")
         raise Misconfigured(location, f"{type(error).__name__}: {error}") from error
 
 

@@ -86,9 +86,6 @@ class Moves(StatefulProcessor):
             yield Row(**{**fields, "gone": True}, place=before, told=False)
         yield Row(**fields, place=location, told=True)
 
-    def close(self) -> None:
-        """Nothing to release."""
-
 
 class Relation(StatefulProcessor):
     """A right row and the left rows that reference it: writes each pair when one of the two changes."""
@@ -137,9 +134,6 @@ class Relation(StatefulProcessor):
             return _related(name, left, right._replace(row=None), False)
         return _related(name, left, right, right.gone)
 
-    def close(self) -> None:
-        """Nothing to release."""
-
 
 class Lookup(StatefulProcessor):
     """A row of a table and the records of a stream that reference it: writes each record with the current row."""
@@ -164,9 +158,6 @@ class Lookup(StatefulProcessor):
         if found is not None or self._without:
             for row in sorted(records, key=lambda row: (row.partition, row.offset)):
                 yield Row(row=row.row, found=found)
-
-    def close(self) -> None:
-        """Nothing to release."""
 
 
 def _related(name: str, left: _Held, right: _Held, deleted: bool) -> Row:

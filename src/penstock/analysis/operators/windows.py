@@ -154,9 +154,6 @@ class _Counting(StatefulProcessor):
         for window in windows(count, len(fresh), records, self._size, self._slide, self._partial):
             yield self._row(*key, *_columns(window))
 
-    def close(self) -> None:
-        pass
-
 
 def _columns(window: Window) -> tuple[Row, str, Row]:
     """window, rows and seen."""

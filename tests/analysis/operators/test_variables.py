@@ -5,7 +5,7 @@ from pyspark.sql import Row
 from pyspark.sql.types import ArrayType, DoubleType, IntegerType, MapType, StringType, StructType
 
 from penstock import Keyed, ListState, MapState, ValueState
-from penstock.analysis.state.variables import Columns, Maps, names
+from penstock.analysis.operators.variables import Columns, Maps, names
 from penstock.testing.keyed import keyed
 
 KNOWN = StructType().add("city", StringType()).add("times", IntegerType()).add("share", DoubleType())

@@ -11,10 +11,8 @@ class Approve(Keyed):
 """
 
 import math
-import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any, ClassVar
 
 from pyspark.errors import PySparkException
@@ -22,7 +20,8 @@ from pyspark.sql import DataFrame, Row
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor
 from pyspark.sql.types import StructType
 
-from penstock.analysis.frames import description
+from penstock.analysis.frames import description, line_in
+from penstock.analysis.operators.variables import Columns, Maps, Read, Schema, Variable, plain
 from penstock.analysis.plans import (
     CLOCK,
     EVENT_TIME,
@@ -33,7 +32,6 @@ from penstock.analysis.plans import (
     text,
     watermarked,
 )
-from penstock.analysis.state.variables import Columns, Maps, Read, Schema, Variable, plain
 from penstock.core.errors import Misconfigured
 
 _ORIGIN = "origin"
@@ -113,9 +111,9 @@ class Keyed:
         return result.alias(_TIMED) if has_timers(cls) else result
 
 
-def declared(kind: type[Keyed]) -> dict[str, Variable]:
+def declared(kind: type[Keyed]) -> dict[str, Variable[Any]]:
     """The variables of a class and its base classes."""
-    found: dict[str, Variable] = {}
+    found: dict[str, Variable[Any]] = {}
     for one in reversed(kind.__mro__):
         found |= {name: variable for name, variable in vars(one).items() if isinstance(variable, Variable)}
     return found
@@ -232,9 +230,6 @@ class Processor(StatefulProcessor):
         for made in self._called("on_timer", key, _timestamp(expiredTimerInfo.getExpiryTimeInMs())):
             yield self._made(key, made, None)
 
-    def close(self) -> None:
-        """There is nothing to let go of."""
-
     def _in_order(self, key: Any, rows: Iterable[Any]) -> list[Any]:
         records = list(rows)
         if any(record[_ORIGIN] is None for record in records):
@@ -267,13 +262,9 @@ class Processor(StatefulProcessor):
         return {name: value for name, value in zip(self._filled_in, key, strict=True) if name is not None}
 
     def _wrong(self, method: str, key: Any, error: Exception) -> Misconfigured:
-        own = getattr(getattr(self._kind, method, None), "__code__", None)
-        lines = [
-            one.lineno for one in traceback.extract_tb(error.__traceback__) if own and one.filename == own.co_filename
-        ]
-        location = f"{Path(own.co_filename).name}:{lines[-1]}, " if own and lines else ""
+        location = f"{self._kind.__name__}.{method} for the key {_key_text(key)}"
         message = " ".join(f"{type(error).__name__}: {error}".split())
-        return Misconfigured(f"{location}{self._kind.__name__}.{method} for the key {_key_text(key)}", message)
+        return Misconfigured(line_in(getattr(self._kind, method, None), error, location), message)
 
 
 class _Timers:

@@ -7,9 +7,10 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any, Protocol, Self, overload
+from typing import Any, Generic, Self, TypeVar, overload
 
 from pyspark.sql import Row
+from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle
 from pyspark.sql.types import ArrayType, DataType, DoubleType, FloatType, MapType, StructType, _make_type_verifier
 
 from penstock.core.clock import duration
@@ -19,23 +20,14 @@ Schema = StructType | str
 """The columns as parsed by Spark; or their DDL, without Spark."""
 
 
-class Handle(Protocol):
-    """Access to the state of the current key: by Spark, or a test."""
-
-    def getValueState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> Any: ...
-
-    def getListState(self, stateName: str, schema: Schema, ttlDurationMs: int | None = None) -> Any: ...
-
-    def getMapState(
-        self, stateName: str, userKeySchema: Schema, valueSchema: Schema, ttlDurationMs: int | None = None
-    ) -> Any: ...
-
-
 Read = Callable[[str], Schema]
 """Parses a DDL; raises ValueError when it is invalid."""
 
 
-class Variable(ABC):
+Stored = TypeVar("Stored")
+
+
+class Variable(ABC, Generic[Stored]):
     """A declaration of state in a class; in an instance, the state of the current key."""
 
     def __init__(self, *ddls: str, ttl: str | None) -> None:
@@ -46,14 +38,21 @@ class Variable(ABC):
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __set__(self, instance: object, value: object) -> None:
-        raise AttributeError(f"{self.name} cannot be assigned; change its value, as with {self.name}.set(…)")
-
-    def _kept(self, instance: Any) -> Any:
+    @overload
+    def __get__(self, instance: None, owner: type) -> Self: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> Stored: ...
+    def __get__(self, instance: object | None, owner: type) -> Self | Stored:
+        if instance is None:
+            return self
         try:
-            return instance.__dict__[f"_{self.name}"]
+            stored: Stored = instance.__dict__[f"_{self.name}"]
         except KeyError:
             raise AttributeError(f"{self.name} is available only in process() and on_timer()") from None
+        return stored
+
+    def __set__(self, instance: object, value: object) -> None:
+        raise AttributeError(f"{self.name} cannot be assigned; change its value, as with {self.name}.set(…)")
 
     def read(self, location: str, read: Read) -> tuple["Columns", ...]:
         """Parse its columns; Misconfigured when its DDL or its ttl is invalid."""
@@ -67,75 +66,61 @@ class Variable(ABC):
         return None if self.ttl is None else max(1, duration(self.ttl) // timedelta(milliseconds=1))
 
     @abstractmethod
-    def open(self, handle: Handle, read: "tuple[Columns, ...]") -> Any:
+    def open(self, handle: StatefulProcessorHandle, read: "tuple[Columns, ...]") -> Stored:
         """The state of the current key, for an instance."""
 
 
-class ValueState(Variable):
+class ValueState(Variable["KeptValue"]):
     """One row or one value per key."""
 
     def __init__(self, schema: str, *, ttl: str | None = None) -> None:
         """`schema` as DDL; `ttl`: it expires so long after it was last set, by the clock."""
         super().__init__(schema, ttl=ttl)
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> "KeptValue": ...
-    def __get__(self, instance: object | None, owner: type) -> "Self | KeptValue":
-        return self if instance is None else self._kept(instance)
-
-    def open(self, handle: Handle, read: "tuple[Columns, ...]") -> "KeptValue":
+    def open(self, handle: StatefulProcessorHandle, read: "tuple[Columns, ...]") -> "KeptValue":
         (columns,) = read
         return KeptValue(handle.getValueState(self.name, columns.schema, self.milliseconds()), columns)
 
 
-class ListState(Variable):
+class ListState(Variable["KeptList"]):
     """A list of rows or values per key, in insertion order."""
 
     def __init__(self, schema: str, *, ttl: str | None = None) -> None:
         """`schema` as DDL; `ttl`: an item expires so long after it was added, by the clock."""
         super().__init__(schema, ttl=ttl)
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> "KeptList": ...
-    def __get__(self, instance: object | None, owner: type) -> "Self | KeptList":
-        return self if instance is None else self._kept(instance)
-
-    def open(self, handle: Handle, read: "tuple[Columns, ...]") -> "KeptList":
+    def open(self, handle: StatefulProcessorHandle, read: "tuple[Columns, ...]") -> "KeptList":
         (columns,) = read
         return KeptList(handle.getListState(self.name, columns.schema, self.milliseconds()), columns)
 
 
-class MapState(Variable):
+class MapState(Variable["KeptMap"]):
     """A map of rows or values per key."""
 
     def __init__(self, key: str, schema: str, *, ttl: str | None = None) -> None:
         """`key` and `schema` as DDL; `ttl`: an entry expires so long after it was last set, by the clock."""
         super().__init__(key, schema, ttl=ttl)
 
-    @overload
-    def __get__(self, instance: None, owner: type) -> Self: ...
-    @overload
-    def __get__(self, instance: object, owner: type) -> "KeptMap": ...
-    def __get__(self, instance: object | None, owner: type) -> "Self | KeptMap":
-        return self if instance is None else self._kept(instance)
-
-    def open(self, handle: Handle, read: "tuple[Columns, ...]") -> "KeptMap":
+    def open(self, handle: StatefulProcessorHandle, read: "tuple[Columns, ...]") -> "KeptMap":
         keys, columns = read
-        return KeptMap(handle.getMapState(self.name, keys.schema, columns.schema, self.milliseconds()), keys, columns)
+        return KeptMap(handle.getMapState(self.name, keys.schema, columns.schema, self.milliseconds()), columns, keys)
 
 
-class KeptValue:
-    """The value of a `ValueState` for the current key. It is true when there is a value."""
+class Kept:
+    """The state of the current key. It is true when it is not empty."""
 
     def __init__(self, state: Any, columns: "Columns") -> None:
         self._state, self._columns = state, columns
 
     def __bool__(self) -> bool:
         return bool(self._state.exists())
+
+    def clear(self) -> None:
+        self._state.clear()
+
+
+class KeptValue(Kept):
+    """The value of a `ValueState` for the current key. It is true when there is a value."""
 
     def get(self, default: Any = None) -> Any:
         """The value or row; `default` when there is none."""
@@ -146,18 +131,9 @@ class KeptValue:
         """Store a value; for several columns a tuple, a mapping, or keyword arguments."""
         self._state.update(self._columns.named(columns) if columns else self._columns.to_spark(value))
 
-    def clear(self) -> None:
-        self._state.clear()
 
-
-class KeptList:
+class KeptList(Kept):
     """The items of a `ListState` for the current key. It is true when there are items."""
-
-    def __init__(self, state: Any, columns: "Columns") -> None:
-        self._state, self._columns = state, columns
-
-    def __bool__(self) -> bool:
-        return bool(self._state.exists())
 
     def __iter__(self) -> Iterator[Any]:
         # A copy: changes during the iteration have no effect on it.
@@ -181,18 +157,13 @@ class KeptList:
         else:
             self._state.clear()
 
-    def clear(self) -> None:
-        self._state.clear()
 
-
-class KeptMap:
+class KeptMap(Kept):
     """The entries of a `MapState` for the current key, used as a dict. It is true when there are entries."""
 
-    def __init__(self, state: Any, keys: "Columns", columns: "Columns") -> None:
-        self._state, self._keys, self._columns = state, keys, columns
-
-    def __bool__(self) -> bool:
-        return bool(self._state.exists())
+    def __init__(self, state: Any, columns: "Columns", keys: "Columns") -> None:
+        super().__init__(state, columns)
+        self._keys = keys
 
     def __contains__(self, key: Any) -> bool:
         return bool(self._state.containsKey(self._keys.to_spark(key)))
@@ -229,9 +200,6 @@ class KeptMap:
 
     def items(self) -> list[tuple[Any, Any]]:
         return [(self._keys.from_spark(key), self._columns.from_spark(kept)) for key, kept in self._state.iterator()]
-
-    def clear(self) -> None:
-        self._state.clear()
 
 
 class Columns:

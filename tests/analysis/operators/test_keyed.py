@@ -12,19 +12,18 @@ import pytest
 from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from tests.analysis.state import cards
-from tests.analysis.state.cards import Approve
+from tests.analysis.operators import cards
+from tests.analysis.operators.cards import Approve
 
 from penstock import Keyed, ListState, ValueState
-from penstock.analysis.accounting import QueryAccounting
+from penstock.analysis.accounting import Late, QueryAccounting, Recount, Stretch
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.launch import failed, launch
+from penstock.analysis.operators.keyed import unnumbered
 from penstock.analysis.query import Mode, Query
-from penstock.analysis.recount import Late, Recount, Stretch
 from penstock.analysis.replay import require_repeatable
 from penstock.analysis.settings import SparkSettings
-from penstock.analysis.state.keyed import unnumbered
 from penstock.audit.account import Outcome
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock

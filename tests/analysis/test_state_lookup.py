@@ -19,7 +19,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.frames import encoded, seen
 from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
-from penstock.analysis.state.lookup import LONGEST, get, opened, parse_key, scan
+from penstock.analysis.state_lookup import LONGEST, get, opened, parse_key, scan
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
