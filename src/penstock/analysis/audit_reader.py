@@ -7,11 +7,11 @@ runs.
 
 import json
 import re
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, namedtuple
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
@@ -285,62 +285,14 @@ def _explained(error: Exception, ranges: _Ranges) -> Exception:
     return Unavailable("the audit by Spark", cause[1] if cause else description(error))
 
 
-class _Row(NamedTuple):
-    """A row of either grouping: by time, the counts of a channel; otherwise those of a sender or a key."""
+def _rows(reduced: DataFrame) -> Iterator[Any]:
+    """The rows of either grouping, as tuples with the names of the columns of `_GROUPED`.
 
-    topic: str
-    timed: bool
-    forged: bool
-    records: int
-    minute: int
-    delay_bucket: int | None
-    step_bucket: int | None
-    gone: int
-    unknown: int
-    delays: int
-    delay_skewed: int
-    delay_least: int
-    delay_most: int
-    delay_upper: int | None
-    delay_lower: int | None
-    steps: int
-    step_skewed: int
-    step_least: int
-    step_most: int
-    step_upper: int | None
-    step_lower: int | None
-    partition: int
-    sender: str | None
-    epoch: int
-    redriven: bool
-    block: int
-    bits: int
-    newest: int
-    late: int
-    first: int | None
-    highest: int
-    key: bytes | None
-    version: int
-    last: int
-
-    @property
-    def delay(self) -> tuple[int, int, int]:
-        """Least, most, total."""
-        return self.delay_least, self.delay_most, _sum(self.delay_upper, self.delay_lower)
-
-    @property
-    def step(self) -> tuple[int, int, int]:
-        return self.step_least, self.step_most, _sum(self.step_upper, self.step_lower)
-
-    @property
-    def numbering(self) -> Numbering:
-        return self.topic, self.sender or "", self.epoch
-
-
-def _rows(reduced: DataFrame) -> Iterator[_Row]:
+    By time, they are the counts of a channel; otherwise those of a sender or a key.
+    """
     table = reduced.toArrow()
-    columns = [table.column(name).to_pylist() for name in _Row._fields]
-    return map(_Row._make, zip(*columns, strict=True))
+    row = namedtuple("row", table.column_names)  # type: ignore[misc]  # the names are those of the SQL
+    return map(row._make, zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
 class _Durations:
@@ -351,7 +303,7 @@ class _Durations:
         self.least: int | None = None
         self.buckets: Counter[int] = Counter()
 
-    def add(self, bucket: int | None, count: int, skewed: int, least: int, most: int, total: int) -> None:
+    def add(self, bucket: int | None, count: int, skewed: int, span: "_Span") -> None:
         if not count:
             return
         self.count += count
@@ -360,6 +312,7 @@ class _Durations:
             self.skewed += skewed
             self.least = 0
             return
+        least, most, total = span
         self.buckets[bucket] += count
         self.least = min(least, _LONGEST if self.least is None else self.least)
         self.most = max(self.most, min(most, _LONGEST))
@@ -378,31 +331,36 @@ class _Durations:
         )
 
 
-def _take(found: Findings, rows: Iterator[_Row]) -> None:
+def _take(found: Findings, rows: Iterator[Any]) -> None:
     delays: defaultdict[str, _Durations] = defaultdict(_Durations)
     steps: defaultdict[str, _Durations] = defaultdict(_Durations)
     seen: defaultdict[Numbering, _Blocks] = defaultdict(lambda: defaultdict(int))
     late: defaultdict[Numbering, _Blocks] = defaultdict(lambda: defaultdict(int))
     for row in rows:
         if row.forged:
-            _forged_row(found, row)
+            if row.timed:
+                found.forged[row.topic] += row.records
+            elif len(found.forged_rows) < FORGED_NAMED:
+                found.forged_rows.append(ForgedRow(row.topic, row.partition, row.last, key_text(row.key), row.version))
             continue
+        delay = row.delay_least, row.delay_most, _sum(row.delay_upper, row.delay_lower)
         if row.timed:
             _count(found, row)
-            delays[row.topic].add(row.delay_bucket, row.delays, row.delay_skewed, *row.delay)
-            steps[row.topic].add(row.step_bucket, row.steps, row.step_skewed, *row.step)
+            delays[row.topic].add(row.delay_bucket, row.delays, row.delay_skewed, delay)
+            step = row.step_least, row.step_most, _sum(row.step_upper, row.step_lower)
+            steps[row.topic].add(row.step_bucket, row.steps, row.step_skewed, step)
             continue
         if row.key is not None:
             versions, key = found.rows.setdefault(row.topic, {}), key_hash(row.key)
             versions[key] = max(row.version, versions.get(key, row.version))
         if row.sender is not None:
-            numbering = row.numbering
+            numbering = row.topic, row.sender, row.epoch
             found.numbered[numbering] += row.records
             seen[numbering][row.block] |= row.bits
             if row.redriven:
                 found.redriven[numbering] += row.records
                 continue
-            _follow(found, row)
+            _follow(found, row, delay)
             if row.late:
                 late[numbering][row.block] |= row.late
     found.runs = {numbering: Runs(_pieces(blocks)) for numbering, blocks in seen.items()}
@@ -411,14 +369,7 @@ def _take(found: Findings, rows: Iterator[_Row]) -> None:
     found.steps = {channel: some.sketch() for channel, some in steps.items() if some.count}
 
 
-def _forged_row(found: Findings, row: _Row) -> None:
-    if row.timed:
-        found.forged[row.topic] += row.records
-    elif len(found.forged_rows) < FORGED_NAMED:
-        found.forged_rows.append(ForgedRow(row.topic, row.partition, row.last, key_text(row.key), row.version))
-
-
-def _count(found: Findings, row: _Row) -> None:
+def _count(found: Findings, row: Any) -> None:
     found.records[row.topic] += row.records
     found.minutes[row.topic, row.minute] += row.records
     if row.gone:
@@ -427,15 +378,15 @@ def _count(found: Findings, row: _Row) -> None:
         found.without_identity[row.topic] += row.unknown
 
 
-def _follow(found: Findings, row: _Row) -> None:
+def _follow(found: Findings, row: Any, delay: "_Span") -> None:
     """Add the durations of these records, and the last number of the sender in the partition."""
-    numbering, (least, most, total) = row.numbering, row.delay
+    numbering, (least, most, total) = (row.topic, row.sender, row.epoch), delay
     span = Span(row.delays, least, total, most, row.newest)
     if numbering in found.spans:
         found.spans[numbering].merge(span)
     else:
         found.spans[numbering] = span
-    location = (row.topic, row.partition, row.sender or "", row.epoch)
+    location = (row.topic, row.partition, row.sender, row.epoch)
     first, highest = found.tails.get(location, (row.highest, row.highest))
     found.tails[location] = (first if row.first is None else row.first, max(highest, row.highest))
 
@@ -444,6 +395,8 @@ def _sum(upper: int | None, lower: int | None) -> int:
     return ((upper or 0) << 32) + (lower or 0)
 
 
+_Span = tuple[int, int, int]
+"""The least, the greatest and the total of durations."""
 _Blocks = dict[int, int]
 """Numbers as bits, 64 to a block."""
 

@@ -22,6 +22,9 @@ SKEW: Micros = 3_600_000_000
 """How much the clocks of writers may differ."""
 AT_ONCE = 500
 
+Letter = tuple[str, Record]
+"""A dead letter, with the place of its record."""
+
 
 class DeadLetters:
     """Writes dead letters. A repeated batch finds the existing ones, and adds only the others."""
@@ -31,60 +34,15 @@ class DeadLetters:
         self._channels, self._dead, self._since = channels, dead, since
         self._there: dict[str, int] | None = None
 
-    def write(self, refused: Iterable[Mapping[str, Any]]) -> None:
+    def write(self, refused: Iterable[Any]) -> None:
         """Return once each of these rows (key, value, and headers with the place) is a dead letter.
 
         Raises Unavailable when they cannot be written.
         """
-        there = self._read() if self._there is None else self._there
-        dead_letters = ((_location(row), _record(row)) for row in refused)
-        fresh = (
-            (location, one) for location, one in dead_letters if there.get(location) != fingerprint(one.key, one.value)
-        )
-        asyncio.run(self._send(fresh))
+        there = _existing(self._channels, self._dead, self._since()) if self._there is None else self._there
+        asyncio.run(_send(self._channels, self._dead, _missing(map(_letter, refused), there)))
         # Only the first batch can be a repeated one.
         self._there = {}
-
-    def _read(self) -> dict[str, int]:
-        start = self._channels.since(self._dead, max(0, self._since() - SKEW))
-        found: dict[str, int] = {}
-        for entry in scan(self._channels, self._dead, start):
-            headers = dict(entry.headers)
-            if "place" in headers and "query" not in headers:
-                found[headers["place"].decode()] = fingerprint(entry.key, entry.value)
-        return found
-
-    async def _send(self, dead_letters: Iterator[tuple[str, Record]]) -> None:
-        async with self._channels.sender() as sender:
-            while some := list(islice(dead_letters, AT_ONCE)):
-                await send(sender, self._dead, some)
-
-
-async def send(sender: Sender, dead: str, some: Sequence[tuple[str, Record]]) -> None:
-    """Write dead letters, each with the place of its record."""
-    try:
-        await sender.send(dead, [letter for _, letter in some])
-    except Refused as refused:
-        if len(some) > 1:
-            for one in some:
-                await send(sender, dead, [one])
-            return
-        # The record is still in its channel, and is counted and named.
-        log.warning("the record %s gets no dead letter: %s", some[0][0], refused.reason)
-
-
-def fingerprint(key: bytes | None, value: bytes | None) -> int:
-    """A hash of a record: in a recreated channel, the same offset holds another record."""
-    return hash((key, value))
-
-
-def _record(row: Mapping[str, Any]) -> Record:
-    key, value = (None if row[part] is None else bytes(row[part]) for part in ("key", "value"))
-    return Record(value, key=key, extra=tuple((one["key"], bytes(one["value"] or b"")) for one in row["headers"]))
-
-
-def _location(row: Mapping[str, Any]) -> str:
-    return next(bytes(one["value"]).decode() for one in reversed(row["headers"]) if one["key"] == "place")
 
 
 class LateRecords:
@@ -103,52 +61,75 @@ class LateRecords:
         """
         self._query, self._channels, self._accounted = query, channels, accounted
         self._why = headers or {"reason": f"{LATE_PREFIX}its window was closed in query {query}"}
-        self._lying: dict[str, int] | None = None
+        self._there: dict[str, int] | None = None
+        """Hashes of the dead letters whose records may be in no account yet, by place."""
 
     def write(self, channel: str, records: Iterable[Any]) -> None:
         """Return once each of these raw records has a dead letter; raises Unavailable when they cannot be written."""
-        lying = self._existing(f"{channel}.dead")
-        records_of = ((_location_of_raw(one), self._record(one)) for one in records)
-        fresh = (
-            (location, letter)
-            for location, letter in records_of
-            if lying.get(location) != fingerprint(letter.key, letter.value)
+        dead = f"{channel}.dead"
+        if self._there is None:
+            self._there = _existing(self._channels, dead, self._accounted, self._query)
+        letters = (
+            _letter(
+                raw, {**self._why, "place": f"{raw['topic']}:{raw['partition']}:{raw['offset']}", "query": self._query}
+            )
+            for raw in records
         )
-        asyncio.run(self._send(f"{channel}.dead", fresh, lying))
+        asyncio.run(_send(self._channels, dead, _missing(letters, self._there), self._there))
 
     def accounted(self, until: Offsets) -> None:
         """Forget the dead letters of records before these offsets, which are accounted for."""
-        lying = self._lying or {}
-        for location in list(lying):
-            _, partition, offset = location.rsplit(":", 2)
+        there = self._there or {}
+        for place in list(there):
+            _, partition, offset = place.rsplit(":", 2)
             if int(offset) < until.get(int(partition), 0):
-                del lying[location]
-
-    def _existing(self, dead: str) -> dict[str, int]:
-        """Hashes of the dead letters whose records may be in no account yet, by place."""
-        if self._lying is None:
-            start = self._channels.since(dead, max(0, self._accounted - SKEW))
-            self._lying = {}
-            for entry in scan(self._channels, dead, start):
-                headers = dict(entry.headers)
-                if headers.get("query") == self._query.encode() and "place" in headers:
-                    self._lying[headers["place"].decode()] = fingerprint(entry.key, entry.value)
-        return self._lying
-
-    async def _send(self, dead: str, dead_letters: Iterator[tuple[str, Record]], lying: dict[str, int]) -> None:
-        async with self._channels.sender() as sender:
-            while some := list(islice(dead_letters, AT_ONCE)):
-                await send(sender, dead, some)
-                lying.update({location: fingerprint(letter.key, letter.value) for location, letter in some})
-
-    def _record(self, raw: Any) -> Record:
-        """The original record with the reason, its place, and the query as headers."""
-        headers = [(one["key"], bytes(one["value"] or b"")) for one in raw["headers"] or ()]
-        added = {**self._why, "place": _location_of_raw(raw), "query": self._query}
-        key, value = (None if raw[part] is None else bytes(raw[part]) for part in ("key", "value"))
-        extra = (*headers, *((name, text.encode()) for name, text in added.items()))
-        return Record(value, key=key, extra=extra)
+                del there[place]
 
 
-def _location_of_raw(raw: Any) -> str:
-    return f"{raw['topic']}:{raw['partition']}:{raw['offset']}"
+def _existing(channels: Channels, dead: str, since: Micros, query: str | None = None) -> dict[str, int]:
+    """Hashes of the dead letters after a time, by place: those of a query, or those of no query."""
+    found: dict[str, int] = {}
+    for entry in scan(channels, dead, channels.since(dead, max(0, since - SKEW))):
+        headers = dict(entry.headers)
+        if "place" in headers and headers.get("query") == (None if query is None else query.encode()):
+            found[headers["place"].decode()] = _hash(entry.key, entry.value)
+    return found
+
+
+def _missing(letters: Iterable[Letter], there: Mapping[str, int]) -> Iterator[Letter]:
+    return ((place, one) for place, one in letters if there.get(place) != _hash(one.key, one.value))
+
+
+def _hash(key: bytes | None, value: bytes | None) -> int:
+    """A hash of a record: in a recreated channel, the same offset holds another record."""
+    return hash((key, value))
+
+
+async def _send(channels: Channels, dead: str, letters: Iterator[Letter], sent: dict[str, int] | None = None) -> None:
+    """Write dead letters; their hashes are added to `sent`."""
+    async with channels.sender() as sender:
+        while some := list(islice(letters, AT_ONCE)):
+            await _send_some(sender, dead, some)
+            if sent is not None:
+                sent.update({place: _hash(one.key, one.value) for place, one in some})
+
+
+async def _send_some(sender: Sender, dead: str, some: Sequence[Letter]) -> None:
+    try:
+        await sender.send(dead, [letter for _, letter in some])
+    except Refused as refused:
+        if len(some) > 1:
+            for one in some:
+                await _send_some(sender, dead, [one])
+            return
+        # The record is still in its channel, and is counted and named.
+        log.warning("the record %s gets no dead letter: %s", some[0][0], refused.reason)
+
+
+def _letter(row: Any, added: Mapping[str, str] | None = None) -> Letter:
+    """The dead letter of a row or a raw record, with further headers."""
+    key, value = (None if row[part] is None else bytes(row[part]) for part in ("key", "value"))
+    headers = [(one["key"], bytes(one["value"] or b"")) for one in row["headers"] or ()]
+    headers += [(name, text.encode()) for name, text in (added or {}).items()]
+    place = next(value for name, value in reversed(headers) if name == "place")
+    return place.decode(), Record(value, key=key, extra=tuple(headers))

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Protocol, TypeVar, runtime_checkable
 from uuid import uuid4
 
@@ -51,8 +50,19 @@ from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.errors import Unavailable
 from penstock.core.scan import scan
 
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 Raw = Callable[[str], DataFrame]
 """Returns the raw records of a channel."""
+
+_HELD = 20_000
+"""How many records of a failed batch are searched in memory."""
+_FEW = 2
+_LONGEST = 500
+"""The maximal length of an error in a dead letter."""
+_NEVER = "365 days"
+_LOOK_EVERY = 0.05
 
 
 @dataclass(frozen=True)
@@ -87,22 +97,16 @@ def validation_of(shape: Shape, dead: str, name: str = "") -> Work:
 
 
 class Probe:
-    """Runs the work of a query over some records. Spark's tasks must be able to read `folder`."""
+    """Runs the work of a query over some records."""
 
     def __init__(self, engine: Engine, work: Work, limit: int | None, folder: Path) -> None:
-        """`limit` is how many bytes a row of the result may have."""
+        """`limit` is how many bytes a row of the result may have. Spark's tasks must be able to read `folder`."""
         self._engine, self._work, self._limit, self._folder = engine, work, limit, folder
         self._largest: DataFrame | None = None
 
-    def __enter__(self) -> "Probe":
-        self._folder.mkdir(exist_ok=True)
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        shutil.rmtree(self._folder, ignore_errors=True)
-
     def __call__(self, records: Mapping[str, Sequence[Entry]]) -> str | None:
         """The error of the query over these records; None when it succeeds."""
+        began = time.monotonic()
         for channel in self._work.inputs:
             table = raw_table(records.get(channel, ()))
             with pa.ipc.new_file(str(self._file(channel)), table.schema) as file:
@@ -110,7 +114,10 @@ class Probe:
         if self._largest is None:
             self._largest = _largest(self._work.rows(self._engine, self._records))
         # A new frame: the same one would reuse its shuffle files.
-        return self._error(self._largest.select("*"))
+        found = self._error(self._largest.select("*"))
+        count = sum(map(len, records.values()))
+        log.info("query %s: %d records in %.2f s", self._work.name, count, time.monotonic() - began)
+        return found
 
     def over(self, raw: Raw) -> str | None:
         """The error of the query over raw frames; None when it succeeds."""
@@ -171,8 +178,12 @@ class Replay:
     def _copy(self, folder: Path) -> None:
         """Copy the checkpoint by hard links: Spark never changes a file."""
         shutil.rmtree(folder, ignore_errors=True)
-        skipped = shutil.ignore_patterns(self._folder.name, "metadata", ".metadata.crc")
-        shutil.copytree(self._checkpoint, folder, ignore=_at_top(self._checkpoint, skipped), copy_function=os.link)
+        skipped = {self._folder.name, "metadata", ".metadata.crc"}
+
+        def ignored(path: str, _: list[str]) -> set[str]:
+            return skipped if Path(path) == self._checkpoint else set()
+
+        shutil.copytree(self._checkpoint, folder, ignore=ignored, copy_function=os.link)
         # The copy is another query: Spark runs a query only once.
         (folder / "metadata").write_text(json.dumps({"id": str(uuid4())}), encoding="utf-8")
 
@@ -229,11 +240,6 @@ class Replay:
         return rows.select(size.alias("size"))
 
 
-def _at_top(folder: Path, skipped: Callable[[str, list[str]], set[str]]) -> Callable[[str, list[str]], set[str]]:
-    """Apply an ignore function of copytree to the top folder only."""
-    return lambda path, names: skipped(path, names) if Path(path) == folder else set()
-
-
 def _limited(source: Mapping[str, Mapping[str, int]], ends: Mapping[tuple[str, int], int]) -> str:
     """A line of an offsets file, with other ends."""
     return json.dumps(
@@ -278,19 +284,6 @@ def _varint(length: Column) -> Column:
     return steps
 
 
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-
-_HELD = 20_000
-"""How many records of a failed batch are searched in memory."""
-_FEW = 2
-_LONGEST = 500
-"""The maximal length of an error in a dead letter."""
-_NEVER = "365 days"
-_LOOK_EVERY = 0.05
-
-
 @runtime_checkable
 class Limited(Protocol):
     """Channels with a limit for the size of a record."""
@@ -329,8 +322,8 @@ class Isolation:
             return 0
         began, whole = time.monotonic(), self._failed_batch(folder)
         left = self._most - len(excluded(folder))
-        search = _Search(engine, self._work, self._channels, left)
-        found = search(whole, partial(self._before, folder, whole), path)
+        search = _Search(engine, self._work, self._channels, left, path / "probe")
+        found = search(whole, partial(self._before, folder, whole))
         if len(found) > left:
             raise TooMany(f"more than {self._most} records make the query fail ([spark] poison_limit)")
         for entry, why in found:
@@ -375,106 +368,88 @@ class Isolation:
 class _Search:
     """One search through a failed batch."""
 
-    def __init__(self, engine: Engine, work: Work, channels: Channels, most: int) -> None:
-        self._engine, self._work, self._channels, self._most = engine, work, channels, most
+    def __init__(self, engine: Engine, work: Work, channels: Channels, most: int, folder: Path) -> None:
+        self._engine, self._work, self._channels, self._most, self._folder = engine, work, channels, most, folder
         # Only Kafka limits the size of a row.
         self._limit = channels.limit(work.into) if isinstance(channels, Limited) else None
+        self._probe = Probe(engine, work, self._limit, folder)
         self._found: list[tuple[Entry, str]] = []
         self.runs = 0
 
-    def __call__(self, whole: Ranges, before: Callable[[], Ranges], folder: Path) -> list[tuple[Entry, str]]:
+    def __call__(self, whole: Ranges, before: Callable[[], Ranges]) -> list[tuple[Entry, str]]:
         """The records that fail, each with its error; a few more than `most` at most.
 
         `before` returns the records that they may be joined with.
         """
-        with Probe(self._engine, self._work, self._limit, folder / "probe") as probe:
+        self._folder.mkdir(exist_ok=True)
+        try:
             for channel in self._work.inputs:
-                self._look(probe, channel, self._windows(probe, _of(channel, whole)), {})
+                self._look(channel, _pieces(_of(channel, whole), lambda some: self._over(some) is not None), {})
             if not self._found and len(self._work.inputs) > 1:
                 # A record may fail only in a join with older records.
-                self._look_joined(probe, whole, before())
+                self._look_joined(whole, before())
             if not self._found and self._work.output is not None and whole:
-                self._look_in_order(probe, whole, folder / "probe")
+                self._look_in_order(whole)
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
         return self._found
 
-    def _look_in_order(self, probe: Probe, whole: Ranges, folder: Path) -> None:
+    def _look_in_order(self, whole: Ranges) -> None:
         """Find the last record of the shortest first part that fails, with the state of earlier batches."""
-        replay = Replay(self._engine, self._work, self._limit, folder)
+        replay = Replay(self._engine, self._work, self._limit, self._folder)
 
         def error(count: int) -> str | None:
+            first, _ = _split(whole, count)
             if not replay.possible:
                 # Before the first batch the state is empty: a batch over the log does the same.
-                return self._over(probe, _first(whole, count), replay.excluded)
+                return self._over(first, replay.excluded)
             self.runs += 1
             starts = {(one.channel, one.partition): one.first for one in whole}
-            return replay(starts | {(one.channel, one.partition): one.end for one in _first(whole, count)})
+            return replay(starts | {(one.channel, one.partition): one.end for one in first})
 
         size = _size(whole)
         while len(self._found) <= self._most and (found := last_needed(size, error)) is not None:
             count, why = found
-            (last,) = _after(_first(whole, count), count - 1)
-            (entry,) = self._entries((last,))
+            _, last = _split(_split(whole, count)[0], count - 1)
+            (entry,) = self._entries(last)
             self._found.append((entry, why[:_LONGEST]))
             replay.excluded.append(Excluded(entry.channel, entry.partition, entry.offset, why))
 
-    def _look_joined(self, probe: Probe, whole: Ranges, context: Ranges) -> None:
+    def _look_joined(self, whole: Ranges, context: Ranges) -> None:
         held_by = {channel: self._entries(_of(channel, context)) for channel in self._work.inputs}
         for channel in self._work.inputs:
             others = {name: entries for name, entries in held_by.items() if name != channel}
-            if not self._found and self._error(probe, others) is None:
-                self._look(probe, channel, _pieces(_of(channel, whole)), others)
+            if not self._found and self._error(others) is None:
+                self._look(channel, _pieces(_of(channel, whole)), others)
 
-    def _look(self, probe: Probe, channel: str, windows: Iterator[Ranges], others: Others) -> None:
+    def _look(self, channel: str, pieces: Iterator[Ranges], others: Others) -> None:
         """Find the records of a channel that fail together with the records of other channels."""
-        for window in windows:
-            error = partial(self._error_with, probe, channel, others)
-            for one, why in offenders(self._entries(window), error, self._most - len(self._found)):
+        for piece in pieces:
+            left = self._most - len(self._found)
+            for one, why in offenders(self._entries(piece), lambda some: self._error({channel: some, **others}), left):
                 self._found.append((one, why[:_LONGEST]))
             if len(self._found) > self._most:
                 return
 
-    def _windows(self, probe: Probe, ranges: Ranges) -> Iterator[Ranges]:
-        """The parts of a channel's ranges that fit into memory; of large ranges, only parts that fail."""
-        if _size(ranges) <= _HELD:
-            yield ranges
-        elif self._fails(probe, ranges):
-            for half in _halves(ranges):
-                yield from self._windows(probe, half)
+    def _error(self, records: Others) -> str | None:
+        self.runs += 1
+        return self._probe(records)
 
-    def _fails(self, probe: Probe, ranges: Ranges) -> bool:
-        return self._over(probe, ranges) is not None
-
-    def _over(self, probe: Probe, ranges: Ranges, without: Sequence[Excluded] = ()) -> str | None:
+    def _over(self, ranges: Ranges, without: Sequence[Excluded] = ()) -> str | None:
         self.runs += 1
 
         def raw(channel: str) -> DataFrame:
-            records = self._raw(channel, _of(channel, ranges))
+            if not (some := _of(channel, ranges)):
+                return self._engine.nothing(channel)
+            starts = {at: end for at, (_, end) in self._channels.bounds(channel).items()}
+            ends = {**starts, **{one.partition: one.end for one in some}}
+            records = self._engine.batch(channel, ends, {**starts, **{one.partition: one.first for one in some}})
             for one in without:
                 if one.channel == channel:
                     records = records.where((F.col("partition") != one.partition) | (F.col("offset") != one.offset))
             return records
 
-        return probe.over(raw)
-
-    def _raw(self, channel: str, ranges: Ranges) -> DataFrame:
-        if not ranges:
-            return self._engine.nothing(channel)
-        starts = {at: end for at, (_, end) in self._channels.bounds(channel).items()}
-        ends = dict(starts)
-        for one in ranges:
-            starts[one.partition], ends[one.partition] = one.first, one.end
-        return self._engine.batch(channel, ends, starts)
-
-    def _error_with(self, probe: Probe, channel: str, others: Others, some: Sequence[Entry]) -> str | None:
-        return self._error(probe, {channel: some, **others})
-
-    def _error(self, probe: Probe, records: Others) -> str | None:
-        self.runs += 1
-        began = time.monotonic()
-        found = probe(records)
-        count = sum(map(len, records.values()))
-        log.info("query %s: %d records in %.2f s", self._work.name, count, time.monotonic() - began)
-        return found
+        return self._probe.over(raw)
 
     def _entries(self, ranges: Ranges) -> list[Entry]:
         bounds = {one.partition: (one.first, one.end) for one in ranges}
@@ -527,16 +502,6 @@ def last_needed(size: int, error: Callable[[int], str | None]) -> tuple[int, str
     return None if fails == 1 and error(0) is not None else (fails, why)
 
 
-def _first(ranges: Ranges, count: int) -> Ranges:
-    """The first `count` offsets."""
-    return _split(ranges, count)[0]
-
-
-def _after(ranges: Ranges, count: int) -> Ranges:
-    """The offsets after the first `count`."""
-    return _split(ranges, count)[1]
-
-
 def _of(channel: str, ranges: Ranges) -> Ranges:
     return tuple(one for one in ranges if one.channel == channel)
 
@@ -545,17 +510,13 @@ def _size(ranges: Ranges) -> int:
     return sum(one.end - one.first for one in ranges)
 
 
-def _pieces(ranges: Ranges) -> Iterator[Ranges]:
-    """Split ranges into parts that fit into memory."""
+def _pieces(ranges: Ranges, fails: Callable[[Ranges], bool] = lambda _: True) -> Iterator[Ranges]:
+    """Split ranges into parts that fit into memory; of larger ranges, only the parts that fail."""
     if _size(ranges) <= _HELD:
         yield ranges
-    else:
-        for half in _halves(ranges):
-            yield from _pieces(half)
-
-
-def _halves(ranges: Ranges) -> tuple[Ranges, Ranges]:
-    return _split(ranges, _size(ranges) // 2)
+    elif fails(ranges):
+        for half in _split(ranges, _size(ranges) // 2):
+            yield from _pieces(half, fails)
 
 
 def _split(ranges: Ranges, left: int) -> tuple[Ranges, Ranges]:
@@ -566,7 +527,7 @@ def _split(ranges: Ranges, left: int) -> tuple[Ranges, Ranges]:
         middle = min(one.first + left, one.end)
         left -= middle - one.first
         if middle > one.first:
-            first.append(Range(one.channel, one.partition, one.first, middle))
+            first.append(replace(one, end=middle))
         if middle < one.end:
-            second.append(Range(one.channel, one.partition, middle, one.end))
+            second.append(replace(one, first=middle))
     return tuple(first), tuple(second)
