@@ -21,7 +21,6 @@ from penstock.analysis.query import Query, Shape
 from penstock.analysis.settings import SparkSettings
 from penstock.analysis.state_lookup import LONGEST, get, opened, parse_key, scan
 from penstock.channels.kafka import Kafka
-from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.errors import Refused
 from penstock.core.record import Origin, Record
@@ -150,7 +149,7 @@ def test_a_session_is_found_by_its_window_and_its_keys(asked: Asked) -> None:
 
 def test_a_question_takes_one_slot(asked: Asked) -> None:
     engine, queries = asked
-    _, (part,) = opened(engine, queries["windowed"], SystemClock())
+    _, (part,) = opened(engine, queries["windowed"])
     assert part.frame._jdf.rdd().getNumPartitions() == 1
 
 

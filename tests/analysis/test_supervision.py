@@ -54,11 +54,11 @@ class Case:
         self.supervised = Supervised("q", self.start, str(folder), isolate)
         self.supervised.adopt(self.start())
 
-    def start(self) -> Query:
+    def start(self) -> StreamingQuery:
         if self.refusals:
             raise self.refusals.pop()
         self.started.append(Query())
-        return self.started[-1]
+        return cast(StreamingQuery, self.started[-1])
 
     def commit(self, number: int) -> None:
         (self.folder / "commits").mkdir(exist_ok=True)

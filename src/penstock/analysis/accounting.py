@@ -22,23 +22,23 @@ from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 from pyspark.sql.streaming.query import StreamingQuery
 
-from penstock.analysis.checkpoints.batches import Batch, abandoned_batches, batches, on_disk, parse_offsets
+from penstock.analysis.checkpoints.batches import Batch, abandoned_batches, batches, last_commit, on_disk, parse_offsets
 from penstock.analysis.checkpoints.note import note_of
 from penstock.analysis.dead_letters import LateRecords
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import (
     ONCE,
     accepted,
+    as_read,
     counts,
     description,
     fits_and_wanted,
-    names_of,
     outcome_counts,
     validated,
 )
 from penstock.analysis.plans import by_time, empty_stream, gap_of, judges, of_sessions
 from penstock.analysis.query import Query
-from penstock.analysis.supervision import last_commit, timestamp
+from penstock.analysis.supervision import timestamp
 from penstock.audit.account import Account, Outcome, Share
 from penstock.core.clock import Clock
 from penstock.core.contracts import Channels, Offsets
@@ -155,9 +155,9 @@ class Recount:
             return Late.of(count, old)
         if len(self.query.inputs) > 1:
             return Late(None)
-        result = self.engine.built(self.query, [old.select(*names_of(self.engine.shapes[stretch.channel]))])
+        result = self.engine.built(self.query, [as_read(old)])
         if of_sessions(result):
-            return self._late_for_sessions(old, stretch, result)
+            return self._late_for_sessions(old, stretch.watermark, result)
         if not {"window", "seen"} <= set(result.columns):
             # Only Spark knows which records were dropped.
             return Late(None)
@@ -172,12 +172,12 @@ class Recount:
         most = sum(row["count"] for row in closed)
         return Late.of(min(dropped.count(), most), dropped)
 
-    def _late_for_sessions(self, old: DataFrame, stretch: Stretch, result: DataFrame) -> Late:
+    def _late_for_sessions(self, old: DataFrame, watermark: int, result: DataFrame) -> Late:
         """Spark drops a record whose own session (from its time to a gap later) is over, and merges the others."""
         if (gap := gap_of(result)) is None or "seen" not in result.columns:
             return Late(None)
-        dropped = old.where(F.expr(f"event_time + INTERVAL '{gap}'") <= _moment(stretch.watermark))
-        counted = self.engine.built(self.query, [dropped.select(*names_of(self.engine.shapes[stretch.channel]))])
+        dropped = old.where(F.expr(f"event_time + INTERVAL '{gap}'") <= _moment(watermark))
+        counted = self.engine.built(self.query, [as_read(dropped)])
         # Records that the query's function skips were not dropped.
         most = counted.agg(F.coalesce(F.sum("seen.count"), F.lit(0))).head()
         return Late.of(min(dropped.count(), most[0] if most else 0), dropped)
@@ -273,8 +273,9 @@ class QueryAccounting:
         self._remembering = threading.Lock()
         self._clock = clock
         self._gated = engine.gated(query)
-        self._late: dict[str, defaultdict[str, defaultdict[str, Runs]]] = {}
-        self._late_at: dict[str, defaultdict[str, Runs]] = {}
+        # The first late records: by channel, sender and epoch; by channel and partition.
+        self._late: defaultdict[tuple[str, str, str], Runs] = defaultdict(Runs)
+        self._late_at: defaultdict[tuple[str, str], Runs] = defaultdict(Runs)
         self._looked = ""
         self._conserved: bool | None = None
         self._guessed = False
@@ -287,18 +288,15 @@ class QueryAccounting:
         else:
             begin = beginning(engine.checkpoint(query.name), query.inputs, channels.bounds)
             fresh = {channel: Share(at, at, 0, dict.fromkeys(Outcome, 0)) for channel, at in begin.items()}
-            note = note_of(engine.checkpoint(query.name))
+            note, name = note_of(engine.checkpoint(query.name)), f"query:{query.name}"
             declared = note.since is not None
-            name = f"query:{query.name}"
             self._account = Account(
                 name, generation, clock.now(), fresh, number=note.generation, start_declared=declared
             )
         for channel, share in self._account.shares.items():
-            late, at = self._late, self._late_at
-            late[channel] = defaultdict(lambda: defaultdict(Runs))
             for sender, epochs in share.late.items():
-                late[channel][sender].update({epoch: Runs(runs) for epoch, runs in epochs.items()})
-            at[channel] = defaultdict(Runs, {partition: Runs(runs) for partition, runs in share.late_at.items()})
+                self._late.update({(channel, sender, epoch): Runs(runs) for epoch, runs in epochs.items()})
+            self._late_at.update({(channel, partition): Runs(runs) for partition, runs in share.late_at.items()})
 
     @property
     def account(self) -> Account:
@@ -536,14 +534,11 @@ class QueryAccounting:
         if self._late_records is not None and late.count:
             self._late_records.write(stretch.channel, self._recount.raw(stretch, late))
         for sender, epoch, seq in late.numbers:
-            if (
-                _count(runs for some in self._late.values() for named in some.values() for runs in named.values())
-                < NAMED
-            ):
-                self._late[stretch.channel][sender[:LONGEST]][str(epoch)].add(seq)
+            if _count(self._late) < NAMED:
+                self._late[stretch.channel, sender[:LONGEST], str(epoch)].add(seq)
         for partition, offset in late.offsets:
-            if _count(runs for some in self._late_at.values() for runs in some.values()) < NAMED:
-                self._late_at[stretch.channel][str(partition)].add(offset)
+            if _count(self._late_at) < NAMED:
+                self._late_at[stretch.channel, str(partition)].add(offset)
 
     def _conserves(self) -> bool:
         if self._conserved is None:
@@ -567,11 +562,12 @@ class QueryAccounting:
             self._late_records.accounted(share.until)
 
     def _with_late(self, channel: str, share: Share) -> Share:
-        late = {
-            sender: {epoch: list(runs) for epoch, runs in epochs.items()}
-            for sender, epochs in self._late[channel].items()
-        }
-        return replace(share, late=late, late_at={at: list(runs) for at, runs in self._late_at[channel].items()})
+        late: dict[str, dict[str, list[tuple[int, int]]]] = {}
+        for (of, sender, epoch), runs in self._late.items():
+            if of == channel:
+                late.setdefault(sender, {})[epoch] = list(runs)
+        at = {partition: list(runs) for (of, partition), runs in self._late_at.items() if of == channel}
+        return replace(share, late=late, late_at=at)
 
     @property
     def _checkpoint(self) -> str:
@@ -599,5 +595,5 @@ def _offsets(sources: Any, which: str) -> dict[str, Offsets]:
     return found
 
 
-def _count(named: Iterable[Runs]) -> int:
-    return sum(len(list(runs)) for runs in named)
+def _count(named: Mapping[Any, Runs]) -> int:
+    return sum(len(list(runs)) for runs in named.values())

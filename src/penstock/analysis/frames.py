@@ -192,6 +192,11 @@ def fits_and_wanted() -> Column:
     return F.col(_FITS) & F.col(_WANTED)
 
 
+def as_read(frame: DataFrame) -> DataFrame:
+    """Validated records with the columns that the query reads."""
+    return frame.drop(_FITS, _WANTED, ONCE)
+
+
 def query_input(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> DataFrame:
     """The records of a channel that a query reads: those that fit, match where=, and are neither late nor duplicates.
 
@@ -207,7 +212,7 @@ def query_input(raw: DataFrame, shape: Shape, query: Query, gated: bool) -> Data
         # Here Spark drops late records one by one. An aggregation would drop rows, and count rows.
         frame = frame.dropDuplicates([ONCE, "event_time"])
         frame = frame.observe(f"{shape.channel} {_PASSED}", F.count(F.lit(1)).alias("passed"))
-    return frame.drop(_FITS, _WANTED, ONCE)
+    return as_read(frame)
 
 
 def boundaries(query: Query, gated: bool) -> list[str]:
@@ -275,11 +280,6 @@ def _once(shape: Shape) -> Column:
         return F.coalesce(F.col(f"doc.`{shape.unique}`").cast("string"), location)
     number = F.concat_ws("/", F.col("origin.sender"), F.col("origin.epoch"), F.col("origin.seq"))
     return F.when(F.col("origin.seq").isNull(), location).otherwise(number)
-
-
-def names_of(shape: Shape) -> list[str]:
-    """The columns of a channel as a query reads it."""
-    return [*schema_of(shape).names, *ADDED, *((KEY, DELETED) if shape.table else ())]
 
 
 def _seen_of(shape: Shape) -> list[Column]:

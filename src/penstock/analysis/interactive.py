@@ -66,7 +66,7 @@ class Result:
 def result(engine: Engine, query: Query, start: Mapping[str, Offsets]) -> Result:
     """Plan a query over channels from these offsets; Misconfigured when it cannot run."""
     frame = engine.frame(query, lambda name: engine.stream(name, start[name]))
-    columns = _distinct(frame.columns)
+    columns = distinct(frame.columns)
     keys = _keys(analyzed(frame))
     named = tuple(column for column, key in zip(columns, keys, strict=True) if key)
     return Result(frame.toDF(*columns), columns, named, _output(frame))
@@ -164,8 +164,8 @@ def _output(frame: DataFrame) -> str:
     raise Misconfigured("query SQL", f"Spark cannot run it over streams: {refused(frame, 'Update')}")
 
 
-def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Make column names unique with numbers, so that a row is a JSON object."""
+def distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Make column names unique with numbers (`max`, `max` as `max`, `max_2`), so that a row is a JSON object."""
     found: list[str] = []
     for name in names:
         number, unique = 2, name

@@ -259,13 +259,12 @@ def _of_windows(node: str, text: str) -> bool:
 
 def of_sessions(result: DataFrame) -> bool:
     """Whether a result has session windows. They are merged, so the window of one record is unknown."""
-    return "session_window#" in str(result._jdf.queryExecution().analyzed().toString())
+    return "session_window#" in text(result)
 
 
 def gap_of(result: DataFrame) -> str | None:
     """The gap of the session windows of a result; None when it is not constant."""
-    plan = str(result._jdf.queryExecution().analyzed().toString())
-    found = re.findall(r"event_time#\d+L? \+ cast\(([\w .]+) as interval\)", plan)
+    found = re.findall(r"event_time#\d+L? \+ cast\(([\w .]+) as interval\)", text(result))
     return str(found[0]) if len(found) == 1 else None
 
 

@@ -19,10 +19,10 @@ from pyspark.sql.types import DataType, DecimalType, StringType, StructField, St
 from penstock.analysis.checkpoints.batches import Batch, batches, on_disk
 from penstock.analysis.engine import Engine
 from penstock.analysis.frames import description
-from penstock.analysis.interactive import exactly
+from penstock.analysis.interactive import distinct, exactly
 from penstock.analysis.plans import analyzed, grouped, kind_of, nodes
 from penstock.analysis.query import Query
-from penstock.core.clock import Clock, SystemClock
+from penstock.core.clock import SystemClock
 from penstock.core.errors import Refused, Unavailable
 
 _AGGREGATIONS = ("stateStoreSave", "StatefulStreamlineAggregate")
@@ -54,7 +54,7 @@ class Part:
     """Whether a key has several entries."""
 
 
-def opened(engine: Engine, query: Query, clock: Clock) -> tuple[dict[str, Any], list[Part]]:
+def opened(engine: Engine, query: Query) -> tuple[dict[str, Any], list[Part]]:
     """The query with its offsets and a note; and the readable parts of its state."""
     folder = engine.checkpoint(query.name)
     header: dict[str, Any] = {"query": query.name, "into": query.into, "position": None, "note": None}
@@ -73,7 +73,7 @@ def opened(engine: Engine, query: Query, clock: Clock) -> tuple[dict[str, Any], 
             if name in _UNASKED:
                 notes[f"it keeps {_UNASKED[name]}: which cannot be read by the keys of its rows"] = None
             elif name.startswith(_OWN):
-                parts += _variables(engine, folder, options, operator["operatorProperties"], clock)
+                parts += _variables(engine, folder, options, operator["operatorProperties"])
             elif name == _SESSIONS:
                 parts.append(_sessions(_read(engine, folder, options)))
             elif name in _AGGREGATIONS:
@@ -119,7 +119,7 @@ def _aggregation(engine: Engine, query: Query, frame: DataFrame) -> Part:
     renamed = _renamed("key", kept, [str(at) for at in range(len(kept))])
     key = [(name, renamed.getField(str(at)), kept[at].dataType) for at, name in enumerate(names)]
     value = _struct(frame, "value")
-    return Part(frame, key, _renamed("value", value, _numbered(value.names)))
+    return Part(frame, key, _renamed("value", value, distinct(value.names)))
 
 
 def _sessions(frame: DataFrame) -> Part:
@@ -128,13 +128,11 @@ def _sessions(frame: DataFrame) -> Part:
     kept = [field.name for field in _struct(frame, "key")][:-1]
     window = next(field.name for field in value if getattr(field.dataType, "names", None) == ["start", "end"])
     own = [name for name in value.names if name == window or name in kept]
-    renamed = _renamed("value", value, _numbered(value.names))
+    renamed = _renamed("value", value, distinct(value.names))
     return Part(frame, [(name, renamed.getField(name), value[name].dataType) for name in own], renamed)
 
 
-def _variables(
-    engine: Engine, folder: str, options: Mapping[str, str], properties: str, clock: Clock
-) -> Iterator[Part]:
+def _variables(engine: Engine, folder: str, options: Mapping[str, str], properties: str) -> Iterator[Part]:
     """The user's state: a part for each variable."""
     names = [variable["stateName"] for variable in json.loads(properties)["stateVariables"]]
     # Names with $ are Spark's timers.
@@ -150,7 +148,7 @@ def _variables(
             value = F.timestamp_millis(held)
         elif _struct(frame, held).names == _EXPIRES:
             # Spark removes expired entries later; they are ignored here.
-            frame = frame.where(F.col(f"{held}.{_EXPIRES[1]}") > clock.now() // 1_000)
+            frame = frame.where(F.col(f"{held}.{_EXPIRES[1]}") > SystemClock().now() // 1_000)
             value = F.col(f"{held}.{_EXPIRES[0]}")
         yield Part(frame, key, value, name, of, several=held != "value")
 
@@ -165,15 +163,6 @@ def _renamed(column: str, struct: StructType, names: Sequence[str]) -> Column:
     """A struct with other field names: Spark may use a name for several fields."""
     fields = [StructField(name, field.dataType) for name, field in zip(names, struct, strict=True)]
     return F.col(column).cast(StructType(fields))
-
-
-def _numbered(names: Sequence[str]) -> list[str]:
-    """`max`, `max` as `max`, `max_2`."""
-    found: list[str] = []
-    for name in names:
-        before = sum(1 for other in names[: len(found)] if other == name)
-        found.append(f"{name}_{before + 1}" if before else name)
-    return found
 
 
 def _grouped_by(engine: Engine, query: Query, columns: int) -> list[str] | None:
@@ -207,7 +196,7 @@ _EXAMPLES = 5
 _ALL = {"ignoreNullFields": "false"}
 
 
-def get(engine: Engine, query: Query, key: str, clock: Clock | None = None, most: int = MOST) -> dict[str, Any]:
+def get(engine: Engine, query: Query, key: str, most: int = MOST) -> dict[str, Any]:
     """The state of a key, with its offsets; without an entry, some other keys.
 
     `key` is a JSON array of column values, as in the key of the result; for a single column, also the plain value. At
@@ -216,7 +205,7 @@ def get(engine: Engine, query: Query, key: str, clock: Clock | None = None, most
     """
     if len(key) > LONGEST:
         raise Refused("the key", f"it has {len(key):,} characters, the limit is {LONGEST:,}")
-    header, parts = opened(engine, query, clock or SystemClock())
+    header, parts = opened(engine, query)
     found: dict[str, Any] = {"key": parse_key(key, len(query.key)), "state": None, "keys": []}
     if not parts and found["key"] is None:
         raise Refused("the key", f"its rows are identified by {' and '.join(query.key)}: {_written_as(len(query.key))}")
@@ -242,11 +231,11 @@ def get(engine: Engine, query: Query, key: str, clock: Clock | None = None, most
     return {**header, **found}
 
 
-def scan(engine: Engine, query: Query, prefix: str, limit: int, clock: Clock | None = None) -> dict[str, Any]:
+def scan(engine: Engine, query: Query, prefix: str, limit: int) -> dict[str, Any]:
     """The entries of a query's state whose first key column starts with a prefix, up to a limit."""
     if not 1 <= limit <= MOST:
         raise Refused("the limit", f"it is {limit}, and must be from 1 to {MOST:,}")
-    header, parts = opened(engine, query, clock or SystemClock())
+    header, parts = opened(engine, query)
     entries: list[dict[str, Any]] = []
     with spark_errors(query):
         for part in parts:

@@ -15,12 +15,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from pyspark.sql.streaming.listener import StreamingQueryProgress
 from pyspark.sql.streaming.query import StreamingQuery as StreamingQuery
 
-from penstock.analysis.checkpoints.batches import numbers, on_disk, parse_offsets
+from penstock.analysis.checkpoints.batches import last_commit, parse_offsets
 from penstock.analysis.frames import newest_event
 from penstock.core.clock import Micros
 from penstock.core.errors import Misconfigured, Unavailable
@@ -35,6 +35,7 @@ TRIES = 2
 SETTLED = 10.0
 """Seconds after which a restarted query counts as running, unless it commits a batch earlier."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+_CALLS = 5
 _TRANSIENT = re.compile(
     r"Python worker failed to connect back|[Pp]ython daemon|Connection refused|ConnectException|"
     r"(?:Timeout|Disconnect|Network|Retriable|UnknownTopicOrPartition|UnknownTopicId|NotLeaderOrFollower|"
@@ -46,17 +47,6 @@ _TRANSIENT = re.compile(
 
 _DAMAGED = re.compile(r"CorruptRecordException|is corrupt|seek past the record|Checksum(?:Exception| error)")
 """Errors about damaged files of Kafka's log or of a checkpoint."""
-
-
-class Streaming(Protocol):
-    """The part of a streaming query that its supervision needs."""
-
-    @property
-    def isActive(self) -> bool: ...
-
-    def exception(self) -> Exception | None: ...
-
-    def stop(self) -> None: ...
 
 
 class State(StrEnum):
@@ -82,13 +72,13 @@ class Supervised:
     """A query that is restarted when it fails. One thread calls `look` repeatedly."""
 
     def __init__(
-        self, name: str, start: Callable[[], Streaming], checkpoint: str, isolate: Isolate | None = None
+        self, name: str, start: Callable[[], StreamingQuery], checkpoint: str, isolate: Isolate | None = None
     ) -> None:
         """`start` starts the query from its checkpoint, and may raise any error."""
         self.name = name
         self._start, self._checkpoint, self._isolate = start, checkpoint, isolate
         self._lock = threading.RLock()
-        self._query: Streaming | None = None
+        self._query: StreamingQuery | None = None
         self._state, self._restarts, self._error = State.STARTING, 0, ""
         self._failures, self._tries = 0, 0
         self._failed_at: int | None = None
@@ -97,7 +87,7 @@ class Supervised:
         self._ended = False
 
     @property
-    def running(self) -> Streaming | None:
+    def running(self) -> StreamingQuery | None:
         """The current run of the query."""
         return self._query
 
@@ -107,14 +97,14 @@ class Supervised:
             self._state = State.RUNNING
         return {"state": str(self._state), "restarts": self._restarts, "error": self._error}
 
-    def adopt(self, query: Streaming) -> None:
+    def adopt(self, query: StreamingQuery) -> None:
         """Supervise a query that is already started."""
         with self._lock:
             self._query, self._due, self._since = query, None, time.monotonic()
             if self._state is State.STARTING:
                 self._state = State.RUNNING
 
-    def again(self, start: Callable[[], Streaming] | None = None) -> None:
+    def again(self, start: Callable[[], StreamingQuery] | None = None) -> None:
         """Restart it at once, after a deliberate stop. A failed start is handled as any failure."""
         with self._lock:
             self._begin(start or self._start)
@@ -142,7 +132,7 @@ class Supervised:
             if self._due is None or time.monotonic() < self._due:
                 return
             isolate = self._isolate if self._tries >= TRIES and self._tries & (self._tries - 1) == 0 else None
-        if isolate is not None and not self._isolated(isolate, query):
+        if isolate is not None and not self._isolated(isolate):
             return
         with self._lock:
             # It may have been restarted or stopped in the meantime.
@@ -157,7 +147,7 @@ class Supervised:
             if self._query is not None:
                 self._query.stop()
 
-    def _begin(self, start: Callable[[], Streaming]) -> None:
+    def _begin(self, start: Callable[[], StreamingQuery]) -> None:
         try:
             self._query = start()
         except Exception as error:  # noqa: BLE001 - any error is retried
@@ -176,7 +166,7 @@ class Supervised:
         self._due = time.monotonic() + pause
         log.warning("query %s failed, restarting in %g s: %s", self.name, pause, self._error)
 
-    def _isolated(self, isolate: Isolate, failed: Streaming | None) -> bool:
+    def _isolated(self, isolate: Isolate) -> bool:
         """Search for records that make the query fail; return whether it may be restarted."""
         self._state = State.ISOLATING
         try:
@@ -201,9 +191,9 @@ class Supervised:
         return last_commit(self._checkpoint) != self._failed_at or time.monotonic() - since > SETTLED
 
 
-def retrying(start: Callable[[], T], tries: int = 5) -> T:
-    """Retry a call on transient errors, at most `tries` times."""
-    for done in range(1, tries):
+def retrying(start: Callable[[], T]) -> T:
+    """Retry a call on transient errors, a few times."""
+    for done in range(1, _CALLS):
         try:
             return start()
         except Exception as error:
@@ -212,13 +202,6 @@ def retrying(start: Callable[[], T], tries: int = 5) -> T:
             log.warning("trying again in %d s: %s", done, telling(error))
             time.sleep(done)
     return start()
-
-
-def last_commit(checkpoint: str) -> int | None:
-    """The number of the last committed batch; None when there is none, or the checkpoint is remote."""
-    path = on_disk(checkpoint)
-    finished = numbers(path / "commits") if path is not None else []
-    return finished[-1] if finished else None
 
 
 def is_transient(error: Exception) -> bool:

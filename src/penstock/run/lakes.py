@@ -9,7 +9,7 @@ from penstock.analysis.engine import Engine
 from penstock.analysis.frames import ResultWriters, genuine
 from penstock.analysis.lake import Filling, Frame, columns, fill
 from penstock.analysis.poison import validation_of
-from penstock.analysis.supervision import Streaming, telling
+from penstock.analysis.supervision import StreamingQuery, telling
 from penstock.audit.account import Account
 from penstock.audit.retention import from_what_is_kept
 from penstock.audit.writers import Writers
@@ -52,7 +52,7 @@ class Lake:
         with suppress(Unavailable):
             self._open()
 
-    def start(self) -> Streaming:
+    def start(self) -> StreamingQuery:
         """Start the query at the table's offsets."""
         try:
             table = self._open()

@@ -19,7 +19,7 @@ from penstock.analysis.plans import Verdict
 from penstock.analysis.poison import Isolation, Work, validation_of, work_of
 from penstock.analysis.query import Late, Mode, Query
 from penstock.analysis.session import is_running
-from penstock.analysis.supervision import Isolate, Progress, Streaming, StreamingQuery, Supervised, retrying
+from penstock.analysis.supervision import Isolate, Progress, StreamingQuery, Supervised, retrying
 from penstock.audit.account import Account, Outcome
 from penstock.audit.writers import Writers
 from penstock.core.clock import SystemClock
@@ -90,7 +90,7 @@ class Queries:
             isolate = self.isolation(validation_of(channel.shape, channel.dead))
             self.supervise(f"{channel.name}.dead", start, isolate)
 
-    def supervise(self, name: str, start: Callable[[], Streaming], isolate: Isolate | None = None) -> None:
+    def supervise(self, name: str, start: Callable[[], StreamingQuery], isolate: Isolate | None = None) -> None:
         """Start and supervise a query that is not declared."""
         supervised = Supervised(name, start, self._engine.checkpoint(name), isolate)
         self._validating.append(supervised)
@@ -114,7 +114,7 @@ class Queries:
 
     def running(self, name: str) -> StreamingQuery:
         running = self._supervised[name].running
-        assert isinstance(running, StreamingQuery)
+        assert running is not None
         return running
 
     def failed(self) -> Unavailable | None:

@@ -33,7 +33,6 @@ def test_a_note_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_where_there_is_none_a_first_life_begins(tmp_path: Path) -> None:
-    assert Note.read(str(tmp_path)) is None
     assert note_of(str(tmp_path)) == Note()
     assert note_of("s3://bucket/q") == Note()
     Note().write("s3://bucket/q")

@@ -48,17 +48,24 @@ def unfinished(folder: str) -> int | None:
     if path is None or not (begun := numbers(path / "offsets")):
         return None
     # Read after the offsets: a batch that ends in between counts as ended.
-    finished = numbers(path / "commits")
-    return begun[-1] if not finished or finished[-1] < begun[-1] else None
+    finished = last_commit(folder)
+    return begun[-1] if finished is None or finished < begun[-1] else None
+
+
+def last_commit(folder: str) -> int | None:
+    """The last committed batch; None when there is none, or the checkpoint is remote."""
+    path = on_disk(folder)
+    finished = numbers(path / "commits") if path is not None else []
+    return finished[-1] if finished else None
 
 
 def covered(folder: str) -> Mapping[str, Offsets] | None:
     """Per channel, the end offsets of the last committed batch; None when there is none."""
-    path = on_disk(folder)
-    if path is None or not (finished := numbers(path / "commits")):
+    path, finished = on_disk(folder), last_commit(folder)
+    if path is None or finished is None:
         return None
     try:
-        return _batch(path, finished[-1]).ends
+        return _batch(path, finished).ends
     except (OSError, ValueError, AttributeError) as error:
         problem = f"its offsets cannot be read: {error}"
         raise Misconfigured(f"checkpoint {folder}", problem, "see whether its files are whole") from error
@@ -140,8 +147,8 @@ def abandon_batch(folder: str) -> int | None:
     (path / _ABANDONED).mkdir(exist_ok=True)
     # In this order: otherwise, after a crash in between, the batch would look complete.
     (path / _ABANDONED / str(left)).touch()
-    finished = numbers(path / "commits")
-    note = (path / "commits" / str(finished[-1])).read_text(encoding="utf-8") if finished else _FIRST_COMMIT
+    finished = last_commit(folder)
+    note = _FIRST_COMMIT if finished is None else (path / "commits" / str(finished)).read_text(encoding="utf-8")
     (path / "commits").mkdir(exist_ok=True)
     written = path / _ABANDONED / "commit"
     written.write_text(note, encoding="utf-8")
@@ -152,9 +159,9 @@ def abandon_batch(folder: str) -> int | None:
 def resume_batch(folder: str) -> None:
     """Undo the abandonment of a batch that is still unfinished: it will be repeated."""
     if (path := on_disk(folder)) is not None:
-        finished = numbers(path / "commits")
+        finished = last_commit(folder)
         for number in abandoned_batches(folder):
-            if not finished or number > finished[-1]:
+            if finished is None or number > finished:
                 (path / _ABANDONED / str(number)).unlink()
 
 

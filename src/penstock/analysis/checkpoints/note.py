@@ -146,34 +146,6 @@ class Note:
     began: Mapping[str, Offsets] | None = None
     """Per channel, its first offsets when this generation started; None in old notes."""
 
-    @classmethod
-    def read(cls, folder: str) -> Self | None:
-        """Read a note; None when it is missing or remote; Misconfigured when it is invalid."""
-        path = on_disk(folder)
-        if path is None or not (path / NAME).exists():
-            return None
-        try:
-            fields = json.loads((path / NAME).read_text(encoding="utf-8"))
-            if not isinstance(fields.get("format"), int):
-                # The first format held only the topics.
-                return cls(_topics(fields))
-            if fields.pop(_CHECKSUM, None) not in (None, _checksum(fields)):
-                raise ValueError("its checksum does not match")
-            if fields["format"] > FORMAT:
-                raise ValueError(f"a later version of Penstock wrote it, in format {fields['format']}")
-            return cls(
-                _topics(fields["topics"]),
-                # Notes of earlier versions call it "life".
-                int(fields["generation"] if "generation" in fields else fields["life"]),
-                None if fields["since"] is None else parse_offsets(fields["since"]),
-                None if fields["query"] is None else Fingerprint.of(fields["query"]),
-                str(fields.get("writer", "")),
-                None if fields.get("began") is None else parse_offsets(fields["began"]),
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            problem = f"its note {NAME} cannot be read: {error!r}"
-            raise Misconfigured(f"checkpoint {folder}", problem, "bring it back from a copy") from error
-
     def write(self, folder: str) -> None:
         """Write the note; nothing is written to a remote file system."""
         if (path := on_disk(folder)) is None:
@@ -195,8 +167,31 @@ def _checksum(fields: Mapping[str, Any]) -> int:
 
 
 def note_of(folder: str) -> Note:
-    """The note of a checkpoint; an empty note when there is none."""
-    return Note.read(folder) or Note()
+    """Read the note of a checkpoint; it is empty when it is missing or remote; Misconfigured when it is invalid."""
+    path = on_disk(folder)
+    if path is None or not (path / NAME).exists():
+        return Note()
+    try:
+        fields = json.loads((path / NAME).read_text(encoding="utf-8"))
+        if not isinstance(fields.get("format"), int):
+            # The first format held only the topics.
+            return Note(_topics(fields))
+        if fields.pop(_CHECKSUM, None) not in (None, _checksum(fields)):
+            raise ValueError("its checksum does not match")
+        if fields["format"] > FORMAT:
+            raise ValueError(f"a later version of Penstock wrote it, in format {fields['format']}")
+        return Note(
+            _topics(fields["topics"]),
+            # Notes of earlier versions call it "life".
+            int(fields["generation"] if "generation" in fields else fields["life"]),
+            None if fields["since"] is None else parse_offsets(fields["since"]),
+            None if fields["query"] is None else Fingerprint.of(fields["query"]),
+            str(fields.get("writer", "")),
+            None if fields.get("began") is None else parse_offsets(fields["began"]),
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        problem = f"its note {NAME} cannot be read: {error!r}"
+        raise Misconfigured(f"checkpoint {folder}", problem, "bring it back from a copy") from error
 
 
 def last_generation(folder: str) -> int:

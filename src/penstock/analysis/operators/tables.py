@@ -229,7 +229,7 @@ def foreign_key_join(
     changes = left.select(
         F.col(KEY).alias("key"),
         F.col(f"`{key}`").cast("string").alias("names"),
-        _text(left, columns).alias("row"),
+        _text(columns).alias("row"),
         F.col(DELETED).alias("gone"),
         *_origin_columns(),
     )
@@ -237,7 +237,7 @@ def foreign_key_join(
     rows = right.select(
         F.concat(F.lit("="), KEY).alias("place"),
         F.lit(None).cast("string").alias("key"),
-        _text(right, others).alias("row"),
+        _text(others).alias("row"),
         F.col(DELETED).alias("gone"),
         F.lit(True).alias("told"),
         F.lit(1).cast("bigint").alias("changes"),
@@ -266,14 +266,14 @@ def lookup(stream: DataFrame, table: DataFrame, *, key: str, how: Literal["inner
     records = stream.select(
         F.when(reference.isNotNull(), F.concat(F.lit("="), reference)).otherwise("-").alias("place"),
         F.lit(False).alias("known"),
-        _text(stream, stream.columns).alias("row"),
+        _text(stream.columns).alias("row"),
         F.lit(False).alias("gone"),
         *_position(),
     )
     rows = table.select(
         F.concat(F.lit("="), KEY).alias("place"),
         F.lit(True).alias("known"),
-        _text(table, columns).alias("row"),
+        _text(columns).alias("row"),
         F.col(DELETED).alias("gone"),
         *_position(),
     )
@@ -369,7 +369,7 @@ def _shape(frame: DataFrame, columns: Sequence[str]) -> StructType:
     return shape
 
 
-def _text(frame: DataFrame, columns: Sequence[str]) -> Column:
+def _text(columns: Sequence[str]) -> Column:
     """A row as JSON, to pass it through Python."""
     return F.to_json(F.struct(*(F.col(f"`{name}`") for name in columns)), EXACT)
 
