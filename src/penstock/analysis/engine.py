@@ -100,15 +100,9 @@ class Engine:
 
     def left_out(self, query: str, channel: str) -> Column | None:
         """Whether a raw record is excluded because the query fails with it; None when none is."""
-        offsets: dict[int, list[int]] = {}
-        for one in excluded(self.checkpoint(query)) if self.excluding else ():
-            if one.channel == channel:
-                offsets.setdefault(one.partition, []).append(one.offset)
-        found = None
-        for partition, some in offsets.items():
-            here = (F.col("partition") == partition) & F.col("offset").isin(*some)
-            found = here if found is None else found | here
-        return found
+        found = excluded(self.checkpoint(query)) if self.excluding else []
+        some = [f"{one.partition}:{one.offset}" for one in found if one.channel == channel]
+        return F.concat_ws(":", "partition", "offset").isin(*some) if some else None
 
     def admitted(self, query: str, channel: str, raw: DataFrame) -> DataFrame:
         """Remove the content of raw records that the query must not read: then they do not fit.

@@ -251,13 +251,14 @@ def _not_in_real_time(query: Query, against: str, diagnosis: Diagnosis) -> Misco
 
 
 def _start(engine: Engine, query: Query, result: DataFrame, mode: Mode, note: Note, turn: int) -> StreamingQuery:
-    update = mode is Mode.REAL_TIME or (query.emit is Emit.CHANGE and accepts_update(result))
-    at_once = mode is Mode.REAL_TIME
-    writer = _into(engine, encoded(result, query, note.generation, note.writer), query.into, query.name, note, at_once)
+    real_time = mode is Mode.REAL_TIME
+    update = real_time or (query.emit is Emit.CHANGE and accepts_update(result))
+    records = encoded(result, query, note.generation, note.writer)
+    writer = _into(engine, records, query.into, query.name, note, at_once=real_time)
     # Before the first row: readers look up the token of a row.
     engine.announce(query, note)
     writer = writer.outputMode("update" if update else "append")
-    if mode is Mode.REAL_TIME:
+    if real_time:
         length = _length(engine.settings.real_time_batch, turn)
         # PySpark's own overloads do not know this trigger yet.
         return writer.trigger(realTime=length).start()  # type: ignore[call-overload,no-any-return]

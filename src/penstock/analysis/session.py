@@ -19,10 +19,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Self
 
+import pyspark
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.sql import SparkSession
@@ -31,20 +31,15 @@ from penstock.analysis.frames import ARROW_SETTING
 from penstock.analysis.settings import SparkSettings
 from penstock.core.errors import Unavailable
 
+log = logging.getLogger(__name__)
+
+_SPARK_HOME = Path(pyspark.__file__).parent
+
 
 def classpath(jars: Sequence[Path]) -> list[Path]:
     """All jars, one by one: a class-data archive does not support wildcards."""
-    return [*jars, *sorted((spark_home() / "jars").glob("*.jar"))]
+    return [*jars, *sorted((_SPARK_HOME / "jars").glob("*.jar"))]
 
-
-def spark_home() -> Path:
-    spec = find_spec("pyspark")
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
-
-
-log = logging.getLogger(__name__)
 
 # The module options that Spark needs; the list is from Spark's launcher.
 _OPENED = {
@@ -155,7 +150,6 @@ class Gateway:
         conf: Mapping[str, str],
         log: IO[bytes] | None = None,
     ) -> Self:
-        home = spark_home()
         local = _is_local(conf.get("spark.master", "local"))
         folder = Path(tempfile.mkdtemp(prefix="penstock-"))
         info = folder / "gateway"
@@ -169,7 +163,7 @@ class Gateway:
             str(java),
             *_JVM,
             *flags,
-            *_logging(),
+            f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}",
             "-cp",
             os.pathsep.join(map(str, classpath(jars))),
             "org.apache.spark.deploy.SparkSubmit",
@@ -178,7 +172,7 @@ class Gateway:
         ]
         env = {
             **os.environ,
-            "SPARK_HOME": str(home),
+            "SPARK_HOME": str(_SPARK_HOME),
             # Workers need the driver's modules, such as one beside the pipeline.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
             "PYSPARK_PYTHON": sys.executable,
@@ -232,7 +226,7 @@ def session(
     gateway = Gateway.start(java, jars, flags, {"spark.app.name": name, **conf(settings, slots)}, log)
     os.environ["PYSPARK_GATEWAY_PORT"] = str(gateway.port)
     os.environ["PYSPARK_GATEWAY_SECRET"] = gateway.secret
-    os.environ.setdefault("SPARK_HOME", str(spark_home()))
+    os.environ.setdefault("SPARK_HOME", str(_SPARK_HOME))
     try:
         interrupted = signal.getsignal(signal.SIGINT)
         spark = SparkSession.builder.getOrCreate()
@@ -245,9 +239,9 @@ def session(
         for query in spark.streams.active:
             query.stop()
     finally:
-        # Garbage-collected objects report to the stopped JVM, and py4j would log a trace for each.
+        # Garbage-collected objects report to the stopped JVM, and py4j would log a trace for each, also as the root.
         logging.getLogger("py4j").setLevel(logging.CRITICAL)
-        logging.getLogger().addFilter(_not_of_the_gone)
+        logging.getLogger().addFilter(lambda record: "py4j" not in record.pathname)
         if (context := SparkContext._active_spark_context) is not None:
             # The accumulator server would print a trace when the JVM disconnects.
             context._accumulatorServer.handle_error = lambda *_: None  # type: ignore[method-assign]
@@ -306,15 +300,6 @@ def is_running(spark: SparkSession) -> bool:
         return jsc is not None and not jsc.sc().isStopped()
     except (Py4JError, OSError):
         return False
-
-
-def _not_of_the_gone(record: logging.LogRecord) -> bool:
-    """Filter out py4j's traces, which it logs with the root logger."""
-    return "py4j" not in record.pathname
-
-
-def _logging() -> list[str]:
-    return [f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"]
 
 
 def _end_with_parent() -> None:
