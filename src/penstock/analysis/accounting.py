@@ -36,7 +36,7 @@ from penstock.analysis.frames import (
     outcome_counts,
     validated,
 )
-from penstock.analysis.plans import by_time, empty_stream, gap_of, judges, of_sessions
+from penstock.analysis.plans import by_time, gap_of, judges, of_sessions
 from penstock.analysis.query import Query
 from penstock.analysis.supervision import timestamp
 from penstock.audit.account import Account, Outcome, Share
@@ -198,7 +198,7 @@ class Recount:
     @cached_property
     def _judges(self) -> list[bool]:
         # Over streams: in a batch there is no watermark.
-        return judges(self.engine.frame(self.query, lambda _: empty_stream(self.engine.spark)))
+        return judges(self.engine.over_empty(self.query))
 
     def _frame(self, stretch: Stretch) -> DataFrame:
         start = {at: stretch.start.get(at, 0) for at in stretch.end}

@@ -7,7 +7,7 @@ runs.
 
 import json
 import re
-from collections import Counter, defaultdict, namedtuple
+from collections import defaultdict, namedtuple
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -295,45 +295,19 @@ def _rows(reduced: DataFrame) -> Iterator[Any]:
     return map(row._make, zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-class _Durations:
-    """Collects counts for the buckets of a sketch."""
-
-    def __init__(self) -> None:
-        self.count = self.zeros = self.skewed = self.total = self.most = 0
-        self.least: int | None = None
-        self.buckets: Counter[int] = Counter()
-
-    def add(self, bucket: int | None, count: int, skewed: int, span: "_Span") -> None:
-        if not count:
-            return
-        self.count += count
-        if bucket is None:
-            self.zeros += count
-            self.skewed += skewed
-            self.least = 0
-            return
+def _sketch(bucket: int | None, count: int, skewed: int, span: "_Span") -> Sketch:
+    """The durations of a row, which are in one bucket."""
+    counted = {"zeros": count, "skewed": skewed, "buckets": {}, "sum": 0, "min": 0 if count else None, "max": 0}
+    if bucket is not None:
         least, most, total = span
-        self.buckets[bucket] += count
-        self.least = min(least, _LONGEST if self.least is None else self.least)
-        self.most = max(self.most, min(most, _LONGEST))
-        self.total += min(total, count * _LONGEST)
-
-    def sketch(self) -> Sketch:
-        return Sketch.from_json(
-            {
-                "zeros": self.zeros,
-                "skewed": self.skewed,
-                "buckets": self.buckets,
-                "sum": self.total / 1_000,
-                "min": None if self.least is None else self.least / 1_000,
-                "max": self.most / 1_000,
-            }
-        )
+        counted |= {"zeros": 0, "skewed": 0, "buckets": {bucket: count}, "sum": min(total, count * _LONGEST) / 1_000}
+        counted |= {"min": min(least, _LONGEST) / 1_000, "max": min(most, _LONGEST) / 1_000}
+    return Sketch.from_json(counted)
 
 
 def _take(found: Findings, rows: Iterator[Any]) -> None:
-    delays: defaultdict[str, _Durations] = defaultdict(_Durations)
-    steps: defaultdict[str, _Durations] = defaultdict(_Durations)
+    delays: defaultdict[str, Sketch] = defaultdict(Sketch)
+    steps: defaultdict[str, Sketch] = defaultdict(Sketch)
     seen: defaultdict[Numbering, _Blocks] = defaultdict(lambda: defaultdict(int))
     late: defaultdict[Numbering, _Blocks] = defaultdict(lambda: defaultdict(int))
     for row in rows:
@@ -346,9 +320,9 @@ def _take(found: Findings, rows: Iterator[Any]) -> None:
         delay = row.delay_least, row.delay_most, _sum(row.delay_upper, row.delay_lower)
         if row.timed:
             _count(found, row)
-            delays[row.topic].add(row.delay_bucket, row.delays, row.delay_skewed, delay)
+            delays[row.topic].merge(_sketch(row.delay_bucket, row.delays, row.delay_skewed, delay))
             step = row.step_least, row.step_most, _sum(row.step_upper, row.step_lower)
-            steps[row.topic].add(row.step_bucket, row.steps, row.step_skewed, step)
+            steps[row.topic].merge(_sketch(row.step_bucket, row.steps, row.step_skewed, step))
             continue
         if row.key is not None:
             versions, key = found.rows.setdefault(row.topic, {}), key_hash(row.key)
@@ -365,8 +339,8 @@ def _take(found: Findings, rows: Iterator[Any]) -> None:
                 late[numbering][row.block] |= row.late
     found.runs = {numbering: Runs(_pieces(blocks)) for numbering, blocks in seen.items()}
     found.disorder = {numbering: Runs(_pieces(blocks)) for numbering, blocks in late.items()}
-    found.latencies = {channel: some.sketch() for channel, some in delays.items() if some.count}
-    found.steps = {channel: some.sketch() for channel, some in steps.items() if some.count}
+    found.latencies = {channel: sketch for channel, sketch in delays.items() if sketch.count}
+    found.steps = {channel: sketch for channel, sketch in steps.items() if sketch.count}
 
 
 def _count(found: Findings, row: Any) -> None:

@@ -136,7 +136,7 @@ class Engine:
 
     def updates(self, query: Query) -> bool:
         """Whether rows are written on each change; otherwise once, when they are final."""
-        return query.emit is Emit.CHANGE and accepts_update(self._over_empty(query))
+        return query.emit is Emit.CHANGE and accepts_update(self.over_empty(query))
 
     def abandons(self, query: Query) -> bool:
         """Whether an unfinished batch is abandoned after a crash, because its rows could be written twice, unnoticed.
@@ -201,7 +201,7 @@ class Engine:
         """The result over empty tables."""
         return self._once("nothing", query, self.nothing)
 
-    def _over_empty(self, query: Query) -> DataFrame:
+    def over_empty(self, query: Query) -> DataFrame:
         """The result over empty streams, without a broker."""
         return self._once("empty", query, lambda _: empty_stream(self.spark))
 
@@ -212,11 +212,11 @@ class Engine:
 
     def cost(self, query: Query) -> Cost:
         """The cost class of a query."""
-        return cost(self._over_empty(query))
+        return cost(self.over_empty(query))
 
     def shuffles(self, query: Query) -> int:
         """How often a query shuffles its records."""
-        return shuffles(self._over_empty(query))
+        return shuffles(self.over_empty(query))
 
     def require_streamable(self, query: Query, result: DataFrame) -> None:
         """Raise Misconfigured for a query that Spark cannot run over streams."""
@@ -252,7 +252,7 @@ class Engine:
         """The mode of each query, in order of declaration. Each is tried on empty streams."""
         queries, locations = tuple(queries), self.settings.real_time_queries
         for query in queries:
-            self.require_streamable(query, self._over_empty(query))
+            self.require_streamable(query, self.over_empty(query))
         open_ones = [query for query in queries if query.mode is not Mode.MICRO_BATCH and query.every is None]
         # A trial mostly waits for Spark.
         with ThreadPoolExecutor(_REHEARSALS) as pool:
@@ -267,7 +267,7 @@ class Engine:
 
     def objection(self, query: Query) -> str | None:
         return self.foreseen(query, self.over_nothing(query)) or objection(
-            lambda: encoded(self._over_empty(query), query)
+            lambda: encoded(self.over_empty(query), query)
         )
 
     def foreseen(self, query: Query, result: DataFrame) -> str | None:

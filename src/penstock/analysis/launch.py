@@ -3,7 +3,6 @@
 import logging
 import re
 import shutil
-import tempfile
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from secrets import token_hex
+from tempfile import TemporaryDirectory
 
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
@@ -47,14 +47,12 @@ def objection_to_state(spark: SparkSession, result: DataFrame, output: str, path
     The next batch is planned as at a start of the query, with copies of the files that hold the operators and their
     schemas. No source is read, no state is loaded, and the checkpoint does not change.
     """
-    folder = Path(tempfile.mkdtemp(prefix="penstock-doctor-"))
-    try:
-        _copy(path, folder, found)
-        _plan(spark, result, output, folder, found)
-    except (PySparkException, Py4JJavaError) as error:
-        return explained(error)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with TemporaryDirectory(prefix="penstock-doctor-", ignore_cleanup_errors=True) as folder:
+        try:
+            _copy(path, Path(folder), found)
+            _plan(spark, result, output, Path(folder), found)
+        except (PySparkException, Py4JJavaError) as error:
+            return explained(error)
     return None
 
 

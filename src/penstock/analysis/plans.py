@@ -5,13 +5,12 @@ objections to others. And the slots that queries need.
 """
 
 import re
-import shutil
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from py4j.protocol import Py4JJavaError
@@ -324,20 +323,18 @@ def objection(build: Callable[[], DataFrame]) -> str | None:
     `build` uses `empty_stream`, Spark's in-memory source of real-time streams: so the planner does the same as for
     Kafka.
     """
-    folder = tempfile.mkdtemp(prefix="penstock-rehearsal-")
     try:
         frame = build()
         writer = frame.writeStream.format("console").outputMode("update")
         writer = writer.trigger(realTime="5 seconds")  # type: ignore[call-overload]  # unknown to PySpark's overloads
-        query = writer.option("checkpointLocation", folder).start()
-        try:
-            return refusal(frame.sparkSession, query)
-        finally:
-            query.stop()
+        with TemporaryDirectory(prefix="penstock-rehearsal-", ignore_cleanup_errors=True) as folder:
+            query = writer.option("checkpointLocation", folder).start()
+            try:
+                return refusal(frame.sparkSession, query)
+            finally:
+                query.stop()
     except (PySparkException, Py4JJavaError) as error:
         return plainly(error)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def refusal(spark: SparkSession, query: StreamingQuery) -> str | None:
