@@ -342,11 +342,11 @@ class QueryAccounting:
         try:
             self._reports()
         except Exception as error:  # noqa: BLE001 - the log holds the same facts
-            log.warning("query %s: a report cannot be taken: %s", self._query.name, _headers(error))
+            log.warning("query %s: a report cannot be taken: %s", self._query.name, _reason(error))
         try:
             self._catch_up()
         except Exception as error:
-            self._failure = _headers(error)
+            self._failure = _reason(error)
             raise
         self._failure = ""
         self._forget()
@@ -574,7 +574,7 @@ class QueryAccounting:
         return self._recount.engine.checkpoint(self._query.name)
 
 
-def _headers(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return description(error) or type(error).__name__
 
 

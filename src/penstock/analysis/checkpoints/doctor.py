@@ -93,13 +93,12 @@ def examine(name: str, folder: str, now: Fingerprint, facts: Facts, planned: Pla
         if note.query in (None, now):
             return Diagnosis(Fit.NEW, location, kept)
         # In real time, rows are written before the first batch ends: rows of the previous version may exist.
-        remark = "it changed before its first commit: it starts a new generation"
         try:
-            return Diagnosis(
-                Fit.NEW, location, replace(kept, generation=next_generation(name, note.generation)), remarks=(remark,)
-            )
+            kept = replace(kept, generation=next_generation(name, note.generation))
         except Misconfigured as ended:
             return Diagnosis(Fit.REFUSED, location, note, ended.problem, ended.fix)
+        remark = "it changed before its first commit: it starts a new generation"
+        return Diagnosis(Fit.NEW, location, kept, remarks=(remark,))
     remarks = tuple(_remarks(note.query, now, found, facts.setting))
     why = "its checkpoint was begun in a format that Spark takes in micro-batches only" if found.numbered else None
     return Diagnosis(Fit.FITS, location, kept, remarks=remarks, in_batches_only=why)
