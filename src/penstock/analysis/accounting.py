@@ -117,7 +117,7 @@ class Recount:
         old = F.lit(False)
         for turn, stretch in enumerate(stretches):
             if stretch.watermark and (self._gated or self._judges):
-                old = F.when(F.col(_TURN) == turn, F.col("event_time") <= _moment(stretch.watermark)).otherwise(old)
+                old = F.when(F.col(_TURN) == turn, F.col("event_time") <= _timestamp(stretch.watermark)).otherwise(old)
         # One job for all ranges: a job takes a second, and queries use the same cores.
         rows = frame.groupBy(_TURN).agg(*outcome_counts(), F.count_if(fits_and_wanted() & old).alias("old")).collect()
         totals = {name: sum(row[name] for row in rows) for name in ("taken", "refused", "filtered")}
@@ -147,7 +147,7 @@ class Recount:
         """
         if not stretch.watermark or not (self._gated or self._judges):
             return Late(0)
-        timestamp = _moment(stretch.watermark)
+        timestamp = _timestamp(stretch.watermark)
         old = accepted(self._frame(stretch)).where(F.col("event_time") <= timestamp)
         if not (count := old.count()):
             return Late(0)
@@ -176,7 +176,7 @@ class Recount:
         """Spark drops a record whose own session (from its time to a gap later) is over, and merges the others."""
         if (gap := gap_of(result)) is None or "seen" not in result.columns:
             return Late(None)
-        dropped = old.where(F.expr(f"event_time + INTERVAL '{gap}'") <= _moment(watermark))
+        dropped = old.where(F.expr(f"event_time + INTERVAL '{gap}'") <= _timestamp(watermark))
         counted = self.engine.built(self.query, [as_read(dropped)])
         # Records that the query's function skips were not dropped.
         most = counted.agg(F.coalesce(F.sum("seen.count"), F.lit(0))).head()
@@ -230,7 +230,7 @@ def _turn(stretches: Sequence[Stretch]) -> Column:
     return turn
 
 
-def _moment(milliseconds: int) -> Column:
+def _timestamp(milliseconds: int) -> Column:
     return F.timestamp_millis(F.lit(milliseconds))
 
 

@@ -69,21 +69,21 @@ class LateRecords:
         dead = f"{channel}.dead"
         if self._there is None:
             self._there = _existing(self._channels, dead, self._accounted, self._query)
-        letters = (
+        dead_letters = (
             _letter(
                 raw, {**self._why, "place": f"{raw['topic']}:{raw['partition']}:{raw['offset']}", "query": self._query}
             )
             for raw in records
         )
-        asyncio.run(_send(self._channels, dead, _missing(letters, self._there), self._there))
+        asyncio.run(_send(self._channels, dead, _missing(dead_letters, self._there), self._there))
 
     def accounted(self, until: Offsets) -> None:
         """Forget the dead letters of records before these offsets, which are accounted for."""
         there = self._there or {}
-        for place in list(there):
-            _, partition, offset = place.rsplit(":", 2)
+        for location in list(there):
+            _, partition, offset = location.rsplit(":", 2)
             if int(offset) < until.get(int(partition), 0):
-                del there[place]
+                del there[location]
 
 
 def _existing(channels: Channels, dead: str, since: Micros, query: str | None = None) -> dict[str, int]:
@@ -96,8 +96,8 @@ def _existing(channels: Channels, dead: str, since: Micros, query: str | None = 
     return found
 
 
-def _missing(letters: Iterable[Letter], there: Mapping[str, int]) -> Iterator[Letter]:
-    return ((place, one) for place, one in letters if there.get(place) != _hash(one.key, one.value))
+def _missing(records: Iterable[Letter], there: Mapping[str, int]) -> Iterator[Letter]:
+    return ((location, one) for location, one in records if there.get(location) != _hash(one.key, one.value))
 
 
 def _hash(key: bytes | None, value: bytes | None) -> int:
@@ -105,18 +105,18 @@ def _hash(key: bytes | None, value: bytes | None) -> int:
     return hash((key, value))
 
 
-async def _send(channels: Channels, dead: str, letters: Iterator[Letter], sent: dict[str, int] | None = None) -> None:
+async def _send(channels: Channels, dead: str, records: Iterator[Letter], sent: dict[str, int] | None = None) -> None:
     """Write dead letters; their hashes are added to `sent`."""
     async with channels.sender() as sender:
-        while some := list(islice(letters, AT_ONCE)):
+        while some := list(islice(records, AT_ONCE)):
             await _send_some(sender, dead, some)
             if sent is not None:
-                sent.update({place: _hash(one.key, one.value) for place, one in some})
+                sent.update({location: _hash(one.key, one.value) for location, one in some})
 
 
 async def _send_some(sender: Sender, dead: str, some: Sequence[Letter]) -> None:
     try:
-        await sender.send(dead, [letter for _, letter in some])
+        await sender.send(dead, [one for _, one in some])
     except Refused as refused:
         if len(some) > 1:
             for one in some:
@@ -131,5 +131,5 @@ def _letter(row: Any, added: Mapping[str, str] | None = None) -> Letter:
     key, value = (None if row[part] is None else bytes(row[part]) for part in ("key", "value"))
     headers = [(one["key"], bytes(one["value"] or b"")) for one in row["headers"] or ()]
     headers += [(name, text.encode()) for name, text in (added or {}).items()]
-    place = next(value for name, value in reversed(headers) if name == "place")
-    return place.decode(), Record(value, key=key, extra=tuple(headers))
+    location = next(value for name, value in reversed(headers) if name == "place")
+    return location.decode(), Record(value, key=key, extra=tuple(headers))

@@ -1,4 +1,4 @@
-"""What Spark's planner says about a query, without a broker.
+"""Analyze a query with Spark's planner, without a broker.
 
 From the plan: its nodes, its cost, its windows, and whether it counts each record once. By a trial: its mode, and the
 objections to others. And the slots that queries need.
