@@ -34,10 +34,10 @@ from penstock.analysis.checkpoints.batches import batches, covered, unfinished
 from penstock.analysis.connectors import KafkaConnector
 from penstock.analysis.engine import Engine
 from penstock.analysis.launch import failed, launch
-from penstock.analysis.supervision import batch_figures
 from penstock.analysis.query import Mode, Query, Shape
 from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
+from penstock.analysis.supervision import batch_figures
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
