@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.analysis.frames import RAW, dead_letters, outcome_counts, typed, validated
 from penstock.analysis.query import Query, Shape
-from penstock.testing.documents import DOCUMENTS
+from penstock.testing.sources import DOCUMENTS
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 

@@ -11,21 +11,55 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
+from importlib.resources import files
 from itertools import repeat
 from typing import Any, Protocol
 from unittest import SkipTest
+
+import orjson
 
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.ingest import IngestLoop
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Unavailable
-from penstock.testing.documents import DOCUMENTS
 
 TIMEOUT = 30.0
 """Seconds until a test fails."""
 QUIET = 0.1
 """Seconds to wait for something that must not happen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A payload that is JSON by RFC 8259 or not, after a case of the public JSONTestSuite."""
+
+    name: str
+    """With the prefix of the suite: y_ must be accepted, n_ must be refused, i_ is for the reader to decide."""
+    payload: bytes
+    accepted: bool
+    """What Penstock decides."""
+
+
+def _documents() -> tuple[Document, ...]:
+    """The documents of `documents.json`. A character is a byte; `["[", 500]` repeats a text."""
+    found = orjson.loads((files("penstock.testing") / "documents.json").read_bytes())
+    payloads = {name: _payload(parts) for name, parts in found["whole"].items()}
+    # A record is an object: what the suite tests as an array or a scalar is the value of the field "v".
+    payloads |= {name: b'{"v":%s}' % _payload(parts) for name, parts in found["values"].items()}
+    accepted = {name for name in payloads if name.startswith("y_")} | set(found["accepted"])
+    return tuple(Document(name, payload, name in accepted) for name, payload in payloads.items())
+
+
+def _payload(parts: str | list[Any]) -> bytes:
+    texts = (
+        [parts] if isinstance(parts, str) else [part if isinstance(part, str) else part[0] * part[1] for part in parts]
+    )
+    return "".join(texts).encode("latin-1")
+
+
+DOCUMENTS = _documents()
 
 
 class Upstream(Protocol):
