@@ -6,10 +6,9 @@ from pathlib import Path
 
 from penstock.channels.kafka import Kafka
 from penstock.run.warm import kafka_archive
-from penstock.supervise.folder import StateFolder
+from penstock.supervise.folder import LocalSettings, StateFolder
 from penstock.supervise.java import ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
-from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Supervisor
 
 

@@ -30,11 +30,10 @@ from penstock.channels.binders import bind
 from penstock.core.contracts import Channels, Topic
 from penstock.core.record import Origin, Record
 from penstock.run.warm import kafka_archive
-from penstock.supervise.folder import StateFolder
+from penstock.supervise.folder import LocalSettings, StateFolder
 from penstock.supervise.java import ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.redis import redis_service
-from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Supervisor
 
 AT_ONCE = 500

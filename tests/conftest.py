@@ -24,10 +24,9 @@ from penstock.analysis.session import session
 from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.run.warm import is_warmed_up, kafka_archive, spark_archive
-from penstock.supervise.folder import StateFolder
+from penstock.supervise.folder import LocalSettings, StateFolder
 from penstock.supervise.java import Jars, Java, ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
-from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Supervisor
 
 _FLAGS = [

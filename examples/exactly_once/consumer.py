@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from penstock.channels.binders import bind
 from penstock.core.contracts import ChannelPartition, Channels, Entry
 from penstock.core.errors import PenstockError
-from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.process import stop_on_signals
 
 TABLES = """
     CREATE TABLE IF NOT EXISTS balances (account TEXT PRIMARY KEY, payments INTEGER NOT NULL, cents INTEGER NOT NULL);

@@ -18,7 +18,7 @@ from penstock.cli.verify import show
 from penstock.core.clock import Clock, SystemClock, duration
 from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import PenstockError, Refused
-from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.process import stop_on_signals
 
 
 def verify(

@@ -14,7 +14,7 @@ from pathlib import Path
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import ChannelPartition, Entry, Member
 from penstock.core.errors import Unavailable
-from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.process import stop_on_signals
 
 EVERY = 0.2
 

@@ -39,9 +39,8 @@ from penstock.pipeline.pipeline import Pipeline
 from penstock.pipeline.stores import make_store
 from penstock.run.new_checkpoint import Begin, Renewal
 from penstock.stores.lake import LakeStore
-from penstock.supervise.folder import StateFolder
+from penstock.supervise.folder import LocalSettings, StateFolder
 from penstock.supervise.redis import redis_service
-from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Supervisor
 from penstock.testing.clock import ManualClock
 

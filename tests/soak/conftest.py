@@ -5,9 +5,8 @@ from collections.abc import Iterator
 import pytest
 from tests.soak.sizes import FIGURES, FULL
 
-from penstock.supervise.folder import StateFolder
+from penstock.supervise.folder import LocalSettings, StateFolder
 from penstock.supervise.redis import redis_service
-from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Supervisor
 
 

@@ -13,7 +13,17 @@ import psutil
 import pytest
 
 from penstock.core.errors import Misconfigured
-from penstock.supervise.folder import HOST, Children, Ports, StateFolder, from_note, read_note, write_note
+from penstock.core.settings import load
+from penstock.supervise.folder import (
+    HOST,
+    Children,
+    DiskSpace,
+    LocalSettings,
+    StateFolder,
+    from_note,
+    read_note,
+    write_note,
+)
 
 HOLD = """
 import sys
@@ -222,38 +232,38 @@ def listening(port: int = 0) -> Iterator[int]:
 
 
 def test_a_name_keeps_its_port_in_the_next_run(tmp_path: Path) -> None:
-    port = Ports(tmp_path / "ports.json").port("redis")
-    assert Ports(tmp_path / "ports.json").port("redis") == port
+    port = StateFolder(tmp_path).port("redis")
+    assert StateFolder(tmp_path).port("redis") == port
 
 
 def test_a_port_that_somebody_took_meanwhile_is_replaced(tmp_path: Path) -> None:
-    port = Ports(tmp_path / "ports.json").port("redis")
+    port = StateFolder(tmp_path).port("redis")
     with listening(port):
-        other = Ports(tmp_path / "ports.json").port("redis")
+        other = StateFolder(tmp_path).port("redis")
     assert other != port
-    assert Ports(tmp_path / "ports.json").port("redis") == other
+    assert StateFolder(tmp_path).port("redis") == other
 
 
 def test_two_names_never_share_a_port(tmp_path: Path) -> None:
-    ports = Ports(tmp_path / "ports.json")
+    ports = StateFolder(tmp_path)
     given = [ports.port(f"service-{number}") for number in range(50)]
     assert len(set(given)) == 50
 
 
 def test_a_set_port_is_given_and_another_name_yields_it(tmp_path: Path) -> None:
-    port = Ports(tmp_path / "ports.json").port("redis")
-    ports = Ports(tmp_path / "ports.json")
+    port = StateFolder(tmp_path).port("redis")
+    ports = StateFolder(tmp_path)
     assert ports.port("kafka", port) == port
     assert ports.port("redis") != port
 
 
 def test_a_set_port_that_is_taken_is_refused_by_the_name_of_its_setting(tmp_path: Path) -> None:
     with listening() as port, pytest.raises(Misconfigured, match=rf"\[local\] redis_port: port {port} is in use"):
-        Ports(tmp_path / "ports.json").port("redis", port, "[local] redis_port")
+        StateFolder(tmp_path).port("redis", port, "[local] redis_port")
 
 
 def test_a_set_port_that_another_name_has_is_refused(tmp_path: Path) -> None:
-    ports = Ports(tmp_path / "ports.json")
+    ports = StateFolder(tmp_path)
     port = ports.port("kafka")
     with pytest.raises(Misconfigured, match="in use"):
         ports.port("redis", port)
@@ -264,7 +274,7 @@ def test_a_set_port_that_another_name_has_is_refused(tmp_path: Path) -> None:
 )
 def test_a_spoilt_file_of_ports_is_no_obstacle(tmp_path: Path, text: str) -> None:
     (tmp_path / "ports.json").write_text(text)
-    assert 0 < Ports(tmp_path / "ports.json").port("redis") < 65536
+    assert 0 < StateFolder(tmp_path).port("redis") < 65536
 
 
 @pytest.fixture
@@ -306,3 +316,37 @@ def test_a_child_that_ended_is_forgotten(tmp_path: Path) -> None:
 def test_a_spoilt_file_of_children_ends_nobody(tmp_path: Path, noted: object) -> None:
     write_note(tmp_path / "children.json", {"a": noted})
     assert Children(tmp_path / "children.json").end_leftovers() == []
+
+
+def test_a_disk_with_less_than_the_reserve_is_full(tmp_path: Path) -> None:
+    assert DiskSpace(tmp_path, 0).shortage() is None
+    assert str(tmp_path) in (DiskSpace(tmp_path, 1 << 62).shortage() or "")
+    assert DiskSpace(tmp_path / "gone", 1 << 62).shortage() is None
+
+
+def test_small_brokers_as_many_as_there_were_are_the_default() -> None:
+    settings = LocalSettings()
+    assert (settings.brokers, settings.kafka_memory, settings.kafka_port) == (None, "384m", None)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("brokers", "2", "use 1, 3 or 5"),
+        ("brokers", "7", "use 1, 3 or 5"),
+        ("brokers", "many", "valid integer"),
+        ("kafka_port", "0", "greater than or equal to 1"),
+        ("redis_port", "65536", "less than or equal to 65535"),
+        ("kafka_memory", "lots", "match"),
+        ("redis_fsync", "never", "everysec"),
+    ],
+)
+def test_a_wrong_value_is_answered_with_its_place_and_a_hint(tmp_path: Path, key: str, value: str, hint: str) -> None:
+    with pytest.raises(Misconfigured, match=hint) as wrong:
+        load({"local": LocalSettings}, tmp_path, environ={f"PENSTOCK_LOCAL_{key.upper()}": value})
+    assert wrong.value.location == "environment, [local]"
+
+
+def test_the_environment_may_ask_for_three_brokers(tmp_path: Path) -> None:
+    section = load({"local": LocalSettings}, tmp_path, environ={"PENSTOCK_LOCAL_BROKERS": "3"})["local"]
+    assert section == LocalSettings(brokers=3)

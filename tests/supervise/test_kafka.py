@@ -11,11 +11,10 @@ from confluent_kafka.admin._resource import ResourceType
 from confluent_kafka.cimpl import NewTopic
 
 from penstock.core.errors import Misconfigured
-from penstock.supervise.folder import StateFolder
+from penstock.supervise.folder import LocalSettings, StateFolder
 from penstock.supervise.java import Jars, Java, ensure_jars, find_java
 from penstock.supervise.kafka import kafka_services
 from penstock.supervise.process import Service
-from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Event, EventKind, Supervisor
 
 Running = Callable[[Sequence[Service]], AbstractContextManager[Supervisor]]

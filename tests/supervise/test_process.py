@@ -1,5 +1,7 @@
 import os
+import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -7,7 +9,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from penstock.supervise.process import Process, Service, start, tail
+from penstock.supervise.process import (
+    REQUIRED_FILES,
+    Process,
+    Service,
+    file_limit_warning,
+    start,
+    stop_on_signals,
+    tail,
+)
 
 Starter = Callable[[str], Process]
 Wait = Callable[[Callable[[], object]], None]
@@ -114,3 +124,57 @@ def test_a_tail_is_cut_from_any_bytes(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"x" * 100_000 + b"\n\xff\xfe\nlast")
     assert tail(tmp_path / "log", 2) == ["��", "last"]
     assert tail(tmp_path / "nowhere", 2) == []
+
+
+_RAISED = """
+import resource, subprocess, sys
+soft, hard = map(int, sys.argv[1:])
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+from penstock.supervise.process import raise_file_limit
+print(raise_file_limit())
+print(subprocess.run(["sh", "-c", "ulimit -Sn"], capture_output=True, text=True).stdout)
+"""
+
+
+def raised(soft: int, hard: int) -> list[int]:
+    """What a process says that begins with these limits, and what its child says."""
+    done = subprocess.run([sys.executable, "-c", _RAISED, str(soft), str(hard)], capture_output=True, check=True)
+    return [int(line) for line in done.stdout.split()]
+
+
+def test_the_limit_of_open_files_is_raised_for_children_too() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(hard, 8_192)
+    assert raised(256, most) == [most, most]
+
+
+def test_too_few_open_files_are_said() -> None:
+    assert raised(256, 512) == [512, 512]
+    assert "512" in (file_limit_warning(512) or "")
+    assert file_limit_warning(REQUIRED_FILES) is None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_sets_the_event_and_the_second_interrupts(number: signal.Signals) -> None:
+    # The tests may run under nohup.
+    inherited = signal.signal(number, signal.SIG_DFL)
+    try:
+        with stop_on_signals() as stop:
+            assert not stop.is_set()
+            signal.raise_signal(number)
+            assert stop.is_set()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(number)
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, inherited)
+
+
+def test_a_signal_that_is_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            assert not stop.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -8,10 +8,9 @@ import pytest
 import redis
 
 from penstock.core.errors import Misconfigured
-from penstock.supervise.folder import StateFolder
+from penstock.supervise.folder import LocalSettings, StateFolder
 from penstock.supervise.process import Service
 from penstock.supervise.redis import find_redis, redis_service
-from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Event, EventKind, Supervisor
 
 Running = Callable[[Sequence[Service]], AbstractContextManager[Supervisor]]

@@ -15,8 +15,7 @@ import pytest
 
 from penstock.core.errors import Unavailable
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.process import Service
-from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.process import Service, stop_on_signals
 from penstock.supervise.supervisor import Event, EventKind, Supervisor, backoff, exit_reason, last_line
 from penstock.testing.clock import ManualClock
 

@@ -20,7 +20,7 @@ from penstock.core.contracts import ChannelPartition, Channels, Entry, Member, O
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.core.text import counted, printable
-from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.process import stop_on_signals
 
 _BATCH = 1_000
 _POLL = 0.2

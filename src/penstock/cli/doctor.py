@@ -18,7 +18,7 @@ from penstock.core.errors import PenstockError
 from penstock.pipeline.config import Config
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.java import cached_jars, find_java
-from penstock.supervise.limits import file_limit_warning, raise_file_limit
+from penstock.supervise.process import file_limit_warning, raise_file_limit
 from penstock.supervise.redis import find_redis
 
 

@@ -12,7 +12,7 @@ from penstock.core.clock import SystemClock
 from penstock.simulate.documents import KINDS, Recording, kind_of
 from penstock.simulate.feed import SECOND, Feed
 from penstock.simulate.server import Serving, serve
-from penstock.supervise.signals import async_stop_event
+from penstock.supervise.process import async_stop_event
 
 
 def feed(

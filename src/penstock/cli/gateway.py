@@ -14,7 +14,7 @@ from penstock.gateway.app import serve
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.settings import GatewaySettings
 from penstock.pipeline.config import Config
-from penstock.supervise.signals import async_stop_event
+from penstock.supervise.process import async_stop_event
 
 
 def gateway(

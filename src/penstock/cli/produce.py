@@ -25,7 +25,7 @@ from penstock.core.errors import Misconfigured, PenstockError, Refused
 from penstock.core.record import Record
 from penstock.core.text import did_you_mean, printable
 from penstock.simulate.updates import Updates, Walk, new_epoch, updates, walk
-from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.process import stop_on_signals
 
 _POLL = 0.2
 _IDENTITY = frozenset({"sender", "epoch", "seq", "time"})

@@ -11,7 +11,7 @@ import typer
 from penstock.cli.options import parse_duration
 from penstock.collect.sse import SseSource
 from penstock.push import PushProxy
-from penstock.supervise.signals import async_stop_event
+from penstock.supervise.process import async_stop_event
 
 SECRET, TOKEN = "PENSTOCK_PROXY_SECRET", "PENSTOCK_PROXY_TOKEN"
 

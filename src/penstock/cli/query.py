@@ -26,7 +26,7 @@ from penstock.pipeline.load import load
 from penstock.pipeline.pipeline import OPTIONS
 from penstock.pipeline.sql_file import is_file, read_file
 from penstock.run.services import RunningPipeline
-from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.process import stop_on_signals
 
 _POLL = 0.2
 _BEGINNING, _LATEST = "beginning", "latest"

@@ -18,7 +18,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured
 from penstock.operate.replay import Replay, Replayed, stretch
-from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.process import stop_on_signals
 
 
 def replay(

@@ -19,8 +19,8 @@ from penstock.plan.checks import check, unconnected
 from penstock.run.local import LocalRun
 from penstock.run.new_checkpoint import OPTION, Begin, Renewal
 from penstock.run.services import prepare_machine
-from penstock.supervise.limits import DiskSpace, file_limit_warning, raise_file_limit
-from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.folder import DiskSpace
+from penstock.supervise.process import file_limit_warning, raise_file_limit, stop_on_signals
 
 
 def run(

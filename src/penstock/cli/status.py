@@ -18,8 +18,7 @@ from penstock.core.text import printable
 from penstock.pipeline.config import Config
 from penstock.run.services import RunningPipeline, Services, with_running_services
 from penstock.run.status import Status
-from penstock.supervise.folder import StateFolder
-from penstock.supervise.limits import DiskSpace
+from penstock.supervise.folder import DiskSpace, StateFolder
 from penstock.supervise.process import tail
 from penstock.supervise.supervisor import last_line, repair_hint
 

@@ -12,7 +12,7 @@ from penstock.core.text import RedactingFormatter
 from penstock.pipeline.config import Config
 from penstock.pipeline.load import load
 from penstock.run.tier import Tier, run
-from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.process import stop_on_signals
 
 
 def tier(

@@ -25,9 +25,7 @@ from penstock.pipeline.config import Config
 from penstock.run.prerequisites import require
 from penstock.run.services import ROLE, Machine, Needs, Services, prepare_machine, run_services, still_starting
 from penstock.supervise.folder import NAME, StateFolder
-from penstock.supervise.limits import file_limit_warning, raise_file_limit
-from penstock.supervise.process import rotate, tail
-from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.process import file_limit_warning, raise_file_limit, rotate, stop_on_signals, tail
 from penstock.supervise.supervisor import Event
 
 _BROKERS = (1, 3, 5)

@@ -28,7 +28,7 @@ from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavaila
 from penstock.core.record import Origin
 from penstock.core.scan import incomplete_read
 from penstock.core.text import counted, printable
-from penstock.supervise.signals import stop_on_signals
+from penstock.supervise.process import stop_on_signals
 
 MAX_LINES = 20
 """The most senders, and the most gaps, that are printed."""

@@ -21,8 +21,7 @@ from penstock.core.text import SIMULATED
 from penstock.deliver.delivery import DeliverSettings
 from penstock.gateway.settings import GatewaySettings
 from penstock.pipeline.description import Channel, Description, SourceSpec
-from penstock.supervise.folder import NAME
-from penstock.supervise.settings import LocalSettings
+from penstock.supervise.folder import NAME, LocalSettings
 
 LOCAL = "local"
 LOCALS = ("kafka://", "redis://")

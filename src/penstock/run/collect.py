@@ -25,7 +25,7 @@ from penstock.run.accounts import accounting
 from penstock.run.spools import forward, orphaned, spool_of
 from penstock.run.status import Figures, Status, follow_status, report_status
 from penstock.run.tier import Ready, Tier, wait_until_set
-from penstock.supervise.limits import DiskSpace
+from penstock.supervise.folder import DiskSpace
 
 _START_TIMEOUT = 60.0
 """Seconds to wait at the start for sources; then the tier is ready without them."""

