@@ -1,4 +1,7 @@
+import logging
 import pickle
+from collections.abc import Callable
+from threading import Event
 
 import pytest
 
@@ -11,6 +14,7 @@ from penstock.core.errors import (
     Unavailable,
     located,
     raise_all,
+    retry,
 )
 
 SENTENCES = [
@@ -59,3 +63,64 @@ def test_an_error_is_located_where_its_place_is_declared() -> None:
     both = located(SeveralMisconfigured((one, other)), lines)
     assert isinstance(both, SeveralMisconfigured)
     assert [error.location for error in both.errors] == ["pipe.py:12, query by_city, line 2", "elsewhere"]
+
+
+def test_work_that_returns_is_done() -> None:
+    calls: list[str] = []
+    retry(lambda well: calls.append("once"), Event(), lambda error: calls.append("waiting"))
+    assert calls == ["once"]
+
+
+def test_the_pauses_grow_until_it_goes_well() -> None:
+    stop, pauses = Event(), list[float | None]()
+
+    def work(well: Callable[[], None]) -> None:
+        if len(pauses) == 2:
+            well()
+        raise Unavailable("Redis", "it is away")
+
+    def waiting(error: Unavailable) -> None:
+        pauses.append(error.retry_after)
+        if len(pauses) == 4:
+            stop.set()
+
+    retry(work, stop, waiting)
+    assert pauses == [0.1, 0.2, 0.1, 0.2]
+
+
+def test_the_other_side_may_say_when_to_come_back() -> None:
+    stop, pauses = Event(), list[float | None]()
+
+    def work(well: Callable[[], None]) -> None:
+        raise Unavailable("a feed", "too many requests", retry_after=60)
+
+    def waiting(error: Unavailable) -> None:
+        pauses.append(error.retry_after)
+        stop.set()
+
+    retry(work, stop, waiting)
+    assert pauses == [60]
+
+
+def test_any_other_error_is_not_waited_out() -> None:
+    def work(well: Callable[[], None]) -> None:
+        raise Misconfigured("Redis", "the password is wrong")
+
+    with pytest.raises(Misconfigured):
+        retry(work, Event(), lambda error: None)
+
+
+def test_the_log_has_a_reason_once(caplog: pytest.LogCaptureFixture) -> None:
+    stop, tries = Event(), list[Unavailable]()
+
+    def work(well: Callable[[], None]) -> None:
+        well()
+        raise Unavailable("Redis", "it is away" if len(tries) < 3 else "it is loading")
+
+    def waiting(error: Unavailable) -> None:
+        tries.append(error)
+        if len(tries) == 5:
+            stop.set()
+
+    retry(work, stop, waiting, logging.getLogger("waiting"))
+    assert len([record for record in caplog.records if record.name == "waiting"]) == 2

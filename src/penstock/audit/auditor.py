@@ -13,8 +13,7 @@ from penstock.audit.retention import from_what_is_kept
 from penstock.audit.writers import Writers, WriterTokens
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets, Reader
-from penstock.core.errors import Misconfigured, Refused, Unavailable
-from penstock.core.retry import retry
+from penstock.core.errors import Misconfigured, Refused, Unavailable, retry
 
 log = logging.getLogger(__name__)
 

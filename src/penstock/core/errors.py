@@ -6,12 +6,20 @@ PenstockError
 ├── Refused         a record is not accepted; the others are processed
 └── Unaccounted     records are missing; a person has to look
 
-Every error keeps its facts as fields, makes its text from them, and can be pickled.
+Every error keeps its facts as fields, makes its text from them, and can be pickled. `retry` is the retry loop of
+threads and processes.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from threading import Event
 
 from penstock.core.text import redact
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+"""Seconds between two attempts."""
+_LOG_AGAIN_AFTER = 60.0
 
 
 class PenstockError(Exception):
@@ -96,3 +104,37 @@ class Unaccounted(PenstockError):
             return f"{self.channel}: {self.reason}"
         ranges = ", ".join(f"{sender}/{epoch}: {first}–{last}" for sender, epoch, first, last in self.missing)
         return f"{self.channel} misses {ranges}"
+
+
+def retry(
+    work: Callable[[Callable[[], None]], None],
+    stop: Event,
+    on_error: Callable[[Unavailable], None] = lambda _: None,
+    log: logging.Logger | None = None,
+) -> None:
+    """Call `work` until it returns or `stop` is set. After each Unavailable, call `on_error`, wait, and call it again.
+
+    The pause doubles up to five seconds, unless the error has its own `retry_after`. `work` gets a function to call
+    when it succeeds: that resets the pause. The log gets the same error once, until a minute without errors.
+    """
+    pause, logged, failed = _FIRST_PAUSE, "", 0.0
+
+    def succeeded() -> None:
+        nonlocal pause, logged
+        pause = _FIRST_PAUSE
+        if time.monotonic() - failed > _LOG_AGAIN_AFTER:
+            logged = ""
+
+    while not stop.is_set():
+        try:
+            work(succeeded)
+            return
+        except Unavailable as error:
+            delay = pause if error.retry_after is None else error.retry_after
+            failed = time.monotonic()
+            if log is not None and logged != str(error):
+                logged = str(error)
+                log.warning("%s; retrying until it answers", error)
+            on_error(Unavailable(error.service, error.reason, delay))
+            stop.wait(delay)
+            pause = min(2 * pause, _LONGEST_PAUSE)

@@ -16,8 +16,7 @@ import httpx
 from penstock.audit.rules.base import Alarm
 from penstock.audit.settings import AuditSettings
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import Unavailable
-from penstock.core.retry import retry
+from penstock.core.errors import Unavailable, retry
 from penstock.web.webhook import TIMEOUT, Message, Rejected, Webhook
 
 DRAIN = 2.0

@@ -14,8 +14,7 @@ import psutil
 from penstock.audit.judge import Verdict
 from penstock.core.clock import Micros, SystemClock, is_running
 from penstock.core.contracts import Channels, Entry
-from penstock.core.errors import PenstockError
-from penstock.core.retry import retry
+from penstock.core.errors import PenstockError, retry
 from penstock.core.scan import scan
 from penstock.run.background import run_in_background
 

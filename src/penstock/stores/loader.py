@@ -12,8 +12,7 @@ from penstock.audit.retention import from_what_is_kept
 from penstock.audit.writers import Writers
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets, Reader, Store
-from penstock.core.errors import Misconfigured, Unavailable
-from penstock.core.retry import retry
+from penstock.core.errors import Misconfigured, Unavailable, retry
 from penstock.stores.accounting import AccountingStore, Figures, StoreAccounting
 from penstock.stores.base import Loadable, furthest, require_kept
 
