@@ -1,5 +1,7 @@
 """Dead letters that something else than Penstock wrote, and refused records that have none."""
 
+import pytest
+
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.dead_letters import DeadLetterCheck
 from penstock.audit.judge import Discrepancy
@@ -111,6 +113,15 @@ def test_a_refused_record_without_its_letter_is_missing_after_some_time() -> Non
     for offset in (11, 12):
         bench.letter(b'{"n": %d}' % (offset - 10), offset)
     assert bench.found() == ()
+
+
+@pytest.mark.parametrize("location", [b"rsvps:0:" + b"9" * 5_000, b"rsvps:" + b"9" * 5_000 + b":0"])
+def test_a_letter_with_an_overlong_place_is_forged(location: bytes) -> None:
+    bench = Bench()
+    bench.records(10, refused=3)
+    bench.channels.append(DEAD, b"hello", b"k", [UNFIT, ("place", location)])
+    (found,) = bench.found()
+    assert (found.kind, found.count) == ("forged", 1)
 
 
 def test_letters_of_an_earlier_generation_or_channel_are_no_finding() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from penstock.audit.account import Account
-from penstock.audit.findings import Findings, Kind, Span, islands, key_hash, reduced
+from penstock.audit.findings import Findings, Kind, Span, islands, key_hash, location_of, reduced
 from penstock.core.contracts import Entry
 from penstock.core.record import Headers, Heartbeat, Origin, OutageInterval
 from penstock.core.runs import Runs
@@ -201,3 +201,9 @@ def test_the_last_reason_of_a_letter_is_the_one_that_counts() -> None:
     for reasons, numbered in (((late, unfit), {("rsvps.dead", "a", 1): 1}), ((unfit, late), {})):
         found = reduced([entry("rsvps.dead", [*told, *reasons])], {}, {}, {"rsvps.dead": Kind.DEAD}, "notes")
         assert found.numbered == numbered
+
+
+def test_only_a_short_place_is_parsed() -> None:
+    assert location_of(b"eu:rsvps:3:71") == ("eu:rsvps", 3, 71)
+    for place in (b"", b"rsvps", b"rsvps:3", b"rsvps:a:1", b"rsvps:1:-1", b"rsvps:0:" + b"9" * 5_000, b"\xff"):
+        assert location_of(place) is None

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.audit.account import Account, Outcome, Share
-from penstock.audit.findings import IN_CHANNEL, key_text
+from penstock.audit.findings import IN_CHANNEL, key_text, location_of
 from penstock.audit.judge import Discrepancy
 from penstock.core.clock import Clock, Micros
 from penstock.core.contracts import Channels, Entry, Offsets, Reader
@@ -113,10 +113,11 @@ class DeadLetterCheck:
                 self._forge(entry)
             return
         # The last of each: the record may have had such headers.
-        channel, partition, offset = _location(headers["place"])
-        if channel != self._channel or "reason" not in headers:
+        location = location_of(headers["place"])
+        if location is None or location[0] != self._channel or "reason" not in headers:
             self._forge(entry)
             return
+        _, partition, offset = location
         if not headers["reason"].startswith(tuple(kind.encode() for kind in IN_CHANNEL)):
             self._letters.setdefault(partition, {}).setdefault(offset, entry.appended)
         elif "query" not in headers:
@@ -237,15 +238,6 @@ def _same(record: Entry, letter: Entry) -> bool:
 
 def _refused(share: Share) -> int:
     return share.outcomes.get(Outcome.REFUSED, 0)
-
-
-def _location(header: bytes) -> tuple[str, int, int]:
-    """Channel, partition and offset; an empty channel when it cannot be read."""
-    channel, _, offset = header.decode(errors="replace").rpartition(":")
-    channel, _, partition = channel.rpartition(":")
-    if not (partition.isdecimal() and offset.isdecimal()):
-        return "", 0, 0
-    return channel, int(partition), int(offset)
 
 
 def _close(waiting: Sequence[_Letter]) -> Iterator[list[_Letter]]:

@@ -284,6 +284,16 @@ def _take_account(found: Findings, entry: Entry) -> None:
         found.without_identity[entry.channel] += 1
 
 
+def location_of(place: bytes) -> tuple[str, int, int] | None:
+    """Return channel, partition and offset from the header `place` of a dead letter; None if it cannot be parsed."""
+    channel, _, offset = place.decode(errors="replace").rpartition(":")
+    channel, _, partition = channel.rpartition(":")
+    # Longer numbers are beyond 64 bits; Python refuses to parse the longest.
+    if not all(part.isdecimal() and len(part) < 20 for part in (partition, offset)):
+        return None
+    return channel, int(partition), int(offset)
+
+
 def islands(numbers: list[int]) -> Runs:
     """Return the numbers as runs."""
     ordered = sorted(numbers)

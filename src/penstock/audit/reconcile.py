@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import NamedTuple, Protocol
 
-from penstock.audit.findings import key_text
+from penstock.audit.findings import key_text, location_of
 from penstock.audit.judge import Discrepancy, Doubt
 from penstock.audit.writers import Writers
 from penstock.core.clock import Clock, Micros
@@ -230,13 +230,12 @@ class RecordCheck:
     def _refused(self, gaps: Mapping[int, Runs]) -> Iterator[tuple[int, int]]:
         """Yield offsets within the gaps whose records are in the dead letters."""
         for entry in scan(self._channels, self._dead) if self._dead else ():
-            position = next((value for name, value in reversed(entry.headers) if name == "place"), b"")
-            channel, _, offset = position.decode(errors="replace").rpartition(":")
-            channel, _, partition = channel.rpartition(":")
-            if channel != self._channel or not (partition.isdecimal() and offset.isdecimal()):
+            location = location_of(next((value for name, value in reversed(entry.headers) if name == "place"), b""))
+            if location is None:
                 continue
-            if int(offset) in gaps.get(int(partition), ()):
-                yield int(partition), int(offset)
+            channel, partition, offset = location
+            if channel == self._channel and offset in gaps.get(partition, ()):
+                yield partition, offset
 
     def _origins(self, partition: int, first: int, last: int) -> dict[int, str]:
         """Return senders and numbers of these records, by offset, if the channel still holds them."""
