@@ -124,6 +124,18 @@ def test_a_letter_with_an_overlong_place_is_forged(location: bytes) -> None:
     assert (found.kind, found.count) == ("forged", 1)
 
 
+def test_a_missing_letter_is_found_after_all_letters_of_its_partition_were_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.audit.dead_letters.MOST", 2)
+    bench = Bench()
+    bench.records(10, refused=3)
+    assert bench.found() == ()
+    bench.records(10, refused=3, letters=0)
+    (found,) = bench.found()
+    assert (found.kind, found.count) == ("missing", 3)
+
+
 def test_letters_of_an_earlier_generation_or_channel_are_no_finding() -> None:
     bench = Bench()
     bench.records(10, refused=3)

@@ -220,10 +220,9 @@ class DeadLetterCheck:
     def _behind(self, until: Offsets) -> bool:
         """Whether the newest dead letters are about older records: Spark has not validated up to these offsets yet."""
         recent = self._clock.now() - int(SETTLES * 1_000_000)
-        newest = [max(some.items()) for some in self._letters.values() if some]
+        newest = {partition: max(some.items()) for partition, some in self._letters.items() if some}
         return any(
-            appended >= recent and offset < until.get(partition, 0)
-            for partition, (offset, appended) in zip(self._letters, newest, strict=True)
+            appended >= recent and offset < until.get(partition, 0) for partition, (offset, appended) in newest.items()
         )
 
 
