@@ -428,3 +428,29 @@ def test_a_store_that_is_not_compared_is_a_doubt(tmp_path: Path) -> None:
     reconciler.turn()
     assert "away" in reconciler.doubts[0].text
     reconciler.close()
+
+
+def test_a_check_that_cannot_report_does_not_stop_the_others() -> None:
+    class Broken:
+        stage, complete = "store:x", False
+
+        def turn(self) -> None:
+            pass
+
+        def discrepancies(self) -> tuple[Discrepancy, ...]:
+            raise ValueError("broken")
+
+        def close(self) -> None:
+            pass
+
+    class Whole(Broken):
+        stage, complete = "store:y", True
+
+        def discrepancies(self) -> tuple[Discrepancy, ...]:
+            return (Discrepancy("missing", "store:y", 1, "one row is missing"),)
+
+    reconciler = Reconciler([Broken, Whole], ["store:x", "store:y"])
+    for _ in range(2):
+        reconciler.turn()
+        assert [one.stage for one in reconciler.discrepancies] == ["store:y"]
+        assert [doubt.subject for doubt in reconciler.doubts] == ["store:x"]

@@ -522,21 +522,23 @@ class Reconciler:
     elapsed: Callable[[], float] = time.monotonic
     _open: dict[int, Check] = field(default_factory=dict)
     _failing: dict[int, tuple[float, str]] = field(default_factory=dict)
+    _found: dict[int, tuple[Discrepancy, ...]] = field(default_factory=dict)
     discrepancies: tuple[Discrepancy, ...] = ()
     doubts: tuple[Doubt, ...] = ()
 
     def __post_init__(self) -> None:
-        self._publish({})
+        self._publish()
 
     def turn(self) -> None:
         """Run one turn of each check. A store that cannot be read does not stop the other checks."""
-        found: dict[int, tuple[Discrepancy, ...]] = {}
         for number, check in enumerate(self.checks):
             try:
                 if number not in self._open:
                     self._open[number] = check()
-                self._open[number].turn()
-                found[number] = self._open[number].discrepancies()
+                try:
+                    self._open[number].turn()
+                finally:
+                    self._found[number] = self._open[number].discrepancies()
                 self._failing.pop(number, None)
             except Exception as error:  # Only this store is not compared.
                 if not isinstance(error, PenstockError):
@@ -546,13 +548,14 @@ class Reconciler:
                 if isinstance(error, Unaccounted) and (failed := self._open.pop(number, None)) is not None:
                     # The channel has removed the next entries: it is read again from its beginning.
                     failed.close()
-        self._publish(found)
+                    self._found.pop(number, None)
+        self._publish()
 
     def close(self) -> None:
         for check in self._open.values():
             check.close()
 
-    def _publish(self, found: Mapping[int, tuple[Discrepancy, ...]]) -> None:
+    def _publish(self) -> None:
         doubts = []
         for number, stage in enumerate(self.stages):
             check, failing = self._open.get(number), self._failing.get(number)
@@ -560,8 +563,7 @@ class Reconciler:
                 doubts.append(_doubt(stage, f"{stage} cannot be compared with its channel: {failing[1]}"))
             elif check is None or not check.complete:
                 doubts.append(_doubt(stage, f"{stage} is not yet compared with its channel"))
-        every = {**{number: one.discrepancies() for number, one in self._open.items()}, **found}
-        self.discrepancies = tuple(one for some in every.values() for one in some)
+        self.discrepancies = tuple(one for some in self._found.values() for one in some)
         self.doubts = tuple(doubts)
 
 
