@@ -10,8 +10,7 @@ from confluent_kafka import Producer
 from tests.audit.odd import Marked, Mute
 
 from penstock.audit.hops import Gap
-from penstock.audit.updates import Fields
-from penstock.audit.verify import Integrity, IntegrityReport, Verifier
+from penstock.audit.verify import Fields, Integrity, IntegrityReport, Verifier
 from penstock.channels.kafka import Kafka
 from penstock.cli.verify import Log, Stream
 from penstock.core.clock import SystemClock

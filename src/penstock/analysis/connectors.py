@@ -24,7 +24,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from penstock.analysis.checkpoints.batches import parse_offsets
 from penstock.analysis.frames import RAW
-from penstock.audit.retention import from_what_is_kept
+from penstock.audit.lag import from_what_is_kept
 from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.record import Record
 from penstock.core.scan import scan_batches

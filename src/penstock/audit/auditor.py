@@ -8,8 +8,8 @@ from threading import Event
 from typing import Protocol
 
 from penstock.audit.findings import Findings, Kind, Watched, reduced
+from penstock.audit.lag import from_what_is_kept
 from penstock.audit.ledger import Ledger
-from penstock.audit.retention import from_what_is_kept
 from penstock.audit.writers import Writers, WriterTokens
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets, Reader

@@ -1,9 +1,22 @@
-"""How far a group is behind in its channels."""
+"""How far readers are behind in their channels, and whether retention removes records before they are read."""
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from typing import Any
 
-from penstock.core.contracts import ChannelPartition, Channels, Group
+from penstock.core.clock import Clock
+from penstock.core.contracts import ChannelPartition, Channels, Group, Offsets
+from penstock.core.errors import PenstockError, Unaccounted
+
+Readers = Mapping[str, Mapping[str, Offsets]]
+"""Per reader and channel, how far it has read."""
+
+log = logging.getLogger(__name__)
+
+EVERY = 10.0
+"""Seconds between two checks: even a retention of minutes is longer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +85,103 @@ def _bounds(channels: Channels, names: Collection[str]) -> Iterator[tuple[Channe
     for name in names:
         if name in existing:
             yield from (((name, partition), both) for partition, both in channels.bounds(name).items())
+
+
+@dataclass(frozen=True, slots=True)
+class Endangered:
+    """A reader, and the unread records of a channel that it is about to lose, or has lost."""
+
+    reader: str
+    channel: str
+    unread: int
+    """Offsets that are unread and older than the configured share of their retention."""
+    left: float | None
+    """Seconds until the oldest of them is removed; None if it is not known."""
+    lost: int
+    """Offsets that were removed unread."""
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Retention:
+    """Checks the channels every few seconds."""
+
+    def __init__(self, channels: Channels, clock: Clock, share: float) -> None:
+        self._channels, self._clock, self._share = channels, clock, share
+        self._looked: float | None = None
+        self._found: list[Endangered] = []
+
+    def look(self, readers: Callable[[], Readers]) -> list[Endangered]:
+        """Return the endangered readers as of the last check that the channels answered."""
+        if self._looked is None or self._clock.elapsed() - self._looked >= EVERY:
+            try:
+                self._found = list(self._look(readers()))
+            except PenstockError as error:
+                # That they are unavailable is another alarm, and must not wait for each channel.
+                log.warning("retention cannot be checked: %s", error)
+            self._looked = self._clock.elapsed()
+        return self._found
+
+    def _look(self, readers: Readers) -> Iterator[Endangered]:
+        for channel in sorted({name for read in readers.values() for name in read}):
+            keep, bounds = self._channels.topic(channel).retention, self._channels.bounds(channel)
+            young: Offsets = {}
+            if keep is not None:
+                old = self._clock.now() - round(keep.total_seconds() * self._share * 1e6)
+                young = self._channels.since(channel, old)
+            for reader, read in readers.items():
+                if channel in read:
+                    yield from self._judged(reader, channel, read[channel], bounds, young, keep)
+
+    def _judged(
+        self,
+        reader: str,
+        channel: str,
+        positions: Offsets,
+        bounds: Mapping[int, tuple[int, int]],
+        young: Offsets,
+        keep: timedelta | None,
+    ) -> Iterator[Endangered]:
+        lost = sum(gone(positions, bounds).values())
+        starts = {partition: max(low, positions.get(partition, low)) for partition, (low, _) in bounds.items()}
+        old = {partition: start for partition, start in starts.items() if start < young.get(partition, 0)}
+        if lost or old:
+            unread = sum(young[partition] - start for partition, start in old.items())
+            left = self._left(channel, old, keep) if old and keep is not None else None
+            yield Endangered(reader, channel, unread, left, lost)
+
+    def _left(self, channel: str, starts: Offsets, keep: timedelta) -> float | None:
+        oldest = None
+        for partition, offset in starts.items():
+            try:
+                with self._channels.reader({channel: {partition: offset}}, only={(channel, partition)}) as reader:
+                    entries = reader.read(1, 1.0)
+            except Unaccounted:
+                return 0.0  # It was removed during the check.
+            if entries:
+                oldest = min(entries[0].appended, oldest or entries[0].appended)
+        return None if oldest is None else max(0.0, keep.total_seconds() - (self._clock.now() - oldest) / 1e6)
+
+
+def committed(group: Group, names: Collection[str]) -> dict[str, dict[int, int]]:
+    """Return the committed offsets of a group in these channels."""
+    found: dict[str, dict[int, int]] = {}
+    for (channel, partition), offset in group.committed.items():
+        if channel in names:
+            found.setdefault(channel, {})[partition] = offset
+    return found
+
+
+def gone(positions: Offsets, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    """Return per partition how many offsets were removed unread."""
+    return {
+        partition: low - positions[partition]
+        for partition, (low, _) in bounds.items()
+        if partition in positions and positions[partition] < low
+    }
+
+
+def from_what_is_kept(positions: Offsets, bounds: Mapping[int, tuple[int, int]]) -> dict[int, int]:
+    """Return the offsets, but none before the first offset that the channel holds."""
+    return {partition: max(offset, bounds.get(partition, (0, 0))[0]) for partition, offset in positions.items()}

@@ -8,8 +8,8 @@ from itertools import groupby
 from penstock.audit.content import Content, Lost
 from penstock.audit.findings import MINUTE, ForgedRow
 from penstock.audit.judge import Discrepancy
+from penstock.audit.lag import Readers
 from penstock.audit.ledger import Ledger
-from penstock.audit.retention import Readers
 from penstock.core.clock import Clock, Micros
 from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Unaccounted

@@ -17,8 +17,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from penstock.audit.updates import Fields
-from penstock.audit.verify import EXIT_CODES, Integrity, IntegrityReport, Lapse, SenderCount, Verifier
+from penstock.audit.verify import EXIT_CODES, Fields, Integrity, IntegrityReport, Lapse, SenderCount, Verifier
 from penstock.cli.channels import find_channels
 from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_duration
 from penstock.cli.standard import Input, console

@@ -20,9 +20,9 @@ from penstock.audit.dead_letters import DeadLetterCheck
 from penstock.audit.findings import Kind, Watched
 from penstock.audit.hops import begun_late
 from penstock.audit.judge import Doubt, Report
+from penstock.audit.lag import Endangered, Readers, Retention, committed
 from penstock.audit.ledger import Ledger, Unreadable, set_aside
 from penstock.audit.reconcile import Reconciler
-from penstock.audit.retention import Endangered, Readers, Retention, committed
 from penstock.audit.rules.base import Alarm, Elapsed, Snapshot
 from penstock.audit.rules.stages import RETENTION
 from penstock.audit.tampering import Losses

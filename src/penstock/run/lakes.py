@@ -11,7 +11,7 @@ from penstock.analysis.lake import Filling, Frame, columns, fill
 from penstock.analysis.poison import validation_of
 from penstock.analysis.supervision import StreamingQuery, telling
 from penstock.audit.account import Account
-from penstock.audit.retention import from_what_is_kept
+from penstock.audit.lag import from_what_is_kept
 from penstock.audit.writers import Writers
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels, Offsets

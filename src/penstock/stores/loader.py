@@ -8,7 +8,7 @@ from threading import Event
 from typing import Any, Protocol, runtime_checkable
 
 from penstock.audit.account import Account
-from penstock.audit.retention import from_what_is_kept
+from penstock.audit.lag import from_what_is_kept
 from penstock.audit.writers import Writers
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets, Reader, Store

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from tests.audit.rules.watching import SECOND, Watch, channel, hop, query
 
-from penstock.audit.retention import Endangered
+from penstock.audit.lag import Endangered
 from penstock.audit.rules.base import Alarm
 from penstock.audit.rules.stages import RETENTION
 

@@ -210,7 +210,7 @@ def _ours(processes: Json) -> list[str]:
 
 
 RETENTION = "retention"
-"""The key in the status of the audit, see `audit.retention`."""
+"""The key in the status of the audit, see `audit.lag`."""
 
 
 class Overtaken:
