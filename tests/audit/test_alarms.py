@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.audit.rules.watching import Watch, channel, hop, query
+from tests.audit.watching import Watch, channel, hop, query
 
 from penstock.audit.alarms import Alarms, Doubts
-from penstock.audit.rules.base import Snapshot
 from penstock.audit.settings import AuditSettings
+from penstock.audit.snapshot import Snapshot
 
 
 def test_nothing_to_look_at_is_no_alarm() -> None:
-    assert Alarms(AuditSettings()).look(0, {}, {}) == []
+    assert Alarms().look(Snapshot(0, 0.0, AuditSettings(), {}, {})) == []
 
 
 def test_an_alarm_that_lasts_keeps_its_beginning_and_tells_the_facts_of_now() -> None:

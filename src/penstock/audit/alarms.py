@@ -1,26 +1,21 @@
 """The active alarms, and the reasons why the verdict is not known. No I/O."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
+from penstock.audit import rules
 from penstock.audit.judge import Doubt
-from penstock.audit.rules.base import Alarm, Elapsed, Snapshot, Standstill, lasting, named, number
-from penstock.audit.rules.records import Discrepancies, Disorder, Missing, NotKnown, Refused, Unknown
-from penstock.audit.rules.senders import Silent, SlowSender
-from penstock.audit.rules.stages import Away, EventTime, Full, Overtaken, SlowStage, Stalled, Unheard
-from penstock.audit.settings import AuditSettings
-from penstock.core.clock import Micros
+from penstock.audit.snapshot import Alarm, Snapshot, Standstill, lasting, named, number
 
 ENDS_AFTER = 10.0
 """Seconds without the condition after which an alarm ends: a flapping condition is one alarm."""
 
 
-class Rule(Protocol):
-    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        """Return the alarms of this snapshot."""
+Rule = Callable[[Snapshot], Iterator[Alarm]]
+"""Returns the alarms of a snapshot."""
 
 
 class Alarms:
@@ -31,42 +26,35 @@ class Alarms:
     """
 
     def __init__(
-        self,
-        settings: AuditSettings,
-        batch: timedelta = timedelta(0),
-        reads: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        self, batch: timedelta = timedelta(0), reads: Mapping[str, Sequence[str]] = MappingProxyType({})
     ) -> None:
-        self._settings = settings
         self._rules: Sequence[Rule] = (
-            Missing(),
-            Discrepancies(),
-            NotKnown(),
-            Overtaken(),
-            Stalled(batch, reads),
-            Away(),
-            Full(),
-            Unheard(),
-            Unknown(),
-            Refused(),
-            Silent(),
-            EventTime(),
-            SlowStage(),
-            SlowSender(),
-            Disorder(),
+            rules.missing,
+            rules.discrepancies,
+            rules.NotKnown().look,
+            rules.overtaken,
+            rules.Stalled(batch, reads).look,
+            rules.Away().look,
+            rules.full_disk,
+            rules.Unheard().look,
+            rules.Unknown().look,
+            rules.Refused().look,
+            rules.Silent().look,
+            rules.event_time,
+            rules.slow_stage,
+            rules.SlowSender().look,
+            rules.Disorder().look,
         )
-        self._elapsed = Elapsed()
         self._standing: dict[tuple[str, str], Alarm] = {}
         self._seen: dict[tuple[str, str], float] = {}
 
-    def look(self, now: Micros, balance: Mapping[str, Any], processes: Mapping[str, Any]) -> list[Alarm]:
+    def look(self, snapshot: Snapshot) -> list[Alarm]:
         """Return the active alarms, alarms before notices, in the order in which they began.
 
-        `balance` is `Balance.to_json()`, with all senders if silent and slow senders are to be found among all.
-        `processes` holds the last status report of each process.
+        The balance has all senders if silent and slow senders are to be found among all.
         """
-        elapsed = self._elapsed.at(now)
-        snapshot = Snapshot(now, elapsed, self._settings, balance, processes)
-        for alarm in _united(alarm for rule in self._rules for alarm in rule.look(snapshot)):
+        elapsed = snapshot.elapsed
+        for alarm in _united(alarm for rule in self._rules for alarm in rule(snapshot)):
             before = self._standing.get(alarm.key)
             self._standing[alarm.key] = replace(alarm, since=before.since) if before else alarm
             self._seen[alarm.key] = elapsed
@@ -102,7 +90,7 @@ class Doubts:
         self._intervals, self._batch = intervals, batch
         self._stages: dict[tuple[str, str], Standstill] = {}
         self._audit = Standstill()
-        self._away = Away()
+        self._away = rules.Away()
 
     def look(self, snapshot: Snapshot) -> list[Doubt]:
         """Return the doubts; `snapshot` holds the balance and the status of all processes."""
@@ -129,15 +117,13 @@ class Doubts:
                 yield Doubt("process", process, f"the process {process} was restarted and has not reported yet")
 
     def _unread(self, snapshot: Snapshot) -> Iterator[Doubt]:
-        unread = sum(number(one.get("unread")) or 0 for one in snapshot.channels.values())
-        quiet = self._audit.look(snapshot.elapsed, (snapshot.balance.get("as_of"),), unread > 0)
+        quiet = self._audit.look(snapshot.elapsed, (snapshot.balance.get("as_of"),), snapshot.unread > 0)
         if quiet >= snapshot.settings.stale_after.total_seconds():
-            text = f"the auditor has read nothing for {lasting(quiet)}, while {unread:,.0f} entries wait"
+            text = f"the auditor has read nothing for {lasting(quiet)}, while {snapshot.unread:,.0f} entries wait"
             yield Doubt("audit", "audit", text)
 
     def _stale(self, snapshot: Snapshot) -> Iterator[Doubt]:
         """Find stages that have input and whose account does not change."""
-        nodes = snapshot.nodes
         for hop in snapshot.hops:
             stage, reads = str(hop["stage"]), str(hop.get("reads") or "")
             if not reads:
@@ -146,7 +132,7 @@ class Doubts:
             waiting = number(hop.get("in_flight")) or 0
             quiet = watch.look(snapshot.elapsed, (hop.get("taken"),), waiting > 0)
             limit = max(snapshot.settings.stale_after.total_seconds(), 2 * self._intervals.get(stage, 0.0))
-            if nodes.get(stage, {}).get("mode") == "real-time":
+            if snapshot.nodes.get(stage, {}).get("mode") == "real-time":
                 # Its rows are counted at once, refused and filtered records only when its batch ends.
                 limit += self._batch
             if quiet >= limit:

@@ -23,8 +23,8 @@ from penstock.audit.judge import Doubt, Report
 from penstock.audit.lag import Endangered, Readers, Retention, committed
 from penstock.audit.ledger import Ledger, Unreadable, set_aside
 from penstock.audit.reconcile import Reconciler
-from penstock.audit.rules.base import Alarm, Elapsed, Snapshot
-from penstock.audit.rules.stages import RETENTION
+from penstock.audit.rules import RETENTION
+from penstock.audit.snapshot import Alarm, Elapsed, Snapshot
 from penstock.audit.tampering import Losses
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import Clock, SystemClock
@@ -181,7 +181,7 @@ class _AuditStatus:
     """The last account of each stage."""
 
     def __post_init__(self) -> None:
-        self._rules = Alarms(self.config.audit, self.config.spark.real_time_batch, stage_inputs(self.description))
+        self._rules = Alarms(self.config.spark.real_time_batch, stage_inputs(self.description))
         self._doubts = Doubts(
             {f"query:{query.name}": _interval(query, self.config) for query in self.description.queries},
             self.config.spark.real_time_batch.total_seconds(),
@@ -257,7 +257,8 @@ class _AuditStatus:
         if not away:
             self._expiring = self._retention.look(lambda: self._readers(positions))
         own = {"nodes": nodes, RETENTION: [one.to_json() for one in self._expiring]}
-        self.alarms = self._rules.look(now, found.to_json(), {**reports, Tier.AUDIT: own})
+        processes = {**reports, Tier.AUDIT: own}
+        self.alarms = self._rules.look(replace(snapshot, balance=found.to_json(), processes=processes))
         return {**own, "balance": {**brief, "alarms": [alarm.to_json() for alarm in self.alarms]}}
 
     def close(self) -> None:

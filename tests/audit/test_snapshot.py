@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from penstock.audit.rules.base import (
+from penstock.audit.settings import AuditSettings
+from penstock.audit.snapshot import (
     LONGEST,
     OVER,
     Alarm,
@@ -19,7 +20,6 @@ from penstock.audit.rules.base import (
     number,
     senders,
 )
-from penstock.audit.settings import AuditSettings
 
 
 def test_an_alarm_is_plain_json() -> None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
+from functools import cached_property
 from typing import Any
 
 from penstock.audit.settings import AuditSettings
@@ -92,11 +93,16 @@ class Snapshot:
     def hops(self) -> Iterator[Json]:
         return mappings(self.balance.get("hops"))
 
-    @property
+    @cached_property
     def channels(self) -> dict[str, Json]:
         return {str(one["channel"]): one for one in mappings(self.balance.get("channels"))}
 
     @property
+    def unread(self) -> float:
+        """The number of entries that the audit has not read."""
+        return sum(number(one.get("unread")) or 0 for one in self.channels.values())
+
+    @cached_property
     def nodes(self) -> dict[str, Json]:
         """The figures of each part of the pipeline, from the reports of all processes."""
         found: dict[str, Json] = {}
@@ -105,6 +111,10 @@ class Snapshot:
             if isinstance(nodes, Mapping):
                 found |= {str(node): figures for node, figures in nodes.items() if isinstance(figures, Mapping)}
         return found
+
+    def ago(self, seconds: float) -> Micros:
+        """Return the time this many seconds before."""
+        return self.now - round(seconds * 1e6)
 
     def feeder(self, channel: str) -> str:
         """Return the source of a channel; the channel itself if there are several, or none is known."""
@@ -132,15 +142,15 @@ def mappings(value: object) -> Iterator[Json]:
 
 
 OVER = 300.0
+"""Seconds over which growth is measured."""
 
 
 class Growth:
-    """How much totals grew in the last minutes: over a time between half of `over` and all of it."""
+    """How much totals grew in the last minutes: over a time between half of `OVER` and all of it."""
 
-    __slots__ = ("_at", "_newer", "_older", "_over")
+    __slots__ = ("_at", "_newer", "_older")
 
-    def __init__(self, over: float = OVER) -> None:
-        self._over = over
+    def __init__(self) -> None:
         self._at = 0.0
         self._older: tuple[float, ...] = ()
         self._newer: tuple[float, ...] = ()
@@ -152,7 +162,7 @@ class Growth:
         """
         if not self._older or totals[0] < self._newer[0]:
             self._at, self._older, self._newer = elapsed, totals, totals
-        elif elapsed - self._at >= self._over / 2:
+        elif elapsed - self._at >= OVER / 2:
             self._at, self._older, self._newer = elapsed, self._newer, totals
         return tuple(now - before for now, before in zip(totals, self._older, strict=True))
 

@@ -1,14 +1,101 @@
-"""Stages and processes that do not get on."""
+"""Missing, unknown, refused, out of order."""
 
 from datetime import timedelta
 from typing import Any
 
 import pytest
-from tests.audit.rules.watching import SECOND, Watch, channel, hop, query
+from tests.audit.watching import SECOND, Watch, channel, hop, query, sender
 
 from penstock.audit.lag import Endangered
-from penstock.audit.rules.base import Alarm
-from penstock.audit.rules.stages import RETENTION
+from penstock.audit.rules import RETENTION
+from penstock.audit.snapshot import Alarm, Level
+
+
+def test_missing_records_are_named_with_their_stage() -> None:
+    gaps = [{"sender": "kiosk 7", "epoch": 1, "first": 4100, "last": 4103}]
+    (alarm,) = Watch().look(hop(missing=4, gaps=gaps))
+    assert (alarm.name, alarm.stage, alarm.level) == ("missing", "source:rsvps", Level.ALARM)
+    assert alarm.text == 'source:rsvps misses 4 records (kiosk 7/1: 4100–4103): see "penstock audit".'
+
+
+def test_of_many_missing_ranges_the_first_are_named_and_the_rest_is_counted() -> None:
+    gaps = [{"sender": "a\n", "epoch": 1, "first": at, "last": at} for at in range(0, 200, 2)]
+    (alarm,) = Watch().look(hop(missing=1_005, gaps=gaps))
+    assert r"a\n/1: 8–8, and 1,000 more)" in alarm.text
+
+
+def test_a_hop_without_numbers_misses_records_too() -> None:
+    (alarm,) = Watch().look(query(missing=1))
+    assert alarm.text == 'query:by_country misses 1 record of rsvps: see "penstock audit".'
+
+
+def test_a_blind_interval_is_an_alarm_when_it_grows() -> None:
+    watch = Watch()
+    assert watch.names(hop(), channel(unknown_seconds=30.0)) == []
+    (alarm,) = watch.look(hop(), channel(unknown_seconds=42.5))
+    assert (alarm.name, alarm.stage) == ("unknown", "source:rsvps")
+    assert "12.5 s" in alarm.text
+    assert watch.stay(80, hop(), channel(unknown_seconds=42.5)) == []
+
+
+def test_of_several_sources_the_channel_is_named() -> None:
+    watch = Watch()
+    parts = hop("source:a"), hop("source:b")
+    watch.look(*parts, channel(unknown_seconds=0.0))
+    assert watch.look(*parts, channel(unknown_seconds=1.0))[0].stage == "channel:rsvps"
+
+
+def test_refused_records_are_an_alarm_when_they_are_many_lately() -> None:
+    watch = Watch()
+    assert watch.names(hop(taken=1_000, outcomes={"refused": 900})) == []
+    assert watch.names(hop(taken=1_100, outcomes={"refused": 905})) == []
+    (alarm,) = watch.look(hop(taken=1_200, outcomes={"refused": 920}))
+    assert alarm.text == 'source:rsvps refused 20 of its last 200 records (10%): see "penstock dlq list".'
+    assert watch.stay(400, hop(taken=2_000, outcomes={"refused": 920})) == []
+
+
+def test_a_few_refused_records_are_a_share_of_nothing() -> None:
+    watch = Watch()
+    watch.look(hop(taken=0))
+    assert watch.names(hop(taken=2, outcomes={"refused": 2})) == []
+    assert watch.names(hop(taken=3, outcomes={"refused": 3})) == ["refused"]
+
+
+def test_late_and_double_records_are_no_alarm() -> None:
+    watch = Watch()
+    watch.look(query(taken=0))
+    assert watch.names(query(taken=100, outcomes={"late": 50, "duplicate": 50})) == []
+
+
+def test_disorder_is_a_notice_and_is_told_once() -> None:
+    watch = Watch()
+    (notice,) = watch.look(hop(), channel(by_sender=[sender("a", 1, reordered=3)]))
+    assert (notice.name, notice.level) == ("disorder", Level.NOTICE)
+    for _ in range(30):
+        assert watch.look(hop(), channel(worst=[])) == [notice]
+
+
+def test_notices_come_last() -> None:
+    watch = Watch()
+    disorder = channel(by_sender=[sender("a", 1, reordered=3)])
+    watch.look(hop(), disorder)
+    assert watch.names(hop(missing=1), disorder) == ["missing", "disorder"]
+
+
+def test_a_finding_is_an_alarm_of_its_stage() -> None:
+    finding = {"kind": "changed", "stage": "store:redis/x", "count": 1, "text": "a row differs", "examples": ["nl"]}
+    (alarm,) = Watch().look(discrepancies=[finding])
+    assert (alarm.name, alarm.stage, alarm.level) == ("changed", "store:redis/x", Level.ALARM)
+
+
+def test_a_verdict_that_stays_unknown_is_an_alarm() -> None:
+    watch, doubts = Watch(), [{"kind": "process", "subject": "analyse", "text": "the process analyse is down"}]
+    for _ in range(10):
+        assert watch.names(doubts=doubts) == []
+    (alarm,) = watch.look(doubts=doubts)
+    assert (alarm.name, alarm.stage, alarm.since) == ("not-known", "audit", watch.now - 10 * 1_000_000)
+    assert "the process analyse is down" in alarm.text
+    assert watch.stay(11) == []
 
 
 def test_a_stage_that_has_input_and_makes_no_progress_is_stalled() -> None:
@@ -241,3 +328,128 @@ def test_what_was_lost_is_told_with_its_number() -> None:
 
 def test_the_words_of_another_version_are_no_alarm() -> None:
     assert Watch().look(processes={"audit": {RETENTION: "soon"}, "other": None}) == []
+
+
+def sending(watch: Watch, seconds: int, *quiet: dict[str, Any], key: str = "by_sender") -> list[Alarm]:
+    """A channel that receives a record of `loud` each second, and others that do not send."""
+    found: list[Alarm] = []
+    for _ in range(seconds):
+        loud = sender("loud", watch.now + SECOND, (watch.now // SECOND) % 100_000)
+        found = watch.look(hop(), channel(**{key: [loud, *quiet]}))
+    return found
+
+
+def test_a_sender_that_stops_while_others_send_is_silent() -> None:
+    watch = Watch()
+    stopped = sender("kiosk 7", watch.now)
+    assert sending(watch, 60, stopped) == []
+    (alarm,) = sending(watch, 15, stopped)
+    assert (alarm.name, alarm.stage, alarm.since) == ("silent", "source:rsvps", stopped["newest"])
+    assert alarm.text == 'rsvps receives nothing from kiosk 7 for 75 s: see "penstock audit --senders".'
+
+
+def test_a_silent_sender_that_sends_again_is_not_silent() -> None:
+    watch = Watch()
+    assert sending(watch, 100, sender("kiosk 7", watch.now)) != []
+    assert sending(watch, 20, sender("kiosk 7", watch.now + 20 * SECOND, 101)) == []
+
+
+def test_the_worst_senders_are_enough_to_find_a_silent_one() -> None:
+    watch = Watch()
+    assert [alarm.name for alarm in sending(watch, 100, sender("kiosk 7", watch.now), key="worst")] == ["silent"]
+
+
+def test_the_minutes_of_a_channel_tell_that_it_still_receives() -> None:
+    watch = Watch()
+    stopped, names = sender("kiosk 7", watch.now), list[str]()
+    for _ in range(180):
+        minutes = {"rsvps": [[watch.now // (60 * SECOND), 5]]}
+        names = watch.names(hop(), channel(worst=[stopped]), minutes=minutes)
+    assert names == ["silent"]
+
+
+def test_when_the_whole_channel_is_silent_no_sender_is() -> None:
+    watch = Watch()
+    parts = hop(), channel(by_sender=[sender("a", watch.now), sender("b", watch.now - 30 * SECOND)])
+    assert watch.stay(300, *parts) == []
+
+
+def test_a_silent_sender_is_told_while_its_channel_receives() -> None:
+    watch = Watch()
+    stopped = sender("kiosk 7", watch.now)
+    assert sending(watch, 100, stopped) != []
+    rest = hop(), channel(by_sender=[sender("loud", watch.now), stopped])
+    assert watch.stay(60, *rest) == ["silent"]
+    assert watch.stay(20, *rest) == []
+
+
+def test_a_sender_that_began_a_new_life_is_not_silent() -> None:
+    watch = Watch()
+    before = watch.now
+    for _ in range(200):
+        generations = [sender("a", before), sender("a", watch.now, epoch=2)]
+        assert watch.names(hop(), channel(by_sender=generations)) == []
+
+
+def test_a_sender_of_few_records_has_no_habit_to_break() -> None:
+    watch = Watch()
+    assert sending(watch, 200, sender("once", watch.now, records=9)) == []
+
+
+def test_a_sender_that_sends_rarely_may_be_quiet_for_longer() -> None:
+    watch = Watch()
+    for minute in range(5):
+        assert sending(watch, 40, sender("rare", watch.now, 100 + minute)) == []
+    last = sender("rare", watch.now, 105)
+    assert sending(watch, 150, last) == []
+    assert [alarm.name for alarm in sending(watch, 150, last)] == ["silent"]
+
+
+def test_a_sender_that_left_long_ago_is_not_silent() -> None:
+    watch = Watch()
+    assert sending(watch, 100, sender("gone", watch.now - 86_400 * SECOND)) == []
+
+
+def test_an_audit_that_is_behind_takes_nobody_for_silent() -> None:
+    watch = Watch()
+    for step in range(200):
+        then = watch.now - (3_600 - 10 * step) * SECOND
+        generations = [sender(name, then, 100 + step) for name in "ab"]
+        assert watch.names(hop(), channel(by_sender=generations)) == []
+
+
+def test_twenty_silent_senders_are_named_and_the_rest_is_counted() -> None:
+    watch = Watch()
+    (alarm,) = sending(watch, 100, *(sender(f"s{number:03}", watch.now) for number in range(120)))
+    assert "s019 for" in alarm.text
+    assert "s020" not in alarm.text
+    assert "and 100 more" in alarm.text
+
+
+def late(name: str, count: int, mean: float) -> dict[str, Any]:
+    return sender(name, 0, latency={"count": count, "min": 0.0, "mean": mean, "max": mean})
+
+
+def test_a_sender_that_is_slow_lately_is_named() -> None:
+    watch = Watch()
+    fast = {"latency": {"p50": 2.0, "p99": 9.0}}
+    watch.look(hop(), channel(by_sender=[late("a", 100, 2.0), late("b", 100, 2.0)], **fast))
+    (alarm,) = watch.look(hop(), channel(by_sender=[late("a", 200, 2.0), late("b", 200, 4_001.0)], **fast))
+    assert (alarm.name, alarm.stage) == ("slow-sender", "source:rsvps")
+    assert "b (8.0 s)" in alarm.text
+    after = hop(), channel(by_sender=[late("a", 300, 2.0), late("b", 200, 4_001.0)], **fast)
+    assert watch.stay(400, *after) == []
+
+
+def test_a_mean_that_is_rounded_makes_nobody_slow() -> None:
+    watch = Watch()
+    fast = {"latency": {"p50": 2.0}}
+    watch.look(hop(), channel(by_sender=[late("a", 100_000_000, 2.0)], **fast))
+    assert watch.names(hop(), channel(by_sender=[late("a", 100_000_003, 2.001)], **fast)) == []
+
+
+def test_nobody_is_slow_where_all_are() -> None:
+    watch = Watch()
+    slow = {"latency": {"p50": 7_000.0, "p99": 20_000.0}}
+    watch.look(hop(), channel(by_sender=[late("a", 1, 8_000.0)], **slow))
+    assert watch.names(hop(), channel(by_sender=[late("a", 100, 8_000.0)], **slow)) == []

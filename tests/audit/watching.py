@@ -5,8 +5,8 @@ from datetime import timedelta
 from typing import Any
 
 from penstock.audit.alarms import Alarms
-from penstock.audit.rules.base import Alarm
 from penstock.audit.settings import AuditSettings
+from penstock.audit.snapshot import Alarm, Elapsed, Snapshot
 from penstock.testing.clock import ManualClock
 
 SECOND = 1_000_000
@@ -39,7 +39,7 @@ class Watch:
 
     def __init__(self, batch: timedelta = timedelta(0), reads: Mapping[str, Sequence[str]] | None = None) -> None:
         self.clock = ManualClock()
-        self.alarms = Alarms(AuditSettings(), batch, reads or {})
+        self.alarms, self._elapsed = Alarms(batch, reads or {}), Elapsed()
 
     @property
     def now(self) -> int:
@@ -47,7 +47,8 @@ class Watch:
 
     def look(self, *parts: dict[str, Any], processes: Mapping[str, Any] | None = None, **told: Any) -> list[Alarm]:
         self.clock.move(1)
-        return self.alarms.look(self.now, balance(*parts, **told), processes or {})
+        elapsed = self._elapsed.at(self.now)
+        return self.alarms.look(Snapshot(self.now, elapsed, AuditSettings(), balance(*parts, **told), processes or {}))
 
     def names(self, *parts: dict[str, Any], processes: Mapping[str, Any] | None = None, **told: Any) -> list[str]:
         return [alarm.name for alarm in self.look(*parts, processes=processes, **told)]

@@ -1,1 +1,0 @@
-"""The rules of the alarms, a file for each subject. A rule keeps its own state between evaluations. No I/O."""
