@@ -3,13 +3,12 @@ import random
 import orjson
 import pytest
 
-from penstock.collect.bookmarks import Bookmark
-from penstock.collect.cursors import (
+from penstock.collect.bookmarks import RECENT, Bookmark, CursorRecovery, CursorState
+from penstock.collect.dedup import (
+    DEAD_BYTES,
     FORGOTTEN_AFTER,
     MAX_RECENT,
-    RECENT,
-    CursorRecovery,
-    CursorState,
+    Dedup,
     RecentRecords,
     RecordId,
     cursor_of,
@@ -17,7 +16,6 @@ from penstock.collect.cursors import (
     record_id,
     shortened,
 )
-from penstock.collect.dedup import DEAD_BYTES, Dedup
 from penstock.collect.numbers import Numbering, Numbers
 from penstock.core.contracts import Arrival, Intake
 from penstock.core.record import Origin

@@ -18,10 +18,10 @@ from typing import Any
 
 import pytest
 
-from penstock.collect import files
-from penstock.collect.cursors import cursor_of
-from penstock.collect.files import FilesSource, folder, progress
-from penstock.collect.files.progress import FileStat, Progress, tail
+from penstock.collect import file_progress, files
+from penstock.collect.dedup import cursor_of
+from penstock.collect.file_progress import FileStat, Progress, tail
+from penstock.collect.files import FilesSource, Folder
 from penstock.core.contracts import Arrival, Intake, ResumeState, Sender, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Record
@@ -262,7 +262,7 @@ async def test_an_inode_that_is_another_files_by_now_is_not_read(tmp_path: Path)
     log.rename(tmp_path / "a.log.1")
     append(log, b"b1\n")
     reading = Progress("logs", None, 1.0, renamed=True)
-    inside = folder.Folder("logs", tmp_path, "a.log", True, 100)
+    inside = Folder("logs", tmp_path, "a.log", True, 100)
     (met,) = reading.update(inside.list_files(reading.is_tracked), time.time(), inside.same)
     cursor = reading.begin(met, time.time()) + tail(0, "", 0)
     again = Progress("logs", cursor, 1.0, renamed=True)
@@ -548,7 +548,7 @@ async def test_a_folder_that_was_copied_back_is_not_read_again(tmp_path: Path) -
 
 
 async def test_many_files_do_not_make_the_cursor_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "TICK", 0.0)
+    monkeypatch.setattr(file_progress, "TICK", 0.0)
     for n in range(300):
         (tmp_path / f"{n:04}.log").write_bytes(b"%d\n" % n)
         older(tmp_path / f"{n:04}.log", 7_200)
@@ -565,7 +565,7 @@ async def test_many_files_do_not_make_the_cursor_grow(tmp_path: Path, monkeypatc
 async def test_a_file_that_was_forgotten_is_gone_on_with_when_it_grows_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "TICK", 0.0)
+    monkeypatch.setattr(file_progress, "TICK", 0.0)
     for n in range(60):
         (tmp_path / f"{n:04}.log").write_bytes(b"%d\n" % n)
         older(tmp_path / f"{n:04}.log", 7_200)
@@ -592,7 +592,7 @@ async def test_too_many_files_that_may_still_grow_are_misconfigured(tmp_path: Pa
 async def test_files_that_have_just_come_wait_until_their_time_tells_them_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(progress, "TICK", 0.2)
+    monkeypatch.setattr(file_progress, "TICK", 0.2)
     for n in range(400):
         (tmp_path / f"{n:04}.log").write_bytes(b"%d\n" % n)
     found = await all_of(of(tmp_path, closed_after=timedelta()))
@@ -738,7 +738,7 @@ async def test_what_is_not_there_may_come(tmp_path: Path) -> None:
 
 
 async def test_too_many_files_are_misconfigured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(folder, "MAX_FILES", 3)
+    monkeypatch.setattr(files, "MAX_FILES", 3)
     for n in range(4):
         (tmp_path / str(n)).touch()
     with pytest.raises(Misconfigured, match="more than 3 files"):

@@ -20,9 +20,8 @@ from penstock.collect.websocket import WebSocketSource
 from penstock.core.contracts import Arrival, Channels, Entry, Guarantee, Intake, ResumeState, Sender, Source
 from penstock.core.errors import Unavailable
 from penstock.core.record import Heartbeat, Origin, OutageInterval, Record
-from penstock.simulate.feed import Feed
+from penstock.simulate.feed import Feed, serve
 from penstock.simulate.rsvps import Rsvps
-from penstock.simulate.server import serve
 from penstock.testing.channels import MemoryChannels
 from penstock.testing.clock import ManualClock
 

@@ -2,7 +2,8 @@ import asyncio
 
 import pytest
 
-from penstock.collect.ingest import ARRIVAL_OVERHEAD, IngestQueue
+from penstock.collect.ingest import ARRIVAL_OVERHEAD
+from penstock.collect.listen import IngestQueue
 from penstock.core.contracts import Arrival
 from penstock.core.errors import Unavailable
 

@@ -17,9 +17,8 @@ from penstock.collect.websocket import WebSocketSource
 from penstock.core.contracts import Entry, Topic
 from penstock.core.record import Origin
 from penstock.core.scan import scan
-from penstock.simulate.feed import Feed
+from penstock.simulate.feed import Feed, serve
 from penstock.simulate.rsvps import Rsvps
-from penstock.simulate.server import serve
 
 COUNT, SENDERS = 12_000, 4
 # Its beginning is long ago: all of it is due at once.

@@ -15,7 +15,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 from websockets.frames import Frame, Opcode
 
-from penstock.collect import ingest, read_budget, websocket_server
+from penstock.collect import listen, read_budget, websocket_server
 from penstock.collect.read_budget import BudgetedConnection
 from penstock.collect.websocket_server import WebSocketServer
 from penstock.core.contracts import Intake, ResumeState
@@ -55,7 +55,7 @@ def weighed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingest.IngestQueue.__init__, "__defaults__", (100_000,))
+    monkeypatch.setattr(listen.IngestQueue.__init__, "__defaults__", (100_000,))
     """What holds one up holds all of them up."""
     monkeypatch.setattr(read_budget, "SHARED_BYTES", 400_000)
     monkeypatch.setattr(read_budget, "MAX_BYTES", 400_000)

@@ -15,8 +15,9 @@ from tests.collect.waiting import until
 
 from penstock.audit.account import Account, Outcome, Share
 from penstock.channels.memory import MemoryChannels
-from penstock.collect.http import HttpSource, receipts
-from penstock.collect.http.receipts import Receipt, ReceiptSigner, receipt_signer
+from penstock.collect import receipts
+from penstock.collect.http import HttpSource
+from penstock.collect.receipts import Receipt, ReceiptSigner, receipt_signer
 from penstock.core.contracts import ResumeState, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin

@@ -7,10 +7,10 @@ from itertools import islice, repeat
 import pytest
 
 from penstock.collect.bookmarks import Bookmark
+from penstock.collect.ingest import reconnecting
 from penstock.collect.numbers import number_runs
-from penstock.collect.reconnecting import LONGEST, SHORTEST, backoff, reconnecting
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SenderNumbers
-from penstock.core.errors import Unavailable
+from penstock.core.errors import FIRST_PAUSE, LONGEST_PAUSE, Unavailable, backoff
 from penstock.core.record import Heartbeat, Origin, OutageInterval
 from penstock.testing.clock import ManualClock
 
@@ -149,8 +149,8 @@ async def test_another_failure_is_not_swallowed() -> None:
 
 def test_the_waits_double_up_to_a_bound() -> None:
     waits = list(islice(backoff(), 12))
-    assert SHORTEST / 2 <= waits[0] <= SHORTEST
-    assert all(LONGEST / 2 <= wait <= LONGEST for wait in waits[-3:])
+    assert FIRST_PAUSE / 2 <= waits[0] <= FIRST_PAUSE
+    assert all(LONGEST_PAUSE / 2 <= wait <= LONGEST_PAUSE for wait in waits[-3:])
 
 
 async def test_a_source_that_numbers_nothing_is_blind_though_it_promised_to_resume() -> None:

@@ -14,7 +14,7 @@ from tests.collect.scripted import STREAM as HEAD
 from tests.collect.scripted import Events, head, listening, serving
 
 from penstock.channels.memory import MemoryChannels
-from penstock.collect.reconnecting import reconnecting
+from penstock.collect.ingest import reconnecting
 from penstock.collect.registry import source_at
 from penstock.collect.sse import SseSource, last_id
 from penstock.core.clock import SystemClock

@@ -19,8 +19,7 @@ from tests.ports import later_port
 
 from penstock.channels.memory import MemoryChannels
 from penstock.collect.registry import source_at
-from penstock.collect.webhook import WebhookSource
-from penstock.collect.webhook.deliveries import Deliveries, Delivery
+from penstock.collect.webhook import Deliveries, Delivery, WebhookSource
 from penstock.core.contracts import Arrival, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin

@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from tests.fuzz.target import Input, chunks_of, limits, result_or_error, target
 
-from penstock.collect.files.folder import CompressedFile, CorruptFile
+from penstock.collect.files import CompressedFile, CorruptFile
 from penstock.collect.listen import split_lines
 from penstock.web import bodies as web_bodies
 from penstock.web.bodies import BodyReader

@@ -5,9 +5,9 @@ import re
 import httpx
 from tests.fuzz.target import Input, raw, result_or_error, target
 
-from penstock.collect.bookmarks import Bookmark
-from penstock.collect.cursors import CHECKSUM, CURSOR, CursorState, RecordId, cursor_of, id_in_channel, shortened
-from penstock.collect.files.progress import File, FileStat, Progress, tail
+from penstock.collect.bookmarks import Bookmark, CursorState
+from penstock.collect.dedup import CHECKSUM, CURSOR, RecordId, cursor_of, id_in_channel, shortened
+from penstock.collect.file_progress import File, FileStat, Progress, tail
 from penstock.collect.polling import Spot
 from penstock.collect.sse import last_id
 from penstock.collect.websocket import MessageParser, position_of, with_parameter

@@ -14,7 +14,7 @@ from websockets.datastructures import Headers
 from websockets.exceptions import InvalidHeaderValue
 from websockets.http11 import Request as Handshake
 
-from penstock.collect.http.requests import PostOptions
+from penstock.collect.http import PostOptions
 from penstock.collect.listen import endpoint, invalid_sender
 from penstock.collect.websocket import MAX_NUMBER
 from penstock.collect.websocket_server import WebSocketServer, _named, _Server

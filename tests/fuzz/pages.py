@@ -6,9 +6,8 @@ from typing import Any
 
 from tests.fuzz.target import Input, limits, part, raw, result_or_error, target
 
-from penstock.collect.polling import New, Paging, Spot
-from penstock.collect.polling import pages as page_module
-from penstock.collect.polling.pages import HEADER, MAX_CURSOR, Answer, Page, read
+from penstock.collect import polling
+from penstock.collect.polling import HEADER, MAX_CURSOR, Answer, New, Page, Paging, Spot, read
 from penstock.core.contracts import Arrival
 from penstock.core.errors import Refused
 
@@ -31,7 +30,7 @@ def pages(data: bytes) -> None:
     cursor = inputs.choose((None, "next", "data.next", f"{HEADER}x"))
     body = inputs.json(_NAMES)
     header = inputs.text() if cursor == f"{HEADER}x" else None
-    with limits(page_module, MAX_ITEMS=_ITEMS):
+    with limits(polling, MAX_ITEMS=_ITEMS):
         page = result_or_error(lambda: read(Answer(body, kind, header), items, cursor), Refused)
     if isinstance(page, Refused):
         page.reason.encode(errors="replace")

@@ -7,9 +7,8 @@ from typing import cast
 from starlette.requests import Request
 from tests.fuzz.target import Input, result_or_error, target
 
-from penstock.collect.http.receipts import Receipt, ReceiptSigner
-from penstock.collect.webhook import WebhookSource, _Messages
-from penstock.collect.webhook.deliveries import DeliveryQueue
+from penstock.collect.receipts import Receipt, ReceiptSigner
+from penstock.collect.webhook import DeliveryQueue, WebhookSource, _Messages
 from penstock.core.errors import Misconfigured
 from penstock.core.signatures import parse_secrets, sign, verify
 from penstock.testing.clock import ManualClock

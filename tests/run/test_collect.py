@@ -20,7 +20,7 @@ from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import LARGEST, Kafka
 from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.dedup import DEAD_BYTES
-from penstock.collect.http.receipts import dead_reason
+from penstock.collect.receipts import dead_reason
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured

@@ -9,9 +9,8 @@ from websockets.exceptions import ConnectionClosedError, InvalidStatus
 
 from penstock.core.clock import SystemClock
 from penstock.core.errors import Misconfigured
-from penstock.simulate.feed import Feed
+from penstock.simulate.feed import Feed, serve
 from penstock.simulate.rsvps import Rsvps
-from penstock.simulate.server import serve
 
 PAST = 1_700_000_000
 

@@ -22,9 +22,8 @@ from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
-from penstock.simulate.feed import Feed
+from penstock.simulate.feed import Feed, serve
 from penstock.simulate.rsvps import Rsvps
-from penstock.simulate.server import serve
 
 CHANNEL = "outage"
 SENDERS = 5

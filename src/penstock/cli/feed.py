@@ -10,8 +10,7 @@ import typer
 
 from penstock.core.clock import SystemClock
 from penstock.simulate.documents import KINDS, Recording, kind_of
-from penstock.simulate.feed import SECOND, Feed
-from penstock.simulate.server import Serving, serve
+from penstock.simulate.feed import SECOND, Feed, Serving, serve
 from penstock.supervise.process import async_stop_event
 
 

@@ -8,12 +8,12 @@ import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import starmap
 from typing import Any
 
 import orjson
 
-from penstock.collect.cursors import CursorRecovery, CursorState, id_in_channel
-from penstock.collect.dedup import SpoolDedup, shed_numbers
+from penstock.collect.dedup import FORGOTTEN_AFTER, RecentRecords, RecordId, SpoolDedup, id_in_channel, shed_numbers
 from penstock.collect.numbers import Numbers
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Offsets, ResumeState
@@ -22,6 +22,94 @@ from penstock.core.record import Origin, Record
 from penstock.core.scan import Bounds, scan
 
 log = logging.getLogger(__name__)
+
+RECENT = 100
+"""How many of the last records a bookmark remembers: some sources resume with the record itself, not after it."""
+
+
+@dataclass
+class CursorState:
+    """How far a source was read. After a crash, a record can be durable while one before it is not: a gap."""
+
+    cursor: str | None = None
+    """All records up to the one with this cursor are durable."""
+    recent: dict[str, int] = field(default_factory=dict)
+    """The ids of the last of them."""
+    after_gap: dict[str, int] = field(default_factory=dict)
+    """The ids of durable records that come after `cursor`."""
+    _added: int = 0
+
+    @classmethod
+    def of(cls, document: Mapping[str, Any]) -> "CursorState":
+        """From a bookmark. Raises ValueError or TypeError if it is invalid."""
+        cursor = document.get("cursor")
+        recent, after_gap = (
+            {str(text): int(sum_) for text, sum_ in document.get(name, {}).items()} for name in ("recent", "beyond")
+        )
+        return cls(None if cursor is None else str(cursor), recent, after_gap)
+
+    def recent_records(self) -> RecentRecords:
+        return RecentRecords(starmap(RecordId, self.recent.items()), starmap(RecordId, self.after_gap.items()))
+
+    def add(self, ids: Iterable[RecordId]) -> None:
+        """Note that these records are durable, in this order, and all before them.
+
+        They are new, or came after a gap. One that was passed before must not be added: the cursor would move back.
+        """
+        for one in ids:
+            self.cursor = one.cursor
+            short, checksum = one.identity
+            self.recent[short] = checksum
+            self.after_gap.pop(short, None)
+            self._added += 1
+        while len(self.recent) > RECENT:
+            del self.recent[next(iter(self.recent))]
+        if self._added > FORGOTTEN_AFTER:
+            self.after_gap.clear()
+
+
+class CursorRecovery:
+    """Updates a cursor state from the records of a channel, whose partitions are read in any order."""
+
+    def __init__(self, state: CursorState, generation: int, last: int) -> None:
+        self._state = state
+        self._first = generation
+        self._generations = {generation: _Generation(last + 1)}
+
+    def add(self, epoch: int, seq: int, one: RecordId | None = None) -> None:
+        """A number that the collector gave, and the id of the record; None if the record was shed."""
+        if epoch >= self._first:
+            self._generations.setdefault(epoch, _Generation(1)).add(seq, one)
+
+    def finish(self) -> None:
+        """Call after all records were added."""
+        for _, generation in sorted(self._generations.items()):
+            self._state.add(generation.before_gap)
+            for one in generation.pending.values():
+                if one is not None:
+                    short, checksum = one.identity
+                    self._state.after_gap[short] = checksum
+
+
+@dataclass
+class _Generation:
+    """The numbers that one generation of the collector gave. They have no gaps, except those that its crash left."""
+
+    next: int
+    before_gap: list[RecordId] = field(default_factory=list)
+    """The last ids before the first gap."""
+    pending: dict[int, RecordId | None] = field(default_factory=dict)
+
+    def add(self, seq: int, one: RecordId | None) -> None:
+        if seq < self.next:
+            return
+        self.pending[seq] = one
+        while self.next in self.pending:
+            if (found := self.pending.pop(self.next)) is not None:
+                self.before_gap.append(found)
+            self.next += 1
+        if len(self.before_gap) > 2 * RECENT:
+            del self.before_gap[:-RECENT]
 
 
 @dataclass

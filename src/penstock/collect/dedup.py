@@ -1,22 +1,115 @@
 """Deduplication: which arrivals become records, dead letters, or are dropped as duplicates. No I/O."""
 
+import zlib
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import NamedTuple
 
 import orjson
 
-from penstock.collect.cursors import CHECKSUM, CURSOR, DEDUP_KEY, RecentRecords, RecordId, record_id
 from penstock.collect.numbers import Numbering, Numbers, no_collectors, number_runs
 from penstock.core.clock import Micros
 from penstock.core.contracts import Arrival, Intake
 from penstock.core.record import Headers, Heartbeat, Origin, OutageInterval, Record
 from penstock.core.runs import Runs
 
+CURSOR = "cursor"
+"""The header with the cursor of a record: so the channel holds the point from which its source resumes."""
+DEDUP_KEY = "mark"
+"""The header with the dedup key of the record, where it has one."""
+CHECKSUM = "checksum"
+"""The header with the checksum of the whole payload, where a dead letter holds only its first bytes."""
+MAX_RECENT = 1 << 16
+"""How many a process remembers. More than can be in flight when a source reconnects and repeats them."""
+FORGOTTEN_AFTER = 100_000
+"""After this many records, a record after a gap is not expected to be repeated any more."""
+MAX_LENGTH = 100
+"""Characters. A longer cursor is remembered as a digest. Only the last one is kept in full, to resume after it."""
 DEAD_BYTES = 64 << 10
 """How much of a refused payload is kept."""
 SHED_RUNS = 500
 """Runs of numbers in one record about shed arrivals. A channel refuses huge records, and sender names can be long."""
 _MAX_SHED_RUN = 1_000_000
+
+
+class RecordId(NamedTuple):
+    """Identifies a record with a cursor. The checksum of the payload tells apart records that share a cursor."""
+
+    cursor: str
+    checksum: int
+    dedup_key: str | None = None
+
+    @property
+    def identity(self) -> tuple[str, int]:
+        return shortened(self.cursor if self.dedup_key is None else self.dedup_key), self.checksum
+
+
+def record_id(cursor: str, value: bytes, dedup_key: str | None = None) -> RecordId:
+    return RecordId(cursor, zlib.crc32(value), dedup_key)
+
+
+def cursor_of(headers: Headers) -> str | None:
+    return _text(headers, CURSOR)
+
+
+def _text(headers: Headers, header: str) -> str | None:
+    for name, value in headers:
+        if name == header:
+            try:
+                return value.decode(errors="surrogatepass")
+            except UnicodeDecodeError:
+                # Not written by a source of Penstock.
+                return None
+    return None
+
+
+def id_in_channel(headers: Headers, value: bytes | None) -> RecordId | None:
+    """The id of a record in a channel; None if it has no cursor."""
+    if (cursor := cursor_of(headers)) is None:
+        return None
+    dedup_key = _text(headers, DEDUP_KEY)
+    for name, header in headers:
+        if name == CHECKSUM and header.isdigit() and len(header) <= 10:
+            return RecordId(cursor, int(header), dedup_key)
+    return record_id(cursor, value or b"", dedup_key)
+
+
+def shortened(cursor: str) -> str:
+    """A cursor as it is remembered: a digest if it is long."""
+    if len(cursor) <= MAX_LENGTH:
+        return cursor
+    return "#" + blake2b(cursor.encode(errors="surrogatepass"), digest_size=16).hexdigest()
+
+
+class RecentRecords:
+    """The last records that were received, and those that a former process left after a gap."""
+
+    def __init__(self, ids: Iterable[RecordId] = (), after_gap: Iterable[RecordId] = ()) -> None:
+        self._received = OrderedDict.fromkeys(one.identity for one in ids)
+        self._after_gap = {one.identity for one in after_gap}
+        self._remaining = FORGOTTEN_AFTER
+
+    def received(self, one: RecordId) -> bool:
+        """Whether this process received it, or it lies before the point at which this process resumed."""
+        return one.identity in self._received
+
+    def add(self, one: RecordId) -> bool:
+        """Return whether it is new."""
+        identity = one.identity
+        if identity in self._received:
+            return False
+        self._received[identity] = None
+        if len(self._received) > MAX_RECENT:
+            self._received.popitem(last=False)
+        new = identity not in self._after_gap
+        # Records with a dedup key can come in another order than before, so after any number of others.
+        if one.dedup_key is None:
+            self._remaining -= 1
+            if not self._remaining:
+                self._after_gap.clear()
+        return new
 
 
 @dataclass

@@ -1,28 +1,25 @@
 """The ingest loop: from a source into a channel, each record once.
 
 A record passes `IngestLoop._receive`, `Dedup.process` and `InFlight.send`; then `InFlight.settle` updates the bookmark
-and acknowledges the intake. `IngestQueue` is for sources with many senders: what they send becomes intakes.
+and acknowledges the intake.
 """
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 
 from penstock.collect.bookmarks import Bookmark, recover
-from penstock.collect.cursors import MAX_RECENT
-from penstock.collect.dedup import Dedup, DedupResult, SpoolDedup, heartbeat_record
+from penstock.collect.dedup import MAX_RECENT, Dedup, DedupResult, SpoolDedup, heartbeat_record
 from penstock.collect.numbers import Numbering, no_collectors
-from penstock.collect.reconnecting import backoff, reconnecting
 from penstock.collect.spool import Spool, SpoolWriter
 from penstock.core.clock import Clock, Micros, SystemClock
-from penstock.core.contracts import Arrival, Channels, Intake, Offsets, Source
-from penstock.core.errors import Unavailable
+from penstock.core.contracts import Arrival, Channels, Guarantee, Intake, Offsets, ResumeState, Source
+from penstock.core.errors import Unavailable, backoff
 from penstock.core.metrics import Rate
-from penstock.core.record import Heartbeat, Record
+from penstock.core.record import Heartbeat, OutageInterval, Record
 
 log = logging.getLogger(__name__)
 
@@ -37,8 +34,6 @@ MAX_BYTES = 32 << 20
 MAX_CURSORS = MAX_RECENT // 2
 """Limits of the in-flight window. After a reconnect the source repeats all of it, and `RecentRecords` must know it."""
 
-QUEUE_BYTES = 16 << 20
-"""The default limit of an ingest queue, beside the in-flight window."""
 BATCH_RECORDS = 2_000
 BATCH_BYTES = 1 << 20
 """An intake is closed when it reaches one of the two."""
@@ -164,6 +159,53 @@ class InFlight:
         """Wait until all intakes that were sent before this call are settled."""
         if self._latest is not None:
             await self._latest.settled.wait()
+
+
+async def reconnecting(
+    source: Source,
+    resume: Callable[[], ResumeState],
+    clock: Clock,
+    last_received: Micros | None = None,
+    watch: Callable[[Unavailable | None], None] = lambda error: None,
+    delays: Callable[[], Iterator[float]] = backoff,
+) -> AsyncGenerator[Intake, None]:
+    """The intakes of the source, over all its connections. It ends when the source is exhausted.
+
+    `resume` gives the resume state for each connection. `last_received`: when the last record arrived in an earlier
+    generation of the collector. `watch` is called with None at each connection, with the reason at each loss.
+
+    A source that cannot resume yields an `OutageInterval` after each reconnect. So does one that promises to resume but
+    sent records without a number or a cursor.
+    """
+    state = resume()
+    # Whether the last connection gave records after which the source can resume.
+    resumable = last_received is None or bool(state.numbers) or state.cursor is not None
+    waits = delays()
+    while True:
+        try:
+            async with source.open(resume()) as intakes:
+                watch(None)
+                now = clock.now()
+                if last_received is not None and (source.guarantee is Guarantee.BEST_EFFORT or not resumable):
+                    yield Intake([OutageInterval(source.name, last_received, now)])
+                last_received = now
+                arrivals = resumable_arrivals = 0
+                async for intake in intakes:
+                    last_received = clock.now()
+                    waits = delays()
+                    for one in intake.arrivals:
+                        if isinstance(one, Arrival):
+                            arrivals += 1
+                            resumable_arrivals += one.origin is not None or one.cursor is not None
+                    resumable = resumable_arrivals > 0 or arrivals == 0
+                    yield intake
+            return
+        except Unavailable as error:
+            delay = max(next(waits), error.retry_after or 0.0)
+            watch(Unavailable(error.service, error.reason, round(delay, 1)))
+            if last_received is None:
+                last_received = clock.now()
+            await asyncio.sleep(delay)
 
 
 class IngestLoop:
@@ -409,97 +451,3 @@ class IngestLoop:
             channel: {partition: end for partition, (_, end) in self._channels.bounds(channel).items()}
             for channel in watched
         }
-
-
-@dataclass(eq=False, slots=True)
-class _Queued:
-    arrivals: Sequence[Arrival]
-    size: int
-    durable: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
-
-
-class IngestQueue:
-    """The ingest queue of a source that listens: its connections put arrivals, the ingest loop takes intakes.
-
-    Bounded: when it holds more than `max_bytes`, `put` waits, and so does the sender.
-    """
-
-    def __init__(self, name: str, max_bytes: int = QUEUE_BYTES) -> None:
-        self._name, self._max_bytes = name, max_bytes
-        self._waiting: deque[_Queued] = deque()
-        self._bytes = 0
-        self._in_flight: set[_Queued] = set()
-        self._filled, self._freed = asyncio.Event(), asyncio.Condition()
-        self._closed = False
-
-    @property
-    def full(self) -> bool:
-        """Whether `put` would wait. A source that can reject requests does so instead."""
-        return self._bytes >= self._max_bytes
-
-    async def put(self, arrivals: Sequence[Arrival]) -> "asyncio.Future[None]":
-        """Wait for space, then add the arrivals, in the order of the calls.
-
-        The future is done once all of them are durable. It holds an Unavailable if they may not be.
-        """
-        queued = _Queued(arrivals, sum(len(one.value) + ARRIVAL_OVERHEAD for one in arrivals))
-        if self.full:
-            async with self._freed:
-                await self._freed.wait_for(lambda: not self.full or self._closed)
-        if self._closed:
-            raise self._unavailable()
-        self._waiting.append(queued)
-        self._bytes += queued.size
-        self._filled.set()
-        # The caller may not await the future: mark its exception as retrieved.
-        queued.durable.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return queued.durable
-
-    async def intakes(self) -> AsyncGenerator[Intake, None]:
-        while True:
-            await self._filled.wait()
-            some, count, size = [], 0, 0
-            # No await between the first `popleft` and `yield`: a cancellation there would lose what was taken.
-            async with self._freed:
-                while self._waiting and count < BATCH_RECORDS and size < BATCH_BYTES:
-                    some.append(self._waiting.popleft())
-                    count, size = count + len(some[-1].arrivals), size + some[-1].size
-                if not self._waiting:
-                    self._filled.clear()
-                self._bytes -= size
-                self._freed.notify_all()
-            if some:
-                yield self._intake(some)
-
-    def _intake(self, some: Sequence[_Queued]) -> Intake:
-        self._in_flight.update(some)
-
-        async def settle(error: Exception | None) -> None:
-            for queued in some:
-                self._in_flight.discard(queued)
-                if queued.durable.done():
-                    continue
-                if error is None:
-                    queued.durable.set_result(None)
-                else:
-                    queued.durable.set_exception(self._unavailable(error))
-
-        return Intake([arrival for queued in some for arrival in queued.arrivals], settle)
-
-    async def close(self) -> None:
-        """Accept nothing more, and fail what was not taken. Arrivals in flight have some seconds to become durable."""
-        self._closed = True
-        async with self._freed:
-            self._freed.notify_all()
-        waiting, self._waiting = self._waiting, deque()
-        for queued in waiting:
-            if not queued.durable.done():
-                queued.durable.set_exception(self._unavailable())
-        if self._in_flight:
-            await asyncio.wait([queued.durable for queued in self._in_flight], timeout=STOP_TIMEOUT)
-            for queued in self._in_flight:
-                if not queued.durable.done():
-                    queued.durable.set_exception(self._unavailable())
-
-    def _unavailable(self, error: Exception | None = None) -> Unavailable:
-        return Unavailable(f"source {self._name}", str(error) if error else "it is closing")

@@ -1,19 +1,25 @@
-"""What sources that listen have in common: the endpoint, and the state of each sender."""
+"""What sources that listen have in common: the endpoint, the ingest queue, and the state of each sender."""
 
+import asyncio
 import socket
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
+from penstock.collect.ingest import ARRIVAL_OVERHEAD, BATCH_BYTES, BATCH_RECORDS, STOP_TIMEOUT
 from penstock.collect.numbers import SENDERS
-from penstock.core.contracts import Guarantee, ResumeState
-from penstock.core.errors import Misconfigured, Refused
+from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
+from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.record import LARGEST_JUMP, LONGEST_SENDER, MAX_NUMBER
 from penstock.core.tcp import SEND_TIMEOUT
 from penstock.web.responses import Problem
 from penstock.web.server import authority, listen
+
+QUEUE_BYTES = 16 << 20
+"""The default limit of an ingest queue, beside the in-flight window."""
 
 T = TypeVar("T")
 
@@ -95,6 +101,100 @@ def duplicate_sender(sender: str, epoch: int) -> str:
         "lost connection. Two senders must have different names: otherwise records of one are dropped as duplicates of "
         "the other"
     )
+
+
+@dataclass(eq=False, slots=True)
+class _Queued:
+    arrivals: Sequence[Arrival]
+    size: int
+    durable: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class IngestQueue:
+    """The ingest queue of a source that listens: its connections put arrivals, the ingest loop takes intakes.
+
+    Bounded: when it holds more than `max_bytes`, `put` waits, and so does the sender.
+    """
+
+    def __init__(self, name: str, max_bytes: int = QUEUE_BYTES) -> None:
+        self._name, self._max_bytes = name, max_bytes
+        self._waiting: deque[_Queued] = deque()
+        self._bytes = 0
+        self._in_flight: set[_Queued] = set()
+        self._filled, self._freed = asyncio.Event(), asyncio.Condition()
+        self._closed = False
+
+    @property
+    def full(self) -> bool:
+        """Whether `put` would wait. A source that can reject requests does so instead."""
+        return self._bytes >= self._max_bytes
+
+    async def put(self, arrivals: Sequence[Arrival]) -> "asyncio.Future[None]":
+        """Wait for space, then add the arrivals, in the order of the calls.
+
+        The future is done once all of them are durable. It holds an Unavailable if they may not be.
+        """
+        queued = _Queued(arrivals, sum(len(one.value) + ARRIVAL_OVERHEAD for one in arrivals))
+        if self.full:
+            async with self._freed:
+                await self._freed.wait_for(lambda: not self.full or self._closed)
+        if self._closed:
+            raise self._unavailable()
+        self._waiting.append(queued)
+        self._bytes += queued.size
+        self._filled.set()
+        # The caller may not await the future: mark its exception as retrieved.
+        queued.durable.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return queued.durable
+
+    async def intakes(self) -> AsyncGenerator[Intake, None]:
+        while True:
+            await self._filled.wait()
+            some, count, size = [], 0, 0
+            # No await between the first `popleft` and `yield`: a cancellation there would lose what was taken.
+            async with self._freed:
+                while self._waiting and count < BATCH_RECORDS and size < BATCH_BYTES:
+                    some.append(self._waiting.popleft())
+                    count, size = count + len(some[-1].arrivals), size + some[-1].size
+                if not self._waiting:
+                    self._filled.clear()
+                self._bytes -= size
+                self._freed.notify_all()
+            if some:
+                yield self._intake(some)
+
+    def _intake(self, some: Sequence[_Queued]) -> Intake:
+        self._in_flight.update(some)
+
+        async def settle(error: Exception | None) -> None:
+            for queued in some:
+                self._in_flight.discard(queued)
+                if queued.durable.done():
+                    continue
+                if error is None:
+                    queued.durable.set_result(None)
+                else:
+                    queued.durable.set_exception(self._unavailable(error))
+
+        return Intake([arrival for queued in some for arrival in queued.arrivals], settle)
+
+    async def close(self) -> None:
+        """Accept nothing more, and fail what was not taken. Arrivals in flight have some seconds to become durable."""
+        self._closed = True
+        async with self._freed:
+            self._freed.notify_all()
+        waiting, self._waiting = self._waiting, deque()
+        for queued in waiting:
+            if not queued.durable.done():
+                queued.durable.set_exception(self._unavailable())
+        if self._in_flight:
+            await asyncio.wait([queued.durable for queued in self._in_flight], timeout=STOP_TIMEOUT)
+            for queued in self._in_flight:
+                if not queued.durable.done():
+                    queued.durable.set_exception(self._unavailable())
+
+    def _unavailable(self, error: Exception | None = None) -> Unavailable:
+        return Unavailable(f"source {self._name}", str(error) if error else "it is closing")
 
 
 class SenderStates:

@@ -8,11 +8,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from penstock.collect.dedup import key_of
-from penstock.collect.reconnecting import backoff, no_acknowledgement
 from penstock.collect.registry import SourceWrapper
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
-from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.errors import Misconfigured, Unavailable, backoff
 from penstock.core.record import OutageInterval
 
 MAX_CONNECTIONS = 10
@@ -121,7 +120,7 @@ class Overlapping(SourceWrapper):
                 connected.add(event)
             elif isinstance(event, Disconnected):
                 if (outage := connected.remove(event)) is not None:
-                    yield Intake([outage], no_acknowledgement)
+                    yield Intake([outage])
                 if not connected.up and (connected.ended or event.reason is None):
                     return
                 if not connected.up and event.reason is not None:

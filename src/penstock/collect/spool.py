@@ -16,10 +16,9 @@ from itertools import groupby
 from typing import NamedTuple, ParamSpec, Protocol, TypeVar
 from uuid import uuid4
 
-from penstock.collect.reconnecting import backoff
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Entry, Offsets, Sender, Topic
-from penstock.core.errors import Unavailable
+from penstock.core.errors import Unavailable, backoff
 from penstock.core.record import Origin, Record
 from penstock.core.scan import scan
 

@@ -14,7 +14,6 @@ from urllib.parse import quote, unquote_to_bytes
 import httpx
 
 from penstock.collect.http_client import Pauses, check_headers, get, http_errors, make_client, refusal, target
-from penstock.collect.reconnecting import no_acknowledgement
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
@@ -223,7 +222,7 @@ class SseSource:
         async for chunk in chunks:
             events = stream.feed(chunk)
             if arrivals := [self._arrival(event) for event in events if not self.events or event.type in self.events]:
-                yield Intake(arrivals, no_acknowledgement)
+                yield Intake(arrivals)
         raise Unavailable(who, "it closed the connection")
 
     def _arrival(self, event: Event) -> Arrival:

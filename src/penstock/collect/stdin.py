@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from penstock.collect.ingest import BATCH_RECORDS
-from penstock.collect.reconnecting import no_acknowledgement
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.framing import Found, Lines
@@ -96,4 +95,4 @@ async def _readable(descriptor: int) -> bool:
 def _intakes(found: list[Found]) -> list[Intake]:
     arrivals = [Arrival(value, refused=why) for value, _, why in found]
     parts = (arrivals[at : at + BATCH_RECORDS] for at in range(0, len(arrivals), BATCH_RECORDS))
-    return [Intake(part, no_acknowledgement) for part in parts]
+    return [Intake(part) for part in parts]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
-from penstock.collect.ingest import BATCH_RECORDS, IngestQueue
+from penstock.collect.ingest import BATCH_RECORDS
 from penstock.collect.listen import (
+    IngestQueue,
     SenderStates,
     duplicate_sender,
     endpoint,

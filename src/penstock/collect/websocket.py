@@ -13,7 +13,6 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.asyncio.connection import Connection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
 
-from penstock.collect.reconnecting import no_acknowledgement
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import LONGEST_SENDER, Heartbeat, Origin
@@ -283,7 +282,7 @@ class WebSocketSource:
                     break
                 arrivals += parsed
             if arrivals:
-                yield Intake(arrivals, no_acknowledgement)
+                yield Intake(arrivals)
             if ended:
                 return
             if closed is not None:

@@ -23,9 +23,9 @@ from websockets.exceptions import ConnectionClosed
 from websockets.frames import CloseCode
 from websockets.http11 import Request, Response
 
-from penstock.collect.ingest import IngestQueue
 from penstock.collect.listen import (
     Endpoint,
+    IngestQueue,
     SenderStates,
     allowed_origins,
     duplicate_sender,

@@ -48,6 +48,10 @@ class Arrival:
     dedup_key: str | None = None
 
 
+async def _no_acknowledgement(error: Exception | None) -> None:
+    pass
+
+
 @dataclass(frozen=True, slots=True)
 class Intake:
     """A batch of arrivals in order, with its acknowledgement.
@@ -57,7 +61,7 @@ class Intake:
     """
 
     arrivals: Sequence[Arrival | Heartbeat | OutageInterval]
-    settle: Callable[[Exception | None], Awaitable[None]]
+    settle: Callable[[Exception | None], Awaitable[None]] = _no_acknowledgement
 
 
 SenderNumbers = Mapping[str, tuple[int, int]]

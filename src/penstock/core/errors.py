@@ -6,18 +6,19 @@ PenstockError
 ├── Refused         a record is not accepted; the others are processed
 └── Unaccounted     records are missing; a person has to look
 
-Every error keeps its facts as fields, makes its text from them, and can be pickled. `retry` is the retry loop of
-threads and processes.
+Every error keeps its facts as fields, makes its text from them, and can be pickled. `backoff` gives the pauses between
+attempts; `retry` is the retry loop of threads and processes.
 """
 
 import logging
+import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from threading import Event
 
 from penstock.core.text import redact
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+FIRST_PAUSE, LONGEST_PAUSE = 0.1, 5.0
 """Seconds between two attempts."""
 _LOG_AGAIN_AFTER = 60.0
 
@@ -106,6 +107,14 @@ class Unaccounted(PenstockError):
         return f"{self.channel} misses {ranges}"
 
 
+def backoff() -> Iterator[float]:
+    """Seconds to wait before each attempt. They double, with jitter so that many clients do not return together."""
+    delay = FIRST_PAUSE
+    while True:
+        yield delay * random.uniform(0.5, 1)
+        delay = min(2 * delay, LONGEST_PAUSE)
+
+
 def retry(
     work: Callable[[Callable[[], None]], None],
     stop: Event,
@@ -117,11 +126,11 @@ def retry(
     The pause doubles up to five seconds, unless the error has its own `retry_after`. `work` gets a function to call
     when it succeeds: that resets the pause. The log gets the same error once, until a minute without errors.
     """
-    pause, logged, failed = _FIRST_PAUSE, "", 0.0
+    pause, logged, failed = FIRST_PAUSE, "", 0.0
 
     def succeeded() -> None:
         nonlocal pause, logged
-        pause = _FIRST_PAUSE
+        pause = FIRST_PAUSE
         if time.monotonic() - failed > _LOG_AGAIN_AFTER:
             logged = ""
 
@@ -137,4 +146,4 @@ def retry(
                 log.warning("%s; retrying until it answers", error)
             on_error(Unavailable(error.service, error.reason, delay))
             stop.wait(delay)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, LONGEST_PAUSE)

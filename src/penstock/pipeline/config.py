@@ -13,7 +13,6 @@ from penstock.analysis.settings import SparkSettings
 from penstock.audit.settings import AuditSettings
 from penstock.channels.binders import bind
 from penstock.channels.kafka.settings import KafkaSettings
-from penstock.collect.settings import CollectSettings
 from penstock.core.contracts import Channels, Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.settings import Section, load
@@ -40,6 +39,26 @@ class ChannelSettings(Section):
         "stop",
         description="what a reader does if retention has removed its next records: "
         "stop; or skip, and the audit counts them as missing",
+    )
+
+
+class CollectSettings(Section):
+    spool: int = Field(
+        1 << 30,
+        ge=0,
+        description="bytes of disk per source for records while its channel is not available; 0: the source waits",
+    )
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes at the port of each source that listens; the first one runs all other sources",
+    )
+    worker: int = Field(0, ge=0, description="the number of this process; set by penstock run")
+    standby: bool = Field(
+        False,
+        description="several collectors can run, on several machines: one collects, and if it fails, "
+        "another takes over",
     )
 
 

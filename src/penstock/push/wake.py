@@ -8,9 +8,8 @@ from contextlib import suppress
 
 import httpx
 
-from penstock.collect.reconnecting import backoff
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.errors import Unavailable
+from penstock.core.errors import Unavailable, backoff
 from penstock.push.device_queue import DeviceQueue
 from penstock.web.webhook import TIMEOUT, Rejected, Webhook, new_id
 

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.dedup import SpoolDedup
-from penstock.collect.reconnecting import backoff
 from penstock.collect.spool import Spool
 from penstock.core.contracts import Channels
-from penstock.core.errors import Misconfigured, Unavailable
+from penstock.core.errors import Misconfigured, Unavailable, backoff
 from penstock.core.record import Origin
 from penstock.core.scan import scan
 from penstock.pipeline.config import Config, topics
