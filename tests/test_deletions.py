@@ -14,7 +14,7 @@ from penstock.audit.findings import Kind, Watched
 from penstock.audit.hops import hops
 from penstock.core.contracts import Entry
 from penstock.deliver.feed import Feed
-from penstock.operate.result_copies import Written, _note, _stored
+from penstock.operate.recompute import Written, _note, _stored
 from penstock.stores.lake import LakeStore
 
 GONE = None

@@ -13,8 +13,7 @@ from pyspark.sql import SparkSession
 
 from penstock.audit.verify import Integrity
 from penstock.core.record import Origin
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 from penstock.testing.frames import BEGIN, answer, frame, rows
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

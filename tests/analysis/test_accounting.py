@@ -29,7 +29,7 @@ from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.record import Origin, Record
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

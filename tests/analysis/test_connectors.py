@@ -33,7 +33,7 @@ from penstock.channels.binders import bind
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Channels, Entry, Topic
 from penstock.core.record import Origin, Record
-from penstock.supervise.segments import batches
+from penstock.supervise.kafka import batches
 
 
 def kept(things: DataFrame) -> DataFrame:

@@ -5,7 +5,7 @@ from typing import Any
 from penstock.analysis.dead_letters import LateRecords
 from penstock.core.clock import SystemClock
 from penstock.core.scan import scan
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 
 def raw(partition: int, offset: int) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from penstock.core.contracts import Entry, Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.stores.lake import LakeStore, LakeTable
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 SHAPE = Shape("rsvps", "n BIGINT NOT NULL, name STRING, at TIMESTAMP, small TINYINT")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from contextlib import closing
 from logging.config import dictConfig
 
@@ -45,6 +46,11 @@ def test_the_logs_of_others_keep_their_format(spark: SparkSession, caplog: pytes
         logger.addHandler(caplog.handler)
         logger.removeHandler(caplog.handler)
     assert caplog.handler.formatter is before
+
+
+def test_functions_of_users_run_in_the_python_of_the_driver(spark: SparkSession) -> None:
+    executable = F.udf(lambda _: sys.executable, "string")
+    assert spark.range(1).select(executable("id")).first() == (sys.executable,)
 
 
 def test_spark_listens_on_this_machine_alone_and_knows_who_connects(spark: SparkSession) -> None:

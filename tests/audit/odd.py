@@ -6,7 +6,7 @@ from typing import Any
 
 from penstock.core.contracts import Entry, Offsets, Reader
 from penstock.core.errors import Unavailable
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 
 class Mute(MemoryChannels):

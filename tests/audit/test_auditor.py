@@ -15,8 +15,7 @@ from penstock.audit.writers import WriterTokens
 from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 WATCHED = [Watched("rsvps", Kind.SOURCE), Watched("rsvps.dead", Kind.DEAD), Watched("by_country", Kind.RESULT)]
 NOTES = "penstock.test.heartbeats"

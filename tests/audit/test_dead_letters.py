@@ -8,7 +8,7 @@ from penstock.audit.judge import Discrepancy
 from penstock.channels.memory import MemoryChannels
 from penstock.core.contracts import Topic
 from penstock.core.record import Headers, Origin
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 NAME, DEAD, QUERY = "rsvps", "rsvps.dead", "query:by_country"
 UNFIT = ("reason", b"the value is null")

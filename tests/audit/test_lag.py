@@ -21,8 +21,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Group, Topic
 from penstock.core.errors import Unaccounted
 from penstock.core.record import Origin, Record
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 
 def standing(group: Group, only: list[str] | None = None) -> GroupLag:

@@ -1,7 +1,7 @@
 """Latencies of the last minutes."""
 
 from penstock.core.metrics import RecentSketch, Sketch, SketchWindow
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 
 def test_what_is_older_than_five_minutes_is_forgotten() -> None:

@@ -28,7 +28,7 @@ from penstock.stores.lake import LakeStore
 from penstock.stores.lake_rows import LakeRows
 from penstock.stores.loader import Loader
 from penstock.stores.redis import RedisStore
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

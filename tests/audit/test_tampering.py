@@ -18,8 +18,7 @@ from penstock.audit.tampering import Losses
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 Fresh = Callable[[str], str]
 

@@ -8,7 +8,7 @@ from penstock.audit.hops import Gap
 from penstock.audit.verify import LONGEST_NAME, NAMED, Fields, Integrity, IntegrityReport, Latency, Verifier
 from penstock.core.errors import Refused
 from penstock.core.record import Origin
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 NOW = 1_700_000_000_000_000
 

@@ -15,8 +15,7 @@ from penstock.audit.writers import Writer, Writers, WriterTokens, protected
 from penstock.core.contracts import Entry, Topic
 from penstock.core.record import Headers
 from penstock.run.accounts import announce
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 BOOKMARKS, RESULT = "penstock.p.bookmarks", "by_country"
 WATCHED = [Watched("rsvps", Kind.SOURCE), Watched(RESULT, Kind.RESULT, ("query:people",))]

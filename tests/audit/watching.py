@@ -7,7 +7,7 @@ from typing import Any
 from penstock.audit.alarms import Alarms
 from penstock.audit.settings import AuditSettings
 from penstock.audit.snapshot import Alarm, Elapsed, Snapshot
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 SECOND = 1_000_000
 

@@ -13,7 +13,7 @@ from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, MemberSt
 from penstock.channels.memory import MemoryChannels
 from penstock.core.contracts import ChannelPartition, Entry, RebalanceListener, Topic
 from penstock.core.errors import Unaccounted, Unavailable
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 NOW = 1_700_000_000_000_000
 SECOND = 1_000_000

@@ -24,8 +24,7 @@ from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record
 from penstock.pipeline.config import Config
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 NOTES = "penstock.test.heartbeats"
 Fresh = Callable[[str], str]

@@ -26,7 +26,7 @@ from penstock.cli.standard import Output
 from penstock.core.contracts import Entry, Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Headers, Origin, Record
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

@@ -4,7 +4,7 @@ import pytest
 
 from penstock.cli.options import parse_duration, parse_time
 from penstock.core.errors import Misconfigured
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 
 def test_a_moment_is_so_long_ago_or_a_time() -> None:

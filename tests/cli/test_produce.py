@@ -29,7 +29,7 @@ from penstock.core.contracts import Entry, Topic
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.record import Origin, Record
 from penstock.run.accounts import announce
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

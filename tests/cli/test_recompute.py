@@ -8,7 +8,7 @@ import pytest
 from penstock.analysis.replay import Difference, Found, How, Row, Verdict
 from penstock.cli.recompute import recompute, show
 from penstock.core.errors import Misconfigured
-from penstock.operate.comparison import Gone, Judged, Report
+from penstock.operate.recompute import Gone, Judged, Report
 
 FEWER = Difference(
     b'["nl"]', How.FEWER, Row(b'{"n":2}', 2, 0b001), Row(b'{"n":3}', 3, 0b101), {"n": (2, 3), "é": ("ö", None)}

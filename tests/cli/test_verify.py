@@ -25,7 +25,7 @@ from penstock.cli.verify import show, verify
 from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 Fresh = Callable[[str], str]
 PENSTOCK = [sys.executable, "-m", "penstock", "verify"]

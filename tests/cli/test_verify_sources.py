@@ -17,8 +17,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.contracts import Topic
 from penstock.core.errors import Unavailable
 from penstock.core.record import Origin
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 Fresh = Callable[[str], str]
 

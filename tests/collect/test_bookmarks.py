@@ -8,7 +8,7 @@ from penstock.collect.dedup import shed_records
 from penstock.collect.numbers import Numbers
 from penstock.core.errors import Refused, Unavailable
 from penstock.core.record import Origin, Record
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 WATCHED = ("rsvps", "rsvps.dead")
 

@@ -25,7 +25,7 @@ from penstock.collect.files import FilesSource, Folder
 from penstock.core.contracts import Arrival, Intake, ResumeState, Sender, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Record
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 from penstock.testing.killing import CrashContract
 from penstock.testing.sources import QUIET, Running, SourceContract, lines, plain
 

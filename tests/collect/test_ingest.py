@@ -22,8 +22,7 @@ from penstock.core.errors import Unavailable
 from penstock.core.record import Heartbeat, Origin, OutageInterval, Record
 from penstock.simulate.feed import Feed, serve
 from penstock.simulate.rsvps import Rsvps
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 
 @dataclass

@@ -12,7 +12,7 @@ from penstock.collect.numbers import number_runs
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SenderNumbers
 from penstock.core.errors import FIRST_PAUSE, LONGEST_PAUSE, Unavailable, backoff
 from penstock.core.record import Heartbeat, Origin, OutageInterval
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 
 class Ticking(ManualClock):

@@ -22,8 +22,7 @@ from penstock.collect.shedding import MAX_BYTES, Shed, ShedPolicy, shedding
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Source
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Heartbeat, Origin, OutageInterval
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 
 def arrivals(count: int, **fields: Sequence[object]) -> list[Arrival]:

@@ -24,7 +24,7 @@ from penstock.core.contracts import Arrival, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.core.signatures import new_secret, parse_secrets, sign
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 from penstock.testing.killing import CrashContract
 from penstock.testing.sources import Running, SourceContract, anything
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from penstock.core.metrics import Rate, Sketch
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 
 def sketch_of(*values: float) -> Sketch:

@@ -6,7 +6,7 @@ from tests.audit.odd import Marked, Mute
 from penstock.core.contracts import Channels
 from penstock.core.errors import Unavailable
 from penstock.core.scan import scan
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 
 def filled(channels: MemoryChannels, number: int = 20) -> MemoryChannels:

@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from penstock.deliver.app import build, serve
 from penstock.deliver.delivery import FeedSpec
 from penstock.deliver.site import ChartSpec
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 STATUS = "penstock.demo.status"
 

@@ -19,7 +19,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from penstock.deliver.app import build
 from penstock.deliver.delivery import DeliverSettings, FeedSpec
 from penstock.deliver.site import ChartSpec
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 Served = Callable[..., AbstractContextManager[str]]
 CHART = ChartSpec("chart", "by_country", "A chart", "What it shows.", {"mark": "bar", "data": {"name": "rows"}})

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from penstock.deliver.app import build
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 Served = Callable[..., AbstractContextManager[str]]
 Document = dict[str, Any]

@@ -1,7 +1,7 @@
 """How much a client may say."""
 
 from penstock.deliver.clients import RateLimit
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 
 def test_a_burst_and_then_a_rate() -> None:

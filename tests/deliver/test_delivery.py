@@ -17,8 +17,7 @@ from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.settings import load
 from penstock.deliver.app import build, serve
 from penstock.deliver.delivery import DeliverSettings, Delivery, FeedSpec, LiveFeed
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 
 class Shaky(MemoryChannels):

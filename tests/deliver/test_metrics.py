@@ -14,7 +14,7 @@ import pytest
 from penstock.audit.judge import Verdict
 from penstock.deliver.app import build
 from penstock.deliver.metrics import metrics
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 Labels = frozenset[tuple[str, str]]
 Samples = dict[tuple[str, Labels], float]

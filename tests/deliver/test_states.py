@@ -16,7 +16,7 @@ from penstock.deliver.app import build
 from penstock.deliver.delivery import FeedSpec
 from penstock.deliver.states import combine
 from penstock.run.state_server import serve_state
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 Served = Callable[..., AbstractContextManager[str]]
 POSITION = {"batch": 7, "at": 1, "watermark": None, "reads": {"things": {"0": 12}}}

@@ -14,8 +14,8 @@ from tests.fuzz.target import Input, chunks_of, limits, result_or_error, target
 
 from penstock.collect.files import CompressedFile, CorruptFile
 from penstock.collect.listen import split_lines
-from penstock.web import bodies as web_bodies
-from penstock.web.bodies import BodyReader
+from penstock.web import requests as web_requests
+from penstock.web.requests import BodyReader
 from penstock.web.responses import Problem
 
 _MEMBERS = 4
@@ -48,7 +48,7 @@ def gzip_bodies(data: bytes) -> None:
     inputs = Input(data)
     most, sizes = 1 + 4 * inputs.byte(), inputs.sized()
     stream, intended = _stream(inputs)
-    with limits(web_bodies, _MAX_MEMBERS=_MEMBERS, _CHUNK=16):
+    with limits(web_requests, _MAX_MEMBERS=_MEMBERS, _CHUNK=16):
         whole, cut, single = asyncio.run(_read_all(stream, sizes, most))
     assert whole == cut == single
     assert whole is None or len(whole) <= most

@@ -22,7 +22,7 @@ from penstock.core.contracts import ResumeState
 from penstock.core.errors import Refused
 from penstock.core.framing import framing, parse_hello
 from penstock.core.record import Origin
-from penstock.web.origin_check import OriginCheck
+from penstock.web.requests import OriginCheck
 from penstock.web.responses import Problem
 
 _ADDRESS = "listen+ws://127.0.0.1:8765/in"

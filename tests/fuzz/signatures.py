@@ -11,7 +11,7 @@ from penstock.collect.receipts import Receipt, ReceiptSigner
 from penstock.collect.webhook import DeliveryQueue, WebhookSource, _Messages
 from penstock.core.errors import Misconfigured
 from penstock.core.signatures import parse_secrets, sign, verify
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 from penstock.web.responses import Problem
 
 

@@ -13,7 +13,7 @@ from penstock.core.contracts import Channels, Topic
 from penstock.gateway.app import build
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.settings import GatewaySettings
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 Opened = Callable[..., AbstractAsyncContextManager[httpx.AsyncClient]]
 

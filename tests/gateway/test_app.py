@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 
 async def test_the_front_door_tells_the_addresses(client: httpx.AsyncClient) -> None:

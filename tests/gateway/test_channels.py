@@ -17,8 +17,7 @@ from penstock.channels.tcp import Tcp
 from penstock.core.contracts import ChannelPartition, Offsets, Sender, Topic
 from penstock.core.errors import Unavailable
 from penstock.core.record import Origin, Record
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 RECORDS = "/channels/one/records"
 LINES = {"content-type": "application/x-ndjson"}

@@ -12,8 +12,7 @@ from tests.gateway.conftest import Opened, until
 
 from penstock.core.contracts import ChannelPartition, Entry, Member, RebalanceListener, Topic
 from penstock.core.errors import Unavailable
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 MEMBERS = "/groups/g/members"
 

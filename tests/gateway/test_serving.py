@@ -18,7 +18,7 @@ from penstock.core.runs import Runs
 from penstock.gateway.app import serve
 from penstock.gateway.gateway import Gateway
 from penstock.gateway.settings import GatewaySettings
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 Fresh = Callable[[str], str]
 

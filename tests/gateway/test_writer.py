@@ -10,7 +10,7 @@ from penstock.core.clock import SystemClock
 from penstock.core.errors import Refused, Unavailable
 from penstock.core.record import Record
 from penstock.gateway.writer import ChannelWriter
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 
 class Scripted:

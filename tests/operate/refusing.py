@@ -2,7 +2,7 @@
 
 from penstock.core.record import Headers, Origin
 from penstock.operate.dead_letters import Letter
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 BEGIN = 1_700_000_000_000_000
 UNFIT = "it is not JSON"

@@ -4,8 +4,7 @@ from tests.operate.refusing import BEGIN, UNFIT, refused
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Headers, Origin
 from penstock.operate.dead_letters import Letter, Selection, count_reasons, dead_letters, letter_at
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 # --- reading ----------------------------------------------------------------------------------------------------------
 

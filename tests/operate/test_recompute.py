@@ -31,8 +31,7 @@ from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record, generation_and_count
 from penstock.core.scan import scan
-from penstock.operate.comparison import Gone, Judged, Report
-from penstock.operate.recompute import _Late, recompute
+from penstock.operate.recompute import Gone, Judged, Report, _Late, recompute
 from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Channel, Description
 from penstock.pipeline.pipeline import Pipeline
@@ -42,7 +41,7 @@ from penstock.stores.lake import LakeStore
 from penstock.supervise.folder import LocalSettings, StateFolder
 from penstock.supervise.redis import redis_service
 from penstock.supervise.supervisor import Supervisor
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 Fresh = Callable[[str], str]
 Eventually = Callable[..., None]

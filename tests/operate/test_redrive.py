@@ -14,8 +14,7 @@ from penstock.core.contracts import Entry, Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin, Record
 from penstock.operate.dead_letters import Selection, Verdict, redrive
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 ALL = Selection()
 

@@ -20,7 +20,7 @@ from penstock.cli import app
 from penstock.core.contracts import Topic
 from penstock.operate.repair import ASIDE, damages
 from penstock.pipeline.config import Config
-from penstock.supervise.segments import crc32c
+from penstock.supervise.kafka import crc32c
 
 
 def found(folder: Path, *options: str) -> tuple[int, list[dict[str, Any]]]:

@@ -12,8 +12,7 @@ from penstock.core.contracts import Topic
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin, Record
 from penstock.operate.replay import Replay, Replayed, stretch
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 SECOND = 1_000_000
 

@@ -8,8 +8,7 @@ import pytest
 from penstock.core.contracts import ChannelPartition, Entry, Offsets, Reader, Topic
 from penstock.core.errors import Unavailable
 from penstock.operate.replay import Merged, Ranges
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 SMALL = 50_000
 """A share of less than a hundred entries."""

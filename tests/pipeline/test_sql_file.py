@@ -9,7 +9,7 @@ from penstock.analysis.query import Emit, Late, Mode
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
-from penstock.pipeline.sql_file import is_file
+from penstock.pipeline.sql import is_file
 
 PIPELINE = """
 from penstock import Pipeline

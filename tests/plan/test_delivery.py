@@ -7,7 +7,7 @@ from penstock.collect.websocket import WebSocketSource
 from penstock.core.contracts import Guarantee
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.pipeline import Pipeline
-from penstock.plan.delivery import HopGuarantee, of_page, of_query, of_source, of_store
+from penstock.plan.plan import HopGuarantee, of_page, of_query, of_source, of_store
 
 RESUMED = WebSocketSource("ws://feed", "rsvps")
 DEAF = WebSocketSource("ws://feed", "rsvps", numbered=None)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from penstock.audit.account import Account
 from penstock.core.errors import Unavailable
 from penstock.run.accounts import accounting, last_accounts
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 
 class Posting(MemoryChannels):

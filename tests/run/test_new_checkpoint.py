@@ -11,8 +11,7 @@ from penstock.core.errors import Misconfigured
 from penstock.pipeline.description import Description
 from penstock.pipeline.pipeline import Pipeline
 from penstock.run.new_checkpoint import Begin, Renewal
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 
 @pytest.fixture

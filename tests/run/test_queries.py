@@ -30,7 +30,7 @@ from penstock.pipeline.config import topics
 from penstock.pipeline.pipeline import Pipeline
 from penstock.run.accounts import announce
 from penstock.run.queries import Queries, result_writers, stop_between
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 COUNTED = "SELECT value, count(1) AS n, seen() FROM `{}` GROUP BY value"
 

@@ -15,7 +15,7 @@ from penstock.analysis.operators.statics import Table, Watch
 from penstock.analysis.query import Query, Static
 from penstock.analysis.settings import SparkSettings
 from penstock.run.static_tables import Refreshing
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 OLD, NEW = (Table((text,), cast(DataFrame, None)) for text in (b"old", b"new"))
 

@@ -3,7 +3,7 @@ from collections.abc import Callable
 import orjson
 
 from penstock.run.status import Status, follow_status
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 SECOND = 1_000_000
 

@@ -25,7 +25,7 @@ from penstock.simulate.updates import (
     updates,
     walk,
 )
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 
 async def made(wanted: Updates, clock: ManualClock, most: int = 100) -> list[list[Record]]:

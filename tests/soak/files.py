@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.damaging import Damage, change, emptied, overwritten, truncated
 from tests.running import Run
 
-from penstock.supervise.segments import batches
+from penstock.supervise.kafka import batches
 
 PidOf = Callable[[Run, str], int]
 

@@ -29,8 +29,7 @@ from penstock.audit.ledger import Ledger
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Entry, Offsets
-from penstock.operate.comparison import Report
-from penstock.operate.recompute import recompute
+from penstock.operate.recompute import Report, recompute
 from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
 from penstock.pipeline.graph import stage_inputs, store_node

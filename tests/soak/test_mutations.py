@@ -28,8 +28,8 @@ from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Entry
 from penstock.core.record import Origin, Record
 from penstock.core.scan import scan
-from penstock.operate.comparison import Report
 from penstock.operate.deep_audit import absent
+from penstock.operate.recompute import Report
 
 CHUNKS = 10
 PAUSE = int(MUTATED * 0.85)

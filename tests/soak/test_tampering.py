@@ -32,7 +32,7 @@ from penstock.stores.lake import LakeStore
 from penstock.stores.lake_rows import LakeRows
 from penstock.stores.loader import Loader
 from penstock.stores.redis import RedisStore
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 WITHIN = 30.0
 THINGS, RESULT, BOOKMARKS, BEATS = "things", "totals", "penstock.t.bookmarks", "penstock.t.heartbeats"

@@ -12,7 +12,7 @@ from penstock.stores.base import Loadable
 from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
 from penstock.stores.redis import RedisStore
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 CHANNEL = "rsvps"
 RECORDS, KEYS = 12_000, 97

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from penstock.audit.account import Account, Outcome, Share
 from penstock.core.contracts import Entry, Guarantee, Offsets
 from penstock.stores.accounting import Figures, StoreAccounting, Totals
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 NONE = {Outcome.PASSED: 0, Outcome.DUPLICATE: 0, Outcome.REFUSED: 0}
 

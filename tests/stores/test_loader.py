@@ -19,8 +19,7 @@ from penstock.stores.base import ahead_of, furthest
 from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
 from penstock.stores.redis import RedisStore
-from penstock.testing.channels import MemoryChannels
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock, MemoryChannels
 
 Eventually = Callable[[Callable[[], object]], None]
 

@@ -11,7 +11,7 @@ from tests.damaging import change
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Topic
 from penstock.core.errors import Unavailable
-from penstock.supervise.segments import batches, crc32c, damaged_segments
+from penstock.supervise.kafka import batches, crc32c, damaged_segments
 
 Fresh = Callable[[str], str]
 

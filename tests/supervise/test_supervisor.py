@@ -17,7 +17,7 @@ from penstock.core.errors import Unavailable
 from penstock.supervise.folder import StateFolder
 from penstock.supervise.process import Service, stop_on_signals
 from penstock.supervise.supervisor import Event, EventKind, Supervisor, backoff, exit_reason, last_line
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 Running = Callable[[Sequence[Service]], AbstractContextManager[Supervisor]]
 Wait = Callable[[Callable[[], object]], None]

@@ -1,5 +1,5 @@
 from penstock.core.clock import Clock
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 
 def test_it_stands_still_until_it_is_moved() -> None:

@@ -7,7 +7,7 @@ import pytest
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
+from penstock.web.requests import OriginCheck, OriginCheckMiddleware
 
 
 def header(origin_check: OriginCheck, host: str | None = None, origin: str | None = None) -> str | None:

@@ -175,8 +175,6 @@ class Gateway:
             "SPARK_HOME": str(_SPARK_HOME),
             # Workers need the driver's modules, such as one beside the pipeline.
             "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-            "PYSPARK_PYTHON": sys.executable,
-            "PYSPARK_DRIVER_PYTHON": sys.executable,
             "_PYSPARK_DRIVER_CONN_INFO_PATH": str(info),
             # RocksDB allocates outside the heap; an arena for each thread would waste memory.
             "MALLOC_ARENA_MAX": "2",
@@ -227,6 +225,9 @@ def session(
     os.environ["PYSPARK_GATEWAY_PORT"] = str(gateway.port)
     os.environ["PYSPARK_GATEWAY_SECRET"] = gateway.secret
     os.environ.setdefault("SPARK_HOME", str(_SPARK_HOME))
+    if _is_local(settings.master):
+        # PySpark's default is the first python3 of the PATH, which may be of another version.
+        os.environ["PYSPARK_PYTHON"] = sys.executable
     try:
         interrupted = signal.getsignal(signal.SIGINT)
         spark = SparkSession.builder.getOrCreate()

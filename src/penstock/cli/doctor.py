@@ -16,8 +16,9 @@ from rich.text import Text
 from penstock.cli.options import AsJson, Folder, Profile
 from penstock.core.errors import PenstockError
 from penstock.pipeline.config import Config
+from penstock.run.warm import is_warmed_up, warm_up
 from penstock.supervise.folder import StateFolder
-from penstock.supervise.java import cached_jars, find_java
+from penstock.supervise.java import cached_jars, ensure_jars, find_java
 from penstock.supervise.process import file_limit_warning, raise_file_limit
 from penstock.supervise.redis import find_redis
 
@@ -93,3 +94,12 @@ def _files() -> Finding:
 def _measure(what: str, have: int, need: int, why: str) -> Finding:
     free = f"{have / 2**30:.1f} GiB free"
     return Finding(what, have >= need, free if have >= need else f"{free}; {need >> 30} GiB are needed: {why}")
+
+
+def warm() -> None:
+    """Fetch the jars and prepare Java for fast starts, once per machine. `penstock run` also does it when needed."""
+    java = find_java()
+    jars = ensure_jars(java)
+    if not is_warmed_up(java, jars):
+        warm_up(java, jars)
+    typer.echo("Kafka and Spark are ready for fast starts")

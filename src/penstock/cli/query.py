@@ -24,7 +24,7 @@ from penstock.pipeline.config import Config
 from penstock.pipeline.description import Description
 from penstock.pipeline.load import load
 from penstock.pipeline.pipeline import OPTIONS
-from penstock.pipeline.sql_file import is_file, read_file
+from penstock.pipeline.sql import is_file, read_file
 from penstock.run.services import RunningPipeline
 from penstock.supervise.process import stop_on_signals
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from penstock.analysis.replay import Difference, Verdict
-from penstock.operate.comparison import Report
+from penstock.operate.recompute import Report
 from penstock.operate.recompute import recompute as compared
 from penstock.pipeline.config import Config
 from penstock.pipeline.load import load

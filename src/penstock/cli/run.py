@@ -1,5 +1,6 @@
 """`penstock run` and `penstock demo`: a pipeline on this machine."""
 
+import logging
 import os
 import re
 import signal
@@ -13,12 +14,15 @@ import typer
 from penstock.cli.options import File, Profile, parse_time
 from penstock.cli.progress import Screen
 from penstock.core.errors import Misconfigured
+from penstock.core.text import RedactingFormatter
 from penstock.pipeline.config import Config
 from penstock.pipeline.load import load
 from penstock.plan.checks import check, unconnected
 from penstock.run.local import LocalRun
 from penstock.run.new_checkpoint import OPTION, Begin, Renewal
 from penstock.run.services import prepare_machine
+from penstock.run.tier import Tier
+from penstock.run.tier import run as run_tier
 from penstock.supervise.folder import DiskSpace
 from penstock.supervise.process import file_limit_warning, raise_file_limit, stop_on_signals
 
@@ -114,3 +118,38 @@ def run_supervised(file: Path, folder: Path, profile: str | None, renewal: Renew
                     supervisor.run_until(stop)
                 screen.say("stopping; a second Ctrl-C stops at once, and nothing is lost either way")
             screen.say("stopped; the next run continues from here")
+
+
+def tier(
+    which: Annotated[Tier, typer.Argument(help="The tier to run.")],
+    file: File,
+    profile: Profile = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="The folder of its state.", show_default="the folder of the file")
+    ] = None,
+    ready: Annotated[
+        Path | None, typer.Option(help="A file to which the process id is written once the tier is ready.")
+    ] = None,
+) -> None:
+    """Run one tier of a pipeline in a process of its own. The services have the addresses in penstock.toml.
+
+    `penstock run` starts all tiers on one machine. With several machines, start each tier on its own machine.
+    """
+    handler = logging.StreamHandler()
+    handler.setFormatter(RedactingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.INFO)
+    logging.getLogger("py4j").setLevel(logging.WARNING)
+
+    def write_ready() -> None:
+        if ready is not None:
+            ready.parent.mkdir(parents=True, exist_ok=True)
+            # Renamed into place: a reader never sees a part of it.
+            new = ready.with_name(f"{ready.name}.new")
+            new.write_text(str(os.getpid()))
+            new.replace(ready)
+
+    if ready is not None:
+        ready.unlink(missing_ok=True)
+    description, config = load(file), Config.read(folder or file.parent, profile)
+    with stop_on_signals() as stop, description.locating():
+        run_tier(which, description, config, stop, write_ready)

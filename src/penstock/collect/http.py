@@ -40,9 +40,7 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.record import LARGEST_JUMP, MAX_NUMBER
-from penstock.web.bodies import BodyReader
-from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
-from penstock.web.query import Query, integer
+from penstock.web.requests import BodyReader, OriginCheck, OriginCheckMiddleware, Query, integer
 from penstock.web.responses import Problem, SecurityHeaders, error_response, handlers, reply
 from penstock.web.server import http_config, run_server
 

@@ -35,8 +35,7 @@ from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, Sou
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.core.signatures import parse_secrets, verify
-from penstock.web.bodies import BodyReader
-from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
+from penstock.web.requests import BodyReader, OriginCheck, OriginCheckMiddleware
 from penstock.web.responses import Problem, SecurityHeaders, handlers, reply
 from penstock.web.server import http_config, run_server
 

@@ -40,7 +40,7 @@ from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Refused, Unavailable
 from penstock.core.record import LARGEST_JUMP, MAX_NUMBER, Origin
-from penstock.web.origin_check import OriginCheck
+from penstock.web.requests import OriginCheck
 
 log = logging.getLogger(__name__)
 

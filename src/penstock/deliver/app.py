@@ -22,8 +22,7 @@ from penstock.deliver.delivery import DeliverSettings, Delivery, FeedSpec
 from penstock.deliver.metrics import metrics
 from penstock.deliver.site import ChartSpec, Site
 from penstock.deliver.states import StateEndpoint
-from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
-from penstock.web.query import register_rest_convertor
+from penstock.web.requests import OriginCheck, OriginCheckMiddleware, register_rest_convertor
 from penstock.web.responses import SecurityHeaders, error_response, reply
 from penstock.web.server import listen, run_server, server_config, url_of, wait_first
 

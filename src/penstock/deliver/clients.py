@@ -13,8 +13,7 @@ from penstock.core.clock import Clock
 from penstock.core.errors import Refused
 from penstock.deliver.delivery import DeliverSettings, Delivery, LiveFeed
 from penstock.deliver.feed import Follower
-from penstock.web.responses import error_response
-from penstock.web.sse import ServerSentEvents, Write, event, retry, run_until_first_ends, wait_for
+from penstock.web.responses import ServerSentEvents, Write, error_response, event, retry, run_until_first_ends, wait_for
 
 MAX_MESSAGE = 4_096
 """Bytes of a message from a client."""

@@ -23,9 +23,7 @@ from penstock.gateway.fetch import READ_PARAMETERS, ReadLimits, Start, fetch, no
 from penstock.gateway.gateway import LEAVE_TIMEOUT, Gateway, not_found
 from penstock.gateway.records import Format, entry_json, partitions_json
 from penstock.gateway.sessions import ConsumerSession, Polled
-from penstock.web.bodies import media_type
-from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
-from penstock.web.query import Query
+from penstock.web.requests import OriginCheck, OriginCheckMiddleware, Query, media_type
 from penstock.web.responses import Problem, SecurityHeaders, handlers, reply
 from penstock.web.server import http_config, listen, run_server, url_of, wait_first
 

@@ -14,7 +14,7 @@ from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.errors import Unaccounted, Unavailable
 from penstock.gateway.records import size
 from penstock.gateway.settings import GatewaySettings
-from penstock.web.query import Query
+from penstock.web.requests import Query
 from penstock.web.responses import Problem
 
 READ_PARAMETERS = ("max", "max_bytes", "wait", "format")

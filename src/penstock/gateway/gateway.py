@@ -18,7 +18,7 @@ from penstock.gateway.records import Decoder
 from penstock.gateway.sessions import Sessions
 from penstock.gateway.settings import GatewaySettings
 from penstock.gateway.writer import ChannelWriter
-from penstock.web.bodies import BodyReader
+from penstock.web.requests import BodyReader
 from penstock.web.responses import Problem
 
 Result = TypeVar("Result")

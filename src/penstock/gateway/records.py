@@ -19,7 +19,7 @@ from penstock.core.contracts import ChannelPartition, Entry
 from penstock.core.record import Headers, Origin, Record
 from penstock.core.text import did_you_mean
 from penstock.gateway.settings import GatewaySettings
-from penstock.web.query import LARGEST, Query
+from penstock.web.requests import LARGEST, Query
 from penstock.web.responses import Problem
 
 IDENTITY = ("sender", "epoch", "seq", "time")

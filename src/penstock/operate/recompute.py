@@ -5,8 +5,11 @@ query, then the rows, then the end offsets of the log. A row must lie between th
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
 
 from penstock.analysis.checkpoints.batches import covered
 from penstock.analysis.checkpoints.doctor import begin_anew
@@ -15,30 +18,171 @@ from penstock.analysis.engine import Engine, OffsetRanges
 from penstock.analysis.query import Query
 from penstock.analysis.replay import (
     Comparison,
+    Difference,
     Excuse,
     Expected,
+    Found,
     How,
     Row,
+    Table,
     Until,
     Verdict,
     bare,
     comes_when_final,
     compare,
     kept,
+    key_of,
     named,
+    read,
     recomputed,
     require_repeatable,
 )
 from penstock.audit.account import Account, Outcome
 from penstock.core.clock import Clock, Micros, SystemClock
-from penstock.core.contracts import Channels, Offsets
+from penstock.core.contracts import Channels, Entry, Offsets
 from penstock.core.errors import Misconfigured
 from penstock.core.record import generation_and_count
-from penstock.operate.comparison import Gone, Judged, Report
-from penstock.operate.result_copies import Holder, Written, copies_of_result
-from penstock.pipeline.config import Config
+from penstock.core.scan import scan
+from penstock.deliver.feed import Feed
+from penstock.pipeline.config import Config, topics
 from penstock.pipeline.description import Description
+from penstock.pipeline.graph import store_node
+from penstock.pipeline.stores import make_store
 from penstock.run.accounts import last_accounts
+from penstock.stores.base import Contents, Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Offsets first–last of a log that the query has read and that retention has removed."""
+
+    channel: str
+    partition: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Judged:
+    """The result of the comparison for one copy of the rows."""
+
+    holder: str
+    counts: Counter[Verdict]
+    differences: tuple[Difference, ...]
+    late: bool = False
+    """All differences can be late records, which the stream drops: it is not known which."""
+
+    @property
+    def compared(self) -> int:
+        return self.counts[Verdict.EXACT] + self.counts[Verdict.BOUNDED]
+
+
+@dataclass(frozen=True)
+class Report:
+    query: str
+    result: str
+    covered: Mapping[str, Offsets]
+    ends: Mapping[str, Offsets]
+    gone: tuple[Gone, ...]
+    judged: tuple[Judged, ...]
+    records: Mapping[int, Found] = field(default_factory=dict)
+    """By checksum: the records that make the difference, if they were searched and found."""
+    late: int = 0
+    """How many records were late, by the account of the query."""
+    late_runs: Mapping[str, Mapping[str, list[tuple[int, int]]]] = field(default_factory=dict)
+    """The first of them by sender and epoch."""
+    late_left_out: bool = False
+    """The offsets of all late records are known, and they were not recomputed: they explain no difference."""
+
+    @property
+    def equal(self) -> bool:
+        return not any(one.differences for one in self.judged)
+
+    @property
+    def maybe_late(self) -> bool:
+        """Rows differ by no more than the late records; but it is not known which records these were."""
+        return not self.equal and all(one.late or not one.differences for one in self.judged)
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether rows could be compared, if there are any, and each difference is certain."""
+        skipped = any(one.counts[Verdict.UNKNOWN] for one in self.judged)
+        return not self.maybe_late and (not skipped or any(one.compared or one.differences for one in self.judged))
+
+    @property
+    def code(self) -> int:
+        """0: equal, 1: rows differ, 2: not conclusive."""
+        return 2 if not self.conclusive else 0 if self.equal else 1
+
+    def record_of(self, difference: Difference) -> str:
+        """Describe the one record that makes a difference; empty if it is not a single known record."""
+        record = self._record(difference)
+        if record is None:
+            return ""
+        sender, epoch, seq, copies = record
+        verb = "counts twice" if difference.how is How.EXCEEDS else "lacks"
+        late = any(first <= seq <= last for first, last in self.late_runs.get(sender, {}).get(str(epoch), ()))
+        # Of several copies, one may not have been late.
+        why = f", a duplicate: the log holds it {copies} times" if copies > 1 else ", which was late" if late else ""
+        return f"{verb} {sender}/{epoch}: {seq}{why}"
+
+    def _record(self, difference: Difference) -> Found | None:
+        return None if difference.mark is None else self.records.get(difference.mark)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "query": self.query,
+            "result": self.result,
+            "equal": self.equal,
+            "conclusive": self.conclusive,
+            "covered": self.covered,
+            "ends": self.ends,
+            "gone": [{name: getattr(one, name) for name in Gone.__slots__} for one in self.gone],
+            "late": self.late,
+            "late_left_out": self.late_left_out,
+            "holders": [
+                {
+                    "holder": one.holder,
+                    **{verdict: one.counts[verdict] for verdict in Verdict},
+                    "maybe_late": one.late,
+                    "differences": [self._difference(difference) for difference in one.differences],
+                }
+                for one in self.judged
+            ],
+        }
+
+    def _difference(self, one: Difference) -> dict[str, Any]:
+        record = self._record(one)
+        return {
+            "key": read(one.key),
+            "how": one.how,
+            "held": one.held and read(one.held.value),
+            "recomputed": one.recomputed and read(one.recomputed.value),
+            "columns": {name: {"held": a, "recomputed": b} for name, (a, b) in one.columns.items()},
+            "record": record and record._asdict(),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """The newest row of a key in a channel, deleted or not, and the position of the key's last entry."""
+
+    row: Row
+    partition: int
+    offset: int
+    appended: Micros
+
+
+@dataclass(frozen=True)
+class Holder:
+    name: str
+    """As in the graph: `channel:by_country`, `feed:by_country`, `store:redis/by_country`."""
+    rows: Table
+    ttl: timedelta | None = None
+    """How long a row is kept after its last entry; None: without limit."""
+    filled: Offsets | None = None
+    """The offsets of a store; None for a copy that has read everything."""
+
 
 Say = Callable[[str], None]
 
@@ -293,3 +437,80 @@ def _marks(judged: Sequence[Judged]) -> list[int]:
     """Return the checksums of the first rows that differ by one record; each once, also if several copies differ."""
     marks = (one.mark for holder in judged for one in holder.differences)
     return [mark for mark in dict.fromkeys(marks) if mark is not None][:_NAMED]
+
+
+def copies_of_result(
+    channels: Channels, description: Description, config: Config, query: Query, timeout: float
+) -> tuple[list[Holder], Mapping[bytes, Written]]:
+    """Return the copies of a query's result, and the rows as written in its channel.
+
+    Stores have `timeout` seconds to load the channel.
+    """
+    channel = description.channels[query.into]
+    feed = Feed(channel.name, channels.topic_id(channel.name), channel.retention)
+    written: dict[bytes, Written] = {}
+    ends: dict[int, int] = {}
+    for entry in scan(channels, channel.name):
+        feed.push([entry])
+        ends[entry.partition] = entry.offset + 1
+        _note(written, entry)
+    kept = next(topic.retention for topic in topics(description) if topic.name == channel.name)
+    delivered = {
+        change.key: _row(written, change.key, change.row, change.version)
+        for change in feed.join().rows
+        if change.row is not None
+    }
+    found = [
+        Holder(f"channel:{channel.name}", {key: one.row for key, one in written.items()}, kept),
+        Holder(f"feed:{channel.name}", _with_deletions(delivered, written), channel.retention),
+    ]
+    until = time.monotonic() + timeout
+    for spec in description.stores:
+        if spec.channel == channel.name:
+            store = make_store(spec, description, config)
+            filled = _filled(store, ends, until)
+            rows = _with_deletions(_stored(store, written), written)
+            found.append(Holder(store_node(spec.url, channel.name), rows, spec.ttl, filled))
+    return found, written
+
+
+def _note(written: dict[bytes, Written], entry: Entry) -> None:
+    """Apply an entry as feeds and stores do: a version that is not newer does not change the row."""
+    key = key_of(entry.key or b"")
+    row, before = Row.of(entry.value, entry.headers), written.get(key)
+    if before and row.version is not None and before.row.version is not None and row.version <= before.row.version:
+        row = before.row
+    written[key] = Written(row, entry.partition, entry.offset, entry.appended)
+
+
+def _with_deletions(rows: Table, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
+    """Add the deleted rows of the channel to a copy that does not keep deletions."""
+    deleted = {key: one.row for key, one in written.items() if one.row.value is None}
+    return {**deleted, **rows}
+
+
+def _row(written: Mapping[bytes, Written], key: bytes, value: bytes, version: int | None) -> Row:
+    """Return a row of a copy; the checksum of its records is only in the channel."""
+    last = written.get(key)
+    same = last is not None and last.row.version == version
+    return Row(value, version, last.row.mark if last and same else None)
+
+
+def _filled(store: Contents, ends: Offsets, until: float) -> Offsets:
+    """Return the offsets of a store; wait until they reach these ends."""
+    filled = store.stands()
+    while any(filled.get(one, 0) < end for one, end in ends.items()) and time.monotonic() < until:
+        time.sleep(0.2)
+        filled = store.stands()
+    return filled
+
+
+def _stored(store: Contents, written: Mapping[bytes, Written]) -> dict[bytes, Row]:
+    """Return the newest row of each key in a store, without deleted ones."""
+    newest: dict[bytes, Stored] = {}
+    for one in store.rows():
+        key = key_of(one.key or b"")
+        before = newest.get(key)
+        if before is None or before.version is None or one.version is None or one.version > before.version:
+            newest[key] = one
+    return {key: _row(written, key, one.row, one.version) for key, one in newest.items() if one.row is not None}

@@ -20,8 +20,8 @@ from penstock.audit.ledger import Ledger, Unreadable, set_aside
 from penstock.channels.sqlite.repairing import DamagedLog, damaged_logs
 from penstock.core.errors import Misconfigured
 from penstock.pipeline.config import Config
+from penstock.supervise.kafka import DamagedSegment, damaged_segments
 from penstock.supervise.redis import find_redis
-from penstock.supervise.segments import DamagedSegment, damaged_segments
 
 ASIDE = "damaged"
 """The folder for the originals, in the state folder."""

@@ -23,7 +23,7 @@ from penstock.pipeline.description import (
     StoreSpec,
     locating,
 )
-from penstock.pipeline.sql_file import SqlFile, is_file, list_files, read_file
+from penstock.pipeline.sql import SqlFile, is_file, list_files, read_file
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 DELIVERIES = (Guarantee.EXACTLY_ONCE, Guarantee.AT_LEAST_ONCE, Guarantee.AT_MOST_ONCE)

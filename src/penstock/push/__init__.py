@@ -5,23 +5,47 @@ its last event. While it is disconnected and events wait, a webhook asks to wake
 """
 
 import asyncio
+import hmac
+import logging
+import ssl
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import httpx
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
 from penstock.channels.sqlite import SqliteChannels
 from penstock.collect.ingest import IngestLoop
+from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Source
-from penstock.core.errors import Misconfigured
+from penstock.core.errors import Misconfigured, Unavailable, backoff
 from penstock.core.signatures import parse_secrets
 from penstock.push.device_queue import BOOKMARKS, CHANNEL, DEAD, HEARTBEATS, DeviceQueue, QueuedSource
-from penstock.push.stream import TIMEOUT, build
-from penstock.push.wake import Waker
-from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
+from penstock.web.requests import OriginCheck, OriginCheckMiddleware
+from penstock.web.responses import (
+    SecurityHeaders,
+    ServerSentEvents,
+    Write,
+    error_response,
+    event,
+    reply,
+    retry,
+    wait_for,
+)
 from penstock.web.server import http_config, listen, run_server, url_of, wait_first
+from penstock.web.webhook import TIMEOUT, Rejected, Webhook, new_id
 
+_SEND_TIMEOUT = 30.0
+"""Seconds after which a device that does not read is disconnected."""
 MIN_BYTES = 8 << 20
 """Bytes: an empty database and its log take some of them."""
 _CONNECTIONS = 16
@@ -72,13 +96,13 @@ class PushProxy:
         ingest = IngestLoop(
             QueuedSource(self.source, queue), CHANNEL, queue.disk, dead=DEAD, heartbeats=HEARTBEATS, bookmarks=BOOKMARKS
         )
-        with listen("the proxy's", host, port, TIMEOUT) as listener:
+        with listen("the proxy's", host, port, _SEND_TIMEOUT) as listener:
             where = url_of(host, listener)
             app = build(queue, self.token, self.heartbeat.total_seconds())
             named = OriginCheckMiddleware(
                 app, OriginCheck(listener, host, origins=[self.public.rstrip("/")] if self.public else ())
             )
-            config = http_config(named, _CONNECTIONS, TIMEOUT, _FAREWELL)
+            config = http_config(named, _CONNECTIONS, _SEND_TIMEOUT, _FAREWELL)
             ingesting = asyncio.create_task(self._ingest(ingest, stop))
             waking = asyncio.create_task(self._wake(queue, (self.public or where).rstrip("/")))
             try:
@@ -109,3 +133,157 @@ class PushProxy:
         key = (parse_secrets("the proxy's secret", self.secret) or [b""])[0]
         again, asleep_after = self.again.total_seconds(), self.asleep_after.total_seconds()
         await Waker(queue, self.wake, key, f"{where}/events", again, asleep_after).run()
+
+
+def build(queue: DeviceQueue, token: str, heartbeat: float) -> Starlette:
+    """`token`: the bearer token of the device; empty: none is required."""
+    sessions = _Sessions(queue, token, heartbeat)
+    return Starlette(
+        routes=[Route("/", sessions.overview), Route("/events", sessions.events)],
+        middleware=[Middleware(SecurityHeaders)],
+    )
+
+
+class _Sessions:
+    """One device at a time: a new connection ends the one before."""
+
+    def __init__(self, queue: DeviceQueue, token: str, heartbeat: float) -> None:
+        self._queue, self._token, self._heartbeat = queue, token.encode(), heartbeat
+        self.last: _Session | None = None
+
+    async def overview(self, request: Request) -> Response:
+        if (refused := self._refused(request)) is not None:
+            return refused
+        queue = self._queue
+        return reply({"waiting": queue.waiting, "bytes": queue.bytes, "connected": queue.connected})
+
+    async def events(self, request: Request) -> Response:
+        if (refused := self._refused(request)) is not None:
+            return refused
+        queue = self._queue
+        if queue.closing:
+            return error_response(503, "the proxy is stopping; try again later")
+        if (position := queue.position(request.headers.get("last-event-id"))) is not None:
+            await queue.acknowledge(position)
+        return _Session(self, queue, queue.acknowledged if position is None else position, self._heartbeat)
+
+    def _refused(self, request: Request) -> Response | None:
+        header = request.headers.get("authorization", "").encode("latin-1", "replace")
+        if not self._token or hmac.compare_digest(header, b"Bearer " + self._token):
+            return None
+        facts = {"place": "the header authorization", "fix": "send the token of this proxy as a bearer token"}
+        return error_response(401, "the bearer token is missing or wrong", facts, {"www-authenticate": "Bearer"})
+
+
+class _Session(ServerSentEvents):
+    """One connection. It ends after some megabytes, so that the device connects again and acknowledges them."""
+
+    def __init__(self, sessions: _Sessions, queue: DeviceQueue, position: int, heartbeat: float) -> None:
+        super().__init__(_SEND_TIMEOUT)
+        self._sessions, self._queue, self._position, self._heartbeat = sessions, queue, position, heartbeat
+
+    async def stream(self, write: Write) -> None:
+        queue, changed = self._queue, asyncio.Event()
+        self._sessions.last, queue.connected = self, True
+        queue.listeners.add(changed)
+        queue.notify()
+        try:
+            await self._send_events(write, changed)
+        finally:
+            queue.listeners.discard(changed)
+            if self._sessions.last is self:
+                queue.connected, queue.left = False, time.monotonic()
+                queue.notify()
+
+    async def _send_events(self, write: Write, changed: asyncio.Event) -> None:
+        queue, sent = self._queue, 0
+        text = retry(500)
+        while not queue.closing and self._sessions.last is self and sent < queue.most // 4:
+            changed.clear()
+            entries = await queue.since(self._position) if self._position < queue.end else ()
+            text += b"".join(event(entry.value or b"", queue.token(entry.offset)) for entry in entries)
+            if text:
+                await write(text)
+                sent += len(text)
+                text = b""
+            if entries:
+                self._position = entries[-1].offset + 1
+                queue.sent = max(queue.sent, self._position)
+                continue
+            text = await wait_for(changed, self._heartbeat)
+
+
+log = logging.getLogger(__name__)
+
+
+class Waker:
+    """Wakes the device once per sleep, and again after `again` seconds.
+
+    It sleeps when it was disconnected for `asleep_after` seconds. Events that were sent and not acknowledged wake it
+    only after `again`: it probably has them.
+    """
+
+    def __init__(
+        self,
+        queue: DeviceQueue,
+        url: str,
+        key: bytes,
+        following: str,
+        again: float,
+        asleep_after: float,
+        clock: Clock | None = None,
+    ) -> None:
+        self._queue, self._following = queue, following
+        self._webhook = Webhook(url, key, clock or SystemClock())
+        self._again, self._asleep_after = again, asleep_after
+        self._changed = asyncio.Event()
+        self.woken = 0
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        self._queue.listeners.add(self._changed)
+        try:
+            verify = ssl.create_default_context()
+            async with httpx.AsyncClient(verify=verify, timeout=TIMEOUT, trust_env=False) as client:
+                while True:
+                    while (left := self._due()) is None or left > 0:
+                        await self._change(left)
+                    await self._wake(client)
+                    until = time.monotonic() + self._again
+                    while not self._queue.connected and (left := until - time.monotonic()) > 0:
+                        await self._change(left)
+        finally:
+            self._queue.listeners.discard(self._changed)
+
+    def _due(self) -> float | None:
+        """Seconds until the device has to be woken; None while that is not known."""
+        queue = self._queue
+        if queue.connected or not queue.waiting:
+            return None
+        timeout = self._asleep_after if queue.sent < queue.end else self._again
+        return queue.left + timeout - time.monotonic()
+
+    async def _change(self, within: float | None) -> None:
+        self._changed.clear()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), within)
+
+    async def _wake(self, client: httpx.AsyncClient) -> None:
+        """Post until the webhook accepts it, or the device connects."""
+        id, delays, troubled = new_id(), backoff(), False
+        while not self._queue.connected:
+            try:
+                data = {"waiting": self._queue.waiting, "next": self._following}
+                await self._webhook.post_async(client, self._webhook.message("device.wake", data, id))
+            except Unavailable as error:
+                log.log(logging.DEBUG if troubled else logging.WARNING, "%s", error)
+                troubled = True
+                until = time.monotonic() + (next(delays) if error.retry_after is None else error.retry_after)
+                while not self._queue.connected and (left := until - time.monotonic()) > 0:
+                    await self._change(left)
+            except Rejected as error:
+                log.error("%s; the device is not woken before %g s", error, self._again)
+                return
+            else:
+                self.woken += 1
+                return

@@ -13,8 +13,7 @@ from penstock.core.contracts import Channels
 from penstock.core.errors import PenstockError, Refused
 from penstock.core.record import Record
 from penstock.core.scan import scan
-from penstock.run.background import run_in_background
-from penstock.run.status import Poster
+from penstock.run.status import Poster, run_in_background
 
 EVERY = 2.0
 

@@ -26,12 +26,11 @@ from penstock.pipeline.config import LOCAL, Config, topics
 from penstock.pipeline.description import Description
 from penstock.plan.plan import real_time_queries, slots_needed
 from penstock.run.accounts import accounting, announce
-from penstock.run.background import run_in_background
 from penstock.run.lakes import Lakes
 from penstock.run.queries import Queries, result_writers
 from penstock.run.state_server import SLOTS, SparkStateReader, serve_state
 from penstock.run.static_tables import Refreshing
-from penstock.run.status import Figures, report_status
+from penstock.run.status import Figures, report_status, run_in_background
 from penstock.run.tier import Ready, Tier, ensure_channels
 from penstock.run.warm import spark_archive
 from penstock.supervise.java import ensure_jars, find_java

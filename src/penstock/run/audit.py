@@ -37,8 +37,7 @@ from penstock.pipeline.graph import stage_inputs, store_node
 from penstock.pipeline.sources import worker_name
 from penstock.pipeline.stores import make_check
 from penstock.run.alarm_sender import sending_alarms
-from penstock.run.background import run_in_background
-from penstock.run.status import Figures, follow_status, report_status
+from penstock.run.status import Figures, follow_status, report_status, run_in_background
 from penstock.run.tier import Ready, Tier
 
 MIRROR_EVERY = 5.0

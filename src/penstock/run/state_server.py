@@ -20,10 +20,9 @@ from penstock.analysis import state_lookup as lookup
 from penstock.analysis.engine import Engine
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.pipeline.description import Description
-from penstock.run.background import run_in_background
+from penstock.run.status import run_in_background
 from penstock.run.tier import wait_until_set
-from penstock.web.origin_check import OriginCheck, OriginCheckMiddleware
-from penstock.web.query import Query, register_rest_convertor
+from penstock.web.requests import OriginCheck, OriginCheckMiddleware, Query, register_rest_convertor
 from penstock.web.responses import SecurityHeaders, error_response, handlers, reply
 from penstock.web.server import authority, http_config, listen, run_server, wait_first
 

@@ -16,7 +16,6 @@ from penstock.core.clock import Micros, SystemClock, is_running
 from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import PenstockError, retry
 from penstock.core.scan import scan
-from penstock.run.background import run_in_background
 
 log = logging.getLogger(__name__)
 
@@ -136,3 +135,28 @@ def report_status(
 
     with run_in_background("status reporter", post_reports):
         yield
+
+
+JOIN_TIMEOUT = 5.0
+
+log = logging.getLogger(__name__)
+
+
+@contextmanager
+def run_in_background(name: str, work: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Run `work` in a thread while the body runs. It has to end soon after its event is set. Its errors are logged."""
+    stop = threading.Event()
+
+    def run() -> None:
+        try:
+            work(stop)
+        except Exception:
+            log.exception("%s failed", name)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(JOIN_TIMEOUT)

@@ -18,7 +18,7 @@ from penstock.analysis.operators.keyed import Keyed, Processor
 from penstock.analysis.plans import CLOCK
 from penstock.core.clock import duration
 from penstock.core.errors import Misconfigured
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 
 Input = list[dict[str, Any]]
 """Rows, by their columns."""

@@ -27,7 +27,7 @@ from penstock.core.record import Origin, Record
 from penstock.operate.dead_letters import Letter, Selection, Verdict, redrive
 from penstock.pipeline.config import Config
 from penstock.run.analyse import run
-from penstock.testing.channels import MemoryChannels
+from penstock.testing import MemoryChannels
 
 WATERMARK = timedelta(seconds=10)
 

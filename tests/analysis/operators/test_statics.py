@@ -32,7 +32,7 @@ from penstock.core.errors import Misconfigured
 from penstock.core.record import Origin, Record
 from penstock.pipeline.pipeline import Pipeline
 from penstock.run.static_tables import Refreshing
-from penstock.testing.clock import ManualClock
+from penstock.testing import ManualClock
 from penstock.testing.frames import answer, frame, rows
 
 Fresh = Callable[[str], str]
