@@ -1,15 +1,15 @@
-"""Addresses of sources, and the JSON scanner of the gateway."""
+"""Addresses of sources, and JSON values that are sent to the gateway."""
 
 import importlib
 import json
-from collections.abc import Iterator
-from typing import Any
 
 from tests.fuzz.target import Input, result_or_error, target
 
 from penstock.collect.registry import SCHEMES, source_at
 from penstock.core.errors import Misconfigured
-from penstock.gateway.records import JsonReader, Part
+from penstock.gateway.records import Decoder, Format
+from penstock.gateway.settings import GatewaySettings
+from penstock.web.responses import Problem
 
 _SCHEMES = sorted(SCHEMES)
 # Imported here: the fuzzer instruments a module only if it is imported with the target.
@@ -30,54 +30,25 @@ def addresses(data: bytes) -> None:
     assert source.guarantee
 
 
-@target(b'{"a": [1, {"b": null}], "c": "\\u00e4"}', b'{"a": 1, "a": 2}', b"[1,]", b" [ ] ", b'{"a":1e400}', b"[NaN]")
-def json_scanner(data: bytes) -> None:
-    """The scanner gives the parts of a JSON text unchanged, or Unreadable."""
-    text = data.decode(errors="replace")
+@target(
+    b'{"a": [1, {"b": null}], "c": "\\u00e4"}', b'{"a": 1, "a": 2}', b"[1,]", b" [ ] ", b'{"a":1e400}', b"[NaN]", b"-0"
+)
+def gateway_values(data: bytes) -> None:
+    """The gateway stores a JSON value without a change, or refuses the body."""
+    decoder = Decoder(GatewaySettings(), lambda: 0)
+    found = result_or_error(lambda: decoder.document(b'{"records": [{"value": %b}]}' % data, Format.JSON), Problem)
+    result_or_error(lambda: decoder.lines(data, Format.JSON), Problem)
+    if isinstance(found, Problem):
+        assert found.status in (400, 413)
+        return
     try:
-        expected = json.loads(text, object_pairs_hook=_once, parse_constant=_none)
+        sent = _exact(data)
     except (ValueError, RecursionError):
-        expected = None
-    found = result_or_error(lambda: _scanned(text), json.JSONDecodeError)
-    if isinstance(found, json.JSONDecodeError):
-        assert 0 <= found.pos <= len(text)
-        # Duplicate names are an error only in the outer object.
-        assert not isinstance(expected, dict | list)
-    else:
-        document = json.loads(text)
-        assert found == document
-        assert isinstance(found, dict) == isinstance(document, dict)
+        return  # It was not one value.
+    (record,) = found
+    assert sent == (None if record.value is None else _exact(record.value))
 
 
-def _scanned(text: str) -> dict[str, Any] | list[Any]:
-    reader = JsonReader(text)
-    found = dict(_members(reader, text)) if text.lstrip(" \t\r\n").startswith("{") else list(_items(reader, text))
-    reader.end()
-    return found
-
-
-def _members(reader: JsonReader, text: str) -> Iterator[tuple[str, Any]]:
-    for name in reader.members():
-        yield name, _value(reader.part(), text)
-
-
-def _items(reader: JsonReader, text: str) -> Iterator[Any]:
-    for index in reader.items():
-        assert index >= 0
-        yield _value(reader.part(), text)
-
-
-def _value(part: Part, text: str) -> Any:
-    assert part.text in text
-    assert json.loads(part.text) == part.value
-    return part.value
-
-
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len({name for name, _ in pairs}) < len(pairs):
-        raise ValueError("duplicate name")
-    return dict(pairs)
-
-
-def _none(word: str) -> Any:
-    raise ValueError(word)
+def _exact(text: bytes) -> object:
+    """A document with all digits of its numbers."""
+    return json.loads(text.decode(), parse_float=lambda number: ("number", number))

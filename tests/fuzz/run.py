@@ -22,7 +22,7 @@ MODULES = {
     **dict.fromkeys(("pages", "paging"), "pages"),
     **dict.fromkeys(("cursors", "progress", "bookmarks", "origins"), "cursors"),
     **dict.fromkeys(("signatures", "webhooks", "secrets", "receipts"), "signatures"),
-    **dict.fromkeys(("addresses", "json_scanner"), "addresses"),
+    **dict.fromkeys(("addresses", "gateway_values"), "addresses"),
 }
 
 

@@ -132,13 +132,19 @@ async def test_nothing_is_acknowledged_of_nothing(client: httpx.AsyncClient, cha
     assert not channels.entries("one")
 
 
-@pytest.mark.parametrize("text", ["18446744073709551617", "1e400", "0.10", '{"a": 1, "a": 2}', '"\\ud800"', "[ 1 ]"])
-async def test_a_value_is_taken_as_its_text_stands(
-    client: httpx.AsyncClient, channels: MemoryChannels, text: str
-) -> None:
-    answer = await client.post(RECORDS, content=f'{{"value": {text} }}'.encode(), headers=LINES)
+NUMBERS = ["18446744073709551617", "-9223372036854775809", "1e400", "0.10", "9223372036854775807", "-1", "1.0E-7"]
+
+
+@pytest.mark.parametrize("text", [*NUMBERS, '{"b":[0.10,{"ä":null}],"a":1e400}'])
+async def test_numbers_keep_their_text(client: httpx.AsyncClient, channels: MemoryChannels, text: str) -> None:
+    answer = await client.post(RECORDS, content=f'{{"value": {text} , "key": [{text}]}}'.encode(), headers=LINES)
     assert answer.status_code == 200
-    assert [entry.value for entry in channels.entries("one")] == [text.encode()]
+    assert [(entry.value, entry.key) for entry in channels.entries("one")] == [(text.encode(), f"[{text}]".encode())]
+
+
+async def test_a_value_is_stored_in_compact_form(client: httpx.AsyncClient, channels: MemoryChannels) -> None:
+    await client.post(RECORDS, content=b'{"value": { "b" : [ 1 ],\t"a": "\\u00e4" } }', headers=LINES)
+    assert [entry.value for entry in channels.entries("one")] == ['{"b":[1],"a":"ä"}'.encode()]
 
 
 async def test_text_and_base64_are_taken_where_they_are_said(
@@ -167,19 +173,20 @@ async def test_what_was_read_can_be_sent_again(client: httpx.AsyncClient, channe
 
 BAD_RECORDS: list[tuple[bytes, str]] = [
     (b"", "line 1, column 1"),
-    (b"[]", "line 1, column 1"),
-    (b"null", "line 1, column 1"),
+    (b"[]", "the body"),
+    (b"null", "the body"),
     (b"{", "line 1, column 2"),
-    (b'{"records": 1}', "line 1, column 13"),
-    (b'{"records": [}', "records[0], line 1, column 14"),
-    (b'{"records": [1]}', "records[0], line 1, column 14"),
-    (b'{"records": [{"value": 1},\n {"value": tru}]}', "records[1], line 2, column 12"),
-    (b'{"records": [{"value": NaN}]}', "records[0], line 1, column 24"),
+    (b'{"records": 1}', "the body"),
+    (b'{"records": [}', "line 1, column 14"),
+    (b'{"records": [1]}', "records[0]"),
+    (b'{"records": [{"value": 1},\n {"value": tru}]}', "line 2, column 12"),
+    (b'{"records": [{"value": NaN}]}', "the body"),
     (b'{"records": [{"value": 1}]} x', "line 1, column 29"),
-    (b'{"records": [], "records": []}', "line 1, column 17"),
-    (b'{"records": [{"value": 1, "value": 2}]}', "records[0], line 1, column 27"),
-    (b'{"records": [{"value": ' + b"[" * 100_000, "records[0], line 1, column 24"),
-    (b'{"records": [{"value": ' + b"9" * 5_000 + b"}]}", "records[0], line 1, column 24"),
+    (b'{"records": [], "records": []}', "the body"),
+    (b'{"records": [{"value": 1, "value": 2}]}', "the body"),
+    (b'{"records": [{"value": {"a": 1, "\\ud800": 2, "\\ud800": 3}}]}', "the body"),
+    (b'{"records": [{"value": ' + b"[" * 100_000, "the body"),
+    (b'{"records": [{"value": ' + b"[" * 300 + b"]" * 300 + b"}]}", "records[0].value"),
     (b'{"records": [{"value": "\xff"}]}', "byte 25"),
     (b'{"records": [{"value": "\xc0\x80"}]}', "byte 25"),
     (b'{"records": [{"value": "\xe2\x82', "byte 25"),
@@ -187,10 +194,14 @@ BAD_RECORDS: list[tuple[bytes, str]] = [
     (b"{}", "the body"),
     (b'{"records": [{}]}', "records[0]"),
     (b'{"records": [{"value": 1, "partition": 3}]}', "records[0]"),
+    (b'{"records": [{"value": 1, "\\ud800": 3}]}', "records[0]"),
+    (b'{"records": [{"value": "\\ud800"}]}', "records[0].value"),
+    (b'{"records": [{"value": {"\\ud800": 1}}]}', "records[0].value"),
     (b'{"records": [{"value": 1, "key": "\\ud800"}]}', "records[0].key"),
+    (b'{"records": [{"value": 1, "headers": {"\\ud800": "x"}}]}', "records[0].headers"),
     (b'{"records": [{"value": 1, "headers": []}]}', "records[0].headers"),
     (b'{"records": [{"value": 1, "headers": {"h": 1}}]}', "records[0].headers.h"),
-    (b'{"records": [{"value": 1, "headers": {"h": "1", "h": "2"}}]}', "records[0].headers"),
+    (b'{"records": [{"value": 1, "headers": {"h": "1", "h": "2"}}]}', "the body"),
     (b'{"records": [{"value": 1, "headers": {"seq": "1"}}]}', "records[0].headers.seq"),
     (b'{"records": [{"value": 1, "headers": {"redriven": "1"}}]}', "records[0].headers.redriven"),
     (b'{"records": [{"value": 1, "headers": {"replay": "1"}}]}', "records[0].headers.replay"),

@@ -6,7 +6,6 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from typing import Protocol
 
 from starlette.requests import Request
 
@@ -29,6 +28,8 @@ _POLL = 0.5
 _READ_TIMEOUT = 10.0
 """Seconds within which entries below the end of a partition must arrive."""
 
+Read = Callable[[int, float], Sequence[Entry]]
+"""As `Reader.read`: at most so many entries, within so many seconds."""
 Bounds = Mapping[int, tuple[int, int]]
 Start = Callable[[Bounds], Offsets]
 """The first offsets to read, given the bounds of a channel."""
@@ -59,10 +60,6 @@ class Fetched:
     offsets: Offsets
 
 
-class Reader(Protocol):
-    def read(self, most: int, wait: float) -> Sequence[Entry]: ...
-
-
 def fetch(channels: Channels, channel: str, start: Start, limits: ReadLimits) -> Fetched:
     """Read entries from the start. Problem 410 when they are no longer kept, 416 beyond the end.
 
@@ -79,7 +76,7 @@ def fetch(channels: Channels, channel: str, start: Start, limits: ReadLimits) ->
                 return any(now.get(partition, 0) < bounds[partition][1] for partition in offsets)
 
             found: list[Entry] = []
-            read_some(reader, found, limits, is_behind)
+            read_some(reader.read, found, limits, is_behind)
             if not found and is_behind() and not limits.ended():
                 raise Unavailable(f"channel {channel}", "it does not deliver the records that it holds")
             return Fetched(found, dict(reader.positions(channel)))
@@ -92,9 +89,7 @@ def fetch(channels: Channels, channel: str, start: Start, limits: ReadLimits) ->
         raise
 
 
-def read_some(
-    source: Reader, into: list[Entry], limits: ReadLimits, is_behind: Callable[[], bool] = lambda: False
-) -> None:
+def read_some(read: Read, into: list[Entry], limits: ReadLimits, is_behind: Callable[[], bool] = lambda: False) -> None:
     """Wait for the first entries, then read what is available, up to the limits.
 
     While `is_behind`, entries certainly exist: it waits for them beyond `limits.wait`.
@@ -105,12 +100,12 @@ def read_some(
         left = until - time.monotonic()
         if left <= 0 and is_behind():
             left = late - time.monotonic()
-        into += source.read(min(_STEP, limits.records), max(0.0, min(left, _POLL)))
+        into += read(min(_STEP, limits.records), max(0.0, min(left, _POLL)))
         if into or left <= 0 or limits.ended():
             break
     total = sum(map(size, into))
     while into and len(into) < limits.records and total < limits.bytes:
-        more = source.read(min(_STEP, limits.records - len(into)), 0)
+        more = read(min(_STEP, limits.records - len(into)), 0)
         if not more:
             return
         total += sum(map(size, more))

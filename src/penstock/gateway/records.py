@@ -6,8 +6,7 @@ A body with one bad record is rejected whole, with the place of that record.
 import base64
 import binascii
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NoReturn
@@ -41,99 +40,46 @@ class Format(StrEnum):
         return cls(query.choice("format", [*cls], cls.JSON))
 
 
-# --- JSON with the text of its values ---------------------------------------------------------------------------------
+# --- decode -----------------------------------------------------------------------------------------------------------
+
+
+def _members(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for name, value in pairs:
+        if name in found:
+            raise ValueError(f"the field {json.dumps(name[:100])} occurs twice")
+        found[name] = value
+    return found
+
+
+def _integer(text: str) -> object:
+    # Up to 19 characters, it fits into the 64 bits that orjson can write.
+    return int(text) if len(text) < 20 else orjson.Fragment(text)
 
 
 def _reject_constant(word: str) -> NoReturn:
     raise ValueError(f"{word} is not JSON")
 
 
-_SPACE = re.compile(r"[ \t\n\r]*")
-_DECODER = json.JSONDecoder(parse_constant=_reject_constant)
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=_members, parse_int=_integer, parse_float=orjson.Fragment, parse_constant=_reject_constant
+)
+"""Numbers keep their text: parsers change `0.10`, `1e400` and `18446744073709551617`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """A value and its text."""
-
-    value: object
-    text: str
-
-
-class JsonReader:
-    """Steps through an object or an array. Read each value before the next name or item.
-
-    A value keeps its exact text: parsers change numbers (`0.10`, `1e400`) and drop duplicate fields. Raises
-    JSONDecodeError.
-    """
-
-    def __init__(self, text: str) -> None:
-        self._text, self.at = text, 0
-
-    def members(self) -> Iterator[str]:
-        """The names in an object, each of them once."""
-        seen: set[str] = set()
-        for _ in self._entries("{", "}"):
-            self._skip()
-            start, name = self.at, self.part().value
-            if not isinstance(name, str):
-                raise self._error("Expecting a name in quotes", start)
-            if name in seen:
-                raise self._error(f"Duplicate field {json.dumps(name)}", start)
-            seen.add(name)
-            self._expect(":")
-            yield name
-
-    def items(self) -> Iterator[int]:
-        """The indexes of an array."""
-        return self._entries("[", "]")
-
-    def part(self) -> Part:
-        self._skip()
-        start = self.at
-        try:
-            value, self.at = _DECODER.raw_decode(self._text, start)
-        except json.JSONDecodeError:
-            raise
-        except RecursionError as error:
-            raise self._error("Nested too deeply", start) from error
-        except ValueError as error:
-            raise self._error(str(error), start) from error
-        return Part(value, self._text[start : self.at])
-
-    def end(self) -> None:
-        self._skip()
-        if self.at != len(self._text):
-            raise self._error("Extra data", self.at)
-
-    def _entries(self, opening: str, closing: str) -> Iterator[int]:
-        self._expect(opening)
-        index = 0
-        while not self._passed(closing):
-            if index:
-                self._expect(",")
-            yield index
-            index += 1
-
-    def _skip(self) -> None:
-        if (space := _SPACE.match(self._text, self.at)) is not None:
-            self.at = space.end()
-
-    def _passed(self, character: str) -> bool:
-        self._skip()
-        passed = self._text.startswith(character, self.at)
-        self.at += passed
-        return passed
-
-    def _expect(self, character: str) -> None:
-        if not self._passed(character):
-            raise self._error(f'Expecting "{character}"', self.at)
-
-    def _error(self, problem: str, at: int) -> json.JSONDecodeError:
-        return json.JSONDecodeError(problem, self._text, at)
-
-
-# --- decode -----------------------------------------------------------------------------------------------------------
+def _parse(body: bytes, where: str, line: int = 1) -> object:
+    """A JSON text, which begins on this line of the body."""
+    try:
+        return _DECODER.decode(body.decode())
+    except UnicodeDecodeError as error:
+        raise Problem(400, f"{where}, byte {error.start + 1}", "it is not UTF-8", "send bytes as base64") from error
+    except json.JSONDecodeError as error:
+        at = f"line {line + error.lineno - 1}, column {error.colno}"
+        raise Problem(400, at, error.msg, "nothing was sent") from error
+    except RecursionError as error:
+        raise Problem(400, where, "it is nested too deeply", "nothing was sent") from error
+    except ValueError as error:
+        raise Problem(400, where, str(error), "nothing was sent") from error
 
 
 @dataclass(frozen=True)
@@ -145,41 +91,22 @@ class Decoder:
 
     def document(self, body: bytes, form: Format) -> list[Record]:
         """`{"records": [{"key": …, "value": …}, …]}`"""
-        reader = JsonReader(_decoded(body))
-        found: list[Record] | None = None
-        where = "the body"
-        try:
-            for name in reader.members():
-                if name != "records":
-                    raise Problem(400, where, f'"{name}" is not a field', 'the only field is "records"')
-                found = []
-                for index in reader.items():
-                    where = f"records[{index}]"
-                    self._require_room(found)
-                    found.append(self._record(reader, where, form))
-            reader.end()
-        except json.JSONDecodeError as error:
-            at = f"{where}, line {error.lineno}, column {error.colno}"
-            raise Problem(400, at, error.msg, "nothing was sent") from error
-        if found is None:
-            raise Problem(400, "the body", '"records" is missing', 'write {"records": [{"value": …}]}')
-        return found
+        match _parse(body, "the body"):
+            case {"records": list(documents), **others} if not others:
+                self._check_count(len(documents))
+                return [self._record(one, f"records[{at}]", form) for at, one in enumerate(documents)]
+        raise Problem(
+            400, "the body", 'it is not an object with the list "records"', 'write {"records": [{"value": …}]}'
+        )
 
     def lines(self, body: bytes, form: Format) -> list[Record]:
         """A record on each line. Empty lines are skipped."""
         found: list[Record] = []
         for number, line in enumerate(body.split(b"\n"), 1):
-            where = f"line {number}"
-            text = _decoded(line, where)
-            if not text.strip(" \t\r"):
-                continue
-            self._require_room(found)
-            reader = JsonReader(text)
-            try:
-                found.append(self._record(reader, where, form))
-                reader.end()
-            except json.JSONDecodeError as error:
-                raise Problem(400, f"{where}, column {error.colno}", error.msg, "nothing was sent") from error
+            if line.strip(b" \t\r"):
+                self._check_count(len(found) + 1)
+                where = f"line {number}"
+                found.append(self._record(_parse(line, where, number), where, form))
         return found
 
     def raw(self, body: bytes, where: str, key: str | None, form: Format) -> list[Record]:
@@ -188,47 +115,44 @@ class Decoder:
         self._check_size("the body", record)
         return [record]
 
-    def _require_room(self, found: Sequence[Record]) -> None:
-        if len(found) == (limit := self.settings.records):
+    def _check_count(self, count: int) -> None:
+        if count > (limit := self.settings.records):
             raise Problem(413, "the body", f"it has more than {limit} records", "send them in several requests")
 
-    def _record(self, reader: JsonReader, where: str, form: Format) -> Record:
-        parts: dict[str, Part] = {}
-        for name in reader.members():
+    def _record(self, document: object, where: str, form: Format) -> Record:
+        if not isinstance(document, dict):
+            raise Problem(400, where, "it is not an object", 'write {"value": …}')
+        for name in document:
             if name not in FIELDS:
                 fix = did_you_mean(name, FIELDS, f"the fields are {', '.join(FIELDS)}")
-                raise Problem(400, where, f'"{name}" is not a field of a record', fix)
-            parts[name] = reader.part()
-        if "value" not in parts:
+                raise Problem(400, where, f"{json.dumps(name[:100])} is not a field of a record", fix)
+        if "value" not in document:
             raise Problem(400, where, '"value" is missing', 'write {"value": …}; null deletes its key')
-        coded = _base64_parts(where, parts.get("base64"), form)
+        coded = _base64_parts(f"{where}.base64", document.get("base64", []), form)
+        key = document.get("key")
+        key_form = Format.TEXT if isinstance(key, str) and form is Format.JSON else form
         record = Record(
-            _content(f"{where}.value", parts["value"], Format.BASE64 if "value" in coded else form),
-            self._origin(where, parts),
-            self._key(f"{where}.key", parts.get("key"), Format.BASE64 if "key" in coded else form),
-            _headers(f"{where}.headers", parts.get("headers"), "headers" in coded),
+            _content(f"{where}.value", document["value"], Format.BASE64 if "value" in coded else form),
+            self._origin(where, document),
+            _content(f"{where}.key", key, Format.BASE64 if "key" in coded else key_form),
+            tuple(_headers(f"{where}.headers", document.get("headers"), "headers" in coded)),
         )
         self._check_size(where, record)
         return record
 
-    def _key(self, where: str, part: Part | None, form: Format) -> bytes | None:
-        is_text = part is not None and isinstance(part.value, str)
-        return _content(where, part, Format.TEXT if is_text and form is Format.JSON else form)
-
-    def _origin(self, where: str, parts: dict[str, Part]) -> Origin | None:
-        if not any(name in parts for name in IDENTITY):
+    def _origin(self, where: str, document: Mapping[str, object]) -> Origin | None:
+        if not any(name in document for name in IDENTITY):
             return None
-        if missing := [name for name in ("sender", "epoch", "seq") if name not in parts]:
+        if missing := [name for name in ("sender", "epoch", "seq") if name not in document]:
             fix = "give sender, epoch and seq; or none of them, then the gateway numbers the record"
             raise Problem(400, where, f"the identity lacks {' and '.join(missing)}", fix)
-        sender = parts["sender"].value
+        sender = document["sender"]
         if not isinstance(sender, str) or not sender.isprintable() or not 0 < len(sender) <= _MAX_SENDER:
             raise Problem(400, f"{where}.sender", f"a sender has 1 to {_MAX_SENDER} printable characters")
         if sender == self.settings.sender:
             raise Problem(400, f"{where}.sender", f'"{sender}" is the gateway itself', "choose another name")
-        epoch, seq = (_number(f"{where}.{name}", parts[name].value) for name in ("epoch", "seq"))
-        time = _number(f"{where}.time", parts["time"].value) if "time" in parts else self.now()
-        return Origin(sender, epoch, seq, time)
+        numbers = {"time": self.now(), **document}
+        return Origin(sender, *(_number(f"{where}.{name}", numbers[name]) for name in ("epoch", "seq", "time")))
 
     def _check_size(self, where: str, record: Record) -> None:
         headers = sum(len(name.encode()) + len(value) for name, value in record.extra)
@@ -242,49 +166,39 @@ class Decoder:
                 raise Problem(413, what, f"{size} bytes are too many", f"send at most {limit}; nothing was sent")
 
 
-def _content(where: str, part: Part | None, form: Format) -> bytes | None:
-    if part is None or part.value is None:
+def _content(where: str, value: object, form: Format) -> bytes | None:
+    if value is None:
         return None
-    if form is Format.JSON:
-        return _encoded(where, part.text)
-    return _bytes(where, part.value, form is Format.BASE64)
+    if form is not Format.JSON:
+        return _bytes(where, value, form is Format.BASE64)
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError as error:
+        raise Problem(400, where, f"it cannot be stored as JSON: {error}", "send it as base64") from error
 
 
-def _base64_parts(where: str, part: Part | None, form: Format) -> Sequence[str]:
+def _base64_parts(where: str, names: object, form: Format) -> Sequence[str]:
     """The parts of a record that are base64."""
     parts = ("key", "value", "headers")
-    if form is Format.BASE64:
-        return parts
-    if part is None:
-        return ()
-    names = part.value
     if not isinstance(names, list) or not all(name in parts for name in names):
-        raise Problem(400, f"{where}.base64", "it must name the parts that are base64", 'such as ["key", "value"]')
-    return names
+        raise Problem(400, where, "it must name the parts that are base64", 'such as ["key", "value"]')
+    return parts if form is Format.BASE64 else names
 
 
-def _headers(where: str, part: Part | None, coded: bool) -> tuple[tuple[str, bytes], ...]:
-    if part is None or part.value is None:
-        return ()
-    if not isinstance(part.value, dict):
+def _headers(where: str, headers: object, coded: bool) -> Iterator[tuple[str, bytes]]:
+    if headers is None:
+        return
+    if not isinstance(headers, dict):
         raise Problem(400, where, "headers must be an object", 'write {"name": "text"}')
-    reader = JsonReader(part.text)
-    found: list[tuple[str, bytes]] = []
-    try:
-        for name in reader.members():
-            found += _header(f"{where}.{name}", name, reader.part().value, coded)
-    except json.JSONDecodeError as error:
-        raise Problem(400, where, error.msg, 'write several values of a header as {"name": ["a", "b"]}') from error
-    return tuple(found)
-
-
-def _header(where: str, name: str, value: object, coded: bool) -> list[tuple[str, bytes]]:
-    if name in IDENTITY:
-        raise Problem(400, where, "this header is part of the identity", f'write "{name}" beside "value"')
-    if name in RESERVED:
-        raise Problem(400, where, "this header is reserved for records that Penstock sends again", "use another name")
-    _encoded(where, name)
-    return [(name, _bytes(where, one, coded)) for one in (value if isinstance(value, list) else [value])]
+    for name, values in headers.items():
+        _encoded(where, name)
+        at = f"{where}.{name}"
+        if name in IDENTITY:
+            raise Problem(400, at, "this header is part of the identity", f'write "{name}" beside "value"')
+        if name in RESERVED:
+            raise Problem(400, at, "this header is reserved for records that Penstock sends again", "use another name")
+        for value in values if isinstance(values, list) else [values]:
+            yield name, _bytes(at, value, coded)
 
 
 def _bytes(where: str, value: object, coded: bool) -> bytes:
@@ -303,13 +217,6 @@ def _encoded(where: str, text: str) -> bytes:
         return text.encode()
     except UnicodeEncodeError as error:
         raise Problem(400, where, "it has half of a surrogate pair, which is not UTF-8", "send base64") from error
-
-
-def _decoded(body: bytes, where: str = "the body") -> str:
-    try:
-        return body.decode()
-    except UnicodeDecodeError as error:
-        raise Problem(400, f"{where}, byte {error.start + 1}", "it is not UTF-8", "send bytes as base64") from error
 
 
 def _number(where: str, value: object) -> int:

@@ -4,16 +4,13 @@ Records are delivered again until they are committed, so a lost response loses n
 """
 
 import asyncio
-import queue
 import secrets
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from penstock.core.clock import Clock
 from penstock.core.contracts import ChannelPartition, Channels, Entry, Member
@@ -53,9 +50,9 @@ class ConsumerSession:
         self.ended: Future[Problem] = _started()
         """Set to the reason, once the member has left the group."""
         self._binder, self._beginning, self._timeout, self._clock = channels, beginning, timeout, clock
-        self._jobs: queue.SimpleQueue[Callable[[Member], None] | None] = queue.SimpleQueue()
-        self._lock, self._busy = threading.Lock(), threading.Lock()
-        self._leaving = threading.Event()
+        self._lock, self._wake, self._leaving = threading.Lock(), threading.Event(), threading.Event()
+        self._request: tuple[Callable[[Member], Any], Future[Any]] | None = None
+        """The request that is being served, and its result."""
         self._pending: list[Entry] = []
         """Delivered, and not committed."""
         self._number = 0
@@ -63,8 +60,7 @@ class ConsumerSession:
         self._revoked: set[ChannelPartition] = set()
         self._revoked_pending: set[ChannelPartition] = set()
         """Partitions that were revoked while some of their records were pending."""
-        self._thread = threading.Thread(target=self._run, name=f"gateway-member-{group}", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, name=f"gateway-member-{group}", daemon=True).start()
 
     def poll(self, limits: ReadLimits) -> "Future[Polled]":
         return self._submit(lambda member: self._poll(member, limits))
@@ -80,71 +76,53 @@ class ConsumerSession:
     def leave(self) -> None:
         """Start to leave the group; `ended` is set when that is done."""
         self._leaving.set()
-        self._jobs.put(None)
+        self._wake.set()
 
     # --- called by requests
 
-    def _submit(self, job: Callable[[Member], Result]) -> "Future[Result]":
+    def _submit(self, function: Callable[[Member], Result]) -> "Future[Result]":
         future: Future[Result] = _started()
-
-        def run(member: Member) -> None:
-            failure: PenstockError | None = Unavailable(f"group {self.group}", "the consumer session failed")
-            try:
-                result = job(member)
-                failure = None
-            except PenstockError as error:
-                failure = error
-                if isinstance(error, Unaccounted):
-                    raise
-            finally:
-                # Released before the result is set: the client may send its next request at once.
-                self._busy.release()
-                if failure is None:
-                    future.set_result(result)
-                else:
-                    future.set_exception(failure)
-
         with self._lock:
             if self.ended.done():
                 raise self.ended.result()
             if self._leaving.is_set():
                 raise Problem(410, f"member {self.id}", "it is leaving its group", "join again")
-            if not self._busy.acquire(blocking=False):
+            if self._request is not None:
                 raise Problem(409, f"member {self.id}", "another request of it is in progress", "wait for its response")
-            self._jobs.put(run)
+            self._request = function, future
+        self._wake.set()
         return future
 
     # --- called by the thread
 
     def _run(self) -> None:
+        failure: PenstockError = Unavailable(f"group {self.group}", "joining failed")
         reason = "the session failed"
         try:
             with self._binder.join(self.group, self.channels, self, beginning=self._beginning) as member:
                 self.joined.set_result(None)
                 reason = self._serve(member)
         except PenstockError as error:
-            reason = str(error)
-            if not self.joined.done():
-                self.joined.set_exception(error)
+            failure, reason = error, str(error)
         finally:
-            if not self.joined.done():
-                self.joined.set_exception(Unavailable(f"group {self.group}", "joining failed"))
             problem = Problem(410, f"member {self.id}", f"it has left its group: {reason}", "join again")
+            if not self.joined.done():
+                self.joined.set_exception(failure)
             with self._lock:
                 self.ended.set_result(problem)
-            while not self._jobs.empty():
-                if (job := self._jobs.get()) is not None:
-                    job(_Ended(problem))
+                request, self._request = self._request, None
+            if request is not None:
+                request[1].set_exception(problem)
+            self._pending.clear()
 
     def _serve(self, member: Member) -> str:
-        """Run the jobs until the session ends; the reason."""
-        active = self._clock.elapsed()
-        heartbeat = active
+        """Serve requests until the session ends; the reason."""
+        active = heartbeat = self._clock.elapsed()
         while not self._leaving.is_set():
-            with suppress(queue.Empty):
-                if (job := self._jobs.get(timeout=_HEARTBEAT)) is not None:
-                    job(member)
-                    active = self._clock.elapsed()
+            if self._wake.wait(_HEARTBEAT):
+                self._wake.clear()
+                self._serve_request(member)
+                active = self._clock.elapsed()
             now = self._clock.elapsed()
             if now - active > self._timeout:
                 self._leaving.set()
@@ -153,6 +131,22 @@ class ConsumerSession:
                 heartbeat = now
                 self._heartbeat(member)
         return "it was asked to"
+
+    def _serve_request(self, member: Member) -> None:
+        if self._request is None:
+            return
+        function, future = self._request
+        try:
+            result = function(member)
+        except PenstockError as error:
+            self._request = None
+            future.set_exception(error)
+            if isinstance(error, Unaccounted):
+                raise
+        else:
+            # Before the result: the client may send its next request at once.
+            self._request = None
+            future.set_result(result)
 
     def _heartbeat(self, member: Member) -> None:
         """Renew the lease and take part in rebalances. It must not read records: a commit would cover them."""
@@ -165,7 +159,10 @@ class ConsumerSession:
         if not self._pending:
             self._number += 1
             until_leaving = replace(limits, ended=lambda: limits.ended() or self._leaving.is_set())
-            read_some(_AssignedOnly(member), self._pending, until_leaving)
+            read_some(member.read, self._pending, until_leaving)
+            # Without entries of partitions that were revoked while they were being read.
+            held = member.held()
+            self._pending[:] = [entry for entry in self._pending if (entry.channel, entry.partition) in held]
         assigned, revoked = sorted(self._assigned), sorted(self._revoked)
         self._assigned.clear()
         self._revoked.clear()
@@ -221,50 +218,22 @@ def _started() -> "Future[Result]":
     return future
 
 
-class _AssignedOnly:
-    """Reads without the entries of partitions that were revoked while they were being read."""
-
-    def __init__(self, member: Member) -> None:
-        self._member = member
-
-    def read(self, most: int, wait: float) -> Sequence[Entry]:
-        entries = self._member.read(most, wait)
-        held = self._member.held() if entries else {}
-        return [entry for entry in entries if (entry.channel, entry.partition) in held]
-
-
-class _Ended:
-    """Stands in for a member that has left: late requests get the reason."""
-
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-
-    def read(self, most: int, wait: float) -> Sequence[Entry]:
-        raise self._problem
-
-    def held(self) -> Mapping[ChannelPartition, int]:
-        raise self._problem
-
-    def commit(self) -> None:
-        raise self._problem
-
-
 class Sessions:
     """All consumer sessions of this gateway."""
 
     def __init__(self, channels: Channels, settings: GatewaySettings, clock: Clock) -> None:
         self._channels, self._settings, self._clock = channels, settings, clock
         self._sessions: dict[str, ConsumerSession] = {}
-        self._ended: OrderedDict[str, Problem] = OrderedDict()
 
     async def join(self, group: str, names: Sequence[str], beginning: bool) -> ConsumerSession:
-        if len(self._sessions) >= self._settings.members:
+        ended = [session.id for session in self._sessions.values() if session.ended.done()]
+        if len(self._sessions) - len(ended) >= self._settings.members:
             raise Unavailable("the gateway", f"it has {self._settings.members} consumer sessions already", 5.0)
+        for member in ended[:-_MAX_ENDED]:
+            del self._sessions[member]
         timeout = self._settings.session_timeout.total_seconds()
         session = ConsumerSession(self._channels, group, names, beginning, timeout, self._clock)
         self._sessions[session.id] = session
-        loop = asyncio.get_running_loop()
-        session.ended.add_done_callback(partial(self._on_ended, loop, session))
         try:
             async with asyncio.timeout(self._settings.send_timeout.total_seconds()):
                 await asyncio.wrap_future(session.joined)
@@ -275,12 +244,12 @@ class Sessions:
 
     def session(self, group: str, member: str) -> ConsumerSession:
         session = self._sessions.get(member)
-        if session is not None and session.group == group:
-            return session
-        if session is None and member in self._ended:
-            raise self._ended[member]
-        fix = f"join with POST /groups/{group}/members"
-        raise Problem(404, f"group {group}", f'member "{member}" not found', fix)
+        if session is None or session.group != group:
+            fix = f"join with POST /groups/{group}/members"
+            raise Problem(404, f"group {group}", f'member "{member}" not found', fix)
+        if session.ended.done():
+            raise session.ended.result()
+        return session
 
     async def leave(self, session: ConsumerSession, within: float) -> None:
         session.leave()
@@ -290,13 +259,3 @@ class Sessions:
 
     async def close(self, within: float) -> None:
         await asyncio.gather(*(self.leave(session, within) for session in list(self._sessions.values())))
-
-    def _on_ended(self, loop: asyncio.AbstractEventLoop, session: ConsumerSession, _: object) -> None:
-        with suppress(RuntimeError):  # The loop is closed.
-            loop.call_soon_threadsafe(self._forget, session)
-
-    def _forget(self, session: ConsumerSession) -> None:
-        self._sessions.pop(session.id, None)
-        self._ended[session.id] = session.ended.result()
-        while len(self._ended) > _MAX_ENDED:
-            self._ended.popitem(last=False)
