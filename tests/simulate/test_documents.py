@@ -20,7 +20,7 @@ from turbines import Turbines
 from vehicles import Vehicles
 from views import Views
 
-from penstock.cli.feed import feed
+from penstock.cli.serve import feed
 from penstock.core.errors import Misconfigured
 from penstock.simulate.documents import (
     KINDS,

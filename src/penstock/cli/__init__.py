@@ -40,7 +40,15 @@ COMMANDS = {
     "tier": "Run one tier of a pipeline in a process of its own.",
 }
 """Each is a function of this name, or a group `app` with sub-commands, in the module of this name."""
-_MODULES = {"demo": "run", "tier": "run", "down": "up", "warm": "doctor"}
+_MODULES = {
+    "demo": "run",
+    "tier": "run",
+    "down": "up",
+    "warm": "doctor",
+    "feed": "serve",
+    "gateway": "serve",
+    "proxy": "serve",
+}
 """Commands in the module of another one."""
 
 

@@ -12,8 +12,7 @@ from typing import Annotated, Protocol
 import orjson
 import typer
 
-from penstock.cli.channels import find_channels, require_channels
-from penstock.cli.options import Folder, Profile, Servers, parse_duration, parse_time
+from penstock.cli.options import Folder, Profile, Servers, find_channels, parse_duration, parse_time, require_channels
 from penstock.cli.standard import Output, inform
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import ChannelPartition, Channels, Entry, Member, Offsets

@@ -15,8 +15,8 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from penstock.cli.channels import INTERNAL, find_channels
-from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_time
+from penstock.audit.writers import INTERNAL
+from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, parse_time
 from penstock.cli.standard import print_table
 from penstock.core.clock import Micros
 from penstock.core.errors import Misconfigured

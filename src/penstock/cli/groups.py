@@ -10,9 +10,9 @@ import typer
 from rich.table import Table
 
 from penstock.audit.lag import GroupLag
-from penstock.cli.channels import INTERNAL, find_channels, require_channels
+from penstock.audit.writers import INTERNAL
 from penstock.cli.consume import check_offset
-from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_time
+from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, parse_time, require_channels
 from penstock.cli.standard import print_table
 from penstock.core.clock import Micros
 from penstock.core.contracts import ChannelPartition, Channels, Offsets

@@ -15,8 +15,15 @@ from typing import Annotated, NoReturn
 import orjson
 import typer
 
-from penstock.cli.channels import find_channels, require_channels, require_writable
-from penstock.cli.options import Folder, Profile, Servers, parse_duration
+from penstock.cli.options import (
+    Folder,
+    Profile,
+    Servers,
+    find_channels,
+    parse_duration,
+    require_channels,
+    require_writable,
+)
 from penstock.cli.standard import Input, inform
 from penstock.collect.numbers import Numbering
 from penstock.core.clock import Clock, SystemClock

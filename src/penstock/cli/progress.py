@@ -1,17 +1,19 @@
 """The progress of a pipeline or of services on the terminal: start, run, stop."""
 
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from penstock.run.services import RunningPipeline
+from penstock.supervise.process import file_limit_warning, raise_file_limit
 from penstock.supervise.supervisor import Event, EventKind, last_line
 
 _STYLES = {
@@ -20,44 +22,36 @@ _STYLES = {
     EventKind.RESTARTING: "yellow",
     EventKind.KILLED: "yellow",
 }
-_QUIET = {EventKind.STARTED}
-
-
 NOTHING_LOST = (
     "nothing is lost: acknowledged records are in the channels and spools, and the next run continues from there"
 )
 
 
 class Screen:
-    """Lines with the time since the start; a bar while jars are fetched. Colours only on a terminal.
+    """Lines with the time since the start, or with the date and time in a log; a bar while jars are fetched."""
 
-    `dated`: lines have the date and time instead, for logs.
-    """
-
-    def __init__(self, dated: bool = False) -> None:
-        self._dated = dated
+    def __init__(self) -> None:
         self._console = Console(highlight=False, soft_wrap=True)
         self._since = time.monotonic()
         self._reasons: dict[str, str] = {}
         self._bar: Progress | None = None
-        self._task: TaskID | None = None
 
     def __enter__(self) -> Self:
+        # Nothing is started yet: a signal ends the process at once.
+        signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end_bar()
 
     def say(self, text: str, style: str = "") -> None:
         self._end_bar()
         elapsed = f"{time.monotonic() - self._since:6.1f} s"
-        when = time.strftime("%Y-%m-%d %H:%M:%S") if self._dated else elapsed
+        when = elapsed if self._console.is_terminal else time.strftime("%Y-%m-%d %H:%M:%S")
         self._console.print(Text(f"{when}  ", style="dim"), Text(text, style=style), sep="")
 
     def event(self, event: Event) -> None:
-        if event.kind not in _QUIET:
+        if event.kind is not EventKind.STARTED:
             self.say(str(event), _STYLES.get(event.kind, ""))
         if not event.lines or self._reasons.get(event.service) == (reason := last_line(event.lines)):
             # In a restart loop the reason is shown once.
@@ -72,10 +66,19 @@ class Screen:
             self.say("fetching the jars of Kafka and of Spark's connector (once)")
             columns = (TextColumn("          "), BarColumn(), MofNCompleteColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)
-            self._task = self._bar.add_task("", total=total)
+            self._bar.add_task("", total=total)
             self._bar.start()
-        assert self._task is not None
-        self._bar.update(self._task, completed=done)
+        self._bar.update(self._bar.task_ids[0], completed=done)
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def raise_file_limit(self) -> None:
+        """Raise the limit of open files; a warning if that is not possible."""
+        if few := file_limit_warning(raise_file_limit()):
+            self.say(few, "bold yellow")
 
     def running(self, name: str, running: RunningPipeline, folder: Path) -> None:
         where = f"the page is at {running.page}" if running.page else f"its channels are at {running.channels}"
@@ -91,11 +94,6 @@ class Screen:
         except KeyboardInterrupt:
             self.say(f"killed before everything had stopped; {NOTHING_LOST}", "yellow")
             raise
-
-    def _end_bar(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
 
 
 def folder_option(folder: Path) -> str:

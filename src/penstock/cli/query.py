@@ -12,8 +12,16 @@ import typer
 from rich.cells import cell_len, set_cell_size
 
 from penstock.analysis.interactive import InteractiveQuery, Result, exactly
-from penstock.cli.channels import find_channels, require_channels
-from penstock.cli.options import AsJson, OptionalFolder, Profile, Servers, parse_duration, parse_time
+from penstock.cli.options import (
+    AsJson,
+    OptionalFolder,
+    Profile,
+    Servers,
+    find_channels,
+    parse_duration,
+    parse_time,
+    require_channels,
+)
 from penstock.cli.standard import Output, inform
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Channels, Offsets

@@ -12,8 +12,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.channels import find_channels, require_writable
-from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_time
+from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, parse_time, require_writable
 from penstock.core.clock import SystemClock
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured

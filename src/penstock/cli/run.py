@@ -3,8 +3,6 @@
 import logging
 import os
 import re
-import signal
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +22,7 @@ from penstock.run.services import prepare_machine
 from penstock.run.tier import Tier
 from penstock.run.tier import run as run_tier
 from penstock.supervise.folder import DiskSpace
-from penstock.supervise.process import file_limit_warning, raise_file_limit, stop_on_signals
+from penstock.supervise.process import stop_on_signals
 
 
 def run(
@@ -92,11 +90,8 @@ def beginning(text: str) -> Begin:
 
 def run_supervised(file: Path, folder: Path, profile: str | None, renewal: Renewal | None = None) -> None:
     """Run the pipeline of a file with its state in a folder, and show the progress."""
-    # Nothing is started yet: a signal ends the process at once.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     with Screen() as screen:
-        if few := file_limit_warning(raise_file_limit()):
-            screen.say(few, "bold yellow")
+        screen.raise_file_limit()
         screen.say(f"reading {file.name}")
         description = load(file)
         config = Config.read(folder, profile)

@@ -1,10 +1,12 @@
-"""Standard input by lines, standard output by whole lines, and tables."""
+"""Standard input by lines, standard output by whole lines, JSON and tables."""
 
+import json
 import os
 import select
 import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from threading import Event
 
 import typer
@@ -13,50 +15,26 @@ from rich.table import Table
 
 from penstock.core.errors import Misconfigured, Unavailable
 
-_CHUNK = 1 << 18
-_BATCH = 5_000
+_CHUNK = 1 << 16
 _POLL = 0.2
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
-class LineSplitter:
-    """Splits chunks of bytes into lines. It holds at most `max_length` bytes and a chunk, however long a line is."""
-
-    def __init__(self, max_length: int) -> None:
-        self._max_length = max_length
-        self._rest = b""
-        self._first = True
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """The lines that end in this chunk. A line that is too long is cut to `max_length` + 1 bytes."""
-        lines = chunk.split(b"\n")
-        lines[0] = self._rest + lines[0]
-        self._rest = lines.pop()[: self._max_length + 1]
-        return self._without_mark(lines)
-
-    def end(self) -> list[bytes]:
-        """The last line, if it has no line feed."""
-        rest, self._rest = self._rest, b""
-        return self._without_mark([rest] if rest else [])
-
-    def _without_mark(self, lines: list[bytes]) -> list[bytes]:
-        if self._first and lines:
-            lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
-            self._first = False
-        return lines
-
-
+@dataclass
 class Input:
-    """Lines of an open file as they arrive. They end with a line feed, or a carriage return and a line feed."""
+    """Lines of an open file as they arrive. They end with a line feed, or a carriage return and a line feed.
 
-    def __init__(
-        self, descriptor: int, max_length: int, prompt: Callable[[], None] | None = None, name: str = "standard input"
-    ) -> None:
-        self._descriptor, self._max_length, self._prompt, self._name = descriptor, max_length, prompt, name
-        self.ended = False
-        """The end of the file was reached."""
-        self.incomplete = False
-        """Reading was stopped within a line."""
+    A line that is too long may be cut, but has more than `max_length` bytes. `prompt` is called before each read.
+    """
+
+    descriptor: int
+    max_length: int
+    prompt: Callable[[], None] | None = None
+    name: str = "standard input"
+    ended: bool = False
+    """The end of the file was reached."""
+    incomplete: bool = False
+    """Reading was stopped within a line."""
 
     @classmethod
     def standard(cls, max_length: int, prompt: Callable[[], None]) -> "Input":
@@ -68,36 +46,32 @@ class Input:
     def batches(self, stop: Event) -> Iterator[Sequence[bytes]]:
         """Batches of lines until the end of the file or `stop`; an empty batch when no line arrived for a while.
 
-        Lines that were complete before `stop` are returned; `incomplete` is set if there was a part of one more. A line
-        that is too long is cut to `max_length` + 1 bytes.
+        Lines that were complete before `stop` are returned; `incomplete` is set if there was a part of one more.
         """
-        lines, more = LineSplitter(self._max_length), True
-        self._ask()
-        while more and not stop.is_set():
-            if (chunk := self._read()) is None:
-                yield []
-                continue
-            more = bool(chunk)
-            found = lines.feed(chunk) if more else lines.end()
-            # A chunk without a complete line is a batch, too: the caller may have other work.
-            for first in range(0, max(len(found), more), _BATCH):
-                yield [line.removesuffix(b"\r") for line in found[first : first + _BATCH]]
-            if more:
-                self._ask()
-        self.ended = not more
-        self.incomplete = more and bool(lines.end())
-
-    def _ask(self) -> None:
-        if self._prompt is not None:
-            self._prompt()
+        rest, first, asked = b"", True, False
+        while not (self.ended or stop.is_set()):
+            if self.prompt is not None and not asked:
+                self.prompt()
+            chunk = self._read()
+            asked = chunk is None
+            self.ended = chunk == b""
+            *lines, rest = (rest + (chunk or b"")).split(b"\n")
+            if self.ended and rest:
+                lines, rest = [rest], b""
+            # However long a line is, its start is enough to refuse it. The last byte can be a carriage return.
+            rest = rest[: self.max_length + 2]
+            if first and lines:
+                lines[0], first = lines[0].removeprefix(_BYTE_ORDER_MARK), False
+            yield [line.removesuffix(b"\r") for line in lines]
+        self.incomplete = bool(rest)
 
     def _read(self) -> bytes | None:
         """A chunk, which is empty at the end of the file; None when there is none yet."""
         try:
-            ready, _, _ = select.select([self._descriptor], [], [], _POLL)
-            return os.read(self._descriptor, _CHUNK) if ready else None
+            ready, _, _ = select.select([self.descriptor], [], [], _POLL)
+            return os.read(self.descriptor, _CHUNK) if ready else None
         except OSError as error:
-            raise Unavailable(self._name, error.strerror or str(error)) from error
+            raise Unavailable(self.name, error.strerror or str(error)) from error
 
 
 class Output:
@@ -148,6 +122,11 @@ class Output:
 def inform(text: str) -> None:
     """Print a message on standard error."""
     typer.echo(text, err=True)
+
+
+def print_json(document: object) -> None:
+    """Print a document on one line. It is ASCII: no character of it can control a terminal."""
+    typer.echo(json.dumps(document))
 
 
 def console() -> Console:

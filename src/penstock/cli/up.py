@@ -4,13 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Annotated
 
@@ -19,14 +15,13 @@ import typer
 
 from penstock.cli.options import Folder, Profile
 from penstock.cli.progress import Screen, folder_option
-from penstock.core.errors import Misconfigured, PenstockError, Unavailable
+from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.text import redact_address
 from penstock.pipeline.config import Config
 from penstock.run.prerequisites import require
 from penstock.run.services import ROLE, Machine, Needs, Services, prepare_machine, run_services, still_starting
 from penstock.supervise.folder import NAME, StateFolder
-from penstock.supervise.process import file_limit_warning, raise_file_limit, rotate, stop_on_signals, tail
-from penstock.supervise.supervisor import Event
+from penstock.supervise.process import rotate, stop_on_signals, tail
 
 _BROKERS = (1, 3, 5)
 _POLL = 0.1
@@ -47,7 +42,6 @@ def up(
     foreground: Annotated[
         bool, typer.Option("--foreground", help="Stay in the foreground until Ctrl-C, for containers.")
     ] = False,
-    report: Annotated[int | None, typer.Option(hidden=True, help="The descriptor of a pipe for events.")] = None,
 ) -> None:
     """Start Kafka and Redis in the background, except those that the settings place elsewhere.
 
@@ -55,37 +49,29 @@ def up(
     """
     if not folder.is_dir():
         raise Misconfigured("--folder", f"folder {folder} not found", "create it first")
-    config = _with_brokers(Config.read(folder, profile), brokers)
+    config = Config.read(folder, profile)
+    if brokers is not None:
+        if brokers not in _BROKERS:
+            raise Misconfigured("--brokers", f"{brokers} brokers are not possible", "use 1, 3 or 5")
+        config = replace(config, local=config.local.model_copy(update={"brokers": brokers}))
     needs = Needs.all(config)
-    if report is None and (needs.kafka or needs.redis) and (found := Services.find(config)) is not None:
+    if (needs.kafka or needs.redis) and (found := Services.find(config)) is not None:
         typer.echo(_already_up(config, found, brokers))
         return
     channels, redis = redact_address(config.channels.address), redact_address(config.redis.url)
-    if report is None and brokers is not None and not needs.kafka:
+    if brokers is not None and not needs.kafka:
         raise Misconfigured("--brokers", f"the settings place the channels at {channels}", "leave it out")
     if not (needs.kafka or needs.redis):
         typer.echo(f"nothing to start: the settings place the channels at {channels} and Redis at {redis}")
         return
-    # Nothing is started yet: a signal ends the process at once.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    with Screen(dated=report is not None) as screen, _pipe_to_parent(report) as parent:
-        if few := file_limit_warning(raise_file_limit()):
-            screen.say(few, "bold yellow")
-        if report is None:
-            require(config, needs)
+    with Screen() as screen:
+        screen.raise_file_limit()
+        require(config, needs)
         machine = prepare_machine(screen) if needs.kafka else None
         if foreground:
-            _serve(config, needs, machine, screen, parent)
+            _serve(config, needs, machine, screen)
         else:
-            _detach(config, profile, screen)
-
-
-def _with_brokers(config: Config, brokers: int | None) -> Config:
-    if brokers is None:
-        return config
-    if brokers not in _BROKERS:
-        raise Misconfigured("--brokers", f"{brokers} brokers are not possible", "use 1, 3 or 5")
-    return replace(config, local=config.local.model_copy(update={"brokers": brokers}))
+            _detach(config, profile, brokers, screen)
 
 
 def _already_up(config: Config, found: Services, brokers: int | None) -> str:
@@ -101,111 +87,50 @@ def _already_up(config: Config, found: Services, brokers: int | None) -> str:
     return f"up already: {found.where}"
 
 
-# --- the process that keeps the services ------------------------------------------------------------------------------
-
-
-def _serve(config: Config, needs: Needs, machine: Machine | None, screen: Screen, parent: Connection | None) -> None:
-    def on_event(event: Event) -> None:
-        screen.event(event)
-        _send(parent, event)
-
+def _serve(config: Config, needs: Needs, machine: Machine | None, screen: Screen) -> None:
+    """Keep the services running until a signal."""
     with stop_on_signals() as stop, screen.stopping():
-        with run_services(config, needs, machine, stop, on_event) as (supervisor, found):
+        with run_services(config, needs, machine, stop, screen.event) as (supervisor, found):
             if not stop.is_set():
                 screen.say(f"up: {found.where}", "bold green")
-                _send(parent, found)
                 supervisor.run_until(stop)
             screen.say("stopping")
         screen.say("stopped; the next start continues from here")
 
 
-@contextmanager
-def _pipe_to_parent(descriptor: int | None) -> Iterator[Connection | None]:
-    """The pipe to the process that waits for the services. It also gets errors."""
-    if descriptor is None:
-        yield None
-        return
-    with Connection(descriptor, readable=False) as parent:
-        try:
-            yield parent
-        except PenstockError as error:
-            _send(parent, error)
-            raise
-
-
-def _send(parent: Connection | None, message: Event | Services | PenstockError) -> None:
-    # The parent ends once the services are up.
-    with suppress(OSError):
-        if parent is not None:
-            parent.send(message)
-
-
-# --- the process that starts it and waits -----------------------------------------------------------------------------
-
-
-def _detach(config: Config, profile: str | None, screen: Screen) -> None:
-    """Start the process that keeps the services, and wait until they are up."""
+def _detach(config: Config, profile: str | None, brokers: int | None, screen: Screen) -> None:
+    """Start the same command as a background process that keeps the services, and wait until they are up."""
     # Fails here if another process uses the folder.
     with StateFolder(config.state, ROLE).locked() as folder:
         log = folder.log(ROLE)
         rotate(log)
+    command = [sys.executable, "-m", "penstock", "up", "--foreground", "--folder", str(config.folder.absolute())]
+    command += ["--profile", profile] if profile else []
+    command += ["--brokers", str(brokers)] if brokers else []
+    screen.say(f"starting the services; their log is {log}")
     with stop_on_signals() as stop:
-        process, events = _started(config, profile, log)
+        with log.open("ab") as out:
+            # In a session of its own, it survives this process and its terminal.
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+            )
         try:
-            found = _wait_until_up(events, stop, screen)
-        except EOFError:
-            lines = "\n".join(tail(log, 20))
-            why = f"it ended with code {process.wait()} ({log}); the last lines of its log:\n{lines}"
-            raise Unavailable("the process that keeps the services", why) from None
-        except PenstockError:
-            process.wait()
-            raise
-        except BaseException:
+            while not ((found := Services.find(config)) and found.up and found.pid == process.pid):
+                if process.poll() is not None:
+                    lines = "\n".join(tail(log, 20))
+                    why = f"it ended with code {process.returncode}; the end of {log}:\n{lines}"
+                    raise Unavailable("the process that keeps the services", why)
+                if stop.wait(_POLL):
+                    screen.say("stopping")
+                    _end(process)
+                    screen.say("stopped; nothing is running")
+                    raise typer.Exit(130)
+        except KeyboardInterrupt:
             _end(process)
             raise
-        if found is None:
-            screen.say("stopping")
-            _end(process)
-            screen.say("stopped; nothing is running")
-            raise typer.Exit(130)
     option = folder_option(config.folder)
     screen.say(f"up: {found.where}", "bold green")
     screen.say(f"to list topics: penstock topics --list{option}; to stop: penstock down{option}")
-
-
-def _started(config: Config, profile: str | None, log: Path) -> tuple["subprocess.Popen[bytes]", Connection]:
-    """A process in a session of its own, which survives this process and its terminal."""
-    events, sender = Pipe(duplex=False)
-    command = [sys.executable, "-m", "penstock", "up", "--foreground", "--report", str(sender.fileno())]
-    command += ["--folder", str(config.folder.absolute())]
-    command += ["--profile", profile] if profile else []
-    command += ["--brokers", str(config.local.brokers)] if config.local.brokers else []
-    with sender, log.open("ab") as out:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-            pass_fds=[sender.fileno()],
-        )
-    return process, events
-
-
-def _wait_until_up(events: Connection, stop: threading.Event, screen: Screen) -> Services | None:
-    """Show events until the services are up; None when `stop` is set first, EOFError when the process has ended."""
-    with events:
-        while not stop.is_set():
-            if not events.poll(_POLL):
-                continue
-            match events.recv():
-                case Services() as found:
-                    return found
-                case Event() as event:
-                    screen.event(event)
-                case PenstockError() as error:
-                    raise error
-    return None
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -262,16 +187,15 @@ def _stop(folder: StateFolder, pid: int) -> None:
             str(folder.path), f"process {pid} belongs to another user", "stop it as that user"
         ) from error
     until = time.monotonic() + STOP_TIMEOUT
-    while folder.owner() == pid or _is_running(process):
+    while folder.owner() == pid or not _ended(process):
         if time.monotonic() > until:
             why = f"it did not stop within {STOP_TIMEOUT:g} s; see {folder.path / 'logs'}"
             raise Unavailable(f"process {pid}", why)
         time.sleep(_POLL)
 
 
-def _is_running(process: psutil.Process) -> bool:
-    try:
+def _ended(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
         # A zombie stays in the process table until its parent waits for it.
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    return True

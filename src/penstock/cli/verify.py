@@ -18,8 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.audit.verify import EXIT_CODES, Fields, Integrity, IntegrityReport, Lapse, SenderCount, Verifier
-from penstock.cli.channels import find_channels
-from penstock.cli.options import AsJson, Folder, Profile, Servers, parse_duration
+from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, parse_duration
 from penstock.cli.standard import Input, console
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.contracts import Channels, Entry, Offsets, Reader
