@@ -1,6 +1,7 @@
 """Write docs/reference/ from the code: the API, the settings and the commands. Run it with `make docs`."""
 
 import inspect
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -39,7 +40,9 @@ def _api() -> Iterator[str]:
 
 def _documented(name: str, value: Any) -> Iterator[str]:
     with suppress(ValueError):  # exceptions have no signature
-        yield f"```python\n{name}{inspect.signature(value)}\n```\n"
+        # A function that is a default value has an address, which differs in each process.
+        signature = re.sub(r"<function (\w+) at 0x\w+>", r"\1", str(inspect.signature(value)))
+        yield f"```python\n{name}{signature}\n```\n"
     yield (inspect.getdoc(value) or "") + "\n"
 
 
