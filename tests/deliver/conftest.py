@@ -114,9 +114,9 @@ class Demo:
         self._stop.set()
         self._thread.join()
 
-    def app(self, cache: Path, charts: Sequence[ChartSpec] | None = None) -> Starlette:
+    def app(self, cache: Path, charts: Sequence[ChartSpec] | None = None, names: Sequence[str] = ()) -> Starlette:
         keep = timedelta(minutes=5)
-        names = ["by_country", "trending", "answers", "members", "venues"]
+        names = names or ["by_country", "trending", "answers", "members", "venues"]
         feeds = [FeedSpec(name, name, f"id of {name}", keep) for name in names]
         return build(self.channels, feeds, charts or _CHARTS, _GRAPH, STATUS, "RSVPs, live", cache=cache)
 

@@ -1,5 +1,6 @@
 """The page in a real browser."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -10,6 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from penstock.deliver.site import ChartSpec
+from penstock.demo import charts
+from penstock.testing import MemoryChannels
 
 Served = Callable[..., AbstractContextManager[str]]
 CHARTS = ["by_country", "trending", "answers", "members", "venues"]
@@ -18,9 +21,10 @@ AWAY = re.compile(r"ERR_CONNECTION_REFUSED|ERR_CONNECTION_RESET|ERR_EMPTY_RESPON
 
 
 class Demo(Protocol):
+    channels: MemoryChannels
     missing: int
 
-    def app(self, cache: Path, charts: Sequence[ChartSpec] | None = None) -> Any: ...
+    def app(self, cache: Path, charts: Sequence[ChartSpec] | None = None, names: Sequence[str] = ()) -> Any: ...
 
 
 @pytest.fixture
@@ -87,6 +91,81 @@ def test_without_a_chart_the_rows_are_a_live_table(
         until_it_changes(page, "[data-chart=answers] tbody")
         page.screenshot(path=str(vega_cache / "table.png"))
     assert complaints == []
+
+
+COVERED = """() => {
+  const canvas = document.querySelector("[data-chart=map] canvas");
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return data.filter((alpha, at) => at % 4 === 3 && alpha > 0).length / (canvas.width * canvas.height);
+}"""
+
+
+def test_the_map_of_the_demo_has_coastlines(page: Page, demo: Demo, served: Served, vega_cache: Path) -> None:
+    """Land covers a part of the map, also without rows. The lines of the grid cover less."""
+    chart = charts.busy_venues()
+    covered = []
+    for spec in (chart, {**chart, "datasets": {"land": []}}):
+        with served(demo.app(vega_cache, [ChartSpec("map", "empty", "Map", "", spec)], ["empty"])) as address:
+            page.goto(address)
+            expect(page.locator("[data-chart=map] canvas")).to_be_visible(timeout=30_000)
+            covered.append(page.evaluate(COVERED))
+    assert covered[0] > 0.15 > covered[1]
+
+
+# No font has a glyph for it: it is unassigned.
+NO_GLYPH = "\u0378"
+NAMES = ["São Paulo", f"Köln {NO_GLYPH}\u200d{NO_GLYPH}", NO_GLYPH * 2]
+DRAWN = """
+window.drawn = new Set();
+const native = CanvasRenderingContext2D.prototype.fillText;
+CanvasRenderingContext2D.prototype.fillText = function (text, ...place) {
+  drawn.add(text);
+  native.call(this, text, ...place);
+};
+"""
+
+
+def test_a_character_without_a_glyph_is_not_shown_as_a_box(
+    page: Page, demo: Demo, served: Served, vega_cache: Path, complaints: list[str]
+) -> None:
+    for name in NAMES:
+        row = json.dumps({"city": name, "response": "yes", "n": 10_000}).encode()
+        demo.channels.append("answers", row, json.dumps([name]).encode())
+    encoding = {"y": {"field": "city", "type": "nominal"}, "x": {"field": "n", "type": "quantitative"}}
+    chart = {"data": {"name": "rows"}, "mark": {"type": "bar", "tooltip": True}, "encoding": encoding}
+    both = [ChartSpec("table", "answers", "Table", "", None), ChartSpec("bars", "answers", "Bars", "", chart)]
+    page.add_init_script(DRAWN)
+    with served(demo.app(vega_cache, both)) as address:
+        page.goto(address)
+        cells = page.locator("[data-chart=table] tbody td:first-child")
+        expect(cells.filter(has_text="São Paulo").first).to_be_visible(timeout=30_000)
+        expect(cells.get_by_text("Köln", exact=True)).to_have_attribute("title", NAMES[1])
+        expect(cells.get_by_text("U+378 U+378", exact=True)).to_have_attribute("title", NAMES[2])
+        page.wait_for_function("['São Paulo', 'Köln', 'U+378 U+378'].every((name) => drawn.has(name))", timeout=30_000)
+        assert not page.evaluate("(missing) => [...drawn].filter((text) => text.includes(missing))", NO_GLYPH)
+        page.screenshot(path=str(vega_cache / "glyphs.png"))
+    assert complaints == []
+
+
+def test_names_that_this_machine_can_show_are_unchanged_and_others_are_not_boxes(page: Page, address: str) -> None:
+    """Compares the pictures of names with those of as many missing glyphs."""
+    page.goto(address)
+    names = ["Łódź", "Ελλάδα", "東京", "🎉", "ไทย", "Zürich 🎉"]
+    shown = page.evaluate("async (names) => names.map((await import('/glyphs.js')).readable)", names)
+    assert shown[:2] == names[:2]
+    for name, text in zip(names, shown, strict=True):
+        assert text == name or text == "Zürich" or text.startswith("U+")
+    pictures = """(names) => {
+      const context = new OffscreenCanvas(200, 30).getContext("2d");
+      context.font = `20px ${getComputedStyle(document.body).fontFamily}`;
+      return names.map((name) => {
+        context.clearRect(0, 0, 200, 30);
+        context.fillText(name, 0, 24);
+        return context.getImageData(0, 0, 200, 30).data.join();
+      });
+    }"""
+    boxes = page.evaluate(pictures, [NO_GLYPH * length for length in range(1, 8)])
+    assert not set(boxes) & set(page.evaluate(pictures, shown))
 
 
 def test_the_graph_has_the_metrics_of_each_node(page: Page, address: str, complaints: list[str]) -> None:

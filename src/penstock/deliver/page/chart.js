@@ -1,13 +1,18 @@
 // One chart: a Vega view whose rows follow a feed.
 
+import { element } from "./elements.js";
 import { count, durationText } from "./format.js";
+import { drawReadably, readable } from "./glyphs.js";
 
 const REDRAW_EVERY = 250;
 // The pause after drawing, as a multiple of its duration, so that a slow machine has time for the rows.
 const PAUSE = 20;
 // Only errors: Vega warns about charts without rows.
 const ERRORS = 1;
+const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;");
 const COMPOSED = ["hconcat", "vconcat", "concat", "facet", "repeat"];
+
+drawReadably();
 
 export class Chart {
   constructor(spec, feed, parent) {
@@ -17,17 +22,14 @@ export class Chart {
     this.pending = new Set();
     this.due = 0;
     this.busy = false;
-    this.element = document.createElement("figure");
-    this.element.className = "chart";
+    this.element = element("figure", "chart");
     this.element.dataset.chart = spec.name;
-    this.plot = document.createElement("div");
-    this.plot.className = "plot";
+    this.plot = element("div", "plot");
     this.plot.setAttribute("role", "img");
     this.plot.setAttribute("aria-label", `${spec.title}. ${spec.doc}`);
-    this.foot = document.createElement("div");
-    this.foot.className = "foot";
-    this.foot.append(document.createElement("span"), document.createElement("span"));
-    this.element.append(element("h2", spec.title), element("p", spec.doc, "doc"), this.plot, this.foot);
+    this.foot = element("div", "foot");
+    this.foot.append(element("span"), element("span"));
+    this.element.append(element("h2", "", spec.title), element("p", "doc", spec.doc), this.plot, this.foot);
     parent.append(this.element);
   }
 
@@ -43,14 +45,14 @@ export class Chart {
         ast: true,
         logLevel: ERRORS,
         defaultStyle: false,
-        tooltip: { disableDefaultStyle: true },
+        tooltip: { disableDefaultStyle: true, sanitize: (value) => escaped(readable(String(value))) },
         config: theme(),
       });
       this.shown.clear();
       this.pending = new Set(this.feed.rows.keys());
       this.view = view;
     } catch (problem) {
-      this.plot.replaceChildren(element("p", `This chart cannot be drawn: ${problem.message}`, "broken"));
+      this.plot.replaceChildren(element("p", "broken", `This chart cannot be drawn: ${problem.message}`));
     }
   }
 
@@ -105,13 +107,6 @@ function fitted(spec, plot) {
     autosize: { type: "fit", contains: "padding", resize: true },
     ...spec,
   };
-}
-
-function element(tag, text, className = "") {
-  const made = document.createElement(tag);
-  made.textContent = text;
-  made.className = className;
-  return made;
 }
 
 function theme() {

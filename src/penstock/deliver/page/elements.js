@@ -1,17 +1,19 @@
 // Elements that stay while their content changes, so that focus and selection survive an update. External texts are only
 // inserted as text.
 
+import { readable } from "./glyphs.js";
+
 export function element(tag, className = "", text = "") {
   const made = document.createElement(tag);
   if (className) made.className = className;
-  if (text) made.textContent = text;
+  if (text) write(made, text);
   return made;
 }
 
 export function draw(tag, attributes = {}, text = "") {
   const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
   set(made, attributes);
-  if (text) made.textContent = text;
+  if (text) write(made, text);
   return made;
 }
 
@@ -31,9 +33,12 @@ export function namedRow() {
   return row;
 }
 
-// Written only if it changes, because screen readers read every update.
-export function write(made, text) {
-  if (made.textContent !== text) made.textContent = text;
+// Written only if it changes, because screen readers read every update. A text that is not shown as it is becomes the title.
+export function write(made, text, most = Infinity) {
+  const shown = short(readable(text), most);
+  if (made.textContent !== shown) made.textContent = shown;
+  const title = shown === text ? "" : text;
+  if (made.title !== title) made.title = title;
 }
 
 // One child per item, in order; existing children are reused.
@@ -50,4 +55,4 @@ export function keep(parent, items, { key, make, show }) {
   while (parent.children.length > items.length) parent.lastElementChild.remove();
 }
 
-export const short = (text, most) => (text.length > most ? `${text.slice(0, Math.max(1, most - 1))}…` : text);
+const short = (text, most) => (text.length > most ? `${text.slice(0, Math.max(1, most - 1))}…` : text);

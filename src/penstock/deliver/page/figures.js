@@ -1,5 +1,6 @@
 // The key figures, the verdict, and the balance.
 
+import { draw, element, write } from "./elements.js";
 import { count, duration, known, rate } from "./format.js";
 import { showVerdict, verdictOf } from "./verdict.js";
 
@@ -40,29 +41,17 @@ export function showIntake(nodes, inlets) {
 }
 
 function set(id, text, unit = "") {
-  const element = byId(id);
-  if (element.dataset.text === text + unit) return;
-  element.dataset.text = text + unit;
-  element.replaceChildren(text);
-  if (unit) {
-    const small = document.createElement("span");
-    small.className = "unit";
-    small.textContent = unit;
-    element.append(small);
-  }
+  const figure = byId(id);
+  if (figure.textContent === text + unit) return;
+  figure.replaceChildren(text);
+  if (unit) figure.append(element("span", "unit", unit));
 }
 
 function spark(svg, values) {
   if (values.length < 2) return;
   const top = Math.max(...values, 1) * 1.15;
   const points = values.map((value, at) => `${((at / (values.length - 1)) * 120).toFixed(2)},${(32 - (value / top) * 26).toFixed(2)}`);
-  if (!svg.children.length) {
-    for (const name of ["under", "over"]) {
-      const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-      path.setAttribute("class", name);
-      svg.append(path);
-    }
-  }
+  if (!svg.children.length) svg.append(draw("path", { class: "under" }), draw("path", { class: "over" }));
   svg.children[0].setAttribute("d", `M0,32L${points.join("L")}L120,32Z`);
   svg.children[1].setAttribute("d", `M${points.join("L")}`);
 }
@@ -75,12 +64,8 @@ export function showBalance(status) {
 }
 
 function rowsOf(channel) {
-  const row = document.createElement("tr");
-  const cell = (text, className = "") => {
-    const made = row.insertCell();
-    made.textContent = text;
-    made.className = className;
-  };
+  const row = element("tr");
+  const cell = (text, className = "") => row.append(element("td", className, text));
   const number = (value, className = "") => cell(count(value), value ? className : "none");
   cell(channel.channel);
   if (channel.kind === "result") {
@@ -96,12 +81,12 @@ function rowsOf(channel) {
   cell(channel.unknown_seconds ? `${rate(channel.unknown_seconds)} s` : "0", channel.unknown_seconds ? "unsure" : "none");
   number(channel.missing, "bad");
   if (!channel.gaps?.length) return [row];
-  const named = document.createElement("tr");
-  const ranges = named.insertCell();
+  const named = element("tr");
+  const ranges = element("td", "ranges");
   ranges.colSpan = 8;
-  ranges.className = "ranges";
   const shown = channel.gaps.slice(0, 12).map(({ sender, epoch, first, last }) => `${sender}/${epoch}: ${first === last ? first : `${first}–${last}`}`);
   const more = channel.gaps.length - shown.length;
-  ranges.textContent = `missing ${shown.join(", ")}${more > 0 ? ` and ${count(more)} more ranges` : ""}`;
+  write(ranges, `missing ${shown.join(", ")}${more > 0 ? ` and ${count(more)} more ranges` : ""}`);
+  named.append(ranges);
   return [row, named];
 }

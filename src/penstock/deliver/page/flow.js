@@ -1,6 +1,6 @@
 // Draws the flow of records: bars, ribbons, and numbers of what branches off.
 
-import { draw, element, keep, set, short, write } from "./elements.js";
+import { draw, element, keep, set, write } from "./elements.js";
 import { count, durationText, known } from "./format.js";
 import { BAR, OUTCOMES, STUB, sankey } from "./sankey.js";
 
@@ -101,7 +101,7 @@ export class Flow {
         bar.dataset.outcome = outcome;
       },
     });
-    write(label, short(node.name, Math.floor((columnWidth - 34) / 7.4)));
+    write(label, node.name, Math.floor((columnWidth - 34) / 7.4));
     write(live, `${node.kind} · ${count(node.kind === "channel" ? node.size : dueOf(node))}`);
     keep(branches, node.stubs, {
       key: ({ outcome }) => outcome,

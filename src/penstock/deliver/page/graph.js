@@ -1,6 +1,6 @@
 // The pipeline as a graph, with the metrics of each node.
 
-import { draw, short } from "./elements.js";
+import { draw, write } from "./elements.js";
 import { count, durationText, known, rate } from "./format.js";
 import { HEIGHT, WIDTH, layout } from "./layout.js";
 import { Tip } from "./tip.js";
@@ -32,11 +32,13 @@ export class Graph {
     group.dataset.node = node.id;
     node.group = group;
     node.line = draw("text", { class: "live", x: 16, y: 56 });
+    const label = draw("text", { class: "label", x: 16, y: 38 });
+    write(label, node.label ?? node.id, 20);
     group.append(
       draw("rect", { class: "box", width: WIDTH, height: HEIGHT, rx: 10 }),
       draw("rect", { class: "stripe", x: 0, y: 12, width: 4, height: HEIGHT - 24, rx: 2 }),
       draw("text", { class: "kind", x: 16, y: 19 }, node.kind),
-      draw("text", { class: "label", x: 16, y: 38 }, short(node.label ?? node.id, 20)),
+      label,
       draw("circle", { class: "dot", cx: WIDTH - 15, cy: 16, r: 4 }),
       node.line,
     );

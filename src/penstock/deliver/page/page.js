@@ -3,6 +3,7 @@
 import { get, poll } from "./poll.js";
 import { Chart } from "./chart.js";
 import { browserNow } from "./clock.js";
+import { element, write } from "./elements.js";
 import { Feed } from "./feed.js";
 import { showBalance, showIntake, showLatencies, tookLatencies } from "./figures.js";
 import { Graph } from "./graph.js";
@@ -41,9 +42,8 @@ async function prepare() {
   if (specs.length) byId("latency-hint").textContent = `${specs[0].title.toLowerCase()}, the last minute`;
   for (const spec of specs) charts.push(new (spec.spec ? Chart : Rows)(spec, feedOf(spec.feed), byId("charts")));
   byId("feeds").replaceChildren(...[...feeds.keys()].map((name) => {
-    const link = document.createElement("a");
+    const link = element("a", "", `feeds/${name}`);
     link.href = `/feeds/${encodeURIComponent(name)}`;
-    link.textContent = `feeds/${name}`;
     return link;
   }));
   await Promise.all(charts.map((chart) => chart.draw()));
@@ -74,8 +74,7 @@ function showConnection(trouble = "") {
   const line = byId("connection");
   const text = trouble || (lost.length ? `reconnecting to ${lost.join(", ")}` : live < feeds.size ? "connecting…" : `live · ${live} ${live === 1 ? "feed" : "feeds"}`);
   line.dataset.state = trouble || lost.length ? "lost" : live < feeds.size ? "connecting" : "live";
-  const label = line.querySelector("span");
-  if (label.textContent !== text) label.textContent = text;
+  write(line.querySelector("span"), text);
 }
 
 function frame(now) {

@@ -1,7 +1,7 @@
 // The rows of a feed as a table, for a page without a chart.
 
 import { Chart } from "./chart.js";
-import { element, keep, short, write } from "./elements.js";
+import { element, keep, write } from "./elements.js";
 import { count } from "./format.js";
 
 const REDRAW_EVERY = 500;
@@ -61,7 +61,7 @@ export class Rows extends Chart {
       make: () => element("td"),
       show: (cell, name) => {
         cell.classList.toggle("text", typeof row[name] !== "number");
-        write(cell, short(text(row[name], timestamps.has(name)), MAX_TEXT));
+        write(cell, text(row[name], timestamps.has(name)), MAX_TEXT);
       },
     });
   }
