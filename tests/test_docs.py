@@ -43,6 +43,13 @@ def test_the_site_has_every_page_once() -> None:
     assert sorted(nav) == PAGES
 
 
+def test_the_rules_for_prometheus_use_metrics_that_exist() -> None:
+    rules = yaml.safe_load((DOCS / "prometheus-rules.yml").read_text())["groups"][0]["rules"]
+    used = {name for rule in rules for name in re.findall(r"penstock_\w+", rule["expr"])}
+    documented = set(re.findall(r"`(penstock_\w+)`", (DOCS / "metrics.md").read_text()))
+    assert {re.sub(r"_(sum|count)$", "", name) for name in used} <= documented
+
+
 @pytest.mark.parametrize("page", [*(f"docs/{page}" for page in PAGES), *OUTSIDE])
 def test_links_have_a_target(page: str) -> None:
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL)

@@ -3,15 +3,17 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tests.audit.watching import Watch, channel, hop, query
+from tests.audit.watching import Watch, balance, channel, hop, query
 
 from penstock.audit.alarms import Alarms, Doubts
+from penstock.audit.balance import ChannelBalance
+from penstock.audit.hops import Hop
+from penstock.audit.rules import Snapshot
 from penstock.audit.settings import AuditSettings
-from penstock.audit.snapshot import Snapshot
 
 
 def test_nothing_to_look_at_is_no_alarm() -> None:
-    assert Alarms().look(Snapshot(0, 0.0, AuditSettings(), {}, {})) == []
+    assert Alarms().look(Snapshot(0, 0.0, AuditSettings(), balance(), {})) == []
 
 
 def test_an_alarm_that_lasts_keeps_its_beginning_and_tells_the_facts_of_now() -> None:
@@ -56,8 +58,8 @@ STALE = SETTINGS.stale_after.total_seconds()
 EVERY = 2.0
 
 
-def waiting_hop(taken: int, in_flight: int, stage: str = "query:by_country") -> dict[str, Any]:
-    return {"stage": stage, "reads": "rsvps", "taken": taken, "in_flight": in_flight}
+def waiting_hop(taken: int, in_flight: int) -> Hop:
+    return query(taken=taken, in_flight=in_flight)
 
 
 class Watching:
@@ -70,15 +72,15 @@ class Watching:
     def look(
         self,
         seconds: float = 0.0,
-        hops: tuple[Mapping[str, Any], ...] = (),
+        parts: tuple[Hop | ChannelBalance, ...] = (),
         processes: Mapping[str, Any] | None = None,
-        **balance: object,
+        **told: Any,
     ) -> list[tuple[str, str]]:
         """What is doubted after so many seconds of the same."""
         until = self.elapsed + seconds
         while True:
-            told = {"hops": list(hops), **balance}
-            snapshot = Snapshot(int(self.elapsed * 1e6), self.elapsed, SETTINGS, told, processes or {})
+            found_balance = balance(*parts, **told)
+            snapshot = Snapshot(int(self.elapsed * 1e6), self.elapsed, SETTINGS, found_balance, processes or {})
             found: list[tuple[str, str]] = [(doubt.kind, doubt.subject) for doubt in self._doubts.look(snapshot)]
             if self.elapsed >= until:
                 return found
@@ -94,7 +96,7 @@ def test_all_is_well() -> None:
 
 
 def test_an_auditor_that_has_just_begun_knows_nothing() -> None:
-    snapshot = Snapshot(0, 0.0, SETTINGS, {}, {})
+    snapshot = Snapshot(0, 0.0, SETTINGS, balance(), {})
     assert [(doubt.kind, doubt.subject) for doubt in Doubts().look(snapshot)] == [("audit", "audit")]
 
 
@@ -179,10 +181,9 @@ def test_a_query_that_does_not_run_or_whose_account_is_not_complete() -> None:
 
 
 def test_an_auditor_that_reads_nothing_while_entries_wait() -> None:
-    channels = [{"channel": "rsvps", "unread": 5}]
-    watching = Watching()
-    assert watching.look(STALE - EVERY, channels=channels, as_of=1) == []
-    assert watching.look(EVERY, channels=channels, as_of=1) == [("audit", "audit")]
+    parts, watching = (channel(unread=5),), Watching()
+    assert watching.look(STALE - EVERY, parts, as_of=1) == []
+    assert watching.look(EVERY, parts, as_of=1) == [("audit", "audit")]
 
 
 def test_a_store_that_cannot_be_written() -> None:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 from tests.ports import later_port
 
+from penstock.audit.rules import Alarm
 from penstock.audit.settings import AuditSettings
-from penstock.audit.snapshot import Alarm
 from penstock.core.errors import Misconfigured
 from penstock.run.alarm_sender import AlarmSender, sending_alarms
 

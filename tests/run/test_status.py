@@ -77,7 +77,7 @@ def test_who_listens_hears_the_last_word_of_each(eventually: Callable[..., None]
 
 
 def test_alarms_are_told() -> None:
-    alarm = {"level": "alarm", "text": "it is slow"}
+    alarm = {"text": "it is slow"}
     found = Status({"audit": {"at": 5, "nodes": {}, "balance": {"whole": True, "alarms": [alarm]}}})
     assert found.alarms == [alarm]
     assert Status({"audit": {"at": 5, "nodes": {}}}).alarms == []

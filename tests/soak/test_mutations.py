@@ -22,8 +22,8 @@ from penstock.audit.alarms import Alarms
 from penstock.audit.balance import Balance, ChannelBalance
 from penstock.audit.content import Content
 from penstock.audit.hops import Gap, Hop
+from penstock.audit.rules import Snapshot
 from penstock.audit.settings import AuditSettings
-from penstock.audit.snapshot import Snapshot
 from penstock.channels.kafka import Kafka
 from penstock.core.contracts import Entry
 from penstock.core.record import Origin, Record
@@ -173,8 +173,8 @@ def test_a_clean_run_gives_no_finding(clean: Told) -> None:
 
 def test_a_clean_run_raises_no_alarm(clean: Told) -> None:
     # How long a backlog took is another matter.
-    alarms, settings = Alarms(), AuditSettings(slow="1 day", slow_stage="1 day")
-    now, balance = clean.balance.at, clean.balance.to_json()
+    alarms, settings = Alarms(), AuditSettings()
+    now, balance = clean.balance.at, clean.balance
     for second in range(60):
         assert alarms.look(Snapshot(now + second * 1_000_000, float(second), settings, balance, {})) == []
 

@@ -4,11 +4,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from types import MappingProxyType
-from typing import Any
 
 from penstock.audit import rules
 from penstock.audit.judge import Doubt
-from penstock.audit.snapshot import Alarm, Snapshot, Standstill, lasting, named, number
+from penstock.audit.rules import Alarm, Json, Snapshot, lasting, named, number
 
 ENDS_AFTER = 10.0
 """Seconds without the condition after which an alarm ends: a flapping condition is one alarm."""
@@ -21,19 +20,16 @@ Rule = Callable[[Snapshot], Iterator[Alarm]]
 class Alarms:
     """The alarms of a pipeline, evaluated about once a second.
 
-    `batch` is the longest batch duration of its queries: a stage cannot show progress more often. `reads` are the
-    channels that each stage reads: so a stage that never sends an account is found, too.
+    `batch` is the longest batch duration of its queries: a stage cannot show progress more often.
     """
 
-    def __init__(
-        self, batch: timedelta = timedelta(0), reads: Mapping[str, Sequence[str]] = MappingProxyType({})
-    ) -> None:
+    def __init__(self, batch: timedelta = timedelta(0)) -> None:
         self._rules: Sequence[Rule] = (
             rules.missing,
             rules.discrepancies,
             rules.NotKnown().look,
             rules.overtaken,
-            rules.Stalled(batch, reads).look,
+            rules.Stalled(batch).look,
             rules.Away().look,
             rules.full_disk,
             rules.Unheard().look,
@@ -41,18 +37,12 @@ class Alarms:
             rules.Refused().look,
             rules.Silent().look,
             rules.event_time,
-            rules.slow_stage,
-            rules.SlowSender().look,
-            rules.Disorder().look,
         )
         self._standing: dict[tuple[str, str], Alarm] = {}
         self._seen: dict[tuple[str, str], float] = {}
 
     def look(self, snapshot: Snapshot) -> list[Alarm]:
-        """Return the active alarms, alarms before notices, in the order in which they began.
-
-        The balance has all senders if silent and slow senders are to be found among all.
-        """
+        """Return the active alarms, in the order in which they began."""
         elapsed = snapshot.elapsed
         for alarm in _united(alarm for rule in self._rules for alarm in rule(snapshot)):
             before = self._standing.get(alarm.key)
@@ -60,7 +50,7 @@ class Alarms:
             self._seen[alarm.key] = elapsed
         for key in [key for key, seen in self._seen.items() if elapsed - seen >= ENDS_AFTER]:
             del self._standing[key], self._seen[key]
-        return sorted(self._standing.values(), key=lambda alarm: (alarm.level, alarm.since))
+        return sorted(self._standing.values(), key=lambda alarm: alarm.since)
 
 
 def _united(alarms: Iterable[Alarm]) -> Iterable[Alarm]:
@@ -88,13 +78,11 @@ class Doubts:
 
     def __init__(self, intervals: Mapping[str, float] = MappingProxyType({}), batch: float = 0.0) -> None:
         self._intervals, self._batch = intervals, batch
-        self._stages: dict[tuple[str, str], Standstill] = {}
-        self._audit = Standstill()
-        self._away = rules.Away()
+        self._progress, self._away = rules.Progress(), rules.Away()
 
     def look(self, snapshot: Snapshot) -> list[Doubt]:
         """Return the doubts; `snapshot` holds the balance and the status of all processes."""
-        found = [*self._processes(snapshot), *_nodes(snapshot), *self._unread(snapshot), *self._stale(snapshot)]
+        found = [*self._processes(snapshot), *_nodes(snapshot), *self._stale(snapshot)]
         if snapshot.elapsed < snapshot.settings.away_after.total_seconds():
             # Before that, the auditor cannot decide whether a process is away.
             found.append(Doubt("audit", "audit", f"the auditor has run for only {snapshot.elapsed:.0f} s"))
@@ -103,47 +91,38 @@ class Doubts:
     def _processes(self, snapshot: Snapshot) -> Iterator[Doubt]:
         for alarm in self._away.look(snapshot):
             yield Doubt("process", alarm.stage, alarm.text)
-        run = snapshot.processes.get("run")
-        usage = run.get("usage") if isinstance(run, Mapping) else None
-        for process, used in usage.items() if isinstance(usage, Mapping) else ():
-            if not isinstance(used, Mapping):
-                continue
+        for process, used in snapshot.usage.items():
             why = f": {named(used['error'], ERROR)}" if used.get("error") else ""
             if (times := int(number(used.get("lately")) or 0)) >= LOOP_DEATHS:
                 yield Doubt("process", process, f"the process {process} ended {times} times in a row{why}")
             elif used.get("pid") is None and used.get("deaths"):
                 yield Doubt("process", process, f"the process {process} is down{why}")
-            elif _has_not_reported(snapshot.processes.get(process), used):
+            elif _has_not_reported(snapshot.reports.get(process, {}), used):
                 yield Doubt("process", process, f"the process {process} was restarted and has not reported yet")
 
-    def _unread(self, snapshot: Snapshot) -> Iterator[Doubt]:
-        quiet = self._audit.look(snapshot.elapsed, (snapshot.balance.get("as_of"),), snapshot.unread > 0)
-        if quiet >= snapshot.settings.stale_after.total_seconds():
-            text = f"the auditor has read nothing for {lasting(quiet)}, while {snapshot.unread:,.0f} entries wait"
-            yield Doubt("audit", "audit", text)
-
     def _stale(self, snapshot: Snapshot) -> Iterator[Doubt]:
-        """Find stages that have input and whose account does not change."""
-        for hop in snapshot.hops:
-            stage, reads = str(hop["stage"]), str(hop.get("reads") or "")
-            if not reads:
-                continue
-            watch = self._stages.setdefault((stage, reads), Standstill())
-            waiting = number(hop.get("in_flight")) or 0
-            quiet = watch.look(snapshot.elapsed, (hop.get("taken"),), waiting > 0)
-            limit = max(snapshot.settings.stale_after.total_seconds(), 2 * self._intervals.get(stage, 0.0))
-            if snapshot.nodes.get(stage, {}).get("mode") == "real-time":
+        """Find an audit that reads nothing, and stages whose account does not change, although they have input."""
+        stale_after = snapshot.settings.stale_after.total_seconds()
+        if (quiet := self._progress.audit(snapshot)) >= stale_after:
+            text = f"the auditor has read nothing for {lasting(quiet)}, while {snapshot.unread:,} entries wait"
+            yield Doubt("audit", "audit", text)
+        for one in self._progress.stages(snapshot):
+            limit = max(stale_after, 2 * self._intervals.get(one.stage, 0.0))
+            if snapshot.nodes.get(one.stage, {}).get("mode") == "real-time":
                 # Its rows are counted at once, refused and filtered records only when its batch ends.
                 limit += self._batch
-            if quiet >= limit:
-                text = f"the account of {stage} is {lasting(quiet)} old, while {waiting:,.0f} records of {reads} wait"
-                yield Doubt("account", stage, text)
+            if one.seconds >= limit:
+                text = (
+                    f"the account of {one.stage} is {lasting(one.seconds)} old, while {one.records:,} records of "
+                    f"{one.reads} wait"
+                )
+                yield Doubt("account", one.stage, text)
 
 
-def _has_not_reported(report: object, used: Mapping[str, Any]) -> bool:
+def _has_not_reported(report: Json, used: Json) -> bool:
     """Whether the last report of a process is from the instance before it, which died."""
-    reported = report.get("pid") if isinstance(report, Mapping) else None
-    return bool(used.get("deaths")) and None not in (reported, used.get("pid")) and reported != used.get("pid")
+    reported, running = report.get("pid"), used.get("pid")
+    return bool(used.get("deaths")) and None not in (reported, running) and reported != running
 
 
 def _nodes(snapshot: Snapshot) -> Iterator[Doubt]:

@@ -2,9 +2,8 @@
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 from penstock.core.clock import Clock
 from penstock.core.contracts import ChannelPartition, Channels, Group, Offsets
@@ -99,9 +98,6 @@ class Endangered:
     """Seconds until the oldest of them is removed; None if it is not known."""
     lost: int
     """Offsets that were removed unread."""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class Retention:

@@ -1,83 +1,251 @@
 """The rules that find alarms: about records, about stages and processes, and about senders. No I/O."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cached_property
 from typing import Any
 
-from penstock.audit.snapshot import (
-    Alarm,
-    Growth,
-    Json,
-    Level,
-    Snapshot,
-    Standstill,
-    lasting,
-    listed,
-    mappings,
-    named,
-    number,
-    senders,
-)
+from penstock.audit.account import Outcome
+from penstock.audit.balance import Balance, SenderBalance
+from penstock.audit.hops import Hop
+from penstock.audit.lag import Endangered
+from penstock.audit.settings import AuditSettings
 from penstock.core.clock import Micros
+from penstock.core.text import counted, printable
 
+LONGEST = 80
+"""Longer names are truncated."""
 RANGES = 5
 """Maximum missing ranges that are named."""
 NAMED = 20
 """Maximum senders that are named."""
 FEW = 3
-"""Fewer refused or slow records are not an alarm."""
+"""Fewer refused records are not an alarm."""
 SETTLES = 10.0
 """Seconds after which a verdict that is not known is an alarm: at each start it is not known for a while."""
-REPORTED_FOR = 60.0
-"""Seconds for which an outage interval is reported after its end."""
-NOISE = 0.05
-"""Two quantiles that differ by less than this share are the same."""
 USED_TO_SEND = 10
 """A sender of fewer records is not expected to send."""
 PAUSES = 5
 """A rare sender may be silent for this many of its usual intervals."""
 CONFIRMED = 10.0
 """Partitions are read one after the other: for this many seconds a sender can seem silent and is only unread."""
-TIMES = 10
-"""A slow sender has this many times the median latency of its channel."""
-ROUNDED = 0.001
-"""Mean latencies are in whole microseconds: the error in ms for each record that was ever counted."""
-RETENTION = "retention"
-"""The key in the status of the audit, see `audit.lag`."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-SenderKey = tuple[str, str]
-"""Channel and sender."""
+Json = Mapping[str, Any]
 
 
-# --- records: missing, unknown, refused, out of order ----------------------------------------------------------------
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """A problem of a stage that an operator must act on: name and stage together identify an alarm."""
+
+    name: str
+    stage: str
+    """As in the graph of the pipeline, or the name of a process."""
+    text: str
+    """The facts, and the command that shows more."""
+    since: Micros
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, self.stage
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def named(name: object, longest: int = LONGEST) -> str:
+    """Return a name from outside as one printable line of limited length."""
+    text = str(name)
+    return printable(text if len(text) <= longest else f"{text[:longest]}…")
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Return the first names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def lasting(seconds: float) -> str:
+    """Return a duration in a suitable unit."""
+    for unit, size in (("days", 86_400), ("hours", 3_600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def number(value: object) -> float | None:
+    """Return a number of a report; None if it is anything else."""
+    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# --- what is evaluated, and memory between evaluations ----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    now: Micros
+    elapsed: float
+    """See `Elapsed`."""
+    settings: AuditSettings
+    balance: Balance
+    processes: Json
+    """The last report of each process. Reports come from a channel: their content is not trusted."""
+    endangered: Sequence[Endangered] = ()
+
+    @property
+    def unread(self) -> int:
+        """The number of entries that the audit has not read."""
+        return sum(channel.unread for channel in self.balance.channels)
+
+    @cached_property
+    def reports(self) -> dict[str, Json]:
+        return _mappings(self.processes)
+
+    @cached_property
+    def usage(self) -> dict[str, Json]:
+        """The processes of this run, as the supervisor reports them."""
+        return _mappings(self.reports.get("run", {}).get("usage"))
+
+    @cached_property
+    def nodes(self) -> dict[str, Json]:
+        """The figures of each part of the pipeline, from the reports of all processes."""
+        every = (_mappings(report.get("nodes")) for report in self.reports.values())
+        return {node: figures for nodes in every for node, figures in nodes.items()}
+
+    def ago(self, seconds: float) -> Micros:
+        """Return the time this many seconds before."""
+        return self.now - round(seconds * 1e6)
+
+    def feeder(self, channel: str) -> str:
+        """Return the source of a channel; the channel itself if there are several, or none is known."""
+        sources = [hop.stage for hop in self.balance.hops if not hop.reads and hop.writes == channel]
+        return sources[0] if len(sources) == 1 else f"channel:{channel}"
+
+
+def _mappings(value: object) -> dict[str, Json]:
+    """Return the members of a mapping that are mappings; nothing if it is none."""
+    items = value.items() if isinstance(value, Mapping) else ()
+    return {str(name): member for name, member in items if isinstance(member, Mapping)}
+
+
+LONGEST_STEP = 5.0
+"""Maximum seconds that count between two evaluations."""
+
+
+class Elapsed:
+    """Seconds of observation: jumps of the clock and sleep of the machine do not count."""
+
+    def __init__(self) -> None:
+        self._now: Micros | None = None
+        self._seconds = 0.0
+
+    def at(self, now: Micros) -> float:
+        if self._now is not None:
+            self._seconds += min(max(now - self._now, 0) / 1e6, LONGEST_STEP)
+        self._now = now
+        return self._seconds
+
+
+OVER = 300.0
+"""Seconds over which growth is measured."""
+
+
+class Growth:
+    """How much totals grew in the last minutes: over a time between half of `OVER` and all of it."""
+
+    def __init__(self) -> None:
+        self._at = 0.0
+        self._older: tuple[float, ...] = ()
+        self._newer: tuple[float, ...] = ()
+
+    def reach(self, elapsed: float, *totals: float) -> tuple[float, ...]:
+        """Take the current totals and return their growth since the first call.
+
+        If the first of them shrinks, its process has restarted, and the measurement restarts, too.
+        """
+        if not self._older or totals[0] < self._newer[0]:
+            self._at, self._older, self._newer = elapsed, totals, totals
+        elif elapsed - self._at >= OVER / 2:
+            self._at, self._older, self._newer = elapsed, self._newer, totals
+        return tuple(now - before for now, before in zip(totals, self._older, strict=True))
+
+
+class Standstill:
+    """How long a part has had input without progress."""
+
+    def __init__(self) -> None:
+        self._state: object = None
+        self._since: float | None = None
+
+    def look(self, elapsed: float, state: object, waiting: bool) -> float:
+        """Return for how many seconds there was input while `state` stayed the same."""
+        if state != self._state or not waiting:
+            self._state, self._since = state, None
+        if waiting and self._since is None:
+            self._since = elapsed
+        return 0.0 if self._since is None else elapsed - self._since
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A stage that has read nothing for some seconds, while records of a channel wait for it."""
+
+    stage: str
+    reads: str
+    records: int
+    seconds: float
+
+
+class Progress:
+    """How long the stages of a pipeline, and the audit, have had input without progress, by their accounts."""
+
+    def __init__(self) -> None:
+        self._stages: dict[tuple[str, str], Standstill] = {}
+        self._audit = Standstill()
+
+    def audit(self, snapshot: Snapshot) -> float:
+        """Return for how many seconds the audit has read nothing, while entries wait."""
+        return self._audit.look(snapshot.elapsed, (snapshot.balance.as_of,), snapshot.unread > 0)
+
+    def stages(self, snapshot: Snapshot) -> Iterator[Waiting]:
+        records = {channel.channel: channel.records for channel in snapshot.balance.channels}
+        for hop in snapshot.balance.hops:
+            if not hop.reads:
+                continue
+            # In flight are offsets: transaction markers use offsets, too.
+            total = records.get(hop.reads)
+            waiting = 0 if total is not None and hop.taken >= total else hop.in_flight
+            watch = self._stages.setdefault((hop.stage, hop.reads), Standstill())
+            yield Waiting(hop.stage, hop.reads, waiting, watch.look(snapshot.elapsed, (hop.taken,), waiting > 0))
+
+
+# --- records: missing, unknown, refused -------------------------------------------------------------------------------
 
 
 def missing(snapshot: Snapshot) -> Iterator[Alarm]:
     """Records are missing at a hop."""
-    for hop in snapshot.hops:
-        if count := int(number(hop.get("missing")) or 0):
-            records = f"{count:,} record{'s' if count > 1 else ''}"
-            of = f" of {hop['reads']}" if hop.get("reads") else ""
-            text = f'{hop["stage"]} misses {records}{of}{_ranges(hop, count)}: see "penstock audit".'
-            yield Alarm("missing", str(hop["stage"]), text, snapshot.now)
+    for hop in snapshot.balance.hops:
+        if hop.missing:
+            of = f" of {hop.reads}" if hop.reads else ""
+            records = counted(hop.missing, "record")
+            text = f'{hop.stage} misses {records}{of}{_ranges(hop)}: see "penstock audit".'
+            yield Alarm("missing", hop.stage, text, snapshot.now)
 
 
-def _ranges(hop: Json, missing: int) -> str:
-    gaps = list(mappings(hop.get("gaps")))[:RANGES]
-    if not gaps:
+def _ranges(hop: Hop) -> str:
+    if not (gaps := hop.gaps[:RANGES]):
         return ""
-    ranges = [f"{named(gap['sender'])}/{gap['epoch']}: {gap['first']}–{gap['last']}" for gap in gaps]
-    if rest := missing - sum(gap["last"] - gap["first"] + 1 for gap in gaps):
+    ranges = [f"{named(gap.sender)}/{gap.epoch}: {gap.first}–{gap.last}" for gap in gaps]
+    if rest := hop.missing - sum(gap.size for gap in gaps):
         ranges.append(f"and {rest:,} more")
     return f" ({', '.join(ranges)})"
 
 
 def discrepancies(snapshot: Snapshot) -> Iterator[Alarm]:
     """The audit has a finding: a changed row of a store, records that were removed from the log, …"""
-    for one in mappings(snapshot.balance.get("discrepancies")):
-        yield Alarm(str(one.get("kind")), str(one.get("stage")), f"{named(one.get('text'))}.", snapshot.now)
+    for one in snapshot.balance.discrepancies:
+        yield Alarm(one.kind, one.stage, f"{named(one.text)}.", snapshot.now)
 
 
 class NotKnown:
@@ -87,7 +255,7 @@ class NotKnown:
         self._watch = Standstill()
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        doubts = [named(one.get("text")) for one in mappings(snapshot.balance.get("doubts"))]
+        doubts = [named(one.text) for one in snapshot.balance.doubts]
         quiet = self._watch.look(snapshot.elapsed, (), bool(doubts))
         if doubts and quiet >= SETTLES:
             more = f"; and {len(doubts) - RANGES} more reasons" if len(doubts) > RANGES else ""
@@ -98,30 +266,19 @@ class NotKnown:
 
 
 class Unknown:
-    """The outage time of a source grew."""
+    """The outage time of a source grew in the last minutes."""
 
     def __init__(self) -> None:
-        self._before: dict[str, float] = {}
-        self._grown: dict[str, tuple[float, float]] = {}
-        """Per channel: when it grew last, and from what."""
+        self._growth: dict[str, Growth] = {}
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        for channel, one in snapshot.channels.items():
-            seconds = number(one.get("unknown_seconds")) or 0.0
-            before = self._before.get(channel, seconds)
-            self._before[channel] = seconds
-            if seconds > before:
-                self._grown[channel] = snapshot.elapsed, self._grown.get(channel, (0.0, before))[1]
-            if channel not in self._grown:
-                continue
-            at, start = self._grown[channel]
-            if snapshot.elapsed - at > REPORTED_FOR:
-                del self._grown[channel]
-                continue
-            stage = snapshot.feeder(channel)
-            length = f"{seconds - start:.1f} s"
-            text = f'{stage} was not connected for {length}: what it sent then is unknown, see "penstock audit".'
-            yield Alarm("unknown", stage, text, snapshot.now)
+        for one in snapshot.balance.channels:
+            growth = self._growth.setdefault(one.channel, Growth())
+            (seconds,) = growth.reach(snapshot.elapsed, one.unknown_seconds)
+            if seconds > 0:
+                stage, length = snapshot.feeder(one.channel), f"{seconds:.1f} s"
+                text = f'{stage} was not connected for {length}: what it sent then is unknown, see "penstock audit".'
+                yield Alarm("unknown", stage, text, snapshot.now)
 
 
 class Refused:
@@ -131,106 +288,44 @@ class Refused:
         self._growth: dict[tuple[str, str], Growth] = {}
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        for hop in snapshot.hops:
-            stage = str(hop["stage"])
-            growth = self._growth.setdefault((stage, str(hop.get("reads"))), Growth())
-            outcomes = hop.get("outcomes") or {}
-            totals = number(hop.get("taken")) or 0, number(outcomes.get("refused")) or 0
-            count, refused = growth.reach(snapshot.elapsed, *totals)
+        for hop in snapshot.balance.hops:
+            growth = self._growth.setdefault((hop.stage, hop.reads), Growth())
+            count, refused = growth.reach(snapshot.elapsed, hop.taken, hop.outcomes.get(Outcome.REFUSED, 0))
             if refused >= FEW and refused > count * snapshot.settings.refused_share:
                 share = (
                     f"{refused:,.0f} of its last {count:,.0f} records ({refused / count:.0%})" if count else "records"
                 )
-                yield Alarm("refused", stage, f'{stage} refused {share}: see "penstock dlq list".', snapshot.now)
+                yield Alarm(
+                    "refused", hop.stage, f'{hop.stage} refused {share}: see "penstock dlq list".', snapshot.now
+                )
 
 
-class Disorder:
-    """Records of a sender arrived in another order than their numbers: a notice, not a loss."""
-
-    def __init__(self) -> None:
-        self._most: dict[str, int] = {}
-
-    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        for channel, one in snapshot.channels.items():
-            found = sum(int(number(generation.get("reordered")) or 0) for generation in senders(one))
-            # The senders of the brief form are not always the same.
-            most = self._most[channel] = max(found, self._most.get(channel, 0))
-            if most:
-                stage = snapshot.feeder(channel)
-                text = f'{most:,} records came to {channel} out of order, none is lost: see "penstock audit --senders".'
-                yield Alarm("disorder", stage, text, snapshot.now, Level.NOTICE)
-
-
-# --- stages and processes: stalled, unheard, slow, away, slower than retention ----------------------------------------
+# --- stages and processes: stalled, unheard, away, slower than retention ----------------------------------------------
 
 
 class Stalled:
-    """A stage has input and makes no progress.
+    """A stage has input and makes no progress."""
 
-    Progress is a new account of the stage. A higher count of its process than any since the last account is progress,
-    too: a process in a restart loop counts, but never reaches a higher count.
-    """
-
-    def __init__(self, batch: timedelta, reads: Mapping[str, Sequence[str]]) -> None:
-        self._batch, self._reads = batch, reads
-        self._stages: dict[tuple[str, str], Standstill] = {}
-        self._highest: dict[tuple[str, str], tuple[float | None, float]] = {}
-        self._audit = Standstill()
+    def __init__(self, batch: timedelta) -> None:
+        self._batch, self._progress = batch, Progress()
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         # A query sends its account when its batch ends.
         limit = max(snapshot.settings.stalled_after, 2 * self._batch).total_seconds()
-        behind = self._audit.look(snapshot.elapsed, (snapshot.balance.get("as_of"),), snapshot.unread > 0)
-        stuck = []
-        for stage, hop in self._hops(snapshot):
-            reads = str(hop.get("reads") or "")
-            node = snapshot.nodes.get(stage, {})
-            arrived = number(snapshot.channels.get(reads, {}).get("records"))
-            waiting = _waiting(hop, node, arrived)
-            watch = self._stages.setdefault((stage, reads), Standstill())
-            quiet = watch.look(snapshot.elapsed, self._progress(stage, hop, node), waiting > 0, arrived)
-            if quiet >= limit:
-                what = f"{waiting:,.0f} records wait" if waiting else "more records came"
-                where = f" in {reads}" if reads else ""
-                text = f'{stage} made no progress for {lasting(quiet)}, while {what}{where}: see "penstock status".'
-                stuck.append(Alarm("stalled", stage, text, snapshot.ago(quiet)))
+        behind, stages = self._progress.audit(snapshot), list(self._progress.stages(snapshot))
         if behind >= limit:
             # Then the progress of the stages is not known.
-            entries = f"{snapshot.unread:,.0f} entries"
+            entries = f"{snapshot.unread:,} entries"
             text = f'the audit read nothing for {lasting(behind)}, while {entries} wait: see "penstock status".'
             yield Alarm("stalled", "audit", text, snapshot.ago(behind))
-        else:
-            yield from stuck
-
-    def _hops(self, snapshot: Snapshot) -> list[tuple[str, Json]]:
-        """Return the stages with an account, those that should have one, and other nodes with a lag."""
-        found: list[tuple[str, Json]] = [(str(hop["stage"]), hop) for hop in snapshot.hops]
-        stages = {stage for stage, _ in found}
-        for stage, channels in self._reads.items():
-            if stage not in stages:
-                found += [(stage, {"reads": channel}) for channel in channels]
-        stages |= self._reads.keys()
-        return found + [(node, {}) for node in snapshot.nodes if node not in stages and not node.startswith("channel:")]
-
-    def _progress(self, stage: str, hop: Json, node: Json) -> tuple[float | None, float]:
-        key = stage, str(hop.get("reads") or "")
-        accounted = number(hop.get("taken"))
-        count = number(node.get("count")) or 0.0
-        before, highest = self._highest.get(key, (accounted, count))
-        self._highest[key] = accounted, max(count, highest) if accounted == before else count
-        return self._highest[key]
-
-
-def _waiting(hop: Json, node: Json, arrived: float | None) -> float:
-    """Return how many records the stage has not read."""
-    count, lag = number(hop.get("taken")), number(node.get("lag")) or 0
-    if count is None:
-        # It has no account. If its node has no count either, the whole channel waits.
-        return max(lag, 0 if node.get("count") else arrived or 0)
-    if arrived is not None and count >= arrived:
-        # The other two figures compare offsets: transaction markers use offsets, too.
-        return 0
-    return max(lag, number(hop.get("in_flight")) or 0)
+            return
+        for one in stages:
+            if one.seconds >= limit:
+                text = (
+                    f"{one.stage} made no progress for {lasting(one.seconds)}, while {one.records:,} records wait in "
+                    f'{one.reads}: see "penstock status".'
+                )
+                yield Alarm("stalled", one.stage, text, snapshot.ago(one.seconds))
 
 
 class Unheard:
@@ -244,7 +339,7 @@ class Unheard:
             if not isinstance(connected := figures.get("connected"), bool):
                 continue
             watch = self._sources.setdefault(node, Standstill())
-            quiet = watch.look(snapshot.elapsed, (connected,), not connected)
+            quiet = watch.look(snapshot.elapsed, (), not connected)
             if quiet >= snapshot.settings.silent_after.total_seconds():
                 why = f" ({named(figures['trouble'])})" if figures.get("trouble") else ""
                 text = f'{node} has had no connection for {lasting(quiet)}{why}: see "penstock status".'
@@ -253,76 +348,38 @@ class Unheard:
 
 def full_disk(snapshot: Snapshot) -> Iterator[Alarm]:
     """A process reports that its disk is full: it accepts and acknowledges nothing."""
-    full: dict[str, tuple[float, float]] = {}
-    for report in snapshot.processes.values():
-        disk = report.get("disk") if isinstance(report, Mapping) else None
-        if isinstance(disk, Mapping):
-            free, reserve = number(disk.get("free")), number(disk.get("reserve"))
-            if free is not None and reserve is not None and free < reserve:
-                full[named(disk.get("folder"))] = free, reserve
-    for folder, (free, reserve) in full.items():
-        sizes = f"{free / 2**20:,.0f} MiB are free, less than the {reserve / 2**20:,.0f} MiB of [local] reserve"
-        text = f"the disk of {folder} is full: {sizes}; sources wait, and continue when there is space."
-        yield Alarm("disk", folder, text, snapshot.now)
+    full: dict[str, Alarm] = {}
+    for report in snapshot.reports.values():
+        disk = report.get("disk")
+        if not isinstance(disk, Mapping):
+            continue
+        folder, free, reserve = named(disk.get("folder")), number(disk.get("free")), number(disk.get("reserve"))
+        if free is not None and reserve is not None and free < reserve:
+            sizes = f"{free / 2**20:,.0f} MiB are free, less than the {reserve / 2**20:,.0f} MiB of [local] reserve"
+            text = f"the disk of {folder} is full: {sizes}; sources wait, and continue when there is space."
+            full[folder] = Alarm("disk", folder, text, snapshot.now)
+    yield from full.values()
 
 
 def event_time(snapshot: Snapshot) -> Iterator[Alarm]:
-    """The newest event time of a query is far from the time at which it was read."""
+    """The newest event time of a query is far from the time at which it was read, because its unit is another one."""
     limit = snapshot.settings.event_time_off / timedelta(microseconds=1)
     for stage, figures in snapshot.nodes.items():
         newest, skew = number(figures.get("newest")), number(figures.get("skew"))
         if newest is None or skew is None or abs(skew * 1_000) <= limit:
             continue
         at = newest + skew * 1_000
-        text = f"the newest event time of {stage} is of {_day(newest)}, and was read on {_day(at)}"
         for factor, unit in ((1_000, "milliseconds"), (1_000_000, "microseconds")):
             if abs(newest * factor - at) <= limit:
-                why = f"seconds read as {unit}? See event_time= of the channel: timestamp_seconds(…)."
-                yield Alarm("event-time", stage, f"{text}: {why}", snapshot.now)
-                break
-        else:
-            why = "history, or another unit than event_time= of the channel expects?"
-            yield Alarm("event-time", stage, f"{text}: {why}", snapshot.now, Level.NOTICE)
+                text = (
+                    f"the newest event time of {stage} is of {_day(newest)}, and was read on {_day(at)}: seconds read "
+                    f"as {unit}? See event_time= of the channel: timestamp_seconds(…)."
+                )
+                yield Alarm("event-time", stage, text, snapshot.now)
 
 
 def _day(timestamp: float) -> str:
     return f"{EPOCH + timedelta(microseconds=timestamp):%Y-%m-%d}"
-
-
-def slow_stage(snapshot: Snapshot) -> Iterator[Alarm]:
-    """The p99 latency of a stage is too high."""
-    least = snapshot.settings.slow_stage.total_seconds() * 1_000
-    history = snapshot.settings.gone_after.total_seconds() * 1_000
-    for hop in snapshot.hops:
-        stage = str(hop["stage"])
-        took = _took(hop, snapshot)
-        # Records that arrive days after they were sent are history; the source is not slow.
-        if took is not None and took > least and (hop.get("reads") or took < history):
-            text = f'{stage} takes {lasting(took / 1_000)} for one record in a hundred (p99): see "penstock status".'
-            yield Alarm("slow-stage", stage, text, snapshot.now)
-
-
-def _took(hop: Json, snapshot: Snapshot) -> float | None:
-    """Return the p99 of the stage alone, in ms: of the last minutes if its node reports it, otherwise of the hop."""
-    figures = snapshot.nodes.get(str(hop["stage"]), {})
-    after = (
-        _p99(figures.get("delivery")) or _p99(figures.get("latency")) or _p99(_latency_of(snapshot, hop.get("writes")))
-    )
-    if not hop.get("reads"):
-        return after or _p99(hop.get("latency"))
-    before = _p99(_latency_of(snapshot, hop["reads"]))
-    if after is None or before is None:
-        return _p99(hop.get("step"))
-    return after - before if after - before > NOISE * before else 0.0
-
-
-def _latency_of(snapshot: Snapshot, channel: object) -> Any:
-    """Return the latency of a channel in the last minutes, as its node reports it."""
-    return snapshot.nodes.get(f"channel:{channel}", {}).get("latency")
-
-
-def _p99(summary: object) -> float | None:
-    return number(summary.get("p99")) if isinstance(summary, Mapping) else None
 
 
 class Away:
@@ -334,8 +391,10 @@ class Away:
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         gone = snapshot.settings.gone_after / timedelta(microseconds=1)
-        for process in _ours(snapshot.processes):
-            at = int(number(snapshot.processes[process].get("at")) or 0)
+        for process, report in snapshot.reports.items():
+            if snapshot.usage and process != "run" and process not in snapshot.usage:
+                continue  # It belongs to an earlier run.
+            at = int(number(report.get("at")) or 0)
             if process not in self._heard or self._heard[process][0] != at:
                 self._heard[process] = at, snapshot.elapsed
             quiet = snapshot.elapsed - self._heard[process][1]
@@ -347,32 +406,23 @@ class Away:
                 yield Alarm("away", name, text, snapshot.ago(quiet))
 
 
-def _ours(processes: Json) -> list[str]:
-    """Return the processes of this run: the supervisor lists them. Without a supervisor, all that ever reported."""
-    names = [name for name, report in processes.items() if isinstance(report, Mapping)]
-    usage = processes["run"].get("usage") if "run" in names else None
-    return [name for name in names if name == "run" or name in usage] if isinstance(usage, Mapping) and usage else names
-
-
 def overtaken(snapshot: Snapshot) -> Iterator[Alarm]:
     """Retention has removed records that a reader had not read, or is about to."""
-    for report in snapshot.processes.values():
-        for one in mappings(report.get(RETENTION)) if hasattr(report, "get") else ():
-            reader, channel = named(one.get("reader")), named(one.get("channel"))
-            if lost := number(one.get("lost")):
-                text = (
-                    f"{reader} had not read {lost:,.0f} offsets of {channel} when they were removed: their "
-                    f"retention was too short. {_fix(reader)}"
-                )
-                yield Alarm("overtaken", reader, text, snapshot.now)
-            if unread := number(one.get("unread")):
-                left = number(one.get("left"))
-                when = "soon" if left is None else f"in {lasting(left)}"
-                text = (
-                    f"{reader} has not read {unread:,.0f} old records of {channel}, and the first of them will be "
-                    f"removed {when}: let it catch up, or keep them for longer (retention=)."
-                )
-                yield Alarm("expiring", reader, text, snapshot.now)
+    for one in snapshot.endangered:
+        reader, channel = named(one.reader), named(one.channel)
+        if one.lost:
+            text = (
+                f"{reader} had not read {one.lost:,} offsets of {channel} when they were removed: their retention was "
+                f"too short. {_fix(reader)}"
+            )
+            yield Alarm("overtaken", reader, text, snapshot.now)
+        if one.unread:
+            when = "soon" if one.left is None else f"in {lasting(one.left)}"
+            text = (
+                f"{reader} has not read {one.unread:,} old records of {channel}, and the first of them will be "
+                f"removed {when}: let it catch up, or keep them for longer (retention=)."
+            )
+            yield Alarm("expiring", reader, text, snapshot.now)
 
 
 def _fix(reader: str) -> str:
@@ -382,32 +432,7 @@ def _fix(reader: str) -> str:
     return 'It continues after them if [channels] lost = "skip".'
 
 
-# --- senders: silent, slow --------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class _Sender:
-    """All epochs of a sender together."""
-
-    records: int = 0
-    newest: Micros = 0
-    count: float = 0
-    total: float = 0
-    """Of its latencies, in ms."""
-
-
-def _senders_by_channel(snapshot: Snapshot) -> Iterator[tuple[str, Json, dict[str, _Sender]]]:
-    for channel, one in snapshot.channels.items():
-        found: dict[str, _Sender] = {}
-        for generation in senders(one):
-            sender = found.setdefault(str(generation["sender"]), _Sender())
-            sender.records += int(number(generation.get("records")) or 0)
-            sender.newest = max(sender.newest, int(number(generation.get("newest")) or 0))
-            latency = generation.get("latency") or {}
-            count = number(latency.get("count")) or 0
-            sender.count += count
-            sender.total += count * (number(latency.get("mean")) or 0)
-        yield channel, one, found
+# --- senders: silent --------------------------------------------------------------------------------------------------
 
 
 class Silent:
@@ -420,75 +445,57 @@ class Silent:
     def __init__(self) -> None:
         self._received: dict[str, tuple[Micros, float]] = {}
         """Per channel: its newest record, and when that was seen first."""
-        self._first: dict[SenderKey, tuple[Micros, int]] = {}
-        """The newest record of a sender and their number, when they were seen first."""
-        self._quiet: dict[SenderKey, float] = {}
-        """Since when it seems silent."""
+        self._first: dict[tuple[str, str], tuple[Micros, int]] = {}
+        """By channel and sender: its newest record and their number, when they were seen first."""
+        self._quiet: dict[tuple[str, str], float] = {}
+        """By channel and sender: since when it seems silent."""
 
     def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
         first, quiet = self._first, self._quiet
         self._first, self._quiet = {}, {}
-        for channel, _, found in _senders_by_channel(snapshot):
-            newest = snapshot.newest(channel)
-            for name, sender in found.items():
-                key = channel, name
-                self._first[key] = first.get(key, (sender.newest, sender.records))
-                if self._is_quiet(key, sender, newest, snapshot):
-                    self._quiet[key] = quiet.get(key, snapshot.elapsed)
-            if not self._receives(channel, newest, snapshot):
-                continue
-            silent = sorted(
-                (sender.newest, name)
-                for name, sender in found.items()
-                if snapshot.elapsed - self._quiet.get((channel, name), snapshot.elapsed) >= CONFIRMED
-            )
-            if silent:
-                names = [f"{named(name)} for {lasting((newest - since) / 1e6)}" for since, name in silent]
-                text = f'{channel} receives nothing from {listed(names, NAMED)}: see "penstock audit --senders".'
-                yield Alarm("silent", snapshot.feeder(channel), text, silent[0][0])
+        for channel in snapshot.balance.channels:
+            senders = list(_senders(channel.by_sender))
+            minutes = (minute * 60_000_000 for minute, _ in snapshot.balance.minutes.get(channel.channel, ()))
+            newest = max([0, *minutes, *(at for _, _, at in senders)])
+            receives, silent = self._receives(channel.channel, newest, snapshot), []
+            for name, records, at in senders:
+                key = channel.channel, name
+                self._first[key] = first.get(key, (at, records))
+                if (
+                    records < USED_TO_SEND
+                    or not at
+                    or not self._is_quiet(self._first[key], records, at, newest, snapshot)
+                ):
+                    continue
+                self._quiet[key] = quiet.get(key, snapshot.elapsed)
+                if snapshot.elapsed - self._quiet[key] >= CONFIRMED:
+                    silent.append((at, name))
+            if silent and receives:
+                silent.sort()
+                names = [f"{named(name)} for {lasting((newest - at) / 1e6)}" for at, name in silent]
+                text = (
+                    f'{channel.channel} receives nothing from {listed(names, NAMED)}: see "penstock audit --senders".'
+                )
+                yield Alarm("silent", snapshot.feeder(channel.channel), text, silent[0][0])
 
     def _receives(self, channel: str, newest: Micros, snapshot: Snapshot) -> bool:
         if self._received.get(channel, (None, 0.0))[0] != newest:
             self._received[channel] = newest, snapshot.elapsed
         return snapshot.elapsed - self._received[channel][1] <= snapshot.settings.silent_after.total_seconds()
 
-    def _is_quiet(self, key: SenderKey, sender: _Sender, newest: Micros, snapshot: Snapshot) -> bool:
-        if sender.records < USED_TO_SEND or not sender.newest:
-            return False
+    def _is_quiet(
+        self, first: tuple[Micros, int], records: int, at: Micros, newest: Micros, snapshot: Snapshot
+    ) -> bool:
         limit = snapshot.settings.silent_after / timedelta(microseconds=1)
-        since, records = self._first[key]
-        if sender.records > records:
-            limit = max(limit, PAUSES * (sender.newest - since) / (sender.records - records))
-        return limit < newest - sender.newest <= snapshot.settings.gone_after / timedelta(microseconds=1)
+        if records > first[1]:
+            limit = max(limit, PAUSES * (at - first[0]) / (records - first[1]))
+        return limit < newest - at <= snapshot.settings.gone_after / timedelta(microseconds=1)
 
 
-class SlowSender:
-    """The last records of a sender had a much higher latency than those of other senders."""
-
-    def __init__(self) -> None:
-        self._growth: dict[SenderKey, Growth] = {}
-
-    def look(self, snapshot: Snapshot) -> Iterator[Alarm]:
-        before, self._growth = self._growth, {}
-        least = snapshot.settings.slow / timedelta(milliseconds=1)
-        for channel, one, found in _senders_by_channel(snapshot):
-            # The latency in the balance is of all time.
-            latency = _latency_of(snapshot, channel) or one.get("latency") or {}
-            median = number(latency.get("p50")) or 0.0
-            slow = []
-            for name, sender in found.items():
-                growth = self._growth[channel, name] = before.get((channel, name)) or Growth()
-                count, total = growth.reach(snapshot.elapsed, sender.count, sender.total)
-                if count < FEW:
-                    continue
-                mean = (total - ROUNDED * sender.count) / count
-                if mean > max(least, TIMES * median):
-                    slow.append((mean, name))
-            if slow:
-                slow.sort(reverse=True)
-                names = [f"{named(name)} ({lasting(mean / 1_000)})" for mean, name in slow]
-                text = (
-                    f"the records of {listed(names, NAMED)} arrive late in {channel}, where the median latency is "
-                    f'{lasting(median / 1_000)}: see "penstock audit --senders".'
-                )
-                yield Alarm("slow-sender", snapshot.feeder(channel), text, snapshot.now)
+def _senders(epochs: Sequence[SenderBalance]) -> Iterator[tuple[str, int, Micros]]:
+    """Each sender with its records and the time of its newest one, over all its epochs."""
+    found: dict[str, tuple[int, Micros]] = {}
+    for one in epochs:
+        records, newest = found.get(one.sender, (0, 0))
+        found[one.sender] = records + one.records, max(newest, one.newest or 0)
+    return ((name, *both) for name, both in found.items())

@@ -27,12 +27,6 @@ class AuditSettings(Section):
         timedelta(days=1),
         description="a sender or process that was silent for longer has left, and its alarm ends",
     )
-    slow: Duration = Field(
-        timedelta(seconds=5), description="a sender is slow above this, and above ten times the median of its channel"
-    )
-    slow_stage: Duration = Field(
-        timedelta(seconds=30), description="a stage is slow when one record in a hundred takes longer in it"
-    )
     away_after: Duration = Field(
         timedelta(seconds=10),
         description="a process that sends no report for this long is away: the verdict is not known",
@@ -70,8 +64,6 @@ class AuditSettings(Section):
     @field_validator(
         "silent_after",
         "gone_after",
-        "slow",
-        "slow_stage",
         "away_after",
         "stale_after",
         "stalled_after",

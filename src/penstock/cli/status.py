@@ -98,7 +98,7 @@ def show(running: RunningPipeline, found: Status, verdict: Verdict) -> None:
                 f"{name} crashed {times}{down}: {printable(str(used.get('error')))}", markup=False, style="yellow"
             )
     for alarm in found.alarms:
-        screen.print(f"{alarm['level']}: {printable(alarm['text'])}", markup=False, style="red")
+        screen.print(f"alarm: {printable(alarm['text'])}", markup=False, style="red")
     screen.print(_memory(found.usage))
     more = "" if verdict is Verdict.WHOLE else "; for details: penstock audit"
     screen.print(f"verdict: {verdict}{more}")

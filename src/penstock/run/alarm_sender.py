@@ -13,8 +13,8 @@ from contextlib import contextmanager
 
 import httpx
 
+from penstock.audit.rules import Alarm
 from penstock.audit.settings import AuditSettings
-from penstock.audit.snapshot import Alarm
 from penstock.core.clock import Clock, SystemClock
 from penstock.core.errors import Unavailable, retry
 from penstock.web.webhook import TIMEOUT, Message, Rejected, Webhook

@@ -23,8 +23,7 @@ from penstock.audit.judge import Doubt, Report
 from penstock.audit.lag import Endangered, Readers, Retention, committed
 from penstock.audit.ledger import Ledger, Unreadable, set_aside
 from penstock.audit.reconcile import Reconciler
-from penstock.audit.rules import RETENTION
-from penstock.audit.snapshot import Alarm, Elapsed, Snapshot
+from penstock.audit.rules import Alarm, Elapsed, Snapshot
 from penstock.audit.tampering import Losses
 from penstock.channels.kafka import Kafka
 from penstock.core.clock import Clock, SystemClock
@@ -180,7 +179,7 @@ class _AuditStatus:
     """The last account of each stage."""
 
     def __post_init__(self) -> None:
-        self._rules = Alarms(self.config.spark.real_time_batch, stage_inputs(self.description))
+        self._rules = Alarms(self.config.spark.real_time_batch)
         self._doubts = Doubts(
             {f"query:{query.name}": _interval(query, self.config) for query in self.description.queries},
             self.config.spark.real_time_batch.total_seconds(),
@@ -231,7 +230,7 @@ class _AuditStatus:
             for stage, account in content.accounts.items()
         }
         found = balance(content, now, _micros(self.config), unread)
-        snapshot = Snapshot(now, self._elapsed.at(now), self.config.audit, found.to_json(), reports)
+        snapshot = Snapshot(now, self._elapsed.at(now), self.config.audit, found, reports)
         first = {channel: {at: low for at, (low, _) in one.items()} for channel, one in self._bounds.items()}
         self._report = Report(
             now,
@@ -255,10 +254,8 @@ class _AuditStatus:
         nodes = {f"channel:{one['channel']}": self._counted(one, content) for one in brief["channels"]}
         if not away:
             self._expiring = self._retention.look(lambda: self._readers(positions))
-        own = {"nodes": nodes, RETENTION: [one.to_json() for one in self._expiring]}
-        processes = {**reports, Tier.AUDIT: own}
-        self.alarms = self._rules.look(replace(snapshot, balance=found.to_json(), processes=processes))
-        return {**own, "balance": {**brief, "alarms": [alarm.to_json() for alarm in self.alarms]}}
+        self.alarms = self._rules.look(replace(snapshot, balance=found, endangered=self._expiring))
+        return {"nodes": nodes, "balance": {**brief, "alarms": [alarm.to_json() for alarm in self.alarms]}}
 
     def close(self) -> None:
         """Store a last report: this auditor stops normally."""
