@@ -5,7 +5,7 @@ import random
 import pytest
 
 from penstock.audit.hops import Gap
-from penstock.audit.verify import LONGEST_NAME, NAMED, Fields, Integrity, IntegrityReport, Latency, Verifier
+from penstock.audit.verify import LONGEST_NAME, NAMED, Fields, Integrity, IntegrityReport, Verifier
 from penstock.core.errors import Refused
 from penstock.core.record import Origin
 from penstock.testing import ManualClock
@@ -88,22 +88,20 @@ def test_what_comes_from_before_the_first_number_is_counted_and_not_verified() -
 def test_it_agrees_with_a_plain_set_whatever_comes(first: int | None) -> None:
     chance = random.Random(first)
     for _ in range(300):
-        verifier, seen, late, opened, healed = Verifier(ManualClock(), first), list[int](), 0, 0, 0
+        verifier, seen, late, records = Verifier(ManualClock(), first), list[int](), 0, 0
         for _ in range(chance.randint(1, 40)):
             seq = seen[-1] + 1 if seen and chance.random() < 0.5 else chance.randint(-8, 25)
             late += bool(seen) and seq < max(seen) and seq not in seen
             seen.append(seq)
             take(verifier, seq)
             if chance.random() < 0.1:
-                lapse = verifier.report().lapse
-                opened, healed = opened + lapse.missing, healed + lapse.healed
-        lapse, report = verifier.report().lapse, verifier.end()
+                records += verifier.report().lapse.records
+        records += verifier.report().lapse.records
+        report = verifier.end()
         absent = set(range(min(seen) if first is None else first, max(seen) + 1)) - set(seen)
         assert {number for gap in report.gaps for number in range(gap.first, gap.last + 1)} == absent
         assert report.missing == report.by_sender[0].missing == len(absent)
-        assert report.missing == report.lapse.missing - report.lapse.healed
-        assert opened + lapse.missing == report.lapse.missing
-        assert healed + lapse.healed == report.lapse.healed
+        assert records == report.lapse.records == len(seen)
         assert (report.records, report.doubled) == (len(seen), len(seen) - len(set(seen)))
         assert report.out_of_order == late
 
@@ -118,23 +116,22 @@ def test_a_report_tells_of_the_last_lapse_of_time() -> None:
     clock.move(4)
     two = verifier.report()
     assert (one.lapse.seconds, one.lapse.records, one.lapse.rate) == (10, 3, 0.3)
-    assert (one.lapse.missing, one.lapse.healed, one.missing) == (2, 0, 2)
-    assert (two.lapse.seconds, two.lapse.records, two.lapse.missing, two.lapse.healed) == (4, 3, 2, 1)
+    assert one.missing == 2
+    assert (two.lapse.seconds, two.lapse.records) == (4, 3)
     assert (two.records, two.missing, two.verdict) == (6, 3, Integrity.LOSS)
     end = verifier.end()
     assert (end.final, end.lapse.seconds, end.lapse.records) == (True, 14, 6)
 
 
-def test_a_report_names_the_gaps_that_opened_in_its_lapse_and_are_still_open() -> None:
+def test_a_report_names_the_gaps_that_are_open() -> None:
     verifier = Verifier(ManualClock())
     take(verifier, 1, 3, 10)
     assert verifier.report().gaps == (Gap("a", 0, 2, 2), Gap("a", 0, 4, 9))
-    take(verifier, 20, 30, 15, 21, 22, 23, 24, 25, 26, 27, 28, 29)
-    assert verifier.report().gaps == (Gap("a", 0, 11, 14), Gap("a", 0, 16, 19))
-    assert len(verifier.end().gaps) == 4
+    take(verifier, 20, 15, *range(4, 10))
+    assert verifier.report().gaps == (Gap("a", 0, 2, 2), Gap("a", 0, 11, 14), Gap("a", 0, 16, 19))
 
 
-def test_a_report_names_the_first_of_many_new_gaps_and_the_end_report_all() -> None:
+def test_a_report_names_the_first_of_many_gaps_and_the_end_report_all() -> None:
     verifier = Verifier(ManualClock())
     take(verifier, *range(0, 200, 2))
     assert len(verifier.report().gaps) == NAMED
@@ -175,22 +172,29 @@ def test_latency_is_told_where_times_are_plausible() -> None:
         verifier.take(Origin("a", 0, seq, NOW - took), NOW)
     verifier.take(Origin("a", 0, 7, 0), NOW)
     verifier.take(Origin("a", 0, 8, NOW), None)
-    assert verifier.report().lapse.latency == Latency(4, 0.0, 3.0, 8.0)
+    assert verifier.report().lapse.latency == {"count": 4, "min": 0.0, "mean": 3.0, "max": 8.0}
     assert verifier.report().lapse.latency is None
-    assert verifier.end().lapse.latency == Latency(4, 0.0, 3.0, 8.0)
+    assert verifier.end().lapse.latency == {"count": 4, "min": 0.0, "mean": 3.0, "max": 8.0}
 
 
-def test_what_was_set_aside_fills_gaps_and_does_nothing_else() -> None:
+def test_what_comes_after_the_end_fills_gaps_and_does_nothing_else() -> None:
     verifier = Verifier(ManualClock())
     take(verifier, 1, 2, 5, 9)
-    for seq in (3, 4, 5, 8, 10, 11):
-        verifier.set_aside(Origin("a", 0, seq, 0))
-    verifier.set_aside(Origin("b", 0, 1, 0))
-    assert verifier.fill() == 2
-    assert verifier.fill() == 2
+    for seq in (3, 4, 4, 5, 8, 0, 10, 11):
+        verifier.fill(Origin("a", 0, seq, 0))
+    verifier.fill(Origin("b", 0, 1, 0))
+    assert verifier.missing == 2
     end = verifier.end()
     assert (end.gaps, end.records, end.doubled, end.senders) == ((Gap("a", 0, 6, 7),), 7, 0, 1)
     assert end.by_sender[0].last == 9
+
+
+def test_a_lost_beginning_can_be_filled() -> None:
+    verifier = Verifier(ManualClock(), first=1)
+    take(verifier, 3)
+    for seq in (0, 1):
+        verifier.fill(Origin("a", 0, seq, 0))
+    assert verifier.end().gaps == (Gap("a", 0, 2, 2),)
 
 
 def test_a_sender_whose_name_has_no_end_is_refused_before_it_is_kept() -> None:
@@ -207,7 +211,7 @@ def test_json_tells_all_of_it() -> None:
     take(verifier, 1, 3)
     verifier.refuse("line 3", "it is not JSON")
     clock.move(2)
-    lapse = {"seconds": 2.0, "records": 2, "missing": 1, "healed": 0, "unreadable": 1, "latency": None, "rate": 1.0}
+    lapse = {"seconds": 2.0, "records": 2, "latency": None, "rate": 1.0}
     told = {
         "final": False,
         "at": NOW + 2_000_000,
@@ -271,31 +275,25 @@ def test_the_limits_of_64_bits_are_numbers() -> None:
 
 @pytest.mark.parametrize("seq", [2**63, -(2**63) - 1, 2**64, 10**30, -(10**30)])
 def test_a_number_beyond_64_bits_is_refused(seq: int) -> None:
-    assert reason(b'{"seq": %d, "sender": "a"}' % seq) == '"seq" lies beyond 64 bits'
+    assert reason(b'{"seq": %d, "sender": "a"}' % seq) == '"seq" is not a whole number of 64 bits'
 
 
-@pytest.mark.parametrize(
-    ("seq", "said"),
-    [
-        (b'"1000"', '"seq" is text, not a whole number'),
-        (b"1.0", '"seq" is a fraction, not a whole number'),
-        (b"true", '"seq" is true or false, not a whole number'),
-        (b"null", 'there is no "seq"'),
-        (b"[1]", '"seq" is a list, not a whole number'),
-        (b"{}", '"seq" is an object, not a whole number'),
-    ],
-)
-def test_what_is_no_number_is_refused_with_the_reason(seq: bytes, said: str) -> None:
-    assert reason(b'{"seq": %s, "sender": "a"}' % seq) == said
+@pytest.mark.parametrize("seq", [b'"1000"', b"1.0", b"true", b"[1]", b"{}"])
+def test_what_is_no_number_is_refused_with_the_reason(seq: bytes) -> None:
+    assert reason(b'{"seq": %s, "sender": "a"}' % seq) == '"seq" is not a whole number of 64 bits'
+
+
+def test_a_number_that_is_null_is_absent() -> None:
+    assert reason(b'{"seq": null, "sender": "a"}') == 'there is no "seq"'
 
 
 def test_an_epoch_that_is_there_must_be_a_number() -> None:
-    assert reason(b'{"seq": 1, "sender": "a", "epoch": "x"}') == '"epoch" is text, not a whole number'
+    assert reason(b'{"seq": 1, "sender": "a", "epoch": "x"}') == '"epoch" is not a whole number of 64 bits'
 
 
 def test_a_sender_must_have_a_name() -> None:
     assert reason(b'{"seq": 1}') == 'there is no "sender"'
-    assert reason(b'{"seq": 1, "sender": true}') == '"sender" is true or false, not a name'
+    assert reason(b'{"seq": 1, "sender": true}') == '"sender" is not a name'
 
 
 @pytest.mark.parametrize(

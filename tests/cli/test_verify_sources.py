@@ -81,7 +81,7 @@ def test_the_lines_of_a_file_have_no_arrival_and_those_of_a_pipe_do(tmp_path: Pa
     with (tmp_path / "f").open("rb") as file:
         latency = fed(Stream("standard input", file.fileno(), 1_000, ManualClock(), live=True)).lapse.latency
     assert latency is not None
-    assert (latency.count, latency.max) == (1, 10.0)
+    assert (latency["count"], latency["max"]) == (1, 10.0)
 
 
 def test_a_pipe_that_is_silent_gives_others_their_turn_and_half_a_line_is_none() -> None:
@@ -185,23 +185,19 @@ def test_offsets_without_a_record_at_the_end_are_no_loss() -> None:
 
 
 def test_a_channel_that_does_not_give_what_it_holds_is_no_whole_one() -> None:
-    channels, clock = Mute(), ManualClock()
+    channels = Mute()
     append(channels, 1, 2)
-    _, feed = begun(Log(channels, "updates", clock))
-    for seconds in (0, 6, 23):
-        clock.move(seconds)
-        next(feed)
-    clock.move(2)
+    _, feed = begun(Log(channels, "updates", ManualClock()))
+    next(feed)
     with pytest.raises(Unavailable, match="updates is unavailable: it does not return all"):
         next(feed)
 
 
 def test_the_silence_of_a_broker_that_is_away_is_not_the_end() -> None:
-    channels, clock = Mute(), ManualClock()
+    channels = Mute()
     append(channels, 1, 2)
-    _, feed = begun(Log(channels, "updates", clock))
+    _, feed = begun(Log(channels, "updates", ManualClock()))
     next(feed)
-    clock.move(6)
     channels.away = True
     with pytest.raises(Unavailable, match="it went away"):
         list(feed)
@@ -214,7 +210,7 @@ def test_a_channel_that_was_not_read_to_its_end_is_doubtful() -> None:
     next(feed)
     stop.set()
     assert list(feed) == []
-    assert verifier.end().doubts == ("updates was not read to its end: 5 offsets are left.",)
+    assert verifier.end().doubts == ("updates was not read to its end.",)
 
 
 def test_transactions_leave_marks_and_aborted_ones_leave_records_and_neither_is_a_loss(

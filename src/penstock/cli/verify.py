@@ -21,10 +21,10 @@ from penstock.audit.verify import EXIT_CODES, Fields, Integrity, IntegrityReport
 from penstock.cli.options import AsJson, Folder, Profile, Servers, find_channels, parse_duration
 from penstock.cli.standard import Input, console
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Channels, Entry, Offsets, Reader
+from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import Misconfigured, PenstockError, Refused, Unavailable
 from penstock.core.record import Origin
-from penstock.core.scan import incomplete_read
+from penstock.core.scan import scan_batches
 from penstock.core.text import counted, printable
 from penstock.supervise.process import stop_on_signals
 
@@ -35,8 +35,6 @@ _MIN_NAME, _WIDEST = 8, 10_000
 _STYLES = {Integrity.WHOLE: "bold green", Integrity.LOSS: "bold red"}
 _BATCH = 10_000
 _POLL = 0.2
-_CHECK_AFTER, _FAIL_AFTER = 5.0, 30.0
-"""Seconds without a record, after which the channel is checked, and after which reading fails."""
 
 
 def verify(
@@ -154,7 +152,7 @@ def _channels(channel: str, folder: Path, profile: str | None, servers: str | No
     return channels
 
 
-# --- sources: each feeds a verifier, yields at least every second, and ends early when it is stopped ----------------
+# --- sources: each feeds a verifier, yields between its batches, and ends early when it is stopped -------------------
 
 
 @dataclass(frozen=True)
@@ -207,46 +205,27 @@ class Log:
         for partition, (low, _) in bounds.items():
             if low:
                 verifier.note(f"Partition {partition} starts at offset {low}: older records are no longer kept.")
-        with self.channels.reader({self.channel: {}}) as reader:
-            if self.follow:
-                while not stop.is_set():
-                    for entry in reader.read(_BATCH, _POLL):
-                        _take(entry, fields, verifier)
-                    yield
-                ends = reader.positions(self.channel)
-            else:
-                ends = {partition: high for partition, (_, high) in bounds.items()}
-                yield from self._to(ends, reader, verifier, fields, stop)
-            until = self.clock.elapsed() + self.grace
-            while verifier.fill() and self.clock.elapsed() < until:
-                _read(reader, ends, fields, verifier)
+        start = {}
+        if not self.follow:
+            for entries in scan_batches(self.channels, self.channel, bounds=bounds, most=_BATCH):
+                for entry in entries:
+                    _take(entry, fields, verifier)
                 yield
-
-    def _to(self, ends: Offsets, reader: Reader, verifier: Verifier, fields: Fields, stop: Event) -> Iterator[None]:
-        last = self.clock.elapsed()
-        while left := sum(max(0, end - reader.positions(self.channel)[part]) for part, end in ends.items()):
-            if stop.is_set():
-                verifier.doubt(f"{self.channel} was not read to its end: {left:,} offsets are left.")
-                return
-            if _read(reader, ends, fields, verifier):
-                last = self.clock.elapsed()
-            elif (idle := self.clock.elapsed() - last) > _CHECK_AFTER:
-                self.channels.bounds(self.channel)  # Raises when the broker is unavailable.
-                if idle > _FAIL_AFTER:
-                    raise incomplete_read(self.channel)
-            yield
-
-
-def _read(reader: Reader, ends: Offsets, fields: Fields, verifier: Verifier) -> int:
-    """Read some entries. Those behind the ends can only fill a gap."""
-    entries = reader.read(_BATCH, _POLL)
-    for entry in entries:
-        if entry.offset < ends[entry.partition]:
-            _take(entry, fields, verifier)
-        else:
-            with suppress(Refused):
-                verifier.set_aside(_origin(entry, fields))
-    return len(entries)
+                if stop.is_set():
+                    verifier.doubt(f"{self.channel} was not read to its end.")
+                    return
+            start = {partition: end for partition, (_, end) in bounds.items()}
+        with self.channels.reader({self.channel: start}) as reader:
+            while self.follow and not stop.is_set():
+                for entry in reader.read(_BATCH, _POLL):
+                    _take(entry, fields, verifier)
+                yield
+            until = self.clock.elapsed() + self.grace
+            while verifier.missing and self.clock.elapsed() < until:
+                for entry in reader.read(_BATCH, _POLL):
+                    with suppress(Refused):
+                        verifier.fill(_origin(entry, fields))
+                yield
 
 
 def _take(entry: Entry, fields: Fields, verifier: Verifier) -> None:
@@ -268,7 +247,7 @@ def _origin(entry: Entry, fields: Fields) -> Origin:
 
 
 def show(report: IntegrityReport, screen: Console) -> None:
-    """Print a report: of an interval, a line and its new gaps; at the end, everything."""
+    """Print a report: of an interval, a line and the first gaps; at the end, everything."""
     if not report.final:
         _print_line(screen, _interval(report))
         _show_gaps(report, screen)
@@ -291,13 +270,10 @@ def _print_line(screen: Console, text: str, style: str = "") -> None:
 
 
 def _interval(report: IntegrityReport) -> str:
-    lapse, timestamp = report.lapse, datetime.fromtimestamp(report.at // 1_000_000, UTC)
-    parts = [f"{timestamp:%H:%M:%S} UTC: {_arrived(lapse)}"]
-    if lapse.missing or lapse.healed or report.missing:
-        parts.append(f"{lapse.missing:,} newly missing, {lapse.healed:,} arrived late, {report.missing:,} missing now")
-    if lapse.unreadable:
-        parts.append(f"{lapse.unreadable:,} cannot be read")
-    return "; ".join(parts)
+    timestamp = datetime.fromtimestamp(report.at // 1_000_000, UTC)
+    missing = f"; {report.missing:,} missing" if report.missing else ""
+    unreadable = f"; {report.unreadable:,} cannot be read" if report.unreadable else ""
+    return f"{timestamp:%H:%M:%S} UTC: {_arrived(report.lapse)}{missing}{unreadable}"
 
 
 def _arrived(lapse: Lapse) -> str:
@@ -305,7 +281,7 @@ def _arrived(lapse: Lapse) -> str:
     if lapse.rate:
         text += f", {lapse.rate:,.0f}/s"
     if (latency := lapse.latency) is not None:
-        text += f"; latency {latency.min:,.1f} min, {latency.avg:,.1f} avg, {latency.max:,.1f} max ms"
+        text += f"; latency {latency['min']:,.1f} min, {latency['mean']:,.1f} mean, {latency['max']:,.1f} max ms"
     return text
 
 
