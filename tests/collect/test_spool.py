@@ -15,7 +15,7 @@ import pytest
 from tests.collect.waiting import until
 
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.spool import Spool
+from penstock.collect.spool import Spool, SpoolDedup
 from penstock.core.contracts import Sender, Topic
 from penstock.core.errors import Misconfigured, Refused, Unavailable
 from penstock.core.record import Origin, Record
@@ -354,7 +354,10 @@ async def test_what_the_channel_holds_of_an_earlier_life_is_not_sent_again(spool
             await sender.send("things", [record(n)])
         await sender.send("others", [record(2)])
     moody.mood = "takes"
-    async with spool.open(moody, lambda channel, origin: channel == "things" and origin.seq in (2, 3)) as again:
+    dedup = SpoolDedup(spool.records())
+    for n in (2, 3):
+        dedup.observe("things", Origin("sender", 1, n, n))
+    async with spool.open(moody, dedup) as again:
         await until(lambda: not again.spooling)
         assert (again.depth.records, again.depth.bytes) == (0, 0)
     assert moody.numbers() == [1, 4, 5]

@@ -1,6 +1,6 @@
 """What waits on disk and is in its channel already."""
 
-from penstock.collect.dedup import SpoolDedup
+from penstock.collect.spool import SpoolDedup
 from penstock.core.record import Origin, Record
 
 

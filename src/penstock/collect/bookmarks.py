@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
-from penstock.collect.dedup import FORGOTTEN_AFTER, RecentRecords, RecordId, SpoolDedup, id_in_channel, shed_numbers
+from penstock.collect.dedup import FORGOTTEN_AFTER, RecentRecords, RecordId, id_in_channel, shed_numbers
 from penstock.collect.numbers import Numbers
+from penstock.collect.spool import SpoolDedup
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Offsets, ResumeState
 from penstock.core.errors import Refused

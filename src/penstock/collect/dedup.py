@@ -285,31 +285,3 @@ def _scalar_at(document: object, path: str) -> str | int | float | bool | None:
             return None
         document = document.get(step)
     return document if isinstance(document, str | int | float | bool) else None
-
-
-class SpoolDedup:
-    """Which of the records in a spool their channel already holds: a process that ended had still sent them."""
-
-    def __init__(self, spooled: Iterable[tuple[str, Record]] = ()) -> None:
-        self._spooled: dict[tuple[str, str, int], Runs] = {}
-        self._in_channel: dict[tuple[str, str, int], Runs] = {}
-        for channel, record in spooled:
-            if record.origin is not None:
-                _add(self._spooled, channel, record.origin)
-
-    def observe(self, channel: str, origin: Origin) -> None:
-        """Note that the channel holds a record with this origin."""
-        if _contains(self._spooled, channel, origin):
-            _add(self._in_channel, channel, origin)
-
-    def in_channel(self, channel: str, origin: Origin) -> bool:
-        return _contains(self._in_channel, channel, origin)
-
-
-def _add(numbers: dict[tuple[str, str, int], Runs], channel: str, origin: Origin) -> None:
-    numbers.setdefault((channel, origin.sender, origin.epoch), Runs()).add(origin.seq)
-
-
-def _contains(numbers: dict[tuple[str, str, int], Runs], channel: str, origin: Origin) -> bool:
-    runs = numbers.get((channel, origin.sender, origin.epoch))
-    return runs is not None and origin.seq in runs

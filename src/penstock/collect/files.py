@@ -12,17 +12,16 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
-from typing import IO, Protocol, TypeVar
+from typing import IO, Protocol
 
 from penstock.collect.file_progress import REMOVED_AFTER, File, FileStat, Progress, TooRecent, checksum, tail
 from penstock.collect.ingest import BATCH_BYTES, BATCH_RECORDS
+from penstock.collect.spool import in_thread
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState, SourceContext
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.framing import KEPT, Found, Lines
 
-T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 CHUNK = 256 << 10
@@ -317,7 +316,7 @@ class _Reading:
 
     async def _intakes(self) -> AsyncGenerator[Intake, None]:
         while True:
-            news, waiting = await _in_thread(self._scan)
+            news, waiting = await in_thread(self._scan)
             try:
                 for file, last in news:
                     async with aclosing(self._read(file, last)) as intakes:
@@ -358,7 +357,7 @@ class _Reading:
         missing_at = last and file.missing_at is not None
         try:
             head = self._progress.begin(file, time.time())
-            content = await _in_thread(partial(self._folder.content, file.info))
+            content = await in_thread(self._folder.content, file.info)
             if content is not None:
                 read = (
                     self._whole_file(file, content, head, last)
@@ -392,15 +391,15 @@ class _Reading:
             file.visited, file.complete = (content.size, content.written), True
             return
         try:
-            if not await _in_thread(partial(self._folder.begins_same, content, file)):
+            if not await in_thread(self._folder.begins_same, content, file):
                 log.warning("%s: %s was replaced; it is read from its beginning", self._source.name, file.name)
                 self._progress.reset(file)
                 head = self._progress.begin(file, time.time())
-            begins = await _in_thread(partial(content.begins, COMPARED))
-            while not await _in_thread(partial(content.seek, file.offset)):
+            begins = await in_thread(content.begins, COMPARED)
+            while not await in_thread(content.seek, file.offset):
                 pass
             lines = Lines(self._source.max_size, file.offset, file.flag == "skip")
-            while data := await _in_thread(partial(content.read, CHUNK)):
+            while data := await in_thread(content.read, CHUNK):
                 for intake in self._arrivals(file, lines.push(data), begins, head):
                     yield intake
             # Nothing is appended to a compressed file.
@@ -435,7 +434,7 @@ class _Reading:
     async def _whole_file(self, file: File, content: Content, head: str, last: bool) -> AsyncGenerator[Intake, None]:
         most = self._source.max_size
         try:
-            data = await _in_thread(partial(content.begins, most + 1))
+            data = await in_thread(content.begins, most + 1)
         except CorruptFile as corrupt:
             file.visited, file.complete = (content.size, content.written), not (corrupt.early and not last)
             if file.complete and file.flag != "bad":
@@ -472,13 +471,3 @@ class _Reading:
 
 def _is_pattern(text: str) -> bool:
     return any(sign in text for sign in "*?[")
-
-
-async def _in_thread(work: Callable[[], T]) -> T:
-    """Run in a thread. A cancelled caller waits for its end, so that nothing is closed while it is used."""
-    working = asyncio.ensure_future(asyncio.to_thread(work))
-    try:
-        return await asyncio.shield(working)
-    except asyncio.CancelledError:
-        await asyncio.wait([working])
-        raise

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 
 from penstock.collect.bookmarks import Bookmark, recover
-from penstock.collect.dedup import MAX_RECENT, Dedup, DedupResult, SpoolDedup, heartbeat_record
+from penstock.collect.dedup import MAX_RECENT, Dedup, DedupResult, heartbeat_record
 from penstock.collect.numbers import Numbering, no_collectors
-from penstock.collect.spool import Spool, SpoolWriter
+from penstock.collect.spool import Spool, SpoolDedup, SpoolWriter
 from penstock.core.clock import Clock, Micros, SystemClock
 from penstock.core.contracts import Arrival, Channels, Guarantee, Intake, Offsets, ResumeState, Source
 from penstock.core.errors import Unavailable, backoff
@@ -342,7 +342,7 @@ class IngestLoop:
         async with AsyncExitStack() as stack:
             sender = await stack.enter_async_context(self._channels.sender())
             if self._spool is not None:
-                self._spool_writer = await stack.enter_async_context(self._spool.open(sender, dedup.in_channel))
+                self._spool_writer = await stack.enter_async_context(self._spool.open(sender, dedup))
                 yield self._spool_writer.submit
             else:
                 yield lambda channel, records: asyncio.ensure_future(sender.send(channel, records))

@@ -1,25 +1,27 @@
 """The spool: while a channel is not available, records are appended to a log on disk, and forwarded in order later.
 
 A record is durable once the log is synced, so its sender is acknowledged without waiting for the channel. Records in
-flight when the channel stopped answering are then on disk and perhaps in the channel, too. They are not sent again
-before the result of their first call is known; another process asks `in_channel`. A record arrives twice only if the
-channel fails without an acknowledgement although it appended the record. The copy has the same origin.
+flight when the channel stopped answering are then on disk and perhaps in the channel, too. They are not forwarded
+before the result of their first call is known; another process reads the channel. `SpoolDedup` knows the result. A
+record arrives twice only if the channel fails without an acknowledgement although it appended the record. The copy has
+the same origin.
 """
 
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import NamedTuple, ParamSpec, Protocol, TypeVar
-from uuid import uuid4
+from operator import itemgetter
+from typing import ParamSpec, Protocol, TypeVar
 
 from penstock.core.clock import Micros
 from penstock.core.contracts import Channels, Entry, Offsets, Sender, Topic
 from penstock.core.errors import Unavailable, backoff
 from penstock.core.record import Origin, Record
+from penstock.core.runs import Runs
 from penstock.core.scan import scan
 
 log = logging.getLogger(__name__)
@@ -42,15 +44,38 @@ _FRAME = 64
 _GROUP = "spool"
 _CHANNEL = "penstock-for"
 """Header: the channel of a spooled record."""
-_WRITE_ID = "penstock-flight"
-"""Header of a record that was in flight to the channel already: the process and the call."""
-
-InChannel = Callable[[str, Origin], bool]
-"""Whether a channel is known to hold a record with this origin."""
 
 
-def not_in_channel(channel: str, origin: Origin) -> bool:
-    return False
+class SpoolDedup:
+    """Which spooled records their channel already holds: they were in flight, and the channel then accepted them."""
+
+    def __init__(self, spooled: Iterable[tuple[str, Record]] = ()) -> None:
+        self._spooled: dict[tuple[str, str, int], Runs] = {}
+        self._in_channel: dict[tuple[str, str, int], Runs] = {}
+        for channel, record in spooled:
+            self.add(channel, record)
+
+    def add(self, channel: str, record: Record) -> None:
+        """Note that a record is spooled."""
+        if record.origin is not None:
+            _add(self._spooled, channel, record.origin)
+
+    def observe(self, channel: str, origin: Origin) -> None:
+        """Note that the channel holds a record with this origin."""
+        if _contains(self._spooled, channel, origin):
+            _add(self._in_channel, channel, origin)
+
+    def in_channel(self, channel: str, origin: Origin) -> bool:
+        return _contains(self._in_channel, channel, origin)
+
+
+def _add(numbers: dict[tuple[str, str, int], Runs], channel: str, origin: Origin) -> None:
+    numbers.setdefault((channel, origin.sender, origin.epoch), Runs()).add(origin.seq)
+
+
+def _contains(numbers: dict[tuple[str, str, int], Runs], channel: str, origin: Origin) -> bool:
+    runs = numbers.get((channel, origin.sender, origin.epoch))
+    return runs is not None and origin.seq in runs
 
 
 class Disk(Channels, Protocol):
@@ -78,8 +103,7 @@ class Spool:
         """The spooled records, each with its channel. Blocks."""
         if self.name in self.disk.names():
             for entry in scan(self.disk, self.name, self.committed()):
-                one = _unpack(entry)
-                yield one.channel, one.record
+                yield _unpack(entry)
 
     def oldest(self) -> Micros | None:
         """When the first spooled record was appended. Blocks."""
@@ -87,15 +111,17 @@ class Spool:
         return next((entry.appended for entry in entries), None)
 
     @asynccontextmanager
-    async def open(self, sender: Sender, in_channel: InChannel = not_in_channel) -> AsyncIterator["SpoolWriter"]:
+    async def open(self, sender: Sender, dedup: SpoolDedup | None = None) -> AsyncIterator["SpoolWriter"]:
         """A sender with this spool behind it. It first forwards what an earlier process spooled.
+
+        `dedup`: which of those records their channel already holds.
 
         Raises Misconfigured if another process has it open.
         """
         await asyncio.to_thread(self.disk.ensure, [Topic(self.name)])
         with self.disk.hold(self.name):
             async with self.disk.sender() as disk:
-                writer = SpoolWriter(sender, self, disk, await asyncio.to_thread(self._depth), in_channel)
+                writer = SpoolWriter(sender, self, disk, await asyncio.to_thread(self._depth), dedup or SpoolDedup())
                 forwarding = asyncio.create_task(writer.forward())
                 try:
                     yield writer
@@ -148,8 +174,6 @@ class _Write:
     sending: "asyncio.Task[None] | None" = None
     """The call to the channel."""
     storing: "asyncio.Task[None] | None" = None
-    in_channel: bool = False
-    """Whether the channel has acknowledged them."""
 
 
 class SpoolWriter:
@@ -159,15 +183,14 @@ class SpoolWriter:
     writes wait, as they would for the channel.
     """
 
-    def __init__(self, sender: Sender, spool: Spool, disk: Sender, depth: Depth, in_channel: InChannel) -> None:
+    def __init__(self, sender: Sender, spool: Spool, disk: Sender, depth: Depth, dedup: SpoolDedup) -> None:
         self.depth = depth
         """What is on disk, or waits for free space there."""
-        self._sender, self._spool, self._disk, self._in_channel = sender, spool, disk, in_channel
+        self._sender, self._spool, self._disk, self._dedup = sender, spool, disk, dedup
         self._stored = depth.bytes
         self._writes: dict[_Write, None] = {}
-        self._diverted: dict[bytes, _Write] = {}
-        """Writes to disk that are still in flight to the channel, by the id in their headers."""
-        self._process = uuid4().hex
+        self._calls: dict[asyncio.Task[None], str] = {}
+        """Unfinished calls, each with its channel. Their records may be on disk, too."""
         self._spooling = bool(depth.records)
         self._freed, self._filled, self._empty = asyncio.Event(), asyncio.Event(), asyncio.Event()
         (self._filled if self._spooling else self._empty).set()
@@ -209,6 +232,8 @@ class SpoolWriter:
             self._to_disk(write)
         else:
             write.sending = asyncio.create_task(self._to_channel(write))
+            self._calls[write.sending] = channel
+            write.sending.add_done_callback(self._calls.pop)
             if self._timer is None:
                 self._timer = loop.call_later(self._spool.timeout, self._check_progress)
         return write.durable
@@ -225,14 +250,16 @@ class SpoolWriter:
             await self._sender.send(write.channel, write.records)
         except Unavailable as error:
             # No later write may overtake this one.
-            for other in (*self._writes, *self._diverted.values()):
-                if other is not write and other.channel == write.channel and other.sending is not None:
-                    other.sending.cancel()
+            for call, channel in self._calls.items():
+                if call is not write.sending and channel == write.channel:
+                    call.cancel()
             self._divert_from(write.channel, str(error))
         except Exception as error:  # noqa: BLE001 - it is raised where the future is awaited
             _finish(write, error)
         else:
-            write.in_channel = True
+            for record in write.records:
+                if record.origin is not None:
+                    self._dedup.observe(write.channel, record.origin)
             self._progress = asyncio.get_running_loop().time()
             _finish(write, None)
 
@@ -257,25 +284,24 @@ class SpoolWriter:
         self._spooling = True
         self._empty.clear()
         self._filled.set()
-        for number, write in enumerate(self._writes):
+        for write in self._writes:
             if not write.durable.done():
-                write_id = f"{self._process}.{number}".encode()
-                self._diverted[write_id] = write
-                self._to_disk(write, write_id)
+                for record in write.records:
+                    self._dedup.add(write.channel, record)
+                self._to_disk(write)
 
     def close(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        for write in self._diverted.values():
-            if write.sending is not None:
-                write.sending.cancel()
+        for call in self._calls:
+            call.cancel()
 
-    def _to_disk(self, write: _Write, write_id: bytes | None = None) -> None:
+    def _to_disk(self, write: _Write) -> None:
         # From now on nothing may go to the channel directly.
         self.depth.add(write.records)
-        write.storing = asyncio.create_task(self._store(write, write_id))
+        write.storing = asyncio.create_task(self._store(write))
 
-    async def _store(self, write: _Write, write_id: bytes | None) -> None:
+    async def _store(self, write: _Write) -> None:
         storing = None
         try:
             # The lock keeps the order of the writes, also of those that wait for free space.
@@ -286,7 +312,7 @@ class SpoolWriter:
                         # Other users of the disk may free space, without an event.
                         await asyncio.wait_for(self._freed.wait(), _RETRY)
                 self._stored += _size(write.records)
-                packed = [_pack(write.channel, record, write_id) for record in write.records]
+                packed = [_pack(write.channel, record) for record in write.records]
                 storing = asyncio.ensure_future(self._disk.send(self._spool.name, packed))
                 storing.add_done_callback(lambda done: self._stored_or_failed(write, done))
                 # Let the call start: then its place in the log is fixed.
@@ -327,42 +353,32 @@ class SpoolWriter:
     async def _forward_all(self) -> None:
         spool = self._spool
         start = await asyncio.to_thread(spool.committed)
+        if self._calls:
+            await asyncio.wait(self._calls)
         with spool.disk.reader({spool.name: start}) as reader:
             while self.depth.records:
-                entries = await _in_thread(reader.read, _BATCH, _READ_WAIT)
-                for (channel, write_id), some in groupby(
-                    map(_unpack, entries), lambda one: (one.channel, one.write_id)
-                ):
-                    records = [one.record for one in some]
-                    if not await self._is_in_channel(write_id):
-                        await self._forward(channel, [one for one in records if not self._was_sent(channel, one)])
+                entries = await in_thread(reader.read, _BATCH, _READ_WAIT)
+                for channel, some in groupby(map(_unpack, entries), itemgetter(0)):
+                    records = [record for _, record in some]
+                    await self._forward(channel, [one for one in records if not self._was_sent(channel, one)])
                     self.depth.remove(records)
                     self._stored -= _size(records)
                     self._freed.set()
                 if entries:
-                    await _in_thread(spool.commit, reader.positions(spool.name))
+                    await in_thread(spool.commit, reader.positions(spool.name))
         # No await since the last check of the depth: nothing was added.
         self._filled.clear()
-        self._diverted.clear()
+        self._dedup = SpoolDedup()
         self._spooling = False
         self._empty.set()
         log.info("%s: all spooled records were forwarded", spool.name)
 
-    async def _is_in_channel(self, write_id: bytes | None) -> bool:
-        """Whether the first call to the channel, before the records went to disk, has succeeded."""
-        if write_id is None or (write := self._diverted.get(write_id)) is None:
-            return False
-        if write.sending is not None:
-            # While the channel is not available this takes as long as any other call.
-            await asyncio.wait([write.sending])
-        return write.in_channel
-
     def _was_sent(self, channel: str, record: Record) -> bool:
-        return record.origin is not None and self._in_channel(channel, record.origin)
+        return record.origin is not None and self._dedup.in_channel(channel, record.origin)
 
     async def _forward(self, channel: str, records: Sequence[Record]) -> None:
         delays = backoff()
-        while True:
+        while records:
             try:
                 await self._sender.send(channel, records)
                 break
@@ -370,7 +386,7 @@ class SpoolWriter:
                 await asyncio.sleep(next(delays))
 
 
-async def _in_thread(work: Callable[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+async def in_thread(work: Callable[P, Result], *args: P.args, **named: P.kwargs) -> Result:
     """Run in a thread. A cancelled caller waits for its end, so that nothing is closed while it is used."""
     working = asyncio.ensure_future(asyncio.to_thread(work, *args, **named))
     try:
@@ -388,23 +404,17 @@ def _finish(write: _Write, error: Exception | None) -> None:
             write.durable.set_exception(error)
 
 
-class _Spooled(NamedTuple):
-    channel: str
-    record: Record
-    write_id: bytes | None
+def _pack(channel: str, record: Record) -> Record:
+    return Record(record.value, record.origin, record.key, [*record.extra, (_CHANNEL, channel.encode())])
 
 
-def _pack(channel: str, record: Record, write_id: bytes | None) -> Record:
-    headers = [(_CHANNEL, channel.encode()), *([(_WRITE_ID, write_id)] if write_id is not None else [])]
-    return Record(record.value, record.origin, record.key, [*record.extra, *headers])
-
-
-def _unpack(entry: Entry) -> _Spooled:
-    own = {name: value for name, value in entry.headers if name in (_CHANNEL, _WRITE_ID)}
-    headers = [(name, value) for name, value in entry.headers if name not in own]
+def _unpack(entry: Entry) -> tuple[str, Record]:
+    """A spooled record, with its channel before it."""
+    headers = [(name, value) for name, value in entry.headers if name != _CHANNEL]
+    channel = dict(entry.headers)[_CHANNEL].decode()
     origin = Origin.read(headers)
     extra = [one for one in headers if one not in origin.headers()] if origin else headers
-    return _Spooled(own[_CHANNEL].decode(), Record(entry.value, origin, entry.key, extra), own.get(_WRITE_ID))
+    return channel, Record(entry.value, origin, entry.key, extra)
 
 
 def _size(records: Sequence[Record]) -> int:

@@ -10,8 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from penstock.channels.sqlite import SqliteChannels
-from penstock.collect.dedup import SpoolDedup
-from penstock.collect.spool import Spool
+from penstock.collect.spool import Spool, SpoolDedup
 from penstock.core.contracts import Channels
 from penstock.core.errors import Misconfigured, Unavailable, backoff
 from penstock.core.record import Origin
@@ -105,7 +104,7 @@ async def _send_all(spool: Spool, channels: Channels) -> None:
             break
         except Unavailable:
             await asyncio.sleep(delay)
-    async with channels.sender() as sender, spool.open(sender, sent.in_channel) as spooling:
+    async with channels.sender() as sender, spool.open(sender, sent) as spooling:
         await spooling.forwarded()
 
 
