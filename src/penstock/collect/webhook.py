@@ -10,15 +10,14 @@ import logging
 import re
 import sqlite3
 from bisect import bisect
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import ParamSpec, TypeVar
 from urllib.parse import quote, unquote
 
 from starlette.applications import Starlette
@@ -41,12 +40,11 @@ from penstock.web.server import http_config, run_server
 
 log = logging.getLogger(__name__)
 
+P = ParamSpec("P")
 Result = TypeVar("Result")
 
 MAX_ID = 256
 MAX_CHALLENGE = 1_000
-BATCH_RECORDS, BATCH_BYTES = 500, 4 << 20
-"""The limits of a batch that is synced at once."""
 REPLAY_BATCH = 20
 """Bodies that are read at a time after a restart."""
 _MARK_TIMEOUT = 0.5
@@ -137,6 +135,7 @@ class Deliveries:
             self._file.executescript(_SCHEMA)
             epochs = self._file.execute("select first, epoch from epochs order by first").fetchall()
             (last,) = self._file.execute("select coalesce(max(seq), 0) from sqlite_sequence").fetchone()
+            self.last = last
             # Ignore the largest epoch: no epoch could follow it.
             in_use = highest if highest[0] < 2**63 - 1 else (0, 0)
             if not epochs or in_use > (epochs[-1][1], last):
@@ -192,11 +191,11 @@ class Deliveries:
         )
         return Row(int(made.lastrowid or 0), one.time, True, False)
 
-    def pending(self, after: int, most: int) -> list[Pending]:
-        """Deliveries after a number that are not marked as durable, in order."""
+    def pending(self, after: int, until: int, most: int) -> list[Pending]:
+        """Deliveries with a number above `after`, up to `until`, that are not marked as durable, in order."""
         try:
-            not_safe = "from deliveries where body is not null and seq > ? order by seq limit ?"
-            found = self._file.execute(f"select seq, time, body, digest {not_safe}", (after, most)).fetchall()
+            not_safe = "from deliveries where body is not null and seq > ? and seq <= ? order by seq limit ?"
+            found = self._file.execute(f"select seq, time, body, digest {not_safe}", (after, until, most)).fetchall()
         except sqlite3.Error as error:
             raise Unavailable(self._location, str(error)) from error
         return [Pending(seq, time, body, hashlib.sha256(body).digest() != digest) for seq, time, body, digest in found]
@@ -210,189 +209,113 @@ class Deliveries:
         self._file.close()
 
 
-@dataclass(eq=False, slots=True)
-class _Request:
-    delivery: Delivery
-    durable: "asyncio.Future[None]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+@dataclass(eq=False)
+class _Batch:
+    """Deliveries that are written and synced together."""
+
+    deliveries: list[Delivery] = field(default_factory=list)
+    rows: "asyncio.Task[list[Row]] | None" = None
 
 
 class DeliveryQueue:
-    """One opening. A single task writes deliveries and puts them into the queue, so that they stay in order.
+    """The deliveries of one opening: each is written to disk, then put into the queue.
 
     `highest`: the epoch and the highest number that are durable.
     """
 
-    def __init__(
-        self, name: str, sender: str, folder: Path, remember: timedelta, clock: Clock, highest: tuple[int, int]
-    ) -> None:
-        self.queue = IngestQueue(name)
-        self._name, self._sender, self._folder, self._clock = name, sender, folder, clock
-        self._highest = highest
-        self._remember = round(remember.total_seconds() * 1e6)
-        self._requests: deque[_Request] = deque()
-        self._filled = asyncio.Event()
+    def __init__(self, source: "WebhookSource", highest: tuple[int, int]) -> None:
+        self.queue = IngestQueue(source.name)
+        self._source, self._highest = source, highest
+        self._batch = _Batch()
+        self._order = asyncio.Lock()
+        self._accepting: set[asyncio.Task[None]] = set()
         self._in_flight: dict[int, asyncio.Future[None]] = {}
         self._unmarked: set[int] = set()
         self._recently_refused: dict[tuple[str, bytes], None] = {}
-        self._last_forget = clock.elapsed() - _FORGET_EVERY
-        self._disk = ThreadPoolExecutor(1, f"deliveries of {name}")
-        self._working: asyncio.Task[None] | None = None
+        self._last_forget = source.clock.elapsed() - _FORGET_EVERY
+        self._disk = ThreadPoolExecutor(1, f"deliveries of {source.name}")
         self._closed = False
 
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[None]:
+        folder, now = Path(self._source.folder), self._source.clock.now()
         try:
-            await self._on_disk(self._open)
+            self._file = await self._on_disk(Deliveries, folder, self._source.name, now, self._highest)
+            tasks = [asyncio.create_task(task()) for task in (self._replay, self._mark)]
             try:
-                self._working = asyncio.create_task(self._work())
                 yield
             finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
                 await self.stop()
+                # In the same thread: a write in progress is finished first.
+                self._disk.submit(self._file.close)
         finally:
-            # In the same thread: a write in progress is finished first.
-            self._disk.submit(self._close)
             await asyncio.shield(asyncio.to_thread(self._disk.shutdown))
 
     def check_space(self) -> None:
         """Raise Unavailable if the queue is full."""
         if self.queue.full or self._closed:
-            raise Unavailable(f"source {self._name}", "its queue is full; nothing was accepted", 1.0)
+            raise self._unavailable("its queue is full; nothing was accepted")
 
     async def put(self, delivery: Delivery, within: float) -> bool:
         """Whether it is durable within some seconds. Raises Problem if its id was used with another body."""
         self.check_space()
-        request = _Request(delivery)
-        request.durable.add_done_callback(lambda durable: durable.cancelled() or durable.exception())
-        self._requests.append(request)
-        self._filled.set()
-        await asyncio.wait([request.durable], timeout=within)
-        if request.durable.done():
-            request.durable.result()
-            return True
-        # No request waits for it any more.
-        with suppress(ValueError):
-            self._requests.remove(request)
-        return False
+        # A task: a number that was given must get its record, although no request waits for it any more.
+        accepting = asyncio.create_task(self._accept(delivery))
+        self._accepting.add(accepting)
+        accepting.add_done_callback(self._accepting.discard)
+        accepting.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait([accepting], timeout=within)
+        if not accepting.done():
+            return False
+        accepting.result()
+        return True
 
     async def stop(self) -> None:
         """Accept nothing more. Deliveries in flight have some seconds. Can be called twice."""
         self._closed = True
         await self.queue.close()
-        if (working := self._working) is not None:
-            working.cancel()
-            await asyncio.wait([working])
-            if not working.cancelled() and (error := working.exception()) is not None:
-                log.error("source %s failed", self._name, exc_info=error)
-        self._finish_all(self._requests, Unavailable(f"source {self._name}", "it is closing"))
+        await asyncio.gather(*self._accepting, return_exceptions=True)
         with suppress(Unavailable):
             await self._write([])
 
-    # --- the task -----------------------------------------------------------------------------------------------------
-
-    async def _work(self) -> None:
-        some: list[_Request] = []
-        try:
-            await self._replay()
-            while True:
-                await self._wait_for_work()
-                some = self._next_batch()
-                rows = await self._write_or_fail(some)
-                for request, row in zip(some, rows, strict=False):
-                    await self._hand_over(request, row)
-        except Unavailable:
-            # The ingest queue is closed.
-            if not self._closed:
-                raise
-        finally:
-            self._finish_all(some, Unavailable(f"source {self._name}", "it is closing"))
-
-    async def _replay(self) -> None:
-        """Repeat what was not marked as durable. Dedup drops what the channel holds."""
-        last = 0
-        while True:
-            try:
-                pending = await self._on_disk(partial(self._file.pending, last, REPLAY_BATCH))
-            except Unavailable as error:
-                await self._log_and_wait(error)
-                continue
-            if not pending:
-                return
-            for one in pending:
-                await self._put(one.seq, self._restored(one))
-            last = pending[-1].seq
-
-    async def _write_or_fail(self, some: list[_Request]) -> list[Row]:
-        try:
-            return await self._write(some)
-        except Unavailable as error:
-            self._finish_all(some, error)
-            await self._log_and_wait(error)
-            return []
-
-    async def _log_and_wait(self, error: Unavailable) -> None:
-        """Pause, so that the loop does not spin while the disk fails."""
-        log.warning("%s", error)
-        await asyncio.sleep(_MARK_TIMEOUT)
-
-    def _restored(self, one: Pending) -> Arrival:
-        refused = f"its body in {self._file.path.name} is damaged" if one.damaged else None
-        return Arrival(one.body, self._origin(one.seq, one.time), refused=refused)
-
-    async def _wait_for_work(self) -> None:
-        if self._requests:
-            return
-        self._filled.clear()
-        with suppress(TimeoutError):
-            await asyncio.wait_for(self._filled.wait(), _MARK_TIMEOUT if self._unmarked else _FORGET_EVERY)
-
-    def _next_batch(self) -> list[_Request]:
-        some: list[_Request] = []
-        size = 0
-        while self._requests and len(some) < BATCH_RECORDS and size < BATCH_BYTES:
-            some.append(self._requests.popleft())
-            size += len(some[-1].delivery.body)
-        return some
-
-    async def _write(self, some: list[_Request]) -> list[Row]:
-        marked = tuple(self._unmarked)
-        now = self._clock.elapsed()
-        before = self._clock.now() - self._remember if now - self._last_forget >= _FORGET_EVERY else None
-        if not some and not marked and before is None:
-            return []
-        rows = await self._on_disk(partial(self._file.write, [one.delivery for one in some], marked, before))
-        self._unmarked.difference_update(marked)
-        if before is not None:
-            self._last_forget = now
-        return rows
-
-    async def _hand_over(self, request: _Request, row: Row) -> None:
+    async def _accept(self, delivery: Delivery) -> None:
+        row = await self._row(delivery)
         if not row.same:
-            await self._refuse(request)
-            return
-        if row.durable or row.seq in self._unmarked:
-            self._finish(request, None)
-            return
-        durable = self._in_flight.get(row.seq)
-        if durable is None:
-            durable = await self._put(row.seq, Arrival(request.delivery.body, self._origin(row.seq, row.time)))
-        durable.add_done_callback(partial(self._settled, request, None))
+            await self._refuse(delivery)
+        elif not row.durable and row.seq not in self._unmarked:
+            await (self._in_flight.get(row.seq) or await self._put(row, Arrival(delivery.body, self._origin(row))))
 
-    async def _refuse(self, request: _Request) -> None:
+    async def _row(self, delivery: Delivery) -> Row:
+        batch, at = self._batch, len(self._batch.deliveries)
+        batch.deliveries.append(delivery)
+        if batch.rows is None:
+            batch.rows = asyncio.create_task(self._write_batch(batch))
+        return (await batch.rows)[at]
+
+    async def _write_batch(self, batch: _Batch) -> list[Row]:
+        # What arrives while the batch before is synced belongs to this one.
+        async with self._order:
+            self._batch = _Batch()
+            return await self._write(batch.deliveries)
+
+    async def _refuse(self, delivery: Delivery) -> None:
         """Write a dead letter: the provider, or another holder of the secret, has made a mistake."""
-        delivery_id = request.delivery.id
+        if (delivery.id, delivery.digest) not in self._recently_refused:
+            reason = f"the webhook-id {delivery.id} was used with another body"
+            await (await self.queue.put([Arrival(delivery.body, refused=reason)]))
+            self._recently_refused[delivery.id, delivery.digest] = None
+            if len(self._recently_refused) > _MAX_REFUSED:
+                del self._recently_refused[next(iter(self._recently_refused))]
         fix = "give each message a different id"
-        error_ = Problem(409, "the header webhook-id", "it was used with another body", fix)
-        if (delivery_id, request.delivery.digest) in self._recently_refused:
-            self._finish(request, error_)
-            return
-        dead_letter = Arrival(request.delivery.body, refused=f"the webhook-id {delivery_id} was used with another body")
-        durable = await self.queue.put([dead_letter])
-        durable.add_done_callback(partial(self._settled, request, error_))
+        raise Problem(409, "the header webhook-id", "it was used with another body", fix)
 
-    async def _put(self, seq: int, arrival: Arrival) -> "asyncio.Future[None]":
+    async def _put(self, row: "Row | Pending", arrival: Arrival) -> "asyncio.Future[None]":
         durable = await self.queue.put([arrival])
-        self._in_flight[seq] = durable
-        durable.add_done_callback(partial(self._stored, seq))
+        self._in_flight[row.seq] = durable
+        durable.add_done_callback(partial(self._stored, row.seq))
         return durable
 
     def _stored(self, seq: int, durable: "asyncio.Future[None]") -> None:
@@ -400,38 +323,52 @@ class DeliveryQueue:
         if not durable.cancelled() and durable.exception() is None:
             self._unmarked.add(seq)
 
-    def _settled(self, request: _Request, error_: Problem | None, durable: "asyncio.Future[None]") -> None:
-        error = Unavailable(f"source {self._name}", "it was cancelled") if durable.cancelled() else durable.exception()
-        if error is None and error_ is not None:
-            self._recently_refused[request.delivery.id, request.delivery.digest] = None
-            if len(self._recently_refused) > _MAX_REFUSED:
-                del self._recently_refused[next(iter(self._recently_refused))]
-        self._finish(request, error or error_)
+    async def _replay(self) -> None:
+        """Repeat what an earlier process did not mark as durable. Dedup drops what the channel holds."""
+        last, until = 0, self._file.last
+        while last < until:
+            try:
+                pending = await self._on_disk(self._file.pending, last, until, REPLAY_BATCH)
+            except Unavailable as error:
+                log.warning("%s", error)
+                await asyncio.sleep(_MARK_TIMEOUT)
+                continue
+            for one in pending:
+                if one.seq not in self._in_flight:
+                    refused = f"its body in {self._file.path.name} is damaged" if one.damaged else None
+                    await self._put(one, Arrival(one.body, self._origin(one), refused=refused))
+            last = pending[-1].seq if pending else until
 
-    def _finish_all(self, some: Iterable[_Request], error_: Unavailable) -> None:
-        for request in some:
-            self._finish(request, error_)
+    async def _mark(self) -> None:
+        while True:
+            await asyncio.sleep(_MARK_TIMEOUT)
+            try:
+                await self._write([])
+            except Unavailable as error:
+                log.warning("%s", error)
 
-    def _finish(self, request: _Request, error_: BaseException | None) -> None:
-        if request.durable.done():
-            return
-        if error_ is None:
-            request.durable.set_result(None)
-        else:
-            request.durable.set_exception(error_)
+    async def _write(self, deliveries: Sequence[Delivery]) -> list[Row]:
+        """Add deliveries. Mark those that became durable, and from time to time forget old ones."""
+        marked, now = tuple(self._unmarked), self._source.clock.elapsed()
+        before = None
+        if now - self._last_forget >= _FORGET_EVERY:
+            before = self._source.clock.now() - round(self._source.remember.total_seconds() * 1e6)
+        if not deliveries and not marked and before is None:
+            return []
+        rows = await self._on_disk(self._file.write, deliveries, marked, before)
+        self._unmarked.difference_update(marked)
+        if before is not None:
+            self._last_forget = now
+        return rows
 
-    def _origin(self, seq: int, time: int) -> Origin:
-        return Origin(self._sender, self._file.epoch(seq), seq, time)
+    def _origin(self, row: "Row | Pending") -> Origin:
+        return Origin(self._source.sender, self._file.epoch(row.seq), row.seq, row.time)
 
-    async def _on_disk(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._disk, work)
+    def _unavailable(self, reason: str) -> Unavailable:
+        return Unavailable(f"source {self._source.name}", reason, 1.0)
 
-    def _open(self) -> None:
-        self._file = Deliveries(self._folder, self._name, self._clock.now(), self._highest)
-
-    def _close(self) -> None:
-        if hasattr(self, "_file"):
-            self._file.close()
+    async def _on_disk(self, work: Callable[P, Result], *args: P.args, **named: P.kwargs) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._disk, partial(work, *args, **named))
 
 
 @dataclass(frozen=True)
@@ -503,7 +440,7 @@ class WebhookSource:
         async with AsyncExitStack() as stack:
             listener = stack.enter_context(at.listen(self.name))
             highest = resume.highest.get(self.sender, (0, 0))
-            queue = DeliveryQueue(self.name, self.sender, Path(self.folder), self.remember, self.clock, highest)
+            queue = DeliveryQueue(self, highest)
             await stack.enter_async_context(queue.opened())
             messages = _Messages(self, queue, self._keys())
             # Providers connect through proxies and tunnels, which forward the host name.
