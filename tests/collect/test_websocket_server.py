@@ -2,8 +2,10 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import orjson
 import pytest
@@ -11,14 +13,16 @@ from tests.collect.outside import Keeper, taken, trying
 from tests.collect.waiting import until
 from tests.ports import later_port
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.frames import Frame, Opcode
 
+from penstock.collect import listen
 from penstock.collect.websocket_server import WebSocketServer
+from penstock.core import tcp
 from penstock.core.contracts import Guarantee, Intake, ResumeState
 from penstock.core.errors import Unavailable
 from penstock.core.record import Origin
+from penstock.core.tcp import Connection, TcpServer
 from penstock.testing.killing import CrashContract
 from penstock.testing.sources import SourceContract, text
 
@@ -172,7 +176,7 @@ async def test_a_connection_that_comes_back_unnoticed_takes_the_place_of_the_old
         await old.recv()
         async with connect(f"{url}?sender=a&epoch=1") as new:
             await new.recv()
-            with pytest.raises(ConnectionClosed, match="the sender has another connection"):
+            with pytest.raises(ConnectionClosed, match=r"1008 .*another connection of this sender"):
                 await old.recv()
             await new.send("x")
             assert len(await taken(intakes, 1)) == 1
@@ -361,14 +365,15 @@ async def test_a_slow_pump_holds_the_senders_up_and_memory_stays_bounded() -> No
 
 async def test_many_senders_are_held_up_together_and_memory_stays_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody takes: what is read does not grow with their number. Then all of it arrives."""
-    came, receive = 0, ServerConnection.data_received
+    came, read = 0, Connection.read
 
-    def received(connection: ServerConnection, data: bytes) -> None:
+    def counted(connection: Connection) -> bytes | None:
         nonlocal came
-        came += len(data)
-        receive(connection, data)
+        data = read(connection)
+        came += len(data or b"")
+        return data
 
-    monkeypatch.setattr(ServerConnection, "data_received", received)
+    monkeypatch.setattr(Connection, "read", counted)
     async with opened() as (url, intakes):
 
         async def flood(name: str) -> None:
@@ -447,3 +452,154 @@ def test_processes_that_share_a_port_do_not_know_of_each_other() -> None:
     source = WebSocketServer("listen+ws://127.0.0.1:8700/", "door", shared=True)
     assert source.guarantee is Guarantee.AT_LEAST_ONCE
     assert "another process" in source.description
+
+
+# --- what the connections hold, bounded for all of them together
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen.IngestQueue.__init__, "__defaults__", (100_000,))
+
+
+@asynccontextmanager
+async def listening(**options: Any) -> AsyncIterator[tuple[str, AsyncIterator[Intake]]]:
+    async with opened(WebSocketServer(f"listen+ws://127.0.0.1:{later_port()}/", "door", **options)) as (url, intakes):
+        yield f"{url}?epoch=1&sender=", intakes
+
+
+async def met(url: str, **options: Any) -> ClientConnection:
+    sender = await connect(url, compression=None, close_timeout=0.1, **options)
+    assert orjson.loads(await sender.recv()) == {"after": 0}
+    return sender
+
+
+@pytest.mark.usefixtures("little_room")
+async def test_very_many_that_bring_a_little_each_are_bounded_and_all_of_it_arrives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    came, read = 0, Connection.read
+
+    def counted(connection: Connection) -> bytes | None:
+        nonlocal came
+        data = read(connection)
+        came += len(data or b"")
+        return data
+
+    async with listening() as (url, intakes), AsyncExitStack() as stack:
+        senders = [await stack.enter_async_context(await met(f"{url}s{n}")) for n in range(100)]
+        monkeypatch.setattr(Connection, "read", counted)
+        for sender in senders:
+            await sender.send(b"x" * 20_000)
+        before = -1
+        while came != before:
+            before = came
+            await asyncio.sleep(0.3)
+        # All of them together bring two million bytes.
+        assert 100_000 <= came <= 100_000 + (listen.READING + 1) * 20_100
+        found = await taken(intakes, 100)
+        assert len({one.origin.sender for one in found if one.origin is not None}) == 100
+        for sender in senders:
+            await told(sender, 1)
+
+
+async def test_a_message_that_does_not_end_holds_nobody_up() -> None:
+    async with listening() as (url, intakes), await met(f"{url}slow") as slow, await met(f"{url}fast") as fast:
+        goes_on = asyncio.Event()
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"a" * 300_000
+            await goes_on.wait()
+            yield b"z"
+
+        sending = asyncio.create_task(slow.send(parts()))
+        for _ in range(10):
+            await fast.send(b"x" * 100_000)
+        assert len(await taken(intakes, 10)) == 10
+        await told(fast, 10)
+        goes_on.set()
+        await sending
+        assert [len(one.value) for one in await taken(intakes, 1)] == [300_001]
+        await told(slow, 1)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["fragments", "half a frame"])
+async def test_whoever_holds_most_has_to_go_when_too_much_does_not_end(
+    whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tcp, "MAX_UNFINISHED", 200_000)
+    held = 0
+    limit = TcpServer._limit_unfinished
+
+    def watched(server: TcpServer, session: tcp.Session) -> None:
+        nonlocal held
+        limit(server, session)
+        held = server._held
+
+    monkeypatch.setattr(TcpServer, "_limit_unfinished", watched)
+    async with listening() as (url, intakes), await met(f"{url}small") as small, await met(f"{url}large") as large:
+        begun = Frame(Opcode.TEXT, b"x" * 50_000, fin=False).serialize(mask=True)
+        small.transport.write(begun[: len(begun) if whole else -10])
+        await until(lambda: held >= 49_000)
+        more = Frame(Opcode.TEXT, b"x" * 190_000, fin=False).serialize(mask=True)
+        large.transport.write(more[: len(more) if whole else -10])
+        with pytest.raises(ConnectionClosed, match=r"1013 .*too many unfinished records"):
+            await large.recv()
+        small.transport.write(b"" if whole else begun[-10:])
+        small.transport.write(Frame(Opcode.CONT, b"y").serialize(mask=True))
+        assert [len(one.value) for one in await taken(intakes, 1)] == [50_001]
+        await told(small, 1)
+        await until(lambda: held == 0)
+
+
+async def test_a_handshake_that_does_not_end_is_cut_off() -> None:
+    async with listening() as (url, intakes), await met(f"{url}a") as sender:
+        port = int(url.partition("?")[0].rpartition(":")[2].strip("/"))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: %s\r\n" % (n, b"x" * 4_000) for n in range(60)))
+        with suppress(ConnectionError):
+            assert b"the handshake is too long" in await reader.read()
+        writer.close()
+        await sender.send("x")
+        assert len(await taken(intakes, 1)) == 1
+        await told(sender, 1)
+
+
+QUICK = timedelta(milliseconds=200)
+
+
+@pytest.mark.usefixtures("little_room")
+async def test_who_is_held_up_is_not_taken_for_dead() -> None:
+    async with (
+        listening(ping_every=QUICK, pong_within=QUICK) as (url, intakes),
+        await met(f"{url}busy", ping_interval=None) as busy,
+        await met(f"{url}idle", ping_interval=None) as idle,
+    ):
+        for _ in range(5):
+            await busy.send(b"x" * 100_000)
+        await asyncio.sleep(5 * QUICK.total_seconds())
+        await idle.send("y")
+        assert len(await taken(intakes, 6)) == 6
+        await told(busy, 5)
+        await told(idle, 1)
+
+
+async def test_who_does_not_answer_a_ping_is_let_go() -> None:
+    async with listening(ping_every=QUICK, pong_within=QUICK) as (url, _), await met(f"{url}a") as sender:
+        sender.transport.pause_reading()
+        await asyncio.sleep(5 * QUICK.total_seconds())
+        sender.transport.resume_reading()
+        with pytest.raises(ConnectionClosed, match=r"1008 .*no response to a ping"):
+            await sender.recv()
+
+
+async def test_pings_without_end_that_nobody_reads_the_answers_to_end_the_connection() -> None:
+    async with listening() as (url, _), await met(f"{url}a") as sender:
+        sender.transport.pause_reading()
+        ping = Frame(Opcode.PING, b"x" * 125).serialize(mask=True)
+        with suppress(ConnectionError):
+            async with asyncio.timeout(20):
+                while not sender.transport.is_closing():
+                    sender.transport.write(ping * 1_000)
+                    await asyncio.sleep(0.001)
+        sender.transport.abort()

@@ -3,19 +3,16 @@
 import json
 from datetime import timedelta
 from functools import partial
-from http import HTTPStatus
-from typing import cast
 from urllib.parse import parse_qsl, urlsplit
 
 from starlette.requests import Request
 from tests.fuzz.target import Input, part, result_or_error, target
-from websockets.asyncio.server import ServerConnection
 from websockets.datastructures import Headers
 from websockets.exceptions import InvalidHeaderValue
 from websockets.http11 import Request as Handshake
 
 from penstock.collect.http import PostOptions
-from penstock.collect.listen import endpoint, invalid_sender
+from penstock.collect.listen import invalid_sender
 from penstock.collect.websocket import MAX_NUMBER
 from penstock.collect.websocket_server import WebSocketServer, _named, _Server
 from penstock.core.contracts import ResumeState
@@ -60,18 +57,13 @@ def hello(data: bytes) -> None:
     b"sender=a&epoch=9223372036854775808",
 )
 def websocket_query(data: bytes) -> None:
-    who = result_or_error(lambda: _named(data.decode("latin-1"), "rsvps"), Refused)
+    who = result_or_error(lambda: _named(data.decode("latin-1")), Refused)
     if who is not None and not isinstance(who, Refused):
-        assert invalid_sender(who.sender, "rsvps") is None
-        assert 0 <= who.epoch < MAX_NUMBER
-        assert 1 <= who.first < MAX_NUMBER
-        assert Origin.of(Origin(who.sender, who.epoch, who.first, 0).headers()) is not None
-
-
-class _Client:
-    def respond(self, status: HTTPStatus, text: str) -> HTTPStatus:
-        assert text.endswith("\n")
-        return status
+        (sender, epoch), first = who
+        assert 0 <= epoch < MAX_NUMBER
+        assert 1 <= first < MAX_NUMBER
+        if invalid_sender(sender, "rsvps") is None:
+            assert Origin.of(Origin(sender, epoch, first, 0).headers()) is not None
 
 
 @target(
@@ -90,13 +82,16 @@ def handshake(data: bytes) -> None:
         # The library does not let it through.
         return
     source, origin_check = WebSocketServer(_ADDRESS, "rsvps"), OriginCheck("127.0.0.1")
-    serving = _Server(source, endpoint(_ADDRESS, "rsvps"), ResumeState(), origin_check)
-    answer = cast(HTTPStatus | None, serving.answer(cast(ServerConnection, _Client()), Handshake(path, headers)))
-    if answer is None:
-        assert _named(urlsplit(path).query, "rsvps") is not None
+    refusal = _Server(source, ResumeState(), "/in", origin_check).refusal(Handshake(path, headers))
+    if refusal is None:
+        who = _named(urlsplit(path).query)
+        assert who is not None
+        assert invalid_sender(who[0][0], "rsvps") is None
         assert len(headers.get_all("Origin")) == 0 or len(headers.get_all("Host")) == 1
     else:
-        assert 400 <= answer < 500
+        status, text = refusal
+        assert 400 <= status < 500
+        assert text.endswith("\n")
 
 
 @target(

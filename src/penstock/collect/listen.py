@@ -3,23 +3,29 @@
 import asyncio
 import socket
 from collections import deque
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from penstock.collect.ingest import ARRIVAL_OVERHEAD, BATCH_BYTES, BATCH_RECORDS, STOP_TIMEOUT
 from penstock.collect.numbers import SENDERS
+from penstock.core.clock import Clock
 from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
 from penstock.core.errors import Misconfigured, Refused, Unavailable
-from penstock.core.record import LARGEST_JUMP, LONGEST_SENDER, MAX_NUMBER
-from penstock.core.tcp import SEND_TIMEOUT
+from penstock.core.framing import Found, SenderKey
+from penstock.core.record import LARGEST_JUMP, LONGEST_SENDER, MAX_NUMBER, Origin
+from penstock.core.tcp import SEND_TIMEOUT, Session, TcpServer
 from penstock.web.responses import Problem
 from penstock.web.server import authority, listen
 
 QUEUE_BYTES = 16 << 20
 """The default limit of an ingest queue, beside the in-flight window."""
+
+READING = 32
+"""Connections that hold data in memory while it waits for room; that of the others stays in the kernel."""
 
 T = TypeVar("T")
 
@@ -85,22 +91,6 @@ def listener_guarantee(named: bool, shared: bool) -> tuple[Guarantee, str]:
         description = f"{_KEEPS}; after a reconnect to another process at this port, a sender repeats some, "
         return Guarantee.AT_LEAST_ONCE, description + "with the same numbers"
     return Guarantee.EXACTLY_ONCE, f"{_KEEPS}, and resume after the last durable one"
-
-
-def last_number(last: int, count: int) -> int:
-    """The number of the last of `count` records after number `last`. Raises Refused beyond 64 bits."""
-    if last + count > MAX_NUMBER:
-        raise Refused("records", "their numbers are beyond 64 bits; start another epoch")
-    return last + count
-
-
-def duplicate_sender(sender: str, epoch: int) -> str:
-    """The warning about a sender that connects while it is connected."""
-    return (
-        f"the sender {sender}, epoch {epoch}, connected twice: the first connection was closed. This is normal after a "
-        "lost connection. Two senders must have different names: otherwise records of one are dropped as duplicates of "
-        "the other"
-    )
 
 
 @dataclass(eq=False, slots=True)
@@ -258,6 +248,116 @@ def _put(states: dict[str, T], sender: str, value: T) -> None:
     states[sender] = value
     if len(states) > SENDERS:
         del states[next(iter(states))]
+
+
+class AcknowledgingSource(Protocol):
+    """A source whose senders number their records and keep them until they are acknowledged."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def named(self) -> bool: ...
+    @property
+    def max_size(self) -> int: ...
+    @property
+    def connections(self) -> int: ...
+    @property
+    def largest_jump(self) -> int: ...
+    @property
+    def shared(self) -> bool: ...
+    @property
+    def clock(self) -> Clock: ...
+
+
+class SourceServer(TcpServer):
+    """The connections of an open source, its queue, and the state of each sender."""
+
+    def __init__(
+        self,
+        source: AcknowledgingSource,
+        resume: ResumeState,
+        *,
+        hello_within: float,
+        stalled_after: float,
+        acknowledge: bool = True,
+        frames: str = "lines",
+    ) -> None:
+        super().__init__(
+            source.name,
+            frames=frames,
+            max_size=source.max_size,
+            connections=source.connections,
+            reading=READING,
+            hello_within=hello_within,
+            stalled_after=stalled_after,
+            named=source.named,
+            acknowledge=acknowledge,
+        )
+        self.queue = IngestQueue(source.name)
+        self._source, self._acknowledging = source, acknowledge
+        self._senders = SenderStates(resume, 0 if source.shared else source.largest_jump)
+
+    @asynccontextmanager
+    async def serve(self, listener: socket.socket) -> AsyncIterator[AsyncIterator[Intake]]:
+        accepting = asyncio.create_task(self.accept(listener))
+        try:
+            async with aclosing(self.queue.intakes()) as intakes:
+                yield intakes
+        finally:
+            accepting.cancel()
+            try:
+                # Acknowledged records are not sent again.
+                await self.queue.close()
+            finally:
+                await self.close("this source is being closed")
+
+    def resume_after(self, sender_key: SenderKey, first: int) -> int:
+        if (wrong := invalid_sender(sender_key[0], self._source.name)) is not None:
+            raise Refused("a connection", wrong)
+        after = self._senders.resume_after(*sender_key, first)
+        if sender_key in self.connected:
+            self.warn(
+                f"the sender {sender_key[0]}, epoch {sender_key[1]}, connected twice: the first connection was closed. "
+                "This is normal after a lost connection. Two senders must have different names: otherwise records of "
+                "one are dropped as duplicates of the other"
+            )
+        return after
+
+    async def ingest(self, session: Session, found: Sequence[Found]) -> None:
+        now = self._source.clock.now()
+        if session.last + len(found) > MAX_NUMBER:
+            raise Refused("records", "their numbers are beyond 64 bits; start another epoch")
+        for at in range(0, len(found), BATCH_RECORDS):
+            some, last = found[at : at + BATCH_RECORDS], session.last
+            if self._acknowledging:
+                session.connection.require()
+            if session.sender_key is None:
+                arrivals = [Arrival(value, refused=why) for value, _, why in some]
+            else:
+                sender, epoch = session.sender_key
+                arrivals = [
+                    Arrival(value, Origin(sender, epoch, seq, now), refused=why)
+                    for seq, (value, _, why) in enumerate(some, last + 1)
+                ]
+            session.last += len(some)
+            try:
+                session.latest = await self.queue.put(arrivals)
+            except Unavailable as error:
+                session.connection.leave(error.reason)
+                raise Refused("records", error.reason) from error
+            if self._acknowledging:
+                session.latest.add_done_callback(partial(self._settled, session, session.last))
+
+    def _settled(self, session: Session, last: int, safe: "asyncio.Future[None]") -> None:
+        if session.failed or safe.cancelled() or safe.exception() is not None:
+            # The sender has to send these records and all later ones again.
+            session.failed = True
+            session.connection.leave("the records were not stored")
+            return
+        first, session.safe = session.safe + 1, last
+        if session.sender_key is not None:
+            self._senders.acknowledge(*session.sender_key, first, last)
+        self.report(session)
 
 
 def split_lines(body: bytes, max_size: int, max_count: int) -> list[bytes]:

@@ -9,45 +9,35 @@ A sender without a name receives `{"after": 0}`; its messages are numbered from 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import partial
 from http import HTTPStatus
-from typing import Any, ClassVar
+from typing import ClassVar
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
-from websockets.asyncio.server import ServerConnection, serve
-from websockets.exceptions import ConnectionClosed
-from websockets.frames import CloseCode
-from websockets.http11 import Request, Response
+from websockets.exceptions import PayloadTooBig
+from websockets.frames import DATA_OPCODES, CloseCode, Frame
+from websockets.http11 import Request
+from websockets.protocol import State
+from websockets.server import ServerProtocol
 
-from penstock.collect.listen import (
-    Endpoint,
-    IngestQueue,
-    SenderStates,
-    allowed_origins,
-    duplicate_sender,
-    endpoint,
-    invalid_sender,
-    last_number,
-    listener_guarantee,
-)
-from penstock.collect.read_budget import BudgetedConnection, ReadBudget
-from penstock.collect.websocket import received
+from penstock.collect.listen import SourceServer, allowed_origins, endpoint, listener_guarantee
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Arrival, Guarantee, Intake, ResumeState
-from penstock.core.errors import Refused, Unavailable
-from penstock.core.record import LARGEST_JUMP, MAX_NUMBER, Origin
+from penstock.core.contracts import Guarantee, Intake, ResumeState
+from penstock.core.errors import Refused
+from penstock.core.framing import Found, Framing, SenderKey
+from penstock.core.record import LARGEST_JUMP, MAX_NUMBER
+from penstock.core.tcp import FAREWELL, SETTLE_TIMEOUT, Session
 from penstock.web.requests import OriginCheck
 
-log = logging.getLogger(__name__)
-
-_STOP_TIMEOUT = 1.0
-"""Seconds at a stop to send the last acknowledgements."""
-_REJECTED = 100
-"""How many connections above the limit are answered with 503. Others are closed at once."""
+_HANDSHAKE_WITHIN = 10.0
+_MAX_HEAD = 64 << 10
+_MAX_PONGS = 1_000
+"""Responses to pings that wait because the sender does not read."""
+_MAX_REASON = 120
+"""Bytes of a reason in a close frame."""
 _QUIET = logging.getLogger(f"{__name__}.connections")
 _QUIET.setLevel(logging.CRITICAL)
 """The library logs each failed handshake: any client could fill the log."""
@@ -93,219 +83,188 @@ class WebSocketServer:
     async def open(self, resume: ResumeState) -> AsyncIterator[AsyncIterator[Intake]]:
         at = endpoint(self.url, self.name)
         with at.listen(self.name, self.shared) as listener:
-            handler = _Server(self, at, resume, OriginCheck(listener, at.host, origins=self.origins))
-            server = await serve(
-                handler.attend,
-                sock=listener,
-                process_request=handler.answer,
-                compression=None,
-                max_size=self.max_size,
-                # The read budget limits what connections hold.
-                create_connection=handler.connection,  # type: ignore[arg-type]  # a factory
-                max_queue=16,
-                ping_interval=self.ping_every.total_seconds(),
-                ping_timeout=self.pong_within.total_seconds(),
-                close_timeout=1,
-                server_header=None,
-                logger=_QUIET,
-            )
-            try:
-                async with aclosing(handler.queue.intakes()) as intakes:
-                    yield intakes
-            finally:
-                try:
-                    # Acknowledge what is durable, so that senders need not repeat it.
-                    await handler.queue.close()
-                    await handler.acknowledged()
-                finally:
-                    server.close()
-                    await server.wait_closed()
+            origin_check = OriginCheck(listener, at.host, origins=self.origins)
+            async with _Server(self, resume, at.path, origin_check).serve(listener) as intakes:
+                yield intakes
 
 
-@dataclass(frozen=True)
-class _SenderEpoch:
-    """An epoch of a sender."""
+class _Messages:
+    """The messages of a connection, as a framing. The protocol is that of the websockets library, without its I/O."""
 
-    sender: str
-    epoch: int
-    first: int = field(default=1, compare=False)
-    """The first number that it still first."""
+    def __init__(self, max_size: int) -> None:
+        self.protocol = ServerProtocol(max_size=max_size, logger=_QUIET)
+        self.request: Request | None = None
+        """The handshake, until it is answered."""
+        self.pinged = False
+        """Whether a ping was sent, and nothing was received since."""
+        self.broken: str | None = None
+        self._max_size = max_size
+        self._head = 0
+        self._message = bytearray()
+
+    @property
+    def held(self) -> int:
+        return self._head + len(self._message) + len(self.protocol.reader.buffer)
+
+    @property
+    def midway(self) -> bool:
+        return self.held > 0
+
+    def push(self, data: bytes) -> list[Found]:
+        found: list[Found] = []
+        protocol, self.pinged = self.protocol, False
+        protocol.receive_data(data)
+        if protocol.state is State.CONNECTING:
+            self._head += len(data)
+        for event in protocol.events_received():
+            if isinstance(event, Request):
+                self.request, self._head = event, 0
+            elif isinstance(event, Frame) and event.opcode in DATA_OPCODES:
+                self._message += event.data
+                if event.fin:
+                    found.append((bytes(self._message), 0, None))
+                    self._message.clear()
+        if isinstance(protocol.parser_exc, PayloadTooBig):
+            # The sender would repeat it: it becomes a dead letter, and the sender continues after it.
+            found.append((b"", 0, f"it is larger than the {self._max_size} bytes that a message may have"))
+        if protocol.eof_sent:
+            self.broken = "the connection was closed"
+        elif self._head > _MAX_HEAD:
+            self.broken = "the handshake is too long"
+        elif len(protocol.writes) > _MAX_PONGS:
+            self.broken = "pings without end"
+        return found
+
+    def end(self) -> list[Found]:
+        return []
 
 
-@dataclass(eq=False, slots=True)
-class _Session:
-    """A connection, and the last number that was received, is durable, and was acknowledged."""
+class _Server(SourceServer):
+    """The connections of an open source."""
 
-    client: BudgetedConnection
-    sender_epoch: _SenderEpoch | None
-    last: int
-    durable: int
-    acknowledged: int
-    acknowledging: "asyncio.Task[None] | None" = None
-    failed: bool = False
-    """A message was not stored: the sender must repeat it and all that follow."""
+    def __init__(self, source: WebSocketServer, resume: ResumeState, path: str, origin_check: OriginCheck) -> None:
+        ping_every, pong_within = source.ping_every.total_seconds(), source.pong_within.total_seconds()
+        super().__init__(source, resume, hello_within=_HANDSHAKE_WITHIN, stalled_after=ping_every)
+        self._path, self._origin_check, self._pong_within = path, origin_check, pong_within
 
+    def _framing(self) -> Framing:
+        return _Messages(self._max_size)
 
-class _Server:
-    """The connections of one opening, and the state of each sender."""
+    def _read_timeout(self, session: Session, hello: float) -> float | None:
+        messages = _messages_of(session)
+        if messages.protocol.state is State.CONNECTING:
+            return max(0.0, hello)
+        return self._pong_within if messages.pinged else self._stalled_after
 
-    def __init__(self, source: WebSocketServer, at: Endpoint, resume: ResumeState, origin_check: OriginCheck) -> None:
-        self.queue = IngestQueue(source.name)
-        self._source, self._endpoint, self._origin_check = source, at, origin_check
-        self._senders = SenderStates(resume, 0 if source.shared else source.largest_jump)
-        self._holding = ReadBudget(source.connections + _REJECTED)
-        self._connected: dict[_SenderEpoch, _Session] = {}
-        self._open = 0
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._logged: set[str] = set()
+    def _timed_out(self, session: Session) -> None:
+        messages = _messages_of(session)
+        if messages.protocol.state is State.CONNECTING:
+            raise Refused("a connection", "the handshake did not arrive")
+        if messages.pinged:
+            raise Refused("a connection", "no response to a ping")
+        messages.pinged = True
+        messages.protocol.send_ping(b"")
+        self.report(session)
 
-    def connection(self, *of_the_library: Any, **options: Any) -> BudgetedConnection:
-        return BudgetedConnection(self._holding, *of_the_library, **options)
+    async def _parse(self, session: Session, data: bytes) -> list[Found]:
+        messages = _messages_of(session)
+        found = messages.push(data)
+        self._limit_unfinished(session)
+        if messages.request is not None:
+            request, messages.request = messages.request, None
+            await self._answer(session, messages.protocol, request)
+        if messages.protocol.writes:
+            self.report(session)
+        return found
 
-    def answer(self, client: ServerConnection, request: Request) -> Response | None:
-        """Check the handshake. None accepts it."""
+    async def _answer(self, session: Session, protocol: ServerProtocol, request: Request) -> None:
+        refusal = self.refusal(request)
+        protocol.send_response(protocol.accept(request) if refusal is None else protocol.reject(*refusal))
+        if protocol.state is not State.OPEN:
+            raise Refused("a connection", "the handshake was rejected")
+        if (sender := _named(urlsplit(request.path).query)) is None:
+            await self._send(session, after=0)
+        else:
+            await self._identify(session, *sender)
+
+    def refusal(self, request: Request) -> tuple[HTTPStatus, str] | None:
+        """Check a handshake: the status and the reason if it is rejected."""
         try:
             parts = urlsplit(request.path)
         except ValueError:
-            return client.respond(HTTPStatus.BAD_REQUEST, "Invalid address.\n")
-        if parts.path != self._endpoint.path:
-            return client.respond(HTTPStatus.NOT_FOUND, f"Unknown path; use {self._endpoint.path}.\n")
-        refusal = self._origin_check.refusal(request.headers.get_all("Host"), request.headers.get_all("Origin"))
-        if refusal is not None:
-            return client.respond(HTTPStatus.FORBIDDEN, f"The header {refusal.header}: {refusal.why}.\n")
-        if self._open >= self._source.connections:
-            return client.respond(HTTPStatus.SERVICE_UNAVAILABLE, "Too many connections; try again later.\n")
+            return HTTPStatus.BAD_REQUEST, "Invalid address.\n"
+        if parts.path != self._path:
+            return HTTPStatus.NOT_FOUND, f"Unknown path; use {self._path}.\n"
+        wrong = self._origin_check.refusal(request.headers.get_all("Host"), request.headers.get_all("Origin"))
+        if wrong is not None:
+            return HTTPStatus.FORBIDDEN, f"The header {wrong.header}: {wrong.why}.\n"
         try:
-            sender_epoch = _named(parts.query, self._source.name)
-            self._after(sender_epoch)
+            if (sender := _named(parts.query)) is not None:
+                self.resume_after(*sender)
+            elif self._named:
+                return HTTPStatus.BAD_REQUEST, f"Name the sender: {self._path}?sender=NAME&epoch=N.\n"
         except Refused as refused:
-            return client.respond(HTTPStatus.BAD_REQUEST, f"{refused.reason}.\n")
-        if sender_epoch is None and self._source.named:
-            return client.respond(
-                HTTPStatus.BAD_REQUEST, f"Name the sender: {self._endpoint.path}?sender=NAME&epoch=N.\n"
-            )
+            return HTTPStatus.BAD_REQUEST, f"{refused.reason[0].upper()}{refused.reason[1:]}.\n"
         return None
 
-    async def attend(self, client: ServerConnection) -> None:
-        assert isinstance(client, BudgetedConnection)
-        assert client.request is not None
-        sender_epoch = _named(urlsplit(client.request.path).query, self._source.name)
-        after = self._after(sender_epoch)
-        session = _Session(client, sender_epoch, after, after, after)
-        self._open += 1
-        client.accept()
+    async def _send(self, session: Session, **message: object) -> None:
+        protocol = _messages_of(session).protocol
+        if protocol.state is State.OPEN:
+            protocol.send_text(orjson.dumps(message))
+
+    async def _report(self, session: Session) -> None:
+        """Send what the protocol has to send. One task: a sender that does not read holds up only itself."""
+        protocol = _messages_of(session).protocol
         try:
-            if sender_epoch is not None:
-                if (before := self._connected.get(sender_epoch)) is not None:
-                    # The sender reconnected before the lost connection was noticed.
-                    before.client.reject(CloseCode.POLICY_VIOLATION, "the sender has another connection")
-                    self._warn(duplicate_sender(sender_epoch.sender, sender_epoch.epoch))
-                self._connected[sender_epoch] = session
-            with suppress(ConnectionClosed):
-                await client.send(orjson.dumps({"after": after}), text=True)
-                await self._receive(session)
+            with suppress(OSError):
+                while True:
+                    if session.reported < session.safe:
+                        session.reported = session.safe
+                        await self._send(session, safe=session.reported)
+                    if not (data := b"".join(protocol.data_to_send())):
+                        return
+                    await session.connection.send(data)
         finally:
-            client.finish()
-            self._open -= 1
-            if sender_epoch is not None and self._connected.get(sender_epoch) is session:
-                del self._connected[sender_epoch]
+            session.reporting = None
 
-    def _warn(self, description: str) -> None:
-        """Log each warning once: any client could fill the log."""
-        if description not in self._logged and len(self._logged) < 100:
-            self._logged.add(description)
-            log.warning("%s: %s", self._source.name, description)
-
-    def _after(self, sender_epoch: _SenderEpoch | None) -> int:
-        if sender_epoch is None:
-            return 0
-        return self._senders.resume_after(sender_epoch.sender, sender_epoch.epoch, sender_epoch.first)
-
-    async def _receive(self, session: _Session) -> None:
-        while True:
-            messages, closed = await received(session.client)
-            if session.sender_epoch is not None and self._connected.get(session.sender_epoch) is not session:
-                return
-            too_large = None
-            if closed is not None and closed.sent is not None and closed.sent.code == CloseCode.MESSAGE_TOO_BIG:
-                # The sender would repeat it: it becomes a dead letter, and the sender continues after it.
-                too_large = f"it is larger than the {self._source.max_size} bytes that a message may have"
-            if messages or too_large:
-                try:
-                    safe = await self.queue.put(self._arrivals(session, messages, too_large))
-                except Refused as refused:
-                    session.client.reject(CloseCode.POLICY_VIOLATION, refused.reason)
-                    return
-                except Unavailable as error:
-                    session.client.reject(CloseCode.TRY_AGAIN_LATER, error.reason)
-                    return
-                safe.add_done_callback(partial(self._settled, session, session.last))
-                session.client.release(len(messages))
-            if closed is not None:
-                return
-
-    def _arrivals(self, session: _Session, messages: Sequence[bytes], too_large: str | None) -> list[Arrival]:
-        """The messages with their numbers, then one that is too large. Raises Refused beyond 64 bits."""
-        first, session.last = session.last + 1, last_number(session.last, len(messages) + bool(too_large))
-        if (sender_epoch := session.sender_epoch) is None:
-            arrivals = [Arrival(message) for message in messages]
-            return [*arrivals, Arrival(b"", refused=too_large)] if too_large else arrivals
-        sender, epoch, now = sender_epoch.sender, sender_epoch.epoch, self._source.clock.now()
-        arrivals = [Arrival(message, Origin(sender, epoch, seq, now)) for seq, message in enumerate(messages, first)]
-        if too_large:
-            arrivals.append(Arrival(b"", Origin(sender, epoch, session.last, now), refused=too_large))
-        return arrivals
-
-    def _settled(self, session: _Session, last: int, safe: "asyncio.Future[None]") -> None:
-        if safe.cancelled() or safe.exception() is not None:
-            session.failed = True
-            session.client.reject(CloseCode.TRY_AGAIN_LATER, "the records were not stored")
-            return
-        if session.failed:
-            return
-        first, session.durable = session.durable + 1, last
-        if (sender_epoch := session.sender_epoch) is not None:
-            self._senders.acknowledge(sender_epoch.sender, sender_epoch.epoch, first, last)
-        if session.acknowledging is None:
-            session.acknowledging = asyncio.create_task(self._acknowledge(session))
-            self._tasks.add(session.acknowledging)
-            session.acknowledging.add_done_callback(self._tasks.discard)
-
-    async def _acknowledge(self, session: _Session) -> None:
-        """Send the last durable number. Records that become durable meanwhile are acknowledged together."""
-        try:
-            with suppress(ConnectionClosed):
-                while session.acknowledged < session.durable:
-                    session.acknowledged = session.durable
-                    await session.client.send(orjson.dumps({"safe": session.acknowledged}), text=True)
-        finally:
-            session.acknowledging = None
-
-    async def acknowledged(self) -> None:
-        """Wait until those sender_epoch can be acknowledged have been, for a moment."""
-        # What first become safe just now is about to be acknowledged.
-        await asyncio.sleep(0)
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_STOP_TIMEOUT)
+    async def _reject(self, session: Session, why: str) -> None:
+        protocol = _messages_of(session).protocol
+        if protocol.state is State.OPEN:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_TIMEOUT):
+                    await self._wait_until_safe(session)
+            replaced = session.sender_key is not None and self.connected.get(session.sender_key) is not session
+            temporary = session.connection.why is not None and not replaced
+            code = CloseCode.TRY_AGAIN_LATER if temporary else CloseCode.POLICY_VIOLATION
+            protocol.fail(code, why.encode()[:_MAX_REASON].decode(errors="ignore"))
+        elif not protocol.eof_sent:
+            status = HTTPStatus.REQUEST_TIMEOUT if session.connection.why is None else HTTPStatus.SERVICE_UNAVAILABLE
+            protocol.send_response(protocol.reject(status, f"{why}\n"))
+        if session.reporting is not None:
+            await asyncio.wait([session.reporting], timeout=FAREWELL)
+        if session.reporting is None:
+            await session.connection.reject(b"".join(protocol.data_to_send()))
 
 
-def _named(query: str, source: str) -> _SenderEpoch | None:
-    """The sender and its epoch; None without a name. Raises Refused if they are invalid."""
+def _messages_of(session: Session) -> _Messages:
+    assert isinstance(session.framing, _Messages)
+    return session.framing
+
+
+def _named(query: str) -> tuple[SenderKey, int] | None:
+    """The sender, and the first number that it still has; None without a name. Raises Refused if they are invalid."""
     parameters = parse_qs(query, keep_blank_values=True)
     for parameter in parameters:
         if parameter not in ("sender", "epoch", "seq") or len(parameters[parameter]) > 1:
-            raise Refused("a connection", "The address can have sender, epoch and seq, each once")
+            raise Refused("a connection", "the address can have sender, epoch and seq, each once")
     if "sender" not in parameters:
         return None
-    sender = parameters["sender"][0]
-    if (why := invalid_sender(sender, source)) is not None:
-        raise Refused("a connection", why[0].upper() + why[1:])
     epoch, first = (_integer(parameters.get(name, [default])[0]) for name, default in (("epoch", ""), ("seq", "1")))
     if epoch is None:
-        raise Refused("a connection", "The epoch is missing, a number that grows with each restart: …&epoch=1700000000")
+        raise Refused("a connection", "the epoch is missing, a number that grows with each restart: …&epoch=1700000000")
     if not first:
-        raise Refused("a connection", "Messages are numbered from 1: …&seq=1")
-    return _SenderEpoch(sender, epoch, first)
+        raise Refused("a connection", "messages are numbered from 1: …&seq=1")
+    return (parameters["sender"][0], epoch), first
 
 
 def _integer(text: str) -> int | None:

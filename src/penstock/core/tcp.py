@@ -24,7 +24,7 @@ CHUNK = 64 << 10
 """Bytes of one read: many records, and little memory."""
 FAREWELL = 1.0
 """Seconds for the other side to read the reason at the end."""
-_SETTLE_TIMEOUT = 3.0
+SETTLE_TIMEOUT = 3.0
 """Seconds for the records of a rejected connection to become safe."""
 _HELLO = 4 << 10
 _LEAVING = 100
@@ -255,8 +255,8 @@ class TcpServer(ABC):
             try:
                 await session.connection.readable(self._read_timeout(session, hello_until - loop.time()))
             except TimeoutError:
-                why = HELLO_EXPECTED if self._expects_hello(session) else "timeout in the middle of a record"
-                raise Refused("a connection", why) from None
+                self._timed_out(session)
+                continue
             session.connection.require()
             async with self._turns:
                 data = session.connection.read()
@@ -279,6 +279,11 @@ class TcpServer(ABC):
         if self._expects_hello(session):
             return max(0.0, hello)
         return self._stalled_after if session.framing.midway else None
+
+    def _timed_out(self, session: Session) -> None:
+        """Nothing arrived within `_read_timeout`."""
+        why = HELLO_EXPECTED if self._expects_hello(session) else "timeout in the middle of a record"
+        raise Refused("a connection", why)
 
     async def _parse(self, session: Session, data: bytes) -> list[Found]:
         """The records that end in these bytes, without the first one, which identifies the sender."""
@@ -347,7 +352,7 @@ class TcpServer(ABC):
                 self.warn(why)
             return
         with suppress(TimeoutError):
-            async with asyncio.timeout(_SETTLE_TIMEOUT):
+            async with asyncio.timeout(SETTLE_TIMEOUT):
                 await self._wait_until_safe(session)
         # A sender that does not read acknowledgements gets no reason.
         if session.reporting is None:
