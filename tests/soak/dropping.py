@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from penstock.audit.account import Share
-from penstock.core.contracts import Entry, Guarantee, Offsets
+from penstock.core.contracts import Entry, Offsets
 from penstock.stores.redis import RedisStore, RedisTable
 
 
@@ -26,10 +26,6 @@ class DroppingTable:
     def __init__(self, table: RedisTable, lost: Callable[[Entry], bool]) -> None:
         self._table = table
         self._lost = lost
-
-    @property
-    def guarantee(self) -> Guarantee:
-        return self._table.guarantee
 
     @property
     def generation(self) -> str:

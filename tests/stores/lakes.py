@@ -10,9 +10,9 @@ import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 from deltalake import Schema
 
 from penstock.audit.account import Share
-from penstock.core.contracts import Entry, Guarantee, Offsets
+from penstock.core.contracts import Entry, Offsets
 from penstock.core.record import Origin
-from penstock.stores.base import ahead_of, furthest, version_of
+from penstock.stores.base import furthest, version_of
 from penstock.stores.lake import LakeStore, LakeTable
 
 PLACED = [
@@ -24,6 +24,11 @@ PLACED = [
     pa.field("_offset", pa.int64(), nullable=False),
 ]
 KEYED = [("_key", pa.string()), pa.field("_deleted", pa.bool_(), nullable=False), ("_version", pa.int64())]
+
+
+def ahead_of(stands: Offsets, entries: Sequence[Entry]) -> list[Entry]:
+    """The entries after the offsets of a store."""
+    return [entry for entry in entries if entry.offset >= stands.get(entry.partition, 0)]
 
 
 @dataclass(frozen=True)
@@ -48,12 +53,9 @@ class LoadedLake:
 
 
 class LoadedTable:
-    guarantee = Guarantee.EXACTLY_ONCE
-
     def __init__(self, lake: LoadedLake) -> None:
         self._lake, self._keyed, self._columns = lake, lake.store.keyed, lake.columns
         self.table: LakeTable = lake.store.open(Schema.from_arrow(lake.columns).to_json())
-        self.refused = 0
 
     @property
     def generation(self) -> str:
@@ -76,9 +78,7 @@ class LoadedTable:
             return 0
         rows = [row for row in map(self._row, fresh) if row is not None]
         refused = len(fresh) - len(rows)
-        new = self.table.append(pa.Table.from_pylist(rows, self._columns), reached, refused)
-        self.refused += refused
-        return new
+        return self.table.append(pa.Table.from_pylist(rows, self._columns), reached, refused)
 
     def close(self) -> None:
         self.table.close()

@@ -1,5 +1,6 @@
 """What all stores share."""
 
+import json
 from contextlib import closing
 from pathlib import Path
 
@@ -7,20 +8,13 @@ import pytest
 from tests.servers import RedisServer
 from tests.stores.lakes import LoadedLake
 
+from penstock.audit.account import Account, Outcome, Share
 from penstock.core.contracts import Entry
 from penstock.core.errors import Misconfigured, Unavailable
-from penstock.stores.base import Stored, ahead_of, furthest, require_kept, require_topic
+from penstock.stores.base import Progress, Stored, Totals, furthest, require_kept, require_topic
 from penstock.stores.lake import LakeStore
 from penstock.stores.redis import RedisStore
-
-
-def entry(partition: int, offset: int) -> Entry:
-    return Entry("rsvps", partition, offset, 0, None, b"", ())
-
-
-def test_entries_before_the_positions_were_applied() -> None:
-    some = [entry(0, 4), entry(0, 5), entry(1, 0), entry(2, 9)]
-    assert ahead_of({0: 5, 2: 10}, some) == [entry(0, 5), entry(1, 0)]
+from penstock.testing import ManualClock
 
 
 def test_positions_never_go_back() -> None:
@@ -79,3 +73,61 @@ def test_a_store_that_is_not_there_holds_nothing_and_is_not_made(tmp_path: Path)
 def test_a_redis_that_is_away_is_named() -> None:
     with pytest.raises(Unavailable, match=r"Redis at 127\.0\.0\.1:1 is unavailable"):
         list(RedisStore("redis://127.0.0.1:1/0", "live").rows())
+
+
+NONE = {Outcome.PASSED: 0, Outcome.DUPLICATE: 0, Outcome.REFUSED: 0}
+
+
+def test_nothing_is_a_share_of_nothing() -> None:
+    assert Totals().share({}) == Share({}, {}, 0, NONE)
+
+
+def test_a_partition_of_which_nothing_was_loaded_is_counted_from_where_it_is_read() -> None:
+    assert Totals({0: 0}).share({0: 5, 1: 7}) == Share({0: 5, 1: 7}, {0: 5, 1: 7}, 0, NONE)
+
+
+def test_what_was_loaded_before_it_was_counted_is_not_counted() -> None:
+    assert Totals({0: 40}).share({0: 40}) == Share({0: 40}, {0: 40}, 0, NONE)
+
+
+def test_a_batch_adds_up() -> None:
+    totals = Totals({0: 40}).after({0: 43, 1: 9}, {0: 40, 1: 7}, {Outcome.PASSED: 3, Outcome.REFUSED: 2})
+    assert totals.since == {0: 40, 1: 7}
+    totals = totals.after({0: 44, 1: 9}, {0: 43, 1: 9}, {Outcome.DUPLICATE: 1})
+    outcomes = {Outcome.PASSED: 3, Outcome.DUPLICATE: 1, Outcome.REFUSED: 2}
+    assert totals.share({}) == Share({0: 40, 1: 7}, {0: 44, 1: 9}, 6, outcomes)
+
+
+def test_what_the_channel_lost_before_the_first_entry_was_loaded_is_not_due() -> None:
+    """A partition stood at its beginning, was empty, and begins later now."""
+    totals = Totals().after({0: 0}, {0: 0}, {}).after({0: 101}, {0: 100}, {Outcome.PASSED: 1})
+    assert totals.share({}).since == {0: 100}
+
+
+def test_the_account_is_what_the_store_reported_last() -> None:
+    clock = ManualClock(5)
+    progress, share = Progress("rsvps", clock), Share({0: 0}, {0: 7}, 7)
+    assert progress.account("store:redis/rsvps") is None
+    progress.set_totals(Share({}, {}, 0), "none")
+    progress.set_totals(share, "one")
+    clock.move(1)
+    expected = Account("store:redis/rsvps", "one", 5, {"rsvps": share}, step=7)
+    assert progress.account("store:redis/rsvps") == expected
+    progress.stored(1, 1, 0, [5])
+    account = progress.account("store:redis/rsvps")
+    assert account is not None
+    assert account.latency == progress.to_json()["latency"]
+    assert account.latency is not None
+
+
+def test_the_figures_are_told_as_json_can_hold_them() -> None:
+    clock = ManualClock(now=1_000_000_000)
+    progress = Progress("rsvps", clock)
+    progress.set_lag(10)
+    clock.move(2)
+    progress.stored(3, rows=2, refused=1, times=[1_001_000_000])
+    progress.set_state("waiting", "Redis is away")
+    told = json.loads(json.dumps(progress.to_json()))
+    assert (told["count"], told["rate"], told["refused"], told["lag"]) == (2, 1.0, 1, 7)
+    assert (told["state"], told["why"]) == ("waiting", "Redis is away")
+    assert (told["latency"]["count"], told["latency"]["max"]) == (1, 1_000)

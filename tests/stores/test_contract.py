@@ -23,11 +23,10 @@ from penstock.audit.account import Outcome, Share
 from penstock.audit.judge import Discrepancy
 from penstock.audit.reconcile import Check, RecordCheck, TableCheck
 from penstock.core.clock import SystemClock
-from penstock.core.contracts import Channels, Entry, Guarantee, Store
+from penstock.core.contracts import Channels, Entry
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
-from penstock.stores.accounting import AccountingStore
-from penstock.stores.base import Loadable
+from penstock.stores.base import Loadable, Store
 from penstock.stores.lake import LakeStore
 from penstock.stores.lake_rows import LakeRows
 from penstock.stores.loader import Loader
@@ -150,26 +149,15 @@ def entries(*numbers: int, start: int = 0, partition: int = 0) -> list[Entry]:
     ]
 
 
-def share(store: Store) -> Share:
-    assert isinstance(store, AccountingStore)
-    return store.share()
-
-
 def totals(store: Store) -> tuple[int, ...]:
     """Taken, passed, duplicate, refused."""
-    told = share(store)
+    told = store.share()
     return (told.taken, *(told.outcomes[one] for one in (Outcome.PASSED, Outcome.DUPLICATE, Outcome.REFUSED)))
-
-
-def generation(store: Store) -> str:
-    assert isinstance(store, AccountingStore)
-    return store.generation
 
 
 def test_a_new_store_stands_nowhere(kin: Kin) -> None:
     store = kin.describe().open()
     assert store.positions() == {}
-    assert store.guarantee is Guarantee.EXACTLY_ONCE
     store.close()
 
 
@@ -266,7 +254,7 @@ def test_what_was_taken_is_counted_with_what_became_of_it(kin: Kin) -> None:
     store = kin.describe().open()
     assert totals(store) == (0, 0, 0, 0)
     store.write([*entries(1, 2, 2), *entries(3, partition=2)], {0: 3, 2: 1})
-    assert share(store) == Share({0: 0, 2: 0}, {0: 3, 2: 1}, 4, share(store).outcomes)
+    assert store.share() == Share({0: 0, 2: 0}, {0: 3, 2: 1}, 4, store.share().outcomes)
     assert totals(store) == (4, 3, 1, 0)
     store.close()
 
@@ -290,7 +278,7 @@ def test_an_entry_is_counted_once(kin: Kin) -> None:
     store.close()
     again = kin.describe().open()
     again.write(entries(1, 2, 3, 4, 5), {0: 5})
-    assert (share(again).since, share(again).until, *totals(again)) == ({0: 0}, {0: 7}, 5, 5, 0, 0)
+    assert (again.share().since, again.share().until, *totals(again)) == ({0: 0}, {0: 7}, 5, 5, 0, 0)
     again.close()
 
 
@@ -305,7 +293,7 @@ def test_two_loaders_by_mistake_count_once(kin: Kin) -> None:
         two = kin.describe().open()
         two.write(entries(1, 2, 2, 4), {0: 4})
     assert totals(one) == totals(two) == (4, 3, 1, 0)
-    assert generation(one) == generation(two)
+    assert one.generation == two.generation
     # What the other one wrote is known, too.
     assert one.write(entries(4, 5, start=4), {0: 6}) == 1
     assert totals(two) == (6, 4, 2, 0)
@@ -316,29 +304,27 @@ def test_two_loaders_by_mistake_count_once(kin: Kin) -> None:
 def test_counting_begins_where_reading_did(kin: Kin) -> None:
     """A channel that has lost its oldest entries; those of a partition that stands are counted from its first."""
     store = kin.describe().open()
-    assert isinstance(store, AccountingStore)
     store.begin({0: 50, 1: 7})
-    assert (share(store).since, share(store).until) == ({0: 50, 1: 7}, {0: 50, 1: 7})
+    assert (store.share().since, store.share().until) == ({0: 50, 1: 7}, {0: 50, 1: 7})
     store.write(entries(1, 2, start=50), {0: 52, 1: 7})
     store.close()
     again = kin.describe().open()
-    assert isinstance(again, AccountingStore)
     again.begin({0: 52, 1: 7})
     again.write(entries(3, start=52), {0: 53})
-    assert (share(again).since, share(again).until) == ({0: 50, 1: 7}, {0: 53, 1: 7})
+    assert (again.share().since, again.share().until) == ({0: 50, 1: 7}, {0: 53, 1: 7})
     assert totals(again) == (3, 3, 0, 0)
     again.close()
 
 
 def test_a_store_keeps_its_life(kin: Kin) -> None:
     store = kin.describe().open()
-    first = generation(store)
+    first = store.generation
     store.write(entries(1), {0: 1})
-    assert generation(store) == first
+    assert store.generation == first
     store.close()
     again = kin.describe().open()
     again.positions()
-    assert generation(again) == first
+    assert again.generation == first
     again.close()
 
 
@@ -402,7 +388,7 @@ def test_a_writer_killed_at_any_moment_leaves_an_exact_store(
     taken, *became = totals(watched)
     assert taken == len(numbers) == sum(became)
     assert became == kin.outcomes(channels.entries(filling.CHANNEL))
-    assert share(watched).since == dict.fromkeys(done, 0)
+    assert watched.share().since == dict.fromkeys(done, 0)
     watched.close()
 
 

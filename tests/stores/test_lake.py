@@ -2,6 +2,7 @@ import datetime
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from penstock.core.contracts import Entry
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Origin
 from penstock.core.runs import Runs
-from penstock.stores.lake import LakeStore, _islands
+from penstock.stores.lake import LakeStore, runs_in
 
 NOON = 1_700_000_000_000_000
 
@@ -202,9 +203,11 @@ def test_islands_found_by_arrow_are_the_runs(seed: int) -> None:
     found: dict[tuple[str, int], Runs] = {}
     kinds = pa.schema([("_sender", pa.string()), ("_epoch", pa.int64()), ("_seq", pa.int64())])
     rows = [dict(zip(kinds.names, row, strict=True)) for row in some]
-    for sender, epoch, first, last in _islands(pa.Table.from_pylist(rows, kinds)):
+    runs, again = runs_in(pa.Table.from_pylist(rows, kinds))
+    for sender, epoch, first, last in runs:
         found.setdefault((sender, epoch), Runs()).add(first, last)
     assert found == expected
+    assert Counter(tuple(row.values()) for row in again.to_pylist()) == Counter(some) - Counter(set(some))
 
 
 def test_a_damaged_log_is_said_in_one_line_with_the_fix(lake: LoadedLake) -> None:

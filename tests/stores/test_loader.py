@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 from tests.servers import RedisServer
-from tests.stores.lakes import LoadedLake
+from tests.stores.lakes import LoadedLake, ahead_of
 
 from penstock.audit.account import Account, Outcome, Share
 from penstock.audit.writers import Writer, Writers
-from penstock.core.contracts import Entry, Guarantee, Offsets, Reader, Topic
+from penstock.core.contracts import Entry, Offsets, Reader, Topic
 from penstock.core.errors import Misconfigured, Unaccounted, Unavailable
 from penstock.core.record import Origin
-from penstock.stores.base import ahead_of, furthest
+from penstock.stores.base import furthest
 from penstock.stores.lake import LakeStore
 from penstock.stores.loader import Loader
 from penstock.stores.redis import RedisStore
@@ -35,11 +35,16 @@ class ListStore:
     away: bool = False
     fails_after_writing: int = 0
     opened: int = 0
-    guarantee: Guarantee = Guarantee.EXACTLY_ONCE
+    generation: str = "one"
 
     def open(self) -> "ListStore":
         self.opened += 1
         return self
+
+    def begin(self, start: Offsets) -> None: ...
+
+    def share(self) -> Share:
+        return Share({}, dict(self.stands), len(self.rows))
 
     def positions(self) -> Offsets:
         self._answer()
@@ -203,7 +208,10 @@ def test_refused_records_are_counted(tmp_path: Path, channels: MemoryChannels, e
     channels.append("rsvps", b'{"n": "?"}')
     loader = Loader(channels, "rsvps", LoadedLake(LakeStore(str(tmp_path / "lake"), "rsvps"), typed=True))
     with running(loader):
-        eventually(lambda: loader.figures()["count"] == 5 and loader.figures()["refused"] == 1)
+        eventually(lambda: loader.figures()["count"] == 5 and _taken(loader) == 6)
+    account = loader.account("s")
+    assert account is not None
+    assert account.shares["rsvps"].outcomes[Outcome.REFUSED] == 1
 
 
 def test_the_account_of_a_store_adds_up(tmp_path: Path, channels: MemoryChannels, eventually: Eventually) -> None:
@@ -220,12 +228,14 @@ def test_the_account_of_a_store_adds_up(tmp_path: Path, channels: MemoryChannels
     outcomes = {Outcome.PASSED: 21, Outcome.DUPLICATE: 2, Outcome.REFUSED: 1}
     account = loader.account("store:delta/rsvps")
     assert account is not None
+    share = Share(dict.fromkeys(until, 0), until, 24, outcomes)
     assert account == Account(
         "store:delta/rsvps",
         lake.open().generation,
         account.at,
-        {"rsvps": Share(dict.fromkeys(until, 0), until, 24, outcomes)},
+        {"rsvps": share},
         step=24,
+        latency=loader.figures()["latency"],
     )
 
 

@@ -309,24 +309,3 @@ class Channels(Protocol):
 
     def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
         """Set the committed offsets of a group without members."""
-
-
-# --- stores -----------------------------------------------------------------------------------------------------------
-
-
-class Store(Protocol):
-    """A database table that is filled from a channel, by one loader at a time."""
-
-    @property
-    def guarantee(self) -> Guarantee: ...
-
-    def positions(self) -> Offsets:
-        """The next offsets to load, as stored in the database."""
-
-    def write(self, entries: Sequence[Entry], positions: Offsets) -> int:
-        """Write the entries and the next offsets in one transaction; return the number of new rows.
-
-        Writing the same entries again changes nothing.
-        """
-
-    def close(self) -> None: ...

@@ -1,7 +1,6 @@
 """The lakes of a pipeline: each is filled by a query of Spark, which runs in the analysis tier."""
 
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 from penstock.analysis.dead_letters import DeadLetters
@@ -21,8 +20,8 @@ from penstock.pipeline.description import Description, StoreSpec
 from penstock.pipeline.graph import store_node
 from penstock.pipeline.stores import make_store
 from penstock.run.queries import Queries
-from penstock.run.status import Figures as Told
-from penstock.stores.accounting import Figures, StoreAccounting
+from penstock.run.status import Figures
+from penstock.stores.base import Progress
 from penstock.stores.lake import LakeStore, LakeTable
 
 
@@ -41,7 +40,7 @@ class Lake:
         self._shape = self._channel.shape
         result = self._channel.result_of is not None
         self._writers = Writers(channels, [description.bookmarks]) if result else None
-        self._figures, self._accounting = Figures(SystemClock()), StoreAccounting(spec.channel, SystemClock())
+        self._progress = Progress(spec.channel, SystemClock())
         self.stage = store_node(spec.url, spec.channel)
         self.name = f"{spec.channel}.lake"
         self.work = validation_of(self._shape, self._channel.dead, self.name) if self._judged else None
@@ -58,27 +57,26 @@ class Lake:
             table = self._open()
             start = self._begins(table.positions())
         except Unavailable as error:
-            self._figures.set_state("waiting", str(error))
+            self._progress.set_state("waiting", str(error))
             raise
         table.begin(start)
-        self._accounting.look(table)
+        self._progress.set_totals(table.share(), table.generation)
         dead = DeadLetters(self._channels, self._channel.dead, lambda: table.committed) if self._judged else None
         left_out = self._engine.left_out(self.name, self._channel.name)
         filling = Filling(table, self._shape, self._store.keyed, dead, self.selected, left_out)
         query = fill(self._engine, self.name, self._channel.name, start, partial(self._fill, table, filling))
-        self._figures.set_state("loading")
+        self._progress.set_state("loading")
         return query
 
     def figures(self) -> dict[str, object]:
         """The same figures as of a loader."""
         with suppress(Unavailable):
-            self._figures.set_lag(self._lag())
-        return self._figures.to_json()
+            self._progress.set_lag(self._lag())
+        return self._progress.to_json()
 
     def account(self) -> Account | None:
         """The account of the table's last commit; None before it was opened."""
-        found = self._accounting.account(self.stage)
-        return found and replace(found, latency=self._figures.to_json()["latency"])
+        return self._progress.account(self.stage)
 
     def _open(self) -> LakeTable:
         return self._store.open(columns(self._shape, self._store.keyed).json())
@@ -89,14 +87,14 @@ class Lake:
             filling(batch, reached)
         except Exception as error:
             # The query fails, and is restarted after a pause.
-            self._figures.set_state("waiting", telling(error))
+            self._progress.set_state("waiting", telling(error))
             raise
         consumed, rows, refused = (now - then for now, then in zip(
             (filling.taken, filling.rows, filling.refused), before, strict=True
         ))  # fmt: skip
-        self._figures.stored(consumed, rows, refused, filling.newest)
-        self._figures.set_state("loading")
-        self._accounting.look(table)
+        self._progress.stored(consumed, rows, refused, () if filling.newest is None else [filling.newest])
+        self._progress.set_state("loading")
+        self._progress.set_totals(table.share(), table.generation)
 
     def _begins(self, stands: Offsets) -> Offsets:
         """The start offsets of each partition."""
@@ -123,7 +121,7 @@ class Lake:
         return raw.where(genuine(ResultWriters([one.decode() for one in tokens], writers.first(name))))
 
     def _lag(self) -> int:
-        account = self._accounting.account(self.stage)
+        account = self.account()
         stands = account.shares[self._channel.name].until if account else {}
         bounds = self._channels.bounds(self._channel.name)
         return sum(max(0, end - max(stands.get(partition, 0), low)) for partition, (low, end) in bounds.items())
@@ -149,5 +147,5 @@ class Lakes:
     def accounts(self) -> list[Account]:
         return [account for lake in self._lakes if (account := lake.account()) is not None]
 
-    def figures(self) -> Told:
+    def figures(self) -> Figures:
         return {lake.stage: lake.figures() for lake in self._lakes}

@@ -1,7 +1,6 @@
 """The load process: fills the stores except lakes, which Spark fills in the analysis process."""
 
 import threading
-from dataclasses import replace
 
 from penstock.audit.account import Account
 from penstock.audit.writers import Writers
@@ -33,11 +32,8 @@ def run(description: Description, config: Config, stop: threading.Event, ready: 
         return {"nodes": {store_node(store.url, store.channel): loader.figures() for store, loader in loaders.items()}}
 
     def accounts() -> list[Account]:
-        return [
-            replace(account, latency=loader.figures()["latency"])
-            for store, loader in loaders.items()
-            if (account := loader.account(store_node(store.url, store.channel))) is not None
-        ]
+        found = [loader.account(store_node(store.url, store.channel)) for store, loader in loaders.items()]
+        return [account for account in found if account is not None]
 
     failures: list[BaseException] = []
 

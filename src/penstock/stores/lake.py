@@ -11,8 +11,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import reduce
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.compute as pc  # type: ignore[import-untyped]  # it ships no types
@@ -22,11 +24,10 @@ from deltalake.exceptions import DeltaError, DeltaProtocolError, SchemaMismatchE
 from deltalake.transaction import AddAction, RemoveAction
 
 from penstock.audit.account import Outcome, Share
-from penstock.core.contracts import Guarantee, Offsets
+from penstock.core.contracts import Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.runs import Runs
-from penstock.stores.accounting import OUTCOMES, Totals
-from penstock.stores.base import Stored, furthest, require_topic
+from penstock.stores.base import OUTCOMES, Stored, Totals, furthest, require_topic
 
 _NUMBER, _POSITION = ["_sender", "_epoch", "_seq"], ["_partition", "_offset"]
 _RANGES = ["_epoch", "_seq", *_POSITION]
@@ -74,7 +75,7 @@ class LakeStore:
         if (there := self._there()) is None:
             return {}
         with _explained(self.who):
-            return _totals_in(there, self.channel).stands
+            return totals_in(there, self.channel).stands
 
     def rows(self) -> Iterator[Stored]:
         if (there := self._there()) is None:
@@ -101,8 +102,6 @@ class LakeStore:
 
 
 class LakeTable:
-    guarantee = Guarantee.EXACTLY_ONCE
-
     def __init__(self, store: LakeStore, columns: str) -> None:
         self._store = store
         self._who = store.who
@@ -110,7 +109,7 @@ class LakeTable:
         self._commits = 0
         with _explained(self._who):
             self._table = self._open_table()
-            self.totals = _totals_in(self._table, store.channel)
+            self.totals = totals_in(self._table, store.channel)
             """As last read or committed."""
         self._known: dict[Numbering, Runs] | None = None
         self._start: Offsets = {}
@@ -132,7 +131,7 @@ class LakeTable:
     def positions(self) -> Offsets:
         with _explained(self._who):
             self._table.update_incremental()
-            totals = _totals_in(self._table, self._store.channel)
+            totals = totals_in(self._table, self._store.channel)
             if totals.stands != self.totals.stands:
                 # Another writer has committed, or the answer to a commit was lost: the numbers are read again.
                 self._known = None
@@ -223,7 +222,7 @@ class LakeTable:
             with _explained(self._who):
                 self._known = _numbers_in(self._table)
         numbers, numbered = self._known, rows.select(_NUMBER).drop_null()
-        islands = list(_islands(numbered))
+        islands, _ = runs_in(numbered)
         if sum(last - first + 1 for *_, first, last in islands) == len(numbered):
             new = [
                 numbers.setdefault((sender, epoch), Runs()).add(first, last) for sender, epoch, first, last in islands
@@ -288,7 +287,7 @@ def _parts_of(totals: Totals) -> dict[str, int]:
     }
 
 
-def _totals_in(table: DeltaTable, channel: str) -> Totals:
+def totals_in(table: DeltaTable, channel: str) -> Totals:
     def held(part: str) -> int | None:
         return table.transaction_version(_app(channel, part))
 
@@ -332,23 +331,28 @@ def _numbers_in(table: DeltaTable) -> dict[Numbering, Runs]:
     found: defaultdict[Numbering, Runs] = defaultdict(Runs)
     scanner = table.to_pyarrow_dataset().scanner(columns=_NUMBER)
     for batch in scanner.to_batches():
-        for sender, epoch, first, last in _islands(pa.table(batch).drop_null()):
+        for sender, epoch, first, last in runs_in(pa.table(batch).drop_null())[0]:
             found[sender, epoch].add(first, last)
     return dict(found)
 
 
-def _islands(rows: pa.Table) -> Iterator[tuple[str, int, int, int]]:
-    """Yield the runs of numbers: sender, epoch, first, last. Arrow computes them, so that a large table opens soon."""
+def runs_in(rows: pa.Table) -> tuple[list[tuple[Any, ...]], pa.Table]:
+    """Return the runs of numbers, and the rows that are there again.
+
+    The last column has the numbers, the others what is numbered: a run is their values, its first and its last number.
+    Arrow computes the runs, so that a large table opens soon.
+    """
     if not rows.num_rows:
-        return
+        return [], rows
+    *groups, number = rows.column_names
     rows = rows.sort_by([(name, "ascending") for name in rows.column_names]).combine_chunks()
     before, after = rows.slice(0, rows.num_rows - 1), rows.slice(1)
-    same = pc.and_(
-        pc.and_(pc.equal(before["_sender"], after["_sender"]), pc.equal(before["_epoch"], after["_epoch"])),
-        pc.or_(pc.equal(before["_seq"], after["_seq"]), pc.equal(pc.add(before["_seq"], 1), after["_seq"])),
-    )
-    ends = [*pc.indices_nonzero(pc.invert(same)).to_pylist(), rows.num_rows - 1]
+    same = reduce(pc.and_, (pc.equal(before[name], after[name]) for name in groups))
+    again = pc.and_(same, pc.equal(before[number], after[number]))
+    following = pc.and_(same, pc.equal(pc.add(before[number], 1), after[number]))
+    ends = [*pc.indices_nonzero(pc.invert(pc.or_(again, following))).to_pylist(), rows.num_rows - 1]
     starts = [0, *(end + 1 for end in ends[:-1])]
-    lasts = rows["_seq"].take(pa.array(ends)).to_pylist()
-    for start, last in zip(rows.take(pa.array(starts)).to_pylist(), lasts, strict=True):
-        yield start["_sender"], start["_epoch"], start["_seq"], last
+    lasts = rows[number].take(pa.array(ends)).to_pylist()
+    firsts = rows.take(pa.array(starts)).to_pylist()
+    runs = [(*first.values(), last) for first, last in zip(firsts, lasts, strict=True)]
+    return runs, before.filter(again)

@@ -14,7 +14,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa  # type: ignore[import-untyped]  # it ships no types
-import pyarrow.compute as pc  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.fs as pf  # type: ignore[import-untyped]  # it ships no types
 import pyarrow.parquet as parquet  # type: ignore[import-untyped]  # it ships no types
 from deltalake import DeltaTable
@@ -25,7 +24,7 @@ from penstock.audit.account import Outcome
 from penstock.audit.reconcile import ForeignChange, Holdings, Interval
 from penstock.core.errors import Unavailable
 from penstock.core.runs import Runs
-from penstock.stores.lake import LakeStore, Numbering
+from penstock.stores.lake import LakeStore, Numbering, runs_in, totals_in
 
 _OFFSET_COLUMNS = ["_partition", "_offset"]
 _SLACK_MS = 120_000
@@ -175,17 +174,15 @@ class LakeRows:
         fresh = [path for path, stamp in stamps.items() if path not in self._files or self._files[path].stamp != stamp]
         read = dict(self._read(table, fresh, stamps, committed))
         self._files = {path: read.get(path) or self._files[path] for path in stamps}
-        passed = self._total(table, Outcome.PASSED.value)
-        if passed is None:
+        totals = totals_in(table, self._channel)
+        if not totals.stands:
             return None
         rows, doubled = _merged(self._files.values())
-        partitions = range(self._total(table, "count") or 0)
-        stands = {at: offset for at in partitions if (offset := self._total(table, f"{at}")) is not None}
-        since = {at: offset for at in stands if (offset := self._total(table, f"since/{at}")) is not None}
         damaged = tuple(f"the file {path} {one.error}" for path, one in self._files.items() if one.error)
         foreign = self._commits.changes({path: one.runs for path, one in self._files.items()})
         self._seen = seen
-        self._last = Holdings(since, stands, passed, rows, doubled, damaged, foreign, all_read)
+        passed = totals.outcomes[Outcome.PASSED]
+        self._last = Holdings(totals.since, totals.stands, passed, rows, doubled, damaged, foreign, all_read)
         return self._last
 
     def _opened(self) -> DeltaTable | None:
@@ -197,9 +194,6 @@ class LakeRows:
         else:
             self._table.update_incremental()
         return self._table
-
-    def _total(self, table: DeltaTable, part: str) -> int | None:
-        return table.transaction_version(f"penstock/{self._channel}/{part}")
 
     def _stamp(self, path: str) -> Stamp | None:
         if "://" in self._path:
@@ -232,7 +226,8 @@ class LakeRows:
                 continue
             stamp = stamps[path]
             modified = self._modified(path, stamp, committed[path])
-            runs, doubled = _islands(read)
+            runs, again = runs_in(read.select(_OFFSET_COLUMNS).drop_null())
+            doubled = [(one["_partition"], one["_offset"], one["_offset"]) for one in again.to_pylist()]
             problem = f"was modified after its commit ({rows} rows)" if modified else ""
             yield path, _File(stamp, tuple(runs), tuple(doubled), problem)
 
@@ -244,25 +239,6 @@ class LakeRows:
         if size != action["size_bytes"] or changed // 1_000_000 > action["modification_time"] + _SLACK_MS:
             return True
         return stamp != self._first.setdefault(path, stamp)
-
-
-def _islands(rows: pa.Table) -> tuple[list[Interval], list[Interval]]:
-    """The offsets of some rows as runs per partition, and those that are there more than once. Done by Arrow."""
-    rows = rows.drop_null()
-    if not rows.num_rows:
-        return [], []
-    rows = rows.sort_by([(name, "ascending") for name in _OFFSET_COLUMNS]).combine_chunks()
-    before, after = rows.slice(0, rows.num_rows - 1), rows.slice(1)
-    same = pc.equal(before["_partition"], after["_partition"])
-    again = pc.and_(same, pc.equal(before["_offset"], after["_offset"]))
-    next_one = pc.and_(same, pc.equal(pc.add(before["_offset"], 1), after["_offset"]))
-    ends = [*pc.indices_nonzero(pc.invert(pc.or_(again, next_one))).to_pylist(), rows.num_rows - 1]
-    starts = [0, *(end + 1 for end in ends[:-1])]
-    first, last = rows.take(starts).to_pydict(), rows.take(ends).to_pydict()
-    runs = list(zip(first["_partition"], first["_offset"], last["_offset"], strict=True))
-    twice = before.filter(again).to_pydict() if pc.any(again).as_py() else {name: [] for name in _OFFSET_COLUMNS}
-    doubled = [(partition, offset, offset) for partition, offset in zip(*twice.values(), strict=True)]
-    return runs, doubled
 
 
 def _merged(files: Iterable[_File]) -> tuple[dict[int, Runs], list[Interval]]:

@@ -1,35 +1,28 @@
 """The loader: fills a store from a channel, and resumes at the offsets in the store."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
-from datetime import timedelta
 from threading import Event
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from penstock.audit.account import Account
+from penstock.audit.findings import time_of
 from penstock.audit.lag import from_what_is_kept
 from penstock.audit.writers import Writers
 from penstock.core.clock import Clock, SystemClock
-from penstock.core.contracts import Channels, Entry, Offsets, Reader, Store
+from penstock.core.contracts import Channels, Entry, Offsets, Reader
 from penstock.core.errors import Misconfigured, Unavailable, retry
-from penstock.stores.accounting import AccountingStore, Figures, StoreAccounting
-from penstock.stores.base import Loadable, furthest, require_kept
+from penstock.stores.base import Loadable, Progress, Store, furthest, require_kept
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 250
-"""Entries of one read. They can be large: a batch is written as soon as it has MOST_BYTES."""
-MOST_BYTES = 32 * 1024 * 1024
-_LOOK_EVERY = 5.0
+"""Entries of one read. They can be large: a batch is written as soon as it has _MAX_BYTES."""
+_MAX_BYTES = 32 * 1024 * 1024
+_WAIT = 0.2
+_CHECK_EVERY = 1.0
 """Seconds between two checks of the channel's end and of the store."""
-
-
-@runtime_checkable
-class Refusing(Protocol):
-    """A store that can refuse records."""
-
-    refused: int
 
 
 class Loader:
@@ -42,7 +35,6 @@ class Loader:
         store: Loadable,
         clock: Clock | None = None,
         most: int = 5_000,
-        wait: timedelta = timedelta(milliseconds=200),
         skip_lost: bool = False,
         writers: Writers | None = None,
     ) -> None:
@@ -50,31 +42,24 @@ class Loader:
 
         `writers`: of a result, only the rows of these writers are loaded.
         """
-        self._channels = channels
-        self._channel = channel
-        self._store = store
+        self._channels, self._channel, self._store = channels, channel, store
         self._clock = clock or SystemClock()
-        self._most = most
-        self._skip_lost = skip_lost
-        self._writers = writers
-        self._wait = wait.total_seconds()
-        self._figures = Figures(self._clock)
-        self._accounting = StoreAccounting(channel, self._clock)
+        self._most, self._skip_lost, self._writers = most, skip_lost, writers
+        self._progress = Progress(channel, self._clock)
 
     def run(self, stop: Event) -> None:
         """Load until `stop` is set; entries that were read by then are still written."""
         try:
             retry(lambda well: self._load(stop, well), stop, self._waiting, log)
         finally:
-            self._figures.set_state("stopped")
+            self._progress.set_state("stopped")
 
     def figures(self) -> dict[str, Any]:
-        """Return count (of rows), rate (per second), lag, refused, latency (in ms), state, and why it waits."""
-        return self._figures.to_json()
+        return self._progress.to_json()
 
     def account(self, stage: str) -> Account | None:
         """Return the last account of the store; None before the first. It is up to a second old."""
-        return self._accounting.account(stage)
+        return self._progress.account(stage)
 
     def _load(self, stop: Event, well: Callable[[], None]) -> None:
         """Load until the next error, after which store and reader are opened again."""
@@ -83,10 +68,8 @@ class Loader:
         with closing(self._store.open()) as store:
             stands = store.positions()
             with self._channels.reader({self._channel: self._begins(stands)}, linger) as reader:
-                if isinstance(store, AccountingStore):
-                    store.begin(reader.positions(self._channel))
-                batch = _Batch(self._channel, store, reader, dict(stands), self._figures, self._writers)
-                self._fill(batch, store, stop, well)
+                store.begin(reader.positions(self._channel))
+                self._fill(store, reader, stands, stop, well)
 
     def _begins(self, stands: Offsets) -> Offsets:
         if not self._skip_lost:
@@ -98,90 +81,55 @@ class Loader:
                 log.warning("%s/%s: %d offsets were removed unread", self._channel, partition, gone)
         return begins
 
-    def _fill(self, batch: "_Batch", store: Store, stop: Event, well: Callable[[], None]) -> None:
-        elapsed, every = self._clock.elapsed, self._store.every.total_seconds()
-        due = look = elapsed()
+    def _fill(self, store: Store, reader: Reader, stands: Offsets, stop: Event, well: Callable[[], None]) -> None:
+        elapsed = self._clock.elapsed
+        batch: list[Entry] = []
+        size, due, check = 0, elapsed(), elapsed()
         while not stop.is_set():
-            if elapsed() >= look:
-                batch.require_kept()
-                self._figures.set_lag(batch.behind(self._channels))
-                self._figures.set_state("loading")
-                self._accounting.look(store)
-                look = elapsed() + _LOOK_EVERY
-            wait = min(self._wait, max(0.0, due - elapsed())) if batch.entries else self._wait
-            if batch.gather(self._most, wait):
-                due = elapsed() + every
-            if batch.entries and (batch.is_full(self._most) or elapsed() >= due):
-                batch.write()
-                self._accounting.wrote()
-            self._accounting.keep_up(store)
+            if elapsed() >= check:
+                # After a restart, a store can lack its last rows.
+                require_kept("the store", stands, store.positions())
+                self._progress.set_lag(self._behind(stands))
+                self._progress.set_state("loading")
+                self._progress.set_totals(store.share(), store.generation)
+                check = elapsed() + _CHECK_EVERY
+            wait = min(_WAIT, max(0.0, due - elapsed())) if batch else _WAIT
+            some = reader.read(min(_AT_ONCE, self._most - len(batch)), wait)
+            if self._writers is not None:
+                some = self._writers.genuine(some)
+            if some and not batch:
+                due = elapsed() + self._store.every.total_seconds()
+            batch += some
+            size += sum(len(entry.value or b"") + len(entry.key or b"") for entry in some)
+            if batch and (len(batch) >= self._most or size >= _MAX_BYTES or elapsed() >= due):
+                stands = self._write(store, reader, batch, stands)
+                batch, size = [], 0
             well()
-        if batch.entries:
-            batch.write()
-        self._accounting.look(store)
+        if batch:
+            self._write(store, reader, batch, stands)
+        self._progress.set_totals(store.share(), store.generation)
 
-    def _waiting(self, error: Unavailable) -> None:
-        self._figures.set_state("waiting", str(error))
+    def _write(self, store: Store, reader: Reader, batch: Sequence[Entry], stands: Offsets) -> Offsets:
+        """Write a batch; return the offsets of the store after it."""
+        positions = reader.positions(self._channel)
+        rows = store.write(batch, positions)
+        times = [time for entry in batch if (time := time_of(entry.headers)) is not None]
+        self._progress.stored(len(batch), rows, 0, times)
+        return furthest(stands, positions)
 
-
-class _Batch:
-    """Entries that were read from a channel and are not yet in the store."""
-
-    def __init__(
-        self,
-        channel: str,
-        store: Store,
-        reader: Reader,
-        stands: dict[int, int],
-        figures: Figures,
-        writers: Writers | None,
-    ) -> None:
-        self._channel = channel
-        self._store = store
-        self._reader = reader
-        self._stands = stands
-        self._figures = figures
-        self._writers = writers
-        self._refused = self._bytes = 0
-        self.entries: list[Entry] = []
-
-    def gather(self, most: int, wait: float) -> bool:
-        """Read more; return True if these are the first of a batch."""
-        first = not self.entries
-        some = self._reader.read(min(_AT_ONCE, most - len(self.entries)), wait)
-        if self._writers is not None:
-            some = self._writers.genuine(some)
-        self.entries += some
-        self._bytes += sum(len(entry.value or b"") + len(entry.key or b"") for entry in some)
-        return first and bool(some)
-
-    def is_full(self, most: int) -> bool:
-        return len(self.entries) >= most or self._bytes >= MOST_BYTES
-
-    def write(self) -> None:
-        positions = self._reader.positions(self._channel)
-        rows = self._store.write(self.entries, positions)
-        self._stands = furthest(self._stands, positions)
-        refused = self._store.refused if isinstance(self._store, Refusing) else 0
-        self._figures.wrote(self.entries, rows, refused - self._refused)
-        self._refused, self._bytes = refused, 0
-        self.entries = []
-
-    def require_kept(self) -> None:
-        """Check the offsets of the store: after a restart it can lack its last rows."""
-        require_kept("the store", self._stands, self._store.positions())
-
-    def behind(self, channels: Channels) -> int:
+    def _behind(self, stands: Offsets) -> int:
         """Return how many entries are not in the store; raise Misconfigured if it is ahead of the channel."""
         lag = 0
-        for partition, (first, end) in channels.bounds(self._channel).items():
-            stands = max(self._stands.get(partition, 0), first)
-            if stands > end:
+        for partition, (first, end) in self._channels.bounds(self._channel).items():
+            at = max(stands.get(partition, 0), first)
+            if at > end:
                 raise Misconfigured(
                     f"the channel {self._channel}, partition {partition}",
-                    f"it ends at {end}, but the store was filled up to {stands}:"
-                    " this is another channel of the same name",
+                    f"it ends at {end}, but the store was filled up to {at}: this is another channel of the same name",
                     "empty the store, or restore the channel that it belongs to",
                 )
-            lag += end - stands
+            lag += end - at
         return lag
+
+    def _waiting(self, error: Unavailable) -> None:
+        self._progress.set_state("waiting", str(error))

@@ -15,12 +15,11 @@ from redis.retry import Retry
 from penstock.audit.account import Outcome, Share
 from penstock.audit.reconcile import Kept
 from penstock.core.clock import Micros
-from penstock.core.contracts import Entry, Guarantee, Offsets
+from penstock.core.contracts import Entry, Offsets
 from penstock.core.errors import Misconfigured, Unavailable
 from penstock.core.record import Headers
 from penstock.core.text import redact_address
-from penstock.stores.accounting import Totals
-from penstock.stores.base import Stored, furthest, require_kept, require_topic, version_of
+from penstock.stores.base import Stored, Totals, furthest, require_kept, require_topic, version_of
 
 _TOMBSTONES = timedelta(days=1)
 """How long the version of a deleted row is kept, if rows have no time to live."""
@@ -148,8 +147,6 @@ class RedisStore:
 
 class RedisTable:
     """Opened lazily: the first call connects."""
-
-    guarantee = Guarantee.EXACTLY_ONCE
 
     def __init__(self, store: RedisStore) -> None:
         self._store = store
