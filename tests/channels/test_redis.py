@@ -18,10 +18,10 @@ from penstock.channels.common import unpack
 from penstock.channels.leases import GroupState
 from penstock.channels.redis import RedisChannels, at
 from penstock.channels.redis.client import Address, Arguments, Server, written
-from penstock.channels.redis.sender import LIMIT, Courier, Delivery, RedisSender, encode, parcels, partition_of
+from penstock.channels.redis.sender import LIMIT, RedisSender, encode, partition_of
 from penstock.core.clock import duration
 from penstock.core.contracts import ChannelPartition, Entry, Topic
-from penstock.core.errors import Misconfigured, PenstockError, Refused, Unaccounted, Unavailable
+from penstock.core.errors import Misconfigured, Refused, Unaccounted, Unavailable
 from penstock.core.record import Origin, Record
 
 Fresh = Callable[[str], str]
@@ -340,7 +340,7 @@ async def test_a_server_that_stands_still_slows_the_sender_and_memory_stays_flat
             while records.taken != before:
                 before = records.taken
                 await asyncio.sleep(0.1)
-            assert 16_000_000 < records.taken * 10_000 < 18_000_000
+            assert records.taken * 10_000 < 3_000_000
             assert not sending.done()
         await asyncio.gather(sending, behind)
     assert values(everything(channels, "a")) == list(range(4_001))
@@ -404,16 +404,16 @@ async def test_a_sender_that_was_closed_takes_nothing(channels: RedisChannels, f
         await sender.send(channel, numbered(1))
 
 
-def test_what_a_server_that_stands_still_has_not_answered_fails_when_the_sender_is_closed(
+async def test_what_a_server_that_stands_still_has_not_answered_fails_when_the_sender_is_closed(
     own_redis: RedisServer,
 ) -> None:
-    told: list[PenstockError | None] = []
-    courier = Courier(Server(Address(own_redis.url)), lambda: None)
+    sender = RedisSender(Server(Address(own_redis.url)))
     with own_redis.paused():
-        for parcel in parcels("a", numbered(3), Delivery(3, told.append)):
-            assert courier.take(parcel)
-        courier.close(0.05)
-        assert [type(one) for one in told] == [Unavailable]
+        sending = asyncio.create_task(sender.send("a", numbered(3)))
+        await asyncio.sleep(0.01)
+        await sender.close(0.05)
+        with pytest.raises(Unavailable, match="closed before it answered"):
+            await sending
 
 
 def test_records_without_a_key_go_round(channels: RedisChannels, fresh: Fresh) -> None:

@@ -9,14 +9,14 @@ import time
 import uuid
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, closing, contextmanager
+from contextlib import AbstractContextManager, asynccontextmanager, closing, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
-from penstock.channels.common import another, beyond, differences, overtaken, spelled, unpack
+from penstock.channels.common import another, beyond, differences, overtaken, posting, spelled, unpack
 from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, describe_group, membership, move_offsets
 from penstock.channels.redis.client import GROUPS, NAMES, Address, Arguments, Server, key_of
-from penstock.channels.redis.sender import Courier, Delivery, Parcel, RedisSender, encode
+from penstock.channels.redis.sender import RedisSender
 from penstock.core.clock import Micros, duration, micros
 from penstock.core.contracts import (
     ChannelPartition,
@@ -28,8 +28,7 @@ from penstock.core.contracts import (
     RebalanceListener,
     Topic,
 )
-from penstock.core.errors import Misconfigured, PenstockError, Unavailable
-from penstock.core.record import Record
+from penstock.core.errors import Misconfigured, Unavailable
 
 Answer = TypeVar("Answer")
 
@@ -128,18 +127,8 @@ class RedisChannels:
         finally:
             await sender.close()
 
-    @contextmanager
-    def poster(self) -> Iterator[Callable[[str, bytes, bytes], None]]:
-        courier = Courier(Server(self._address), lambda: None)
-
-        def post(channel: str, key: bytes, value: bytes) -> None:
-            packed = encode(Record(value, None, key))
-            courier.take(Parcel(channel, [packed], len(packed), Delivery(1, _ignore)))
-
-        try:
-            yield post
-        finally:
-            courier.close(2)
+    def poster(self) -> AbstractContextManager[Callable[[str, bytes, bytes], None]]:
+        return posting(self.sender)
 
     # --- out
 
@@ -212,9 +201,6 @@ class RedisChannels:
             if self._connection is None:
                 self._connection = Server(self._address)
             return self._connection
-
-
-def _ignore(_: PenstockError | None) -> None: ...
 
 
 # --- topics: a hash for each, with times in microseconds

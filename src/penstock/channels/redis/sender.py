@@ -1,25 +1,22 @@
-"""Writes to Redis: a thread sends the waiting records in order, batch after batch."""
+"""Writes to Redis: all records that wait while a batch is written go into the next one."""
 
 import asyncio
-import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from zlib import crc32
 
 from penstock.channels.common import pack, packed_key, settle
 from penstock.channels.redis.client import Server, key_of
-from penstock.core.contracts import ChannelPartition
-from penstock.core.errors import PenstockError, Unavailable
+from penstock.core.errors import Refused, Unavailable
 from penstock.core.record import Record
 
 LIMIT = 16 << 20
 """Bytes of one record: while Redis handles one, all other clients wait."""
-_PARCEL = 1 << 18
 _BATCH = 1 << 20
-_ROOM = 1 << 24
-"""Bytes that can wait; then `send` waits."""
+_CLOSE = 5.0
+"""Seconds to write what waits when a sender is closed."""
 
 
 def encode(record: Record) -> bytes:
@@ -33,212 +30,122 @@ def partition_of(packed: bytes, partitions: int) -> int | None:
     return None if key is None else crc32(key) % partitions
 
 
-class Delivery:
-    """The result of one call to `send`: all its records are safe, or an error."""
-
-    def __init__(self, count: int, done: Callable[[PenstockError | None], None]) -> None:
-        self._left, self._done = count, done
-        self.failed = False
-
-    def safe(self, count: int) -> None:
-        self._left -= count
-        if not self._left and not self.failed:
-            self._done(None)
-
-    def fail(self, error: PenstockError) -> None:
-        if not self.failed:
-            self.failed = True
-            self._done(error)
-
-
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """Some records of a call, packed."""
+@dataclass(eq=False, slots=True)
+class _Call:
+    """A call to `send`, and its records that are not packed yet."""
 
     channel: str
-    packed: Sequence[bytes]
-    size: int
-    delivery: Delivery
+    left: Iterator[Record]
+    unwritten: int
+    done: "asyncio.Future[None]"
 
 
-def parcels(channel: str, records: Sequence[Record], delivery: Delivery) -> Iterator[Parcel]:
-    """Pack the records in parcels, one when it is needed."""
-    some: list[bytes] = []
-    size = 0
-    for record in records:
-        some.append(encode(record))
-        size += len(some[-1])
-        if size >= _PARCEL:
-            yield Parcel(channel, some, size, delivery)
-            some, size = [], 0
-    if some:
-        yield Parcel(channel, some, size, delivery)
+_Packed = tuple[_Call, bytes]
 
 
-class Courier:
-    """Sends parcels in a thread; calls `freed` after each batch."""
-
-    def __init__(self, server: Server, freed: Callable[[], None]) -> None:
-        self._server, self._freed = server, freed
-        self._waiting: deque[Parcel] = deque()
-        self._carried: list[Parcel] = []
-        self._held = 0
-        self._changed = threading.Condition()
-        self._closing = False
-        self._partitions: dict[str, int] = {}
+class RedisSender:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._pool = ThreadPoolExecutor(1, "redis-sender")
+        self._waiting: deque[_Call] = deque()
+        self._batch: list[_Packed] = []
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+        self._partitions: dict[str, int] = defaultdict(lambda: 1)
         self._turn = 0
-        self._thread = threading.Thread(target=self._work, name="redis-courier", daemon=True)
-        self._thread.start()
 
-    def take(self, parcel: Parcel) -> bool:
-        """Queue a parcel; False if there is no room."""
-        with self._changed:
-            if self._closing:
-                raise self._closed()
-            if self._held and self._held + parcel.size > _ROOM:
-                return False
-            self._held += parcel.size
-            self._waiting.append(parcel)
-            self._changed.notify()
-        return True
+    async def send(self, channel: str, records: Sequence[Record]) -> None:
+        if self._closed:
+            raise self._was_closed()
+        if not records:
+            return
+        loop = asyncio.get_running_loop()
+        call = _Call(channel, iter(records), len(records), loop.create_future())
+        self._waiting.append(call)
+        if self._task is None or self._task.done():
+            self._task = loop.create_task(self._write_waiting())
+        await call.done
 
-    def close(self, timeout: float) -> None:
-        """Send the waiting parcels; after `timeout` seconds, fail the rest."""
-        with self._changed:
-            self._closing = True
-            self._changed.notify()
-        # A thread that waits for an answer cannot be stopped; it ends with the timeout of the connection.
-        self._thread.join(timeout)
-        self._give_up()
+    async def close(self, timeout: float = _CLOSE) -> None:
+        """Write what waits; after `timeout` seconds, fail the rest."""
+        self._closed = True
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=timeout)
+            self._task.cancel()
+        self._fail(self._was_closed())
+        self._server.close()  # Ends a command that is not answered.
+        self._pool.shutdown(wait=False)
 
-    def _work(self) -> None:
-        try:
-            while batch := self._next():
-                try:
-                    self._carry(batch)
-                except PenstockError as error:
-                    if isinstance(error, Unavailable):
-                        self._fail_waiting()
-                    for parcel in self._carried:
-                        parcel.delivery.fail(error)
-                with self._changed:
-                    self._held -= sum(parcel.size for parcel in self._carried)
-                    self._carried = []
-                self._freed()
-        finally:
-            self._give_up()
-            self._server.close()
-
-    def _fail_waiting(self) -> None:
-        """Fail the waiting parcels, too: they would overtake those that are sent again."""
-        with self._changed:
-            self._carried += self._waiting
-            self._waiting.clear()
-
-    def _give_up(self) -> None:
-        with self._changed:
-            self._closing = True
-            for parcel in (*self._carried, *self._waiting):
-                parcel.delivery.fail(self._closed())
-            self._waiting.clear()
-        self._freed()
-
-    def _closed(self) -> Unavailable:
+    def _was_closed(self) -> Unavailable:
         return Unavailable(self._server.server_name, "the sender was closed before it answered")
 
-    def _next(self) -> list[Parcel]:
-        """Waiting parcels, up to the size of a batch; none when the courier is closed."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._closing)
-            size = 0
-            while self._waiting and size < _BATCH:
-                self._carried.append(self._waiting.popleft())
-                size += self._carried[-1].size
-            return self._carried
+    async def _write_waiting(self) -> None:
+        loop = asyncio.get_running_loop()
+        while batch := self._next():
+            self._batch = batch
+            try:
+                missing = await loop.run_in_executor(self._pool, self._write, batch)
+            except Exception as error:  # noqa: BLE001 - the waiting calls raise it
+                self._fail(error)
+                continue
+            for call, _ in batch:
+                call.unwritten -= 1
+                if call.channel in missing:
+                    reason = f"{self._server.server_name} has no such channel"
+                    settle(call.done, Unavailable(f"channel {call.channel}", reason))
+                elif not call.unwritten:
+                    settle(call.done, None)
 
-    def _carry(self, batch: Sequence[Parcel]) -> None:
-        left = {
-            channel: [(one, parcel.delivery) for parcel in of_it for one in parcel.packed]
-            for channel, of_it in _by_channel(batch).items()
-        }
+    def _fail(self, error: Exception) -> None:
+        """Fail the calls of the batch, and those that wait: they would overtake what is sent again."""
+        for call in (*(call for call, _ in self._batch), *self._waiting):
+            settle(call.done, error)
+
+    def _next(self) -> list[_Packed]:
+        """Records of the waiting calls, up to the size of a batch."""
+        batch: list[_Packed] = []
+        size = 0
+        while self._waiting and size < _BATCH:
+            call = self._waiting[0]
+            # The caller retries the whole call: nothing may follow a failed part of it.
+            record = None if call.done.done() else next(call.left, None)
+            if record is None:
+                self._waiting.popleft()
+                continue
+            try:
+                batch.append((call, encode(record)))
+                size += len(batch[-1][1])
+            except Refused as error:
+                settle(call.done, error)
+        return batch
+
+    def _write(self, batch: Sequence[_Packed]) -> set[str]:
+        """Append the records; return the channels that do not exist. It runs in the thread."""
+        missing = set[str]()
+        left = [(call.channel, packed) for call, packed in batch]
         while left:
-            assigned = self._assign(left)
-            left = {}
+            assigned: dict[tuple[str, int], list[bytes]] = defaultdict(list)
+            for channel, packed in left:
+                assigned[channel, self._partition(channel, packed)].append(packed)
+            left = []
             answers = self._server.run(
                 [
-                    (
-                        [key_of(channel)],
-                        ["append", partition, self._partitions.get(channel, 1), *(packed for packed, _ in some)],
-                    )
+                    ([key_of(channel)], ["append", partition, self._partitions[channel], *some])
                     for (channel, partition), some in assigned.items()
                 ]
             )
             for ((channel, _), some), answer in zip(assigned.items(), answers, strict=True):
                 if answer is None:
-                    error = Unavailable(f"channel {channel}", f"{self._server.server_name} has no such channel")
-                    for _, delivery in some:
-                        delivery.fail(error)
-                elif answer[0]:
-                    for _, delivery in some:
-                        delivery.safe(1)
-                else:
+                    missing.add(channel)
+                elif not answer[0]:
                     # The channel has more partitions now: nothing was appended, and the records are assigned again.
-                    left.setdefault(channel, []).extend(some)
+                    left += [(channel, packed) for packed in some]
                     self._partitions[channel] = answer[1]
+        return missing
 
-    def _assign(
-        self, left: "dict[str, list[tuple[bytes, Delivery]]]"
-    ) -> "dict[ChannelPartition, list[tuple[bytes, Delivery]]]":
-        assigned: dict[ChannelPartition, list[tuple[bytes, Delivery]]] = defaultdict(list)
-        for channel, some in left.items():
-            partitions = self._partitions.get(channel, 1)
-            for one in some:
-                partition = partition_of(one[0], partitions)
-                if partition is None:
-                    self._turn += 1
-                    partition = self._turn % partitions
-                assigned[channel, partition].append(one)
-        return assigned
-
-
-class RedisSender:
-    def __init__(self, server: Server) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._room = asyncio.Event()
-        self._courier = Courier(server, lambda: self._call(self._room.set))
-        self._order = asyncio.Lock()
-
-    async def send(self, channel: str, records: Sequence[Record]) -> None:
-        if not records:
-            return
-        done: asyncio.Future[None] = self._loop.create_future()
-        delivery = Delivery(len(records), lambda error: self._call(lambda: settle(done, error)))
-        # Otherwise, two calls that wait for room could overtake each other.
-        try:
-            async with self._order:
-                for parcel in parcels(channel, records, delivery):
-                    while not delivery.failed and not self._courier.take(parcel):
-                        self._room.clear()
-                        await self._room.wait()
-                    if delivery.failed:
-                        break
-            await done
-        finally:
-            done.cancel()  # A result that comes later is ignored.
-
-    async def close(self) -> None:
-        await asyncio.to_thread(self._courier.close, 5)
-
-    def _call(self, what: Callable[[], None]) -> None:
-        """Call a function in the loop, from the thread of the courier."""
-        with suppress(RuntimeError):  # The loop is closed.
-            self._loop.call_soon_threadsafe(what)
-
-
-def _by_channel(batch: Sequence[Parcel]) -> dict[str, list[Parcel]]:
-    found: dict[str, list[Parcel]] = defaultdict(list)
-    for parcel in batch:
-        # The caller retries the whole call: nothing may follow a failed part of it.
-        if not parcel.delivery.failed:
-            found[parcel.channel].append(parcel)
-    return found
+    def _partition(self, channel: str, packed: bytes) -> int:
+        partition = partition_of(packed, self._partitions[channel])
+        if partition is None:
+            self._turn += 1
+            partition = self._turn % self._partitions[channel]
+        return partition
