@@ -106,7 +106,7 @@ def work(spark: Engine) -> None:
 def audit_by_python(kafka: Kafka, ledger: Ledger) -> None:
     ends = {partition: end for partition, (_, end) in kafka.bounds(CHANNEL).items()}
     start: dict[str, dict[int, int]] = {CHANNEL: {}}
-    with kafka.reader(start, linger=0.25) as reader:
+    with kafka.reader(start) as reader:
         while start[CHANNEL] != ends:
             entries = reader.read(AT_ONCE, 1)
             touched = {entry.partition for entry in entries}

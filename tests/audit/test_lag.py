@@ -154,7 +154,7 @@ class Moving(MemoryChannels):
     """Channels whose retention is quick: what `bounds` told is gone when it is read."""
 
     @contextmanager
-    def reader(self, start: Any, linger: float = 0.0, only: Any = None) -> Iterator[Any]:
+    def reader(self, start: Any, only: Any = None) -> Iterator[Any]:
         raise Unaccounted("rsvps", (), "it is gone")
         yield
 

@@ -175,13 +175,6 @@ def test_nothing_is_read_where_nothing_is(bound: Bound, fresh: Fresh) -> None:
 
 
 @over(CASES)
-def test_a_reader_that_lets_entries_linger_gets_them_all(bound: Bound, fresh: Fresh) -> None:
-    channel = made(bound.channels, fresh("linger"), 2)
-    entries = carried(bound.channels, channel, numbered(50), linger=0.2)
-    assert sorted(numbers(entries)) == list(range(1, 51))
-
-
-@over(CASES)
 def test_many_sends_at_once_keep_their_order(bound: Bound, fresh: Fresh) -> None:
     channel = made(bound.channels, fresh("many"))
 

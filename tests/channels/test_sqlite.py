@@ -614,14 +614,6 @@ def test_what_is_forgotten_gives_its_room_back(files: SqliteChannels) -> None:
 # --- groups
 
 
-def test_entries_that_may_linger_come_together(files: SqliteChannels) -> None:
-    files.ensure([Topic("a")])
-    send(files, "a", numbered(10), at_once=1)
-    with files.reader({"a": {}}, linger=0.05) as reader:
-        assert numbers(reader.read(100, 5)) == list(range(1, 11))
-        assert reader.read(100, 0) == []
-
-
 def test_a_group_that_lets_its_lease_run_out_can_commit_nothing(files: SqliteChannels) -> None:
     short = SqliteChannels(files.folder, lease=timedelta(milliseconds=50))
     short.ensure([Topic("a")])

@@ -81,10 +81,9 @@ def carried(
     records: Sequence[Record],
     at_once: int | None = None,
     take: Callable[[Reader, int], list[Entry]] = gathered,
-    linger: float = 0.0,
 ) -> list[Entry]:
     """What a reader gets that is there before the sender: the way in which every binder can be used."""
-    with channels.reader({channel: {}}, linger) as reader, ThreadPoolExecutor(1) as pool:
+    with channels.reader({channel: {}}) as reader, ThreadPoolExecutor(1) as pool:
         sent = pool.submit(send, channels, channel, records, at_once)
         found = take(reader, len(records))
         sent.result(PATIENCE)

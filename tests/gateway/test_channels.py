@@ -456,14 +456,12 @@ class Quick(MemoryChannels):
         self._moving, self._readers = clock, 0
 
     @contextmanager
-    def reader(
-        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
-    ) -> Iterator[Any]:
+    def reader(self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None) -> Iterator[Any]:
         self._readers += 1
         if self._readers == 1:
             self._moving.move(120)
             self.append("one", b"1")
-        with super().reader(start, linger, only) as reader:
+        with super().reader(start, only) as reader:
             yield reader
 
 

@@ -197,10 +197,8 @@ class Watched(MemoryChannels):
     asked = False
 
     @contextmanager
-    def reader(
-        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
-    ) -> Iterator[Any]:
-        with super().reader(start, linger, only) as reader:
+    def reader(self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None) -> Iterator[Any]:
+        with super().reader(start, only) as reader:
             self.readers += 1
             try:
                 yield reader

@@ -20,11 +20,11 @@ class Watched(MemoryChannels):
 
     @contextmanager
     def reader(  # type: ignore[override]  # What it yields has the shape of a reader, and is not the class of the other.
-        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
+        self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
     ) -> Iterator[Reader]:
         self.open += 1
         self.most_open = max(self.most_open, self.open)
-        with super().reader(start, linger, only) as reader:
+        with super().reader(start, only) as reader:
             yield WatchedReader(self, reader)
         self.open -= 1
 

@@ -158,8 +158,8 @@ class Followed(MemoryChannels):
     """Channels that tell how many entries were read from them."""
 
     @contextmanager
-    def reader(self, start: Mapping[str, Offsets], linger: float = 0.0, only: Any = None) -> Iterator[Any]:
-        with super().reader(start, linger, only) as reader:
+    def reader(self, start: Mapping[str, Offsets], only: Any = None) -> Iterator[Any]:
+        with super().reader(start, only) as reader:
             self._last: Reader = reader
             yield reader
 
@@ -250,8 +250,8 @@ class Trimmed(MemoryChannels):
     first = 5
 
     @contextmanager
-    def reader(self, start: Mapping[str, Offsets], linger: float = 0.0, only: Any = None) -> Iterator[Any]:
-        with super().reader({name: {0: at.get(0) or self.first} for name, at in start.items()}, linger, only) as reader:
+    def reader(self, start: Mapping[str, Offsets], only: Any = None) -> Iterator[Any]:
+        with super().reader({name: {0: at.get(0) or self.first} for name, at in start.items()}, only) as reader:
             yield reader
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:

@@ -184,7 +184,7 @@ class Auditor:
     def _open(self) -> Reader:
         self._ledger.watch(self._watched, self._stages)
         self._positions = self._starts([*(() if self._catch_up_only else self._kinds), *self._notes])
-        self._reader = self._opened.enter_context(self._channels.reader(self._positions, linger=0.25))
+        self._reader = self._opened.enter_context(self._channels.reader(self._positions))
         return self._reader
 
     def _starts(self, names: Sequence[str]) -> dict[str, dict[int, int]]:

@@ -206,7 +206,7 @@ class Readable(Protocol):
     """The part of a binder that members need."""
 
     def reader(
-        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
+        self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
     ) -> AbstractContextManager[Reader]: ...
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]: ...

@@ -128,7 +128,7 @@ class MemoryChannels:
 
     @contextmanager
     def reader(
-        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
+        self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
     ) -> Iterator["_Reader"]:
         with self._changed:
             reader = _Reader(self, self._changed, start, only)

@@ -275,12 +275,11 @@ class Channels(Protocol):
         """A function `post(channel, key, value)` that does not wait, for records that may be lost, such as status."""
 
     def reader(
-        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
+        self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
     ) -> AbstractContextManager[Reader]:
         """Read these channels from these offsets; a partition without one is read from its beginning.
 
-        `only`: the partitions to read. `linger`: seconds to wait for larger batches. Reading raises Unaccounted if
-        retention has removed the next offset.
+        `only`: the partitions to read. Reading raises Unaccounted if retention has removed the next offset.
         """
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 250
 """Entries of one read. They can be large: a batch is written as soon as it has _MAX_BYTES."""
+_PAUSE = 0.02
+"""Seconds between two reads, if there are few entries."""
 _MAX_BYTES = 32 * 1024 * 1024
 _WAIT = 0.2
 _CHECK_EVERY = 1.0
@@ -63,11 +65,9 @@ class Loader:
 
     def _load(self, stop: Event, well: Callable[[], None]) -> None:
         """Load until the next error, after which store and reader are opened again."""
-        # Entries are collected half of the time at the broker, half of the time here.
-        linger = min(1.0, self._store.every.total_seconds() / 2)
         with closing(self._store.open()) as store:
             stands = store.positions()
-            with self._channels.reader({self._channel: self._begins(stands)}, linger) as reader:
+            with self._channels.reader({self._channel: self._begins(stands)}) as reader:
                 store.begin(reader.positions(self._channel))
                 self._fill(store, reader, stands, stop, well)
 
@@ -104,6 +104,8 @@ class Loader:
             if batch and (len(batch) >= self._most or size >= _MAX_BYTES or elapsed() >= due):
                 stands = self._write(store, reader, batch, stands)
                 batch, size = [], 0
+            elif 0 < len(some) < _AT_ONCE:
+                stop.wait(_PAUSE)  # A read returns with the first entries: let more arrive.
             well()
         if batch:
             self._write(store, reader, batch, stands)

@@ -140,16 +140,13 @@ class Kafka:
 
     @contextmanager
     def reader(
-        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
+        self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
     ) -> Iterator[KafkaReader]:
         consumer = self._consumer(
             {
                 "group.id": "penstock",  # The client requires one; the offsets are our own.
                 # Reports the end of a partition, so that a reader passes transaction markers there.
                 "enable.partition.eof": True,
-                # The broker answers at the first byte, or waits for half a megabyte while entries may linger.
-                "fetch.wait.max.ms": int(linger * 1000) or 500,
-                "fetch.min.bytes": 1 << 19 if linger else 1,
             }
         )
         try:

@@ -35,8 +35,6 @@ Answer = TypeVar("Answer")
 _MOST = 2_000
 _BYTES = 1 << 20
 """Records and bytes of one fetch; it can have one record more."""
-_PLENTY = 1 << 19
-"""Bytes from which on lingering entries are fetched at once."""
 _SLICE = 1.0
 """Seconds after which a waiting reader checks for new partitions."""
 
@@ -134,12 +132,12 @@ class RedisChannels:
 
     @contextmanager
     def reader(
-        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
+        self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
     ) -> Iterator["RedisReader"]:
         begin = {channel: self._from(channel, positions, only) for channel, positions in start.items()}
         beginning = {(channel, one) for channel, found in begin.items() for one in found if one not in start[channel]}
         with closing(Server(self._address)) as server:
-            yield RedisReader(server, begin, linger, only, beginning)
+            yield RedisReader(server, begin, only, beginning)
 
     def _from(self, channel: str, positions: Offsets, only: Collection[ChannelPartition] | None) -> dict[int, int]:
         """The first offset to read of each partition; by default its beginning."""
@@ -259,11 +257,10 @@ class RedisReader:
         self,
         server: Server,
         start: Mapping[str, dict[int, int]],
-        linger: float,
         only: Collection[ChannelPartition] | None,
         beginning: Collection[ChannelPartition] = (),
     ) -> None:
-        self._server, self._linger, self._only = server, linger, only
+        self._server, self._only = server, only
         self._next = {channel: dict(positions) for channel, positions in start.items()}
         self._ready: deque[Entry] = deque()
         # The offset of the next fetch: behind the ready entries and empty offsets.
@@ -272,7 +269,6 @@ class RedisReader:
         self._beginning = set(beginning)
         self._generations: dict[str, bytes] = {}
         self._turn = 0
-        self._earliest = -math.inf
         # The time of the last fetch, if it returned all entries; the time when all were read.
         self._whole = -math.inf
         self._caught_up = -math.inf
@@ -280,10 +276,6 @@ class RedisReader:
     def read(self, most: int, wait: float) -> Sequence[Entry]:
         until = time.monotonic() + wait
         while not self._ready:
-            if (early := self._earliest - time.monotonic()) > 0:
-                time.sleep(max(0.0, min(early, until - time.monotonic())))
-                if time.monotonic() < self._earliest:
-                    return []
             self._fetch()
             left = until - time.monotonic()
             if not self._ready:
@@ -329,7 +321,7 @@ class RedisReader:
         calls: list[tuple[list[str], Arguments]] = [
             ([key_of(channel)], ["fetch", _MOST, share, *self._in_turn(self._fetched[channel])]) for channel in channels
         ]
-        whole, moved, size = True, False, 0
+        whole, moved = True, False
         for channel, answer in zip(channels, self._server.run(calls), strict=True):
             if answer is None:
                 raise Unavailable(f"channel {channel}", f"{self._server.server_name} has no such channel")
@@ -345,14 +337,13 @@ class RedisReader:
                 self._require(channel, partition, low, end)
                 self._ready.extend(_entries(channel, partition, ids, packed))
                 self._fetched[channel][partition] = reached
-                whole, size = whole and reached == end, size + len(packed)
+                whole = whole and reached == end
             if self._only is None:
                 for partition in range(count):
                     if partition not in self._fetched[channel]:
                         self._fetched[channel][partition] = self._next[channel][partition] = 0
                         whole = False
         self._whole = began if whole and not moved else -math.inf
-        self._earliest = began + self._linger if size < _PLENTY else -math.inf
         self._all_handed_out()
         if moved and not self._ready:
             self._fetch()

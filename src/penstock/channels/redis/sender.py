@@ -66,11 +66,11 @@ class RedisSender:
             self._task = loop.create_task(self._write_waiting())
         await call.done
 
-    async def close(self, timeout: float = _CLOSE) -> None:
-        """Write what waits; after `timeout` seconds, fail the rest."""
+    async def close(self, within: float = _CLOSE) -> None:
+        """Write what waits; after `within` seconds, fail the rest."""
         self._closed = True
         if self._task is not None:
-            await asyncio.wait([self._task], timeout=timeout)
+            await asyncio.wait([self._task], timeout=within)
             self._task.cancel()
         self._fail(self._was_closed())
         self._server.close()  # Ends a command that is not answered.

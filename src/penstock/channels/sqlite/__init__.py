@@ -208,9 +208,9 @@ class SqliteChannels:
 
     @contextmanager
     def reader(
-        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
+        self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
     ) -> Iterator["SqliteReader"]:
-        with closing(SqliteReader(self._open, start, linger, only)) as reader:
+        with closing(SqliteReader(self._open, start, only)) as reader:
             yield reader
 
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]:
@@ -402,10 +402,9 @@ class SqliteReader:
         self,
         open: Callable[[str], Database],
         start: Mapping[str, Offsets],
-        linger: float,
         only: Collection[ChannelPartition] | None,
     ) -> None:
-        self._start, self._linger, self._only = start, linger, only
+        self._start, self._only = start, only
         self._databases: dict[str, Database] = {}
         self._positions: dict[ChannelPartition, int] = {}
         self._ends: dict[ChannelPartition, int] = {}
@@ -422,8 +421,6 @@ class SqliteReader:
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
         until = time.monotonic() + wait
-        if self._linger:
-            self._let_gather(most, until)
         pause = _SHORTEST
         while True:
             if found := self._take(most):
@@ -474,18 +471,6 @@ class SqliteReader:
                 break
             self._ended[topic_partition] = time.monotonic()
         return found
-
-    def _let_gather(self, most: int, until: float) -> None:
-        """Wait until there are `most` entries, or the first of them has waited for `linger` seconds."""
-        pause, seen = min(_LONGEST, self._linger / 4), None
-        while (now := time.monotonic()) < until:
-            self._refresh()
-            waiting = sum(self._ends[topic_partition] - offset for topic_partition, offset in self._positions.items())
-            if waiting and seen is None:
-                seen = now
-            if waiting >= most or (seen is not None and now - seen >= self._linger):
-                return
-            time.sleep(min(pause, until - now))
 
     def _refresh(self) -> None:
         """Learn what was written since the last call: new ends, and new partitions, which are read from the start."""

@@ -125,7 +125,7 @@ class Tcp:
 
     @contextmanager
     def reader(
-        self, start: Mapping[str, Offsets], linger: float = 0.0, only: Collection[ChannelPartition] | None = None
+        self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
     ) -> Iterator["Inbox"]:
         """Listen, and read what arrives from now on. Misconfigured if the address is in use."""
         for channel, positions in start.items():
