@@ -7,11 +7,12 @@ read of them. A member whose lease has expired owns no partition, and its commit
 
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import orjson
 
@@ -54,7 +55,7 @@ class GroupState:
                     }
                     for name, state in self.members.items()
                 },
-                "committed": [[*topic_partition, offset] for topic_partition, offset in sorted(self.committed.items())],
+                "committed": [[*one, offset] for one, offset in sorted(self.committed.items())],
             }
         )
 
@@ -92,8 +93,7 @@ class GroupState:
         state = self.members.setdefault(name, MemberState({}, 0))
         state.channels, state.until, state.lease = dict(channels), now + micros(lease), lease
         target = assign_partitions(self.members)[name]
-        moved = {topic_partition for one in self.members.values() for topic_partition in one.held}
-        state.held |= target - moved
+        state.held |= target - {partition for one in self.members.values() for partition in one.held}
         return Assignment(new, frozenset(state.held & target), frozenset(state.held - target))
 
     def release(self, name: str, partitions: Collection[ChannelPartition]) -> None:
@@ -102,15 +102,9 @@ class GroupState:
 
     def forget(self, channel: str) -> None:
         """Drop the offsets of a removed channel, and the members that own partitions of it."""
-        self.committed = {
-            topic_partition: offset
-            for topic_partition, offset in self.committed.items()
-            if topic_partition[0] != channel
-        }
+        self.committed = {one: offset for one, offset in self.committed.items() if one[0] != channel}
         self.members = {
-            name: state
-            for name, state in self.members.items()
-            if all(topic_partition[0] != channel for topic_partition in state.held)
+            name: state for name, state in self.members.items() if all(one[0] != channel for one in state.held)
         }
 
     def commit(self, name: str, positions: Mapping[ChannelPartition, int], now: Micros) -> frozenset[ChannelPartition]:
@@ -144,28 +138,22 @@ def assign_partitions(members: Mapping[str, MemberState]) -> dict[str, set[Chann
         for channel, count in state.channels.items():
             counts[channel] = max(count, counts.get(channel, 0))
     free = {(channel, partition) for channel, count in counts.items() for partition in range(count)}
-    found: dict[str, set[ChannelPartition]] = {name: set() for name in names}
-
-    def load(name: str, channel: str) -> tuple[int, int]:
-        """The partitions of a member, and those of one channel: both are balanced."""
-        return len(found[name]), sum(1 for topic_partition in found[name] if topic_partition[0] == channel)
-
+    found: dict[str, set[ChannelPartition]] = {}
     for name in names:
-        found[name] = {
-            topic_partition
-            for topic_partition in members[name].held & free
-            if topic_partition[0] in members[name].channels
-        }
+        found[name] = {one for one in members[name].held & free if one[0] in members[name].channels}
         free -= found[name]
-    for topic_partition in sorted(free):
-        asking = [name for name in names if topic_partition[0] in members[name].channels]
-        _, least = min((load(name, topic_partition[0]), name) for name in asking)
-        found[least].add(topic_partition)
+    for one in sorted(free):
+        asking = [name for name in names if one[0] in members[name].channels]
+        found[min(asking, key=lambda name: (len(found[name]), _count(found[name], one[0]), name))].add(one)
     while (move := _move(members, found)) is not None:
-        topic_partition, giver, taker = move
-        found[giver].remove(topic_partition)
-        found[taker].add(topic_partition)
+        one, giver, taker = move
+        found[giver].remove(one)
+        found[taker].add(one)
     return found
+
+
+def _count(partitions: Collection[ChannelPartition], channel: str) -> int:
+    return sum(1 for name, _ in partitions if name == channel)
 
 
 def _move(
@@ -177,89 +165,124 @@ def _move(
         for taker in by_load:
             if len(found[giver]) - len(found[taker]) < 2:
                 break
-            if wanted := [
-                topic_partition for topic_partition in found[giver] if topic_partition[0] in members[taker].channels
-            ]:
-                return _most(wanted, found[taker]), giver, taker
+            # Of the channel in which the two differ most, so that each channel is spread, too.
+            excess = {
+                channel: _count(found[giver], channel) - _count(found[taker], channel)
+                for channel in members[taker].channels
+            }
+            if wanted := [one for one in found[giver] if one[0] in excess]:
+                return max(wanted, key=lambda one: (excess[one[0]], one)), giver, taker
     return None
 
 
-def _most(partitions: Sequence[ChannelPartition], other: Collection[ChannelPartition]) -> ChannelPartition:
-    """The last partition of the channel in which the two members differ most."""
-    excess: dict[str, int] = {}
-    for channel, _ in partitions:
-        excess[channel] = excess.get(channel, 0) + 1
-    for channel, _ in other:
-        if channel in excess:
-            excess[channel] -= 1
-    return max(partitions, key=lambda topic_partition: (excess[topic_partition[0]], topic_partition))
+# --- binders
 
 
-class GroupStore(Protocol):
-    """Where a binder keeps the state of its groups."""
+class LeasedGroups(ABC):
+    """A base class that gives a binder groups. The binder keeps their states, and changes them atomically."""
 
+    lease: timedelta
+
+    @abstractmethod
     def change(self, group: str, change: Callable[[GroupState, Micros], Answer]) -> Answer:
         """Change the state of a group atomically. `change` gets the state, and the time that all members share."""
 
+    @abstractmethod
+    def group_states(self) -> tuple[Mapping[str, GroupState], Micros]:
+        """The state of each group, and the time that all members share."""
 
-class Readable(Protocol):
-    """The part of a binder that members need."""
-
+    @abstractmethod
     def reader(
         self, start: Mapping[str, Offsets], only: Collection[ChannelPartition] | None = None
     ) -> AbstractContextManager[Reader]: ...
 
+    @abstractmethod
     def bounds(self, channel: str) -> Mapping[int, tuple[int, int]]: ...
 
+    def elapsed(self) -> float:
+        return time.monotonic()
 
-class Leaves(Protocol):
-    def leave(self, tell: Callable[[Sequence[ChannelPartition]], object]) -> None:
-        """Leave the group; `tell` gets the partitions that are still owned."""
+    @contextmanager
+    def join(
+        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
+    ) -> Iterator["LeasedConsumer"]:
+        member = LeasedConsumer(self, group, channels, listener, beginning)
+        with membership(member.leave, listener):
+            yield member
+
+    def groups(self) -> list[str]:
+        states, now = self.group_states()
+        return sorted(name for name, state in states.items() if state.exists(now))
+
+    def group(self, name: str) -> Group:
+        states, now = self.group_states()
+        state = states.get(name, GroupState())
+        if not state.exists(now):
+            raise Unavailable(f"group {name}", "there is no such group")
+        members = {name: sorted(member.held) for name, member in state.members.items()}
+        return Group(name, "stable" if members else "empty", members, dict(state.committed))
+
+    def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
+        def commit(state: GroupState, now: Micros) -> None:
+            state.expire(now)
+            if state.members:
+                raise Unavailable(f"group {group}", f"it has {len(state.members)} members; stop them first")
+            state.committed |= {
+                (channel, partition): offset
+                for channel, offsets in positions.items()
+                for partition, offset in offsets.items()
+            }
+
+        self.change(group, commit)
+
+    def forget_channel(self, channel: str) -> None:
+        """Remove a channel that no longer exists from all groups."""
+        for group in self.groups():
+            self.change(group, lambda state, _: state.forget(channel))
+
+
+Tell = Callable[[Sequence[ChannelPartition]], object]
 
 
 @contextmanager
-def membership(member: Leaves, listener: RebalanceListener) -> Iterator[None]:
-    """Leave the group at the end of the block. If the block raises, the partitions count as lost, not as revoked."""
+def membership(leave: Callable[[Tell], None], listener: RebalanceListener) -> Iterator[None]:
+    """Leave the group at the end of the block. If the block raises, the partitions count as lost, not as revoked.
+
+    `leave` gets the method of the listener to call with the partitions that are still owned.
+    """
     try:
         yield
     except BaseException:
-        member.leave(listener.lost)
+        leave(listener.lost)
         raise
-    member.leave(listener.revoked)
+    leave(listener.revoked)
 
 
 class LeasedConsumer:
     def __init__(
-        self,
-        binder: Readable,
-        table: GroupStore,
-        group: str,
-        channels: Sequence[str],
-        listener: RebalanceListener,
-        beginning: bool,
-        elapsed: Callable[[], float],
-        lease: timedelta = LEASE,
+        self, binder: LeasedGroups, group: str, channels: Sequence[str], listener: RebalanceListener, beginning: bool
     ) -> None:
-        self._binder, self._table, self._group, self._listener = binder, table, group, listener
-        self._channels, self._beginning, self._elapsed = list(channels), beginning, elapsed
+        self._binder, self._group, self._listener = binder, group, listener
+        self._channels, self._beginning = list(channels), beginning
         self._name = uuid.uuid4().hex
-        self._lease, self._every = lease, lease.total_seconds() / 10
+        self._every = binder.lease.total_seconds() / 10
         self._next: dict[ChannelPartition, int] = {}
-        self._beaten: float | None = None
+        self._renewed: float | None = None
         self._opened = ExitStack()
         self._reader: Reader | None = None
-        self._read_by_it: set[ChannelPartition] = set()
+        """Reads the assigned partitions; None if they have changed."""
         self._partitions()  # Raises if a channel does not exist.
 
     def read(self, most: int, wait: float) -> Sequence[Entry]:
-        until = self._elapsed() + wait
+        elapsed = self._binder.elapsed
+        until = elapsed() + wait
         while True:
-            if self._beaten is None or self._elapsed() - self._beaten >= self._every:
-                self._beat()
-            left = max(0.0, until - self._elapsed())
+            if self._renewed is None or elapsed() - self._renewed >= self._every:
+                self._renew()
+            left = max(0.0, until - elapsed())
             # Not longer than until the next renewal, which can change the assignment.
             found = self._read(most, min(left, self._every / 2))
-            if found or self._elapsed() >= until:
+            if found or elapsed() >= until:
                 return found
 
     def held(self) -> Mapping[ChannelPartition, int]:
@@ -269,19 +292,20 @@ class LeasedConsumer:
         positions = self.held()
         if not positions:
             return
-        strange = self._table.change(self._group, lambda group, now: group.commit(self._name, positions, now))
+        strange = self._binder.change(self._group, lambda group, now: group.commit(self._name, positions, now))
         if strange:
             gone = ", ".join(f"{channel}/{partition}" for channel, partition in sorted(strange))
             raise Unavailable(f"group {self._group}", f"{gone} is assigned to other members now; nothing was committed")
 
-    def leave(self, tell: Callable[[Sequence[ChannelPartition]], object]) -> None:
+    def leave(self, tell: Tell) -> None:
+        """Leave the group; `tell` gets the partitions that are still owned."""
         try:
             if self._next:
                 tell(sorted(self._next))
         finally:
             self._next.clear()
-            self._opened.close()
-            self._table.change(self._group, lambda group, _: group.members.pop(self._name, None))
+            self._close()
+            self._binder.change(self._group, lambda group, _: group.members.pop(self._name, None))
 
     def _read(self, most: int, wait: float) -> Sequence[Entry]:
         if self._reader is None:
@@ -294,69 +318,51 @@ class LeasedConsumer:
                     self._next[channel, partition] = offset
         return entries
 
-    def _beat(self) -> None:
-        partitions = self._partitions()
-        assignment = self._table.change(
-            self._group, lambda group, now: group.renew(self._name, partitions, now, self._lease)
+    def _renew(self) -> None:
+        """Renew the lease, and adapt to the partitions that are assigned now."""
+        partitions, lease = self._partitions(), self._binder.lease
+        assignment = self._binder.change(
+            self._group, lambda group, now: group.renew(self._name, partitions, now, lease)
         )
         if assignment.new and self._next:
             before = sorted(self._next)
             self._next.clear()
+            self._close()
             self._listener.lost(before)
         if leaving := sorted(assignment.surplus & set(self._next)):
             self._listener.revoked(leaving)
-            for topic_partition in leaving:
-                self._next.pop(topic_partition, None)
+            for one in leaving:
+                del self._next[one]
+            self._close()
         if assignment.surplus:
-            self._table.change(self._group, lambda group, _: group.release(self._name, assignment.surplus))
+            self._binder.change(self._group, lambda group, _: group.release(self._name, assignment.surplus))
         # Also partitions of an earlier assignment that failed half-way.
         if added := assignment.held - set(self._next):
             start = self._starts(added)
             better = self._listener.assigned(sorted(start))
-            self._next |= {
-                topic_partition: better.get(topic_partition, offset) for topic_partition, offset in start.items()
-            }
-        if added or set(self._next) != self._read_by_it:
-            self._reopen()
-        self._beaten = self._elapsed()
+            self._next |= {one: better.get(one, offset) for one, offset in start.items()}
+            self._close()
+        if self._reader is None and self._next:
+            starts: dict[str, dict[int, int]] = {channel: {} for channel in self._channels}
+            for (channel, partition), offset in self._next.items():
+                starts[channel][partition] = offset
+            self._reader = self._opened.enter_context(self._binder.reader(starts, only=set(self._next)))
+        self._renewed = self._binder.elapsed()
+
+    def _close(self) -> None:
+        self._reader = None
+        self._opened.close()
 
     def _partitions(self) -> dict[str, int]:
         return {channel: len(self._binder.bounds(channel)) for channel in self._channels}
 
     def _starts(self, partitions: Collection[ChannelPartition]) -> dict[ChannelPartition, int]:
         """The committed offset of each partition; without one, its beginning or its end."""
-        committed = self._table.change(self._group, lambda group, _: dict(group.committed))
-        bounds = {channel: self._binder.bounds(channel) for channel in {channel for channel, _ in partitions}}
+        committed = self._binder.change(self._group, lambda group, _: dict(group.committed))
+        bounds = {channel: self._binder.bounds(channel) for channel in self._channels}
         start = {}
         for channel, partition in partitions:
             if partition in bounds[channel]:  # Another member may still know partitions that no longer exist.
                 low, end = bounds[channel][partition]
                 start[channel, partition] = committed.get((channel, partition), low if self._beginning else end)
         return start
-
-    def _reopen(self) -> None:
-        self._opened.close()
-        self._reader, self._read_by_it = None, set()
-        if self._next:
-            start: dict[str, dict[int, int]] = {channel: {} for channel in self._channels}
-            for (channel, partition), offset in self._next.items():
-                start[channel][partition] = offset
-            self._reader = self._opened.enter_context(self._binder.reader(start, only=set(self._next)))
-        self._read_by_it = set(self._next)
-
-
-def describe_group(name: str, state: GroupState, now: Micros) -> Group:
-    if not state.exists(now):
-        raise Unavailable(f"group {name}", "there is no such group")
-    members = {name: sorted(member.held) for name, member in state.members.items()}
-    return Group(name, "stable" if members else "empty", members, dict(state.committed))
-
-
-def move_offsets(state: GroupState, now: Micros, group: str, positions: Mapping[str, Offsets]) -> None:
-    """Commit offsets for a group that has no members."""
-    state.expire(now)
-    if state.members:
-        raise Unavailable(f"group {group}", f"it has {len(state.members)} members; stop them first")
-    state.committed |= {
-        (channel, partition): offset for channel, offsets in positions.items() for partition, offset in offsets.items()
-    }

@@ -7,22 +7,21 @@ import uuid
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TypeVar
 from zlib import crc32
 
 from penstock.channels.common import another, beyond, differences, overtaken
-from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, describe_group, membership, move_offsets
+from penstock.channels.leases import LEASE, GroupState, LeasedGroups
 from penstock.core.clock import Clock, Micros, SystemClock, micros
 from penstock.core.contracts import (
     ChannelPartition,
     EnsureResult,
     Entry,
-    Group,
     Offsets,
     Promise,
-    RebalanceListener,
     Topic,
 )
 from penstock.core.errors import Unavailable
@@ -44,7 +43,7 @@ def at(address: str, _: object = None) -> "MemoryChannels":
 _CONFIG: dict[str, "MemoryChannels"] = {}
 
 
-class MemoryChannels:
+class MemoryChannels(LeasedGroups):
     """Channels in lists.
 
     `partitions`: of channels that were not declared; None: these do not exist. `lease`: after how long a silent member
@@ -54,7 +53,7 @@ class MemoryChannels:
     def __init__(
         self, partitions: int | None = 1, clock: Clock | None = None, lease: timedelta = LEASE, name: str = ""
     ) -> None:
-        self._partitions, self._lease, self._name = partitions, lease, name
+        self._partitions, self.lease, self._name = partitions, lease, name
         self._clock = clock or SystemClock()
         self._channels: dict[str, _Channel] = {}
         self._groups: dict[str, GroupState] = {}
@@ -145,24 +144,12 @@ class MemoryChannels:
                 for partition, log in enumerate(self.channel_of(channel).logs)
             }
 
-    @contextmanager
-    def join(
-        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
-    ) -> Iterator[LeasedConsumer]:
-        member = LeasedConsumer(self, self, group, channels, listener, beginning, self._clock.elapsed, self._lease)
-        with membership(member, listener):
-            yield member
+    def elapsed(self) -> float:
+        return self._clock.elapsed()
 
-    def groups(self) -> list[str]:
+    def group_states(self) -> tuple[Mapping[str, GroupState], Micros]:
         with self._changed:
-            now = self._clock.now()
-            return sorted(name for name, state in self._groups.items() if state.exists(now))
-
-    def group(self, name: str) -> Group:
-        return self.change(name, lambda state, now: describe_group(name, state, now))
-
-    def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
-        self.change(group, lambda state, now: move_offsets(state, now, group, positions))
+            return deepcopy(self._groups), self._clock.now()
 
     def change(self, group: str, change: Callable[[GroupState, Micros], Answer]) -> Answer:
         with self._changed:

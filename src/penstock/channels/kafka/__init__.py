@@ -208,7 +208,7 @@ class Kafka:
         except BaseException:
             consumer.close()
             raise
-        with membership(member, listener):
+        with membership(member.leave, listener):
             yield member
 
     def groups(self) -> list[str]:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 from penstock.channels.common import another, beyond, differences, overtaken, posting, spelled, unpack
-from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, describe_group, membership, move_offsets
+from penstock.channels.leases import LEASE, GroupState, LeasedGroups
 from penstock.channels.redis.client import GROUPS, NAMES, Address, Arguments, Server, key_of
 from penstock.channels.redis.sender import RedisSender
 from penstock.core.clock import Micros, duration, micros
@@ -22,10 +22,8 @@ from penstock.core.contracts import (
     ChannelPartition,
     EnsureResult,
     Entry,
-    Group,
     Offsets,
     Promise,
-    RebalanceListener,
     Topic,
 )
 from penstock.core.errors import Misconfigured, Unavailable
@@ -56,17 +54,17 @@ def at(address: str, _: object = None) -> "RedisChannels":
     return RedisChannels(address)
 
 
-class RedisChannels:
+class RedisChannels(LeasedGroups):
     """Channels as streams of one server."""
 
     def __init__(self, url: str, lease: timedelta = LEASE) -> None:
-        self._url, self._lease = url, lease
+        self._url, self.lease = url, lease
         self._address = Address(url)
         self._lock = threading.Lock()
         self._connection: Server | None = None
 
     def __reduce__(self) -> tuple[type["RedisChannels"], tuple[str, timedelta]]:
-        return RedisChannels, (self._url, self._lease)
+        return RedisChannels, (self._url, self.lease)
 
     @property
     def promise(self) -> Promise:
@@ -104,8 +102,7 @@ class RedisChannels:
     def remove(self, channel: str) -> None:
         if self._server().one("remove", [key_of(channel), NAMES]) is None:
             raise self._absent(channel)
-        for group in self.groups():
-            self.change(group, lambda state, _: state.forget(channel))
+        self.forget_channel(channel)
 
     def _held(self, channel: str) -> dict[str, bytes]:
         if held := self._server().hash(key_of(channel)):
@@ -161,23 +158,9 @@ class RedisChannels:
 
     # --- groups
 
-    @contextmanager
-    def join(
-        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
-    ) -> Iterator[LeasedConsumer]:
-        member = LeasedConsumer(self, self, group, channels, listener, beginning, time.monotonic, self._lease)
-        with membership(member, listener):
-            yield member
-
-    def groups(self) -> list[str]:
+    def group_states(self) -> tuple[Mapping[str, GroupState], Micros]:
         documents, now = self._server().groups()
-        return sorted(name for name, document in documents.items() if GroupState.loads(document).exists(now))
-
-    def group(self, name: str) -> Group:
-        return self.change(name, lambda state, now: describe_group(name, state, now))
-
-    def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
-        self.change(group, lambda state, now: move_offsets(state, now, group, positions))
+        return {name: GroupState.loads(document) for name, document in documents.items()}, now
 
     def change(self, group: str, change: Callable[[GroupState, Micros], Answer]) -> Answer:
         """Change the state of a group; retry when another process has changed it."""

@@ -15,7 +15,7 @@ from typing import TypeVar
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from penstock.channels.common import beyond, differences, posting, spelled
-from penstock.channels.leases import LEASE, GroupState, LeasedConsumer, describe_group, membership, move_offsets
+from penstock.channels.leases import LEASE, GroupState, LeasedGroups
 from penstock.channels.sqlite.database import (
     COMPACT_AFTER,
     GROUPS,
@@ -34,10 +34,8 @@ from penstock.core.contracts import (
     ChannelPartition,
     EnsureResult,
     Entry,
-    Group,
     Offsets,
     Promise,
-    RebalanceListener,
     Topic,
 )
 from penstock.core.errors import Misconfigured, PenstockError, Unavailable
@@ -88,7 +86,7 @@ def at(address: str, _: object = None) -> "SqliteChannels":
 
 
 @dataclass(frozen=True)
-class SqliteChannels:
+class SqliteChannels(LeasedGroups):
     """Each channel is a folder in `folder`, with one database.
 
     `lease`: after how long a silent member of a group loses its partitions.
@@ -165,8 +163,7 @@ class SqliteChannels:
                 self._folder_of(channel).rename(self.folder / f"{_REMOVED}{uuid.uuid4().hex}")
                 _sync_folder(self.folder)
                 self._sweep()
-        for group in self.groups():
-            self.change(group, lambda state, _: state.forget(channel))
+        self.forget_channel(channel)
 
     def size(self, channel: str) -> int:
         """How many bytes a channel takes on disk, about."""
@@ -229,24 +226,6 @@ class SqliteChannels:
 
     # --- groups
 
-    @contextmanager
-    def join(
-        self, group: str, channels: Sequence[str], listener: RebalanceListener, *, beginning: bool = True
-    ) -> Iterator[LeasedConsumer]:
-        member = LeasedConsumer(self, self, group, channels, listener, beginning, SystemClock().elapsed, self.lease)
-        with membership(member, listener):
-            yield member
-
-    def groups(self) -> list[str]:
-        now = SystemClock().now()
-        return sorted(name for name, state in self._states().items() if state.exists(now))
-
-    def group(self, name: str) -> Group:
-        return describe_group(name, self._states().get(name, GroupState()), SystemClock().now())
-
-    def move(self, group: str, positions: Mapping[str, Offsets]) -> None:
-        self.change(group, lambda state, now: move_offsets(state, now, group, positions))
-
     def change(self, group: str, change: Callable[[GroupState, Micros], Result]) -> Result:
         """Change what is known of a group, atomically."""
         path = self.folder / GROUPS
@@ -274,13 +253,13 @@ class SqliteChannels:
         new.rename(path)
         _sync_folder(self.folder)
 
-    def _states(self) -> dict[str, GroupState]:
-        path = self.folder / GROUPS
+    def group_states(self) -> tuple[Mapping[str, GroupState], Micros]:
+        path, now = self.folder / GROUPS, SystemClock().now()
         if not path.exists():
-            return {}
+            return {}, now
         with translating(path), self._groups(path) as connection:
             rows = connection.db.execute("SELECT name, standing FROM groups").fetchall()
-        return {name: _parse(path, document) for name, document in rows}
+        return {name: _parse(path, document) for name, document in rows}, now
 
     @contextmanager
     def _groups(self, path: Path) -> Iterator[Connection]:
